@@ -1,0 +1,187 @@
+"""Every error ragfence raises, as one tree.
+
+    RagfenceError                       the root; has .code, .hint, .retryable
+    +-- TerminalError                   trying again cannot help
+    |   +-- ValidationError             bad input; nothing was stored
+    |   |   +-- NotJson                 a payload or result that canonical JSON cannot hold
+    |   |   +-- ResultTooBig            a result above what the stores may hold
+    |   |   +-- PolicyError             a policy or setting that would break a guarantee
+    |   |   +-- UnknownStore            a store URL nobody can open
+    |   +-- Conflict                    the same key with another payload; never applied
+    |   +-- Stale                       a sequence older than the one already applied
+    |   +-- EffectFailed                the effect was sealed as a failure; this is its replay
+    |   +-- Quarantined                 too many attempts; waits for `release`
+    |   +-- NestedClaim                 a claim inside the effect of its own key: it would wait for itself
+    |   +-- ObjectsRequired             asked of a fence without an object store
+    |   +-- StoreUnsafe                 a store that cannot keep the promise (evicting Redis, S3 without If-None-Match)
+    |   +-- StoreAuth                   the store refused the credentials
+    |   +-- FormatTooNew                stored by a newer ragfence than this one
+    |   +-- FormatCorrupt               stored bytes that are no record
+    +-- TransientError                  trying again may help
+        +-- InFlight                    somebody else performs the operation right now
+        +-- LeaseLost                   the lease ran out or was taken over; stop working
+        +-- FencedOut                   the seal came too late; .receipt is the winner's, if there is one
+        +-- SealUncertain               the effect happened, its seal could not be written; .receipt holds it
+        +-- StoreUnavailable            the store did not answer
+        +-- CommitUncertain             the object store did not say whether the commit happened
+        +-- NotReady                    the fence store is being rebuilt from the object store
+
+Raise `TerminalError` (or a subclass of your own) inside an effect to seal the failure: every later call gets it
+replayed. Any other exception releases the key, so that the next call tries again.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from ragfence._pickling import rebuild
+
+
+class RagfenceError(Exception):
+    """The root. `code` is stable and machine-readable; `hint` says what to do next."""
+
+    code: ClassVar[str] = "ERROR"
+    retryable: ClassVar[bool] = False
+    default_hint: ClassVar[str] = ""
+
+    def __init__(self, message: str = "", *, hint: str | None = None, **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = self.default_hint if hint is None else hint
+        self.details: dict[str, Any] = details
+
+    def __getattr__(self, name: str) -> Any:
+        # `error.receipt`, `error.key`: whatever the raiser attached, None when it had nothing to attach.
+        if name in type(self).carries:
+            return self.__dict__.get("details", {}).get(name)
+        raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+
+    carries: ClassVar[frozenset[str]] = frozenset({"key"})
+
+    def __str__(self) -> str:
+        text = self.message or type(self).__name__
+        return f"{text} [{self.code}]" + (f"\n  -> {self.hint}" if self.hint else "")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return rebuild, (type(self), self.message, self.hint, self.details)
+
+
+class TerminalError(RagfenceError):
+    code = "TERMINAL"
+
+
+class TransientError(RagfenceError):
+    code = "TRANSIENT"
+    retryable = True
+
+
+class ValidationError(TerminalError, ValueError):
+    code = "VALIDATION"
+
+
+class NotJson(ValidationError):
+    code = "VALIDATION.not_json"
+
+
+class ResultTooBig(ValidationError):
+    code = "VALIDATION.result_too_big"
+
+
+class PolicyError(ValidationError):
+    code = "VALIDATION.policy"
+
+
+class UnknownStore(ValidationError):
+    code = "VALIDATION.unknown_store"
+
+
+class Conflict(TerminalError):
+    """The key is known with another payload. `diff` is the RFC 6902 patch, where the policy keeps payloads."""
+
+    code = "CONFLICT.idempotency.payload_mismatch"
+    default_hint = "use a new key (source_id or revision) for other content, or send the payload of the first call"
+    carries = frozenset({"key", "diff", "receipt"})
+
+
+class Stale(TerminalError):
+    code = "CONFLICT.sequence.stale"
+    default_hint = "a newer revision of this source is already applied; drop this one"
+    carries = frozenset({"key", "sequence", "newest"})
+
+
+class EffectFailed(TerminalError):
+    code = "EFFECT.failed"
+    default_hint = "this outcome is final for the key; `ragfence release KEY` lets it be tried again"
+    carries = frozenset({"key", "receipt"})
+
+
+class Quarantined(TerminalError):
+    code = "QUARANTINED"
+    default_hint = "find out why the effect keeps failing, then `fence.release(key)` gives it new attempts"
+    carries = frozenset({"key", "attempt", "error_code"})
+
+
+class NestedClaim(TerminalError):
+    code = "USAGE.nested_claim"
+    default_hint = "this key is being performed further up in the same call; it would wait for itself for ever"
+
+
+class ObjectsRequired(TerminalError):
+    code = "USAGE.objects_required"
+    default_hint = "open the fence with an object store: ragfence.open(store, objects='s3://bucket/prefix')"
+
+
+class StoreUnsafe(TerminalError):
+    code = "DEPENDENCY.unsafe"
+
+
+class StoreAuth(TerminalError):
+    code = "AUTH.store"
+
+
+class FormatTooNew(TerminalError):
+    code = "FORMAT.too_new"
+    default_hint = "upgrade ragfence on this machine; nothing was changed"
+
+
+class FormatCorrupt(TerminalError):
+    code = "FORMAT.corrupt"
+    default_hint = "run `ragfence verify`; nothing was changed"
+
+
+class InFlight(TransientError):
+    code = "IN_FLIGHT"
+    default_hint = "try again later, or let the claim wait with wait_s"
+    carries = frozenset({"key", "retry_after_ms", "waited_ms"})
+
+
+class LeaseLost(TransientError):
+    code = "LEASE.lost"
+    default_hint = "stop: somebody else may be performing this operation now"
+
+
+class FencedOut(TransientError):
+    code = "LEASE.fenced_out"
+    default_hint = "another attempt won; use its receipt"
+    carries = frozenset({"key", "receipt"})
+
+
+class SealUncertain(TransientError):
+    code = "LEASE.seal_uncertain"
+    default_hint = "the effect happened; call again to learn what was sealed"
+    carries = frozenset({"key", "receipt", "committed"})
+
+
+class StoreUnavailable(TransientError):
+    code = "DEPENDENCY.unavailable"
+    default_hint = "check that the store is running and reachable, then try again"
+
+
+class CommitUncertain(TransientError):
+    code = "DEPENDENCY.commit_uncertain"
+    default_hint = "call again: an effect that was committed is found and not repeated"
+
+
+class NotReady(TransientError):
+    code = "DEPENDENCY.not_ready"
+    default_hint = "the fence store is being rebuilt from the object store; try again"
