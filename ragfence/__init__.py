@@ -1,0 +1,63 @@
+"""ragfence: one effect per key, and every later call gets the receipt of the first."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ragfence import errors as errors
+    from ragfence._version import __version__ as __version__
+    from ragfence.core.operations import Operation as Operation
+    from ragfence.core.policy import Policy as Policy
+    from ragfence.core.receipts import Decision as Decision
+    from ragfence.core.receipts import Flags as Flags
+    from ragfence.core.receipts import Receipt as Receipt
+    from ragfence.core.strategies import by_fields as by_fields
+    from ragfence.core.strategies import by_id as by_id
+    from ragfence.core.strategies import by_id_and_fields as by_id_and_fields
+    from ragfence.engine.fence import Fence as Fence
+    from ragfence.engine.opening import open as open
+
+_WHERE = {
+    "Decision": "ragfence.core.receipts",
+    "Fence": "ragfence.engine.fence",
+    "Flags": "ragfence.core.receipts",
+    "Operation": "ragfence.core.operations",
+    "Policy": "ragfence.core.policy",
+    "Receipt": "ragfence.core.receipts",
+    "__version__": "ragfence._version",
+    "by_fields": "ragfence.core.strategies",
+    "by_id": "ragfence.core.strategies",
+    "by_id_and_fields": "ragfence.core.strategies",
+    "open": "ragfence.engine.opening",
+}
+
+__all__ = [
+    "Decision",
+    "Fence",
+    "Flags",
+    "Operation",
+    "Policy",
+    "Receipt",
+    "__version__",
+    "by_fields",
+    "by_id",
+    "by_id_and_fields",
+    "errors",
+    "open",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "errors":
+        return import_module("ragfence.errors")
+    if name in _WHERE:
+        value = getattr(import_module(_WHERE[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'ragfence' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,319 @@
+"""The policy: what a user may tune, and what is refused because it would break a promise.
+
+Every default is right as it stands; a `ragfence.yml` holds only what differs. `Policy.from_mapping` is the
+way in: it answers all problems of a file at once, one line each, as one `PolicyError`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import ValidationError as PydanticValidationError
+
+from ragfence.core.redaction import DEFAULT_PATTERNS, Redaction
+from ragfence.core.retention import WEBHOOK_HORIZONS_HOURS, RetentionClass, shortest_ttl, usual_class
+from ragfence.errors import PolicyError
+
+ROW_FIELDS: Final = frozenset(
+    """
+    row_id ts tenant kind decision flags idempotency_key payload_hash effect_id source_type source_id revision
+    index_hash action event_id correlation_id attempt fence owner run_id route winner first_seen sealed_at
+    expires_at waited_ms error_code diff_size saved
+    """.split()  # noqa: SIM905  # thirty lines of quotes say no more
+)
+
+_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+Seconds: TypeAlias = Annotated[float, Field(gt=0, le=365 * 24 * 3600)]
+
+
+class _Section(BaseModel):
+    # Strict: `max_attempts: true` and `include_diff: "no"` are mistakes, not numbers and switches.
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, populate_by_name=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_is_the_default(cls, given: Any) -> Any:
+        # `lease:` with all its lines commented out is a null in YAML.
+        if isinstance(given, Mapping):
+            return {name: value for name, value in given.items() if value is not None}
+        return given
+
+
+# YAML has lists, the models have tuples.
+Names: TypeAlias = Annotated[tuple[str, ...], Field(strict=False)]
+
+
+class Ttl(_Section):
+    """How long a sealed record answers, from its seal on; `pending_days` counts from the last attempt."""
+
+    webhook_days: float = Field(default=14, gt=0, le=3650)
+    api_hours: float = Field(default=48, gt=0, le=87600)
+    batch_days: float = Field(default=3, gt=0, le=3650)
+    pending_days: float = Field(default=7, gt=0, le=3650)
+
+    def hours(self, retention: RetentionClass) -> float:
+        if retention == "api":
+            return self.api_hours
+        return 24 * (self.webhook_days if retention == "webhook" else self.batch_days)
+
+
+class Stores(_Section):
+    fence: Literal["sqlite", "redis"] | None = None
+    """what the fence must be opened on; None takes any"""
+    ttl: Ttl = Ttl()
+
+
+class Logging(_Section):
+    include_fields: Names = ("idempotency_key", "effect_id", "decision", "source_type", "source_id")
+
+    @field_validator("include_fields")
+    @classmethod
+    def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if name not in ROW_FIELDS:
+                near = difflib.get_close_matches(name, ROW_FIELDS, n=1)
+                advice = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(ROW_FIELDS))}"
+                raise PolicyError(f"{name!r} is no field of a decision row; {advice}")
+        return names
+
+
+class OnConflict(_Section):
+    status: Literal[409, 422] = 409
+    include_diff: bool = False
+    """keep redacted payloads, so that a conflict can show what differs"""
+    max_diff_bytes: int = Field(default=16384, ge=0, le=1 << 20)
+
+
+class Lease(_Section):
+    ttl_s: float = Field(default=30, ge=0.05, le=24 * 3600)
+    max_runtime_s: Seconds = 3600
+    max_attempts: int = Field(default=5, ge=1, le=10_000)
+    seal_retry_s: float = Field(default=10, ge=0, le=3600)
+
+
+class Wait(_Section):
+    mode: Literal["wait", "raise"] = "wait"
+    deadline_s: float = Field(default=60, ge=0, le=24 * 3600)
+
+
+class Durability(_Section):
+    wait_replicas: int = Field(default=0, ge=0, le=64)
+    wait_aof: bool = False
+    wait_timeout_ms: int = Field(default=1000, ge=1, le=600_000)
+
+
+class Results(_Section):
+    inline_max_bytes: int = Field(default=1 << 18, ge=0, le=1 << 20)
+    max_bytes: int = Field(default=1 << 26, ge=0, le=1 << 30)
+
+
+class RedactionRules(_Section):
+    fields: Names = ()
+    """beside the default fields, which always apply"""
+    patterns: Names = DEFAULT_PATTERNS
+
+    @field_validator("fields")
+    @classmethod
+    def _usable_fields(cls, fields: tuple[str, ...]) -> tuple[str, ...]:
+        return Redaction(fields=fields, patterns=()).fields
+
+    @field_validator("patterns")
+    @classmethod
+    def _usable_patterns(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
+        return Redaction(patterns=patterns).patterns
+
+
+class Kind(_Section):
+    """What differs for one kind of operation."""
+
+    retention: RetentionClass | None = Field(default=None, alias="class")
+    lease_ttl_s: float | None = Field(default=None, ge=0.05, le=24 * 3600)
+    max_attempts: int | None = Field(default=None, ge=1, le=10_000)
+    max_runtime_s: Seconds | None = None
+    wait_s: float | None = Field(default=None, ge=0, le=24 * 3600)
+    ttl_hours: float | None = Field(default=None, gt=0, le=87600)
+
+
+class Provider(_Section):
+    """A sender who repeats what was not acknowledged."""
+
+    retention: RetentionClass = Field(default="webhook", alias="class")
+    retry_horizon_hours: float = Field(ge=0, le=43800)
+
+
+@dataclass(frozen=True, slots=True)
+class KindRules:
+    """What the engine needs to know about one kind of operation; all durations in milliseconds."""
+
+    retention_class: RetentionClass
+    ttl_ms: int
+    pending_ttl_ms: int
+    lease_ms: int
+    max_attempts: int
+    max_runtime_ms: int
+    wait_ms: int
+    """0: answer at once that somebody else is at it"""
+
+
+class Policy(_Section):
+    """Frozen; build it with `Policy()`, `Policy.from_mapping(...)` or `load_policy("ragfence.yml")`."""
+
+    require_headers: Names = ("Idempotency-Key",)
+    reject_on_body_mismatch: bool = True
+    stores: Stores = Stores()
+    logging: Logging = Logging()
+    on_conflict: OnConflict = OnConflict()
+    lease: Lease = Lease()
+    wait: Wait = Wait()
+    on_store_error: Literal["closed", "open"] = "closed"
+    durability: Durability = Durability()
+    results: Results = Results()
+    redaction: RedactionRules = RedactionRules()
+    content_hash: Literal["xxh3", "sha256"] = "xxh3"
+    kinds: dict[str, Kind] = {}
+    providers: dict[str, Provider] = {}
+
+    def __init__(self, **sections: Any) -> None:
+        try:
+            super().__init__(**sections)
+        except PydanticValidationError as invalid:
+            raise _refusal([_explained(error) for error in invalid.errors(include_url=False)]) from None
+        if problems := list(_broken_promises(self)):
+            raise _refusal(problems)
+
+    @classmethod
+    def from_mapping(cls, given: Mapping[str, Any]) -> Policy:
+        """The policy of a parsed file. All its problems are told at once, in one `PolicyError`."""
+        if strange := {name for name in given if type(name) is not str}:  # YAML has keys of any type
+            raise _refusal([f"{name!r}: no such setting" for name in strange])
+        return cls(**given)
+
+    @field_validator("require_headers")
+    @classmethod
+    def _header_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if not _HEADER.fullmatch(name):
+                raise PolicyError(f"{name!r} is no name of an HTTP header")
+        return names
+
+    @field_validator("reject_on_body_mismatch")
+    @classmethod
+    def _mismatch_is_never_applied(cls, reject: bool) -> bool:
+        if not reject:
+            raise PolicyError(
+                "cannot be false: another payload under a known key is never applied; "
+                "give changed content a new source_id or revision instead"
+            )
+        return reject
+
+    def for_kind(self, kind: str) -> KindRules:
+        """What holds for operations of this kind: its own entry first, then its class and the defaults."""
+        rules = self._rules.get(kind)
+        if rules is None:
+            if len(self._rules) >= 1024:  # kinds come from callers
+                self._rules.clear()
+            rules = self._rules[kind] = self._rules_for(kind)
+        return rules
+
+    @cached_property
+    def redactor(self) -> Redaction:
+        return Redaction(fields=self.redaction.fields, patterns=self.redaction.patterns)
+
+    @cached_property
+    def _rules(self) -> dict[str, KindRules]:
+        return {}
+
+    def _rules_for(self, kind: str) -> KindRules:
+        own = self.kinds.get(kind, _NOTHING_OF_ITS_OWN)
+        retention = own.retention or usual_class(kind)
+        wait_s = self.wait.deadline_s if self.wait.mode == "wait" else 0
+        return KindRules(
+            retention_class=retention,
+            ttl_ms=round(3_600_000 * _first(own.ttl_hours, self.stores.ttl.hours(retention))),
+            pending_ttl_ms=round(24 * 3_600_000 * self.stores.ttl.pending_days),
+            lease_ms=round(1000 * _first(own.lease_ttl_s, self.lease.ttl_s)),
+            max_attempts=own.max_attempts or self.lease.max_attempts,
+            max_runtime_ms=round(1000 * _first(own.max_runtime_s, self.lease.max_runtime_s)),
+            wait_ms=round(1000 * _first(own.wait_s, wait_s)),
+        )
+
+
+_NOTHING_OF_ITS_OWN: Final = Kind()
+
+
+def _first(own: float | None, general: float) -> float:
+    return general if own is None else own
+
+
+def _broken_promises(policy: Policy) -> Iterator[str]:
+    """What each field allows, and all of them together do not."""
+    ttl = policy.stores.ttl
+    yield from _too_short(policy, "webhook", "stores.ttl.webhook_days", ttl.webhook_days, hours_per_unit=24)
+    yield from _too_short(policy, "api", "stores.ttl.api_hours", ttl.api_hours)
+    yield from _too_short(policy, "batch", "stores.ttl.batch_days", ttl.batch_days, hours_per_unit=24)
+    for kind, own in policy.kinds.items():
+        if own.ttl_hours is not None:
+            retention = own.retention or usual_class(kind)
+            yield from _too_short(policy, retention, f"kinds.{kind}.ttl_hours", own.ttl_hours)
+    for place, kind in (("lease", ""), *((f"kinds.{kind}", kind) for kind in policy.kinds)):
+        rules = policy.for_kind(kind)
+        if rules.lease_ms > rules.max_runtime_ms:
+            yield (
+                f"{place}: a lease of {rules.lease_ms / 1000:g} s is longer than max_runtime_s "
+                f"({rules.max_runtime_ms / 1000:g}), after which nothing is renewed"
+            )
+        if rules.pending_ttl_ms < rules.max_runtime_ms + rules.lease_ms:
+            yield (
+                f"stores.ttl.pending_days: {ttl.pending_days:g} would forget an operation while it runs; "
+                f"{place} allows {rules.max_runtime_ms / 1000:g} s"
+            )
+    if policy.results.inline_max_bytes > policy.results.max_bytes:
+        yield f"results.inline_max_bytes: must not be above max_bytes ({policy.results.max_bytes})"
+
+
+def _too_short(
+    policy: Policy, retention: RetentionClass, field: str, ttl: float, *, hours_per_unit: int = 1
+) -> Iterator[str]:
+    horizons = dict(WEBHOOK_HORIZONS_HOURS) if retention == "webhook" else {}
+    for name, provider in policy.providers.items():
+        horizons.pop(name.casefold(), None)  # the file knows its own sender better
+        if provider.retention == retention:
+            horizons[name] = provider.retry_horizon_hours
+    need = shortest_ttl(retention, horizons)
+    if ttl * hours_per_unit < need.hours:
+        yield f"{field}: {ttl:g} is below {need.reason}; at least {need.hours / hours_per_unit:g}"
+
+
+def _explained(error: Any) -> str:
+    """One problem found by pydantic, in the words of the file."""
+    place = ".".join(str(part) for part in error["loc"])
+    cause = error.get("ctx", {}).get("error")
+    if isinstance(cause, PolicyError):
+        return f"{place}: {cause.message}" + (f" ({cause.hint})" if cause.hint else "")
+    if error["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(str(error["loc"][-1]), _SETTINGS, n=1)
+        return f"{place}: no such setting" + (f"; did you mean {near[0]!r}?" if near else "")
+    if error["type"] == "missing":
+        return f"{place}: is missing"
+    if error["type"] in ("model_type", "dict_type"):
+        return f"{place}: must be a mapping, got {error['input']!r}"
+    message = error["msg"].replace("Input should be", "must be").replace("a valid tuple", "a list")
+    return f"{place}: {message}, got {error['input']!r}"
+
+
+def _refusal(problems: list[str]) -> PolicyError:
+    lines = "".join(f"\n  {problem}" for problem in problems)
+    return PolicyError(f"the policy is refused:{lines}", problems=tuple(problems))
+
+
+_SECTIONS: Final[tuple[type[_Section], ...]] = (Policy, *_Section.__subclasses__())
+_SETTINGS: Final = frozenset(
+    field.alias or name for section in _SECTIONS for name, field in section.model_fields.items()
+)

@@ -1,0 +1,217 @@
+"""Decision rows: what was decided, for whom, and why. One binary form, written by Python and by the Lua scripts.
+
+    row_id:17 ts_ms:6 decision:1 flags:1 attempt:2 epoch:8 counter:6 first_seen_ms:6 sealed_at_ms:6 expires_ms:6
+    waited_ms:4 key:33 fingerprint:16 winner:16, then effect_id and error_code (length:1 + bytes), context (length:4)
+
+`row_id` is the token of the attempt and the position of the call within it, so a row that is written twice (a lost
+reply, a replayed drain) is the same row. `context` is the canonical JSON of what only the caller knows.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from ragfence.core.operations import Fence, Operation
+from ragfence.core.receipts import Decision
+from ragfence.errors import FormatCorrupt
+
+SEAL_POSITION = 250
+RELEASE_POSITION = 251
+CONFLICT_POSITION = 252
+END_POSITION = 253
+
+_ROW = struct.Struct(">16sBHIBBHQHIHIHIHII33s16s16s")
+
+NOBODY = bytes(16)
+NO_FENCE = Fence(0, 0)
+
+
+class RowKind(IntEnum):
+    NEW = 1
+    DUPLICATE = 2
+    CONFLICT = 3
+    IN_FLIGHT = 4
+    STALE = 5
+    ENDED = 6
+    """no answer to a caller: the life of a sealed key ended (expired, purged, released), it may be new again"""
+
+
+DECISION_TEXT = {
+    RowKind.NEW: Decision.NEW.value,
+    RowKind.DUPLICATE: Decision.DUPLICATE.value,
+    RowKind.CONFLICT: Decision.CONFLICT.value,
+    RowKind.IN_FLIGHT: Decision.IN_FLIGHT.value,
+    RowKind.STALE: Decision.STALE.value,
+    RowKind.ENDED: "ended",
+}
+
+TAKEOVER, HEALED, REVIVED, METADATA_UPDATED, FENCED_OUT, JOURNALED = 1, 2, 4, 8, 16, 32
+FLAG_TEXT = {
+    TAKEOVER: "takeover",
+    HEALED: "healed",
+    REVIVED: "revived",
+    METADATA_UPDATED: "metadata_updated",
+    FENCED_OUT: "fenced_out",
+    JOURNALED: "journaled",
+}
+
+CONTEXT_FIELDS = (
+    "kind",
+    "source_type",
+    "source_id",
+    "revision",
+    "index_hash",
+    "action",
+    "event_id",
+    "correlation_id",
+    "owner",
+    "run_id",
+    "route",
+    "diff_size",
+    "saved",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    token: bytes
+    position: int
+    ts_ms: int
+    kind: RowKind
+    key: bytes
+    fingerprint: bytes
+    flags: int = 0
+    attempt: int = 0
+    fence: Fence = NO_FENCE
+    first_seen_ms: int = 0
+    sealed_at_ms: int = 0
+    expires_ms: int = 0
+    waited_ms: int = 0
+    winner: bytes = NOBODY
+    effect_id: str = ""
+    error_code: str = ""
+    context: bytes = b"{}"
+
+    @property
+    def row_id(self) -> str:
+        return f"{self.token.hex()}{self.position:02x}"
+
+    def encode(self) -> bytes:
+        head = _ROW.pack(
+            self.token,
+            self.position,
+            *_split(self.ts_ms),
+            self.kind,
+            self.flags,
+            self.attempt,
+            self.fence.epoch,
+            *_split(self.fence.counter),
+            *_split(self.first_seen_ms),
+            *_split(self.sealed_at_ms),
+            *_split(self.expires_ms),
+            self.waited_ms,
+            self.key,
+            self.fingerprint,
+            self.winner,
+        )
+        effect_id, error = self.effect_id.encode()[:255], self.error_code.encode()[:255]
+        return b"".join(
+            (
+                head,
+                bytes((len(effect_id),)),
+                effect_id,
+                bytes((len(error),)),
+                error,
+                len(self.context).to_bytes(4, "big"),
+                self.context,
+            )
+        )
+
+    def columns(self) -> dict[str, Any]:
+        """The row as people see it: DESIGN's names, text and numbers only."""
+        values: dict[str, Any] = dict.fromkeys(CONTEXT_FIELDS)
+        values.update(json.loads(self.context))
+        values.update(
+            row_id=self.row_id,
+            ts=self.ts_ms,
+            decision=DECISION_TEXT[self.kind],
+            flags=[text for bit, text in FLAG_TEXT.items() if self.flags & bit],
+            idempotency_key=self.key.hex(),
+            payload_hash=self.fingerprint.hex(),
+            effect_id=self.effect_id or None,
+            attempt=self.attempt,
+            fence=str(self.fence) if self.fence.epoch else None,
+            winner=self.winner.hex() if self.winner != NOBODY else None,
+            first_seen=self.first_seen_ms or None,
+            sealed_at=self.sealed_at_ms or None,
+            expires_at=self.expires_ms or None,
+            waited_ms=self.waited_ms,
+            error_code=self.error_code or None,
+        )
+        return values
+
+
+def decode_rows(data: bytes) -> Iterator[Row]:
+    """Rows stand one behind the other: a stream entry holds those of a whole batch."""
+    at = 0
+    try:
+        while at < len(data):
+            row, at = _decode_one(data, at)
+            yield row
+    except (struct.error, IndexError, ValueError) as broken:
+        raise FormatCorrupt(f"{len(data)} bytes are no decision rows: {broken}") from broken
+
+
+def _decode_one(data: bytes, at: int) -> tuple[Row, int]:
+    (token, position, th, tl, kind, flags, attempt, epoch, ch, cl, fh, fl, sh, sl, eh, el, waited, *rest) = (
+        _ROW.unpack_from(data, at)
+    )
+    key, fingerprint, winner = rest
+    at += _ROW.size
+    texts = []
+    for _ in range(2):
+        end = at + 1 + data[at]
+        texts.append(data[at + 1 : end].decode(errors="replace"))
+        at = end
+    end = at + 4 + int.from_bytes(data[at : at + 4], "big")
+    if end > len(data):
+        raise IndexError("cut off")
+    row = Row(
+        token=token,
+        position=position,
+        ts_ms=th << 32 | tl,
+        kind=RowKind(kind),
+        key=key,
+        fingerprint=fingerprint,
+        flags=flags,
+        attempt=attempt,
+        fence=Fence(epoch, ch << 32 | cl),
+        first_seen_ms=fh << 32 | fl,
+        sealed_at_ms=sh << 32 | sl,
+        expires_ms=eh << 32 | el,
+        waited_ms=waited,
+        winner=winner,
+        effect_id=texts[0],
+        error_code=texts[1],
+        context=data[at + 4 : end],
+    )
+    return row, end
+
+
+def context_of(operation: Operation, **known: str | int | None) -> bytes:
+    """The caller's part of a row. Empty fields are left out: most rows are small."""
+    values: dict[str, str | int] = {}
+    for field in ("kind", "source_type", "source_id", "revision", "index_hash", "action"):
+        if text := getattr(operation, field):
+            values[field] = text
+    values.update({field: value for field, value in known.items() if value})
+    return json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _split(number: int) -> tuple[int, int]:
+    return number >> 32, number & 0xFFFFFFFF

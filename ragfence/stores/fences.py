@@ -1,0 +1,140 @@
+"""The fence store protocol: hot, atomic, small, batch-first. A single operation is a batch of one.
+
+Every method that compares a token does so atomically with what it writes, and writes its decision row in the same
+step. Expiry is decided by the store's own clock. `ragfence.testing.FenceStoreContract` is the executable form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ragfence.core.decisions import Claim, Held, LeaseRef, Mode, Seal, SealOutcome, Verdict
+from ragfence.core.records import Head, KeyRecord
+from ragfence.core.rows import Row
+
+SOURCE_BYTES = 20
+"""How much of a source's digest names it in the fence store."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """What to read: a key, and its source where the mode has one."""
+
+    key: bytes
+    mode: Mode = Mode.KEYED
+    source: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """Whether a shard may answer. `usable`: it is ready, and the server is the one that made it ready."""
+
+    epoch: int
+    ready: bool
+    usable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSource:
+    """A source as the log has it, on its way into the fence store."""
+
+    shard: int
+    source: bytes
+    head: Head
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedReceipt:
+    """The receipt of a superseded revision, on its way into the fence store."""
+
+    key: bytes
+    record: KeyRecord
+
+
+Loaded = LoadedSource | LoadedReceipt
+
+
+@dataclass(frozen=True, slots=True)
+class Scanned:
+    key: bytes
+    record: KeyRecord
+    expires_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    records: dict[tuple[str, str], int] = field(default_factory=dict)
+    """(kind, state) -> how many"""
+    sources: int = 0
+    rows: int = 0
+    bytes: int | None = None
+
+
+class FenceStore(Protocol):
+    @property
+    def url(self) -> str:
+        """For people; never contains credentials."""
+        ...
+
+    @property
+    def tenant(self) -> str: ...
+
+    def claim(self, claims: Sequence[Claim]) -> list[Verdict]: ...
+
+    def renew(self, leases: Sequence[LeaseRef]) -> list[bool]:
+        """False: the lease is lost."""
+        ...
+
+    def seal(self, seals: Sequence[Seal]) -> list[SealOutcome]: ...
+
+    def release(self, leases: Sequence[LeaseRef], error: str = "", *, expire: bool = False) -> list[bool]: ...
+
+    def pardon(self, leases: Sequence[LeaseRef]) -> list[bool]: ...
+
+    def read(self, lookups: Sequence[Lookup]) -> list[Held]: ...
+
+    def heads(self, shard: int) -> Iterator[tuple[bytes, Head]]: ...
+
+    def scan(self, shard: int | None = None) -> Iterator[Scanned]: ...
+
+    def forget(self, keys: Sequence[bytes]) -> None:
+        """Drops ended records. Whoever calls it has written the row that ends their lives."""
+        ...
+
+    def stats(self) -> Stats: ...
+
+    def purge_expired(self, limit: int = 1000) -> int: ...
+
+    def record(self, rows: Sequence[Row]) -> None: ...
+
+    def rows(self, since_ms: int = 0) -> Iterator[Row]: ...
+
+    def now_ms(self) -> int: ...
+
+    def markers(self) -> list[Marker | None]:
+        """One per shard."""
+        ...
+
+    def begin_epoch(self, epoch: int) -> bool:
+        """Every shard is `hydrating epoch` from now on. False: a higher epoch is already there."""
+        ...
+
+    def load(self, epoch: int, items: Sequence[Loaded]) -> bool:
+        """Does nothing, and says False, unless the shards are `hydrating epoch` on the server that began it."""
+        ...
+
+    def finish_epoch(self, epoch: int) -> bool: ...
+
+    def forget_markers(self, below: int) -> None:
+        """Shards of an older epoch stop answering, so that the next claim hydrates."""
+        ...
+
+    def lock(self, name: str, token: str, ttl_ms: int) -> bool:
+        """For liveness only: at most one process does the work at a time, most of the time."""
+        ...
+
+    def unlock(self, name: str, token: str) -> None: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,355 @@
+"""SqliteFences: the embedded fence store. One file, many processes, no server.
+
+WAL with synchronous=FULL: what was answered survives a power cut. Every call is one short BEGIN IMMEDIATE
+transaction, so decisions, records and rows are written together or not at all. The clock is the machine's: the
+processes that share the file share it too.
+
+The file knows itself by a uuid made with it and by its device and inode: a copy that is put in its place counts as
+another run, so its shards are hydrated before they answer. A file restored *in place* cannot be told apart; run
+`ragfence hydrate` after doing that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from ragfence.core.decisions import Claim, Held, LeaseRef, Seal, SealOutcome, Verdict
+from ragfence.core.records import Head, KeyRecord, SourceRecord, State, unpark
+from ragfence.core.rows import Row, decode_rows
+from ragfence.errors import FormatTooNew, StoreUnavailable
+from ragfence.stores import settling
+from ragfence.stores.fences import Loaded, Lookup, Marker, Scanned, Stats
+
+SCHEMA_VERSION = 1
+_SCHEMA = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE markers (
+    tenant TEXT, shard INTEGER, ready INTEGER, epoch INTEGER, run_id TEXT, PRIMARY KEY (tenant, shard)
+) WITHOUT ROWID;
+CREATE TABLE counters (tenant TEXT, shard INTEGER, n INTEGER, PRIMARY KEY (tenant, shard)) WITHOUT ROWID;
+CREATE TABLE records (
+    tenant TEXT, key BLOB, expires_ms INTEGER, parked INTEGER, kind TEXT, state INTEGER, data BLOB,
+    PRIMARY KEY (tenant, key)
+) WITHOUT ROWID;
+CREATE INDEX records_expiry ON records (tenant, expires_ms) WHERE expires_ms IS NOT NULL;
+CREATE TABLE sources (
+    tenant TEXT, shard INTEGER, source BLOB, expires_ms INTEGER, data BLOB, PRIMARY KEY (tenant, shard, source)
+) WITHOUT ROWID;
+CREATE INDEX sources_expiry ON sources (tenant, expires_ms) WHERE expires_ms IS NOT NULL;
+CREATE TABLE decision_rows (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT, row_id TEXT, shard INTEGER, ts_ms INTEGER, data BLOB,
+    UNIQUE (tenant, row_id)
+);
+CREATE INDEX decision_rows_time ON decision_rows (tenant, ts_ms);
+CREATE TABLE locks (
+    tenant TEXT, name TEXT, token TEXT, until_ms INTEGER, PRIMARY KEY (tenant, name)
+) WITHOUT ROWID;
+"""
+
+
+def _machine_clock() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class SqliteFences:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        tenant: str = "default",
+        *,
+        solo: bool = False,
+        clock: Callable[[], int] = _machine_clock,
+        busy_timeout_s: float = 30.0,
+    ) -> None:
+        self.path = Path(path)
+        self.tenant = tenant
+        self.solo = solo
+        self._clock = clock
+        self._busy_timeout_s = busy_timeout_s
+        self._local = threading.local()
+        self._open: list[sqlite3.Connection] = []
+        self._open_lock = threading.Lock()
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as refused:
+            raise StoreUnavailable(f"cannot create the folder of {self.path}: {refused}") from refused
+        with self._transaction():
+            pass
+
+    @property
+    def url(self) -> str:
+        return f"sqlite:///{self.path}"
+
+    def claim(self, claims: Sequence[Claim]) -> list[Verdict]:
+        with self._transaction() as shelf:
+            return settling.claim_all(shelf, claims)
+
+    def renew(self, leases: Sequence[LeaseRef]) -> list[bool]:
+        with self._transaction() as shelf:
+            return settling.renew_all(shelf, leases)
+
+    def seal(self, seals: Sequence[Seal]) -> list[SealOutcome]:
+        with self._transaction() as shelf:
+            return settling.seal_all(shelf, seals)
+
+    def release(self, leases: Sequence[LeaseRef], error: str = "", *, expire: bool = False) -> list[bool]:
+        with self._transaction() as shelf:
+            return settling.release_all(shelf, leases, error, expire)
+
+    def pardon(self, leases: Sequence[LeaseRef]) -> list[bool]:
+        with self._transaction() as shelf:
+            return settling.pardon_all(shelf, leases)
+
+    def read(self, lookups: Sequence[Lookup]) -> list[Held]:
+        with self._transaction(write=False) as shelf:
+            return settling.read_all(shelf, lookups)
+
+    def heads(self, shard: int) -> Iterator[tuple[bytes, Head]]:
+        with self._transaction(write=False) as shelf:
+            epoch = settling.ready_epoch(shelf, shard)
+            found = shelf.db.execute(
+                "SELECT source, data FROM sources WHERE tenant = ? AND shard = ? ORDER BY source",
+                (self.tenant, shard),
+            ).fetchall()
+        for source, data in found:
+            record = SourceRecord.decode(data)
+            if record.head and (self.solo or record.stamp == epoch):
+                yield source, record.head
+
+    def scan(self, shard: int | None = None) -> Iterator[Scanned]:
+        after = bytes((shard,)) if shard is not None else b""
+        end = bytes((shard + 1,)) if shard is not None else b"\xff"
+        while True:
+            with self._transaction(write=False) as shelf:
+                page = shelf.db.execute(
+                    "SELECT key, parked, expires_ms, data FROM records WHERE tenant = ? AND key > ? AND key < ? "
+                    "AND (expires_ms IS NULL OR expires_ms > ?) ORDER BY key LIMIT 500",
+                    (self.tenant, after, end, shelf.now_ms),
+                ).fetchall()
+            for key, parked, expires_ms, data in page:
+                record = unpark(data, None) if parked else KeyRecord.decode(data)
+                if record:
+                    yield Scanned(key, record, expires_ms)
+            if len(page) < 500:
+                return
+            after = page[-1][0]
+
+    def forget(self, keys: Sequence[bytes]) -> None:
+        with self._transaction() as shelf:
+            for key in keys:
+                data = shelf.get_record(key)
+                if data is not None and KeyRecord.decode(data).ended:
+                    shelf.drop_record(key)
+
+    def stats(self) -> Stats:
+        with self._transaction(write=False) as shelf:
+            counted = shelf.db.execute(
+                "SELECT kind, state, count(*) FROM records WHERE tenant = ? "
+                "AND (expires_ms IS NULL OR expires_ms > ?) GROUP BY 1, 2",
+                (self.tenant, shelf.now_ms),
+            ).fetchall()
+            one = shelf.db.execute
+            sources = one("SELECT count(*) FROM sources WHERE tenant = ?", (self.tenant,)).fetchone()[0]
+            rows = one("SELECT count(*) FROM decision_rows WHERE tenant = ?", (self.tenant,)).fetchone()[0]
+        records = {(kind, State(state).name.lower()): n for kind, state, n in counted}
+        return Stats(records, sources, rows, self.path.stat().st_size)
+
+    def purge_expired(self, limit: int = 1000) -> int:
+        purged = 0
+        with self._transaction() as shelf:
+            for table, key in (("records", "key"), ("sources", "source")):
+                cursor = shelf.db.execute(
+                    f"DELETE FROM {table} WHERE (tenant, {key}) IN (SELECT tenant, {key} FROM {table} "
+                    "WHERE tenant = ? AND expires_ms <= ? LIMIT ?)",
+                    (self.tenant, shelf.now_ms, limit - purged),
+                )
+                purged += cursor.rowcount
+        return purged
+
+    def record(self, rows: Sequence[Row]) -> None:
+        with self._transaction() as shelf:
+            for row in rows:
+                shelf.add_row(row)
+
+    def rows(self, since_ms: int = 0) -> Iterator[Row]:
+        after = 0
+        while True:
+            with self._transaction(write=False) as shelf:
+                page = shelf.db.execute(
+                    "SELECT seq, data FROM decision_rows WHERE tenant = ? AND seq > ? AND ts_ms >= ? "
+                    "ORDER BY seq LIMIT 2000",
+                    (self.tenant, after, since_ms),
+                ).fetchall()
+            for _, data in page:
+                yield from decode_rows(data)
+            if len(page) < 2000:
+                return
+            after = page[-1][0]
+
+    def now_ms(self) -> int:
+        return self._clock()
+
+    def markers(self) -> list[Marker | None]:
+        with self._transaction(write=False) as shelf:
+            return settling.markers_of(shelf)
+
+    def begin_epoch(self, epoch: int) -> bool:
+        with self._transaction() as shelf:
+            return settling.begin_epoch(shelf, epoch)
+
+    def load(self, epoch: int, items: Sequence[Loaded]) -> bool:
+        with self._transaction() as shelf:
+            return settling.load_all(shelf, epoch, items)
+
+    def finish_epoch(self, epoch: int) -> bool:
+        with self._transaction() as shelf:
+            return settling.finish_epoch(shelf, epoch)
+
+    def forget_markers(self, below: int) -> None:
+        with self._transaction() as shelf:
+            settling.forget_markers(shelf, below)
+
+    def lock(self, name: str, token: str, ttl_ms: int) -> bool:
+        with self._transaction() as shelf:
+            cursor = shelf.db.execute(
+                "INSERT INTO locks VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET token = excluded.token, "
+                "until_ms = excluded.until_ms WHERE token = excluded.token OR until_ms <= ?",
+                (self.tenant, name, token, shelf.now_ms + ttl_ms, shelf.now_ms),
+            )
+            return cursor.rowcount == 1
+
+    def unlock(self, name: str, token: str) -> None:
+        with self._transaction() as shelf:
+            shelf.db.execute(
+                "DELETE FROM locks WHERE tenant = ? AND name = ? AND token = ?", (self.tenant, name, token)
+            )
+
+    def close(self) -> None:
+        with self._open_lock:
+            connections, self._open = self._open, []
+            for connection in connections:
+                connection.close()
+        self._local = threading.local()
+
+    @contextlib.contextmanager
+    def _transaction(self, *, write: bool = True) -> Iterator[_SqliteShelf]:
+        try:
+            db, run_id = self._connection()
+            db.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+            try:
+                yield _SqliteShelf(db, self.tenant, self._clock(), run_id, self.solo)
+            except BaseException:
+                db.execute("ROLLBACK")
+                raise
+            db.execute("COMMIT")
+        except sqlite3.Error as broken:
+            raise StoreUnavailable(
+                f"the fence file {self.path} did not answer: {broken}",
+                hint="check that its folder is writable, has room, and is on a local disk (not NFS)",
+            ) from broken
+
+    def _connection(self) -> tuple[sqlite3.Connection, str]:
+        # One connection per thread; a child process never uses its parent's.
+        known = getattr(self._local, "connection", None)
+        if known is not None and known[2] == os.getpid():
+            return known[0], known[1]
+        db = sqlite3.connect(self.path, timeout=self._busy_timeout_s, isolation_level=None, check_same_thread=False)
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
+        run_id = self._prepare(db)
+        with self._open_lock:
+            self._open.append(db)
+        self._local.connection = (db, run_id, os.getpid())
+        return db, run_id
+
+    def _prepare(self, db: sqlite3.Connection) -> str:
+        if db.execute("PRAGMA user_version").fetchone()[0] == 0:
+            db.execute("BEGIN IMMEDIATE")
+            if db.execute("PRAGMA user_version").fetchone()[0] == 0:
+                for statement in _SCHEMA.split(";\n"):
+                    if statement.strip():
+                        db.execute(statement)
+                db.execute("INSERT INTO meta VALUES ('uuid', ?)", (uuid.uuid4().hex,))
+                db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            db.execute("COMMIT")
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        if version > SCHEMA_VERSION:
+            db.close()
+            raise FormatTooNew(f"{self.path} has schema {version}; this ragfence knows {SCHEMA_VERSION}")
+        made = db.execute("SELECT value FROM meta WHERE name = 'uuid'").fetchone()[0]
+        file = self.path.stat()
+        return f"{made}.{file.st_dev:x}.{file.st_ino:x}"
+
+
+class _SqliteShelf:
+    def __init__(self, db: sqlite3.Connection, tenant: str, now_ms: int, run_id: str, solo: bool) -> None:
+        self.db = db
+        self.tenant = tenant
+        self.now_ms = now_ms
+        self.run_id = run_id
+        self.solo = solo
+
+    def get_record(self, key: bytes) -> bytes | None:
+        return self._data("SELECT data, expires_ms FROM records WHERE tenant = ? AND key = ?", (self.tenant, key))
+
+    def put_record(self, key: bytes, data: bytes, ttl_ms: int, record: KeyRecord, *, parked: bool) -> None:
+        self.db.execute(
+            "INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (self.tenant, key, self._expiry(ttl_ms), parked, record.kind, record.state, data),
+        )
+
+    def drop_record(self, key: bytes) -> None:
+        self.db.execute("DELETE FROM records WHERE tenant = ? AND key = ?", (self.tenant, key))
+
+    def get_source(self, shard: int, source: bytes) -> bytes | None:
+        return self._data(
+            "SELECT data, expires_ms FROM sources WHERE tenant = ? AND shard = ? AND source = ?",
+            (self.tenant, shard, source),
+        )
+
+    def put_source(self, shard: int, source: bytes, data: bytes, ttl_ms: int) -> None:
+        self.db.execute(
+            "INSERT OR REPLACE INTO sources VALUES (?, ?, ?, ?, ?)",
+            (self.tenant, shard, source, self._expiry(ttl_ms), data),
+        )
+
+    def get_marker(self, shard: int) -> tuple[bool, int, str] | None:
+        row = self.db.execute(
+            "SELECT ready, epoch, run_id FROM markers WHERE tenant = ? AND shard = ?", (self.tenant, shard)
+        ).fetchone()
+        return (bool(row[0]), row[1], row[2]) if row else None
+
+    def put_marker(self, shard: int, marker: tuple[bool, int, str] | None) -> None:
+        if marker is None:
+            self.db.execute("DELETE FROM markers WHERE tenant = ? AND shard = ?", (self.tenant, shard))
+        else:
+            self.db.execute("INSERT OR REPLACE INTO markers VALUES (?, ?, ?, ?, ?)", (self.tenant, shard, *marker))
+
+    def next_counter(self, shard: int) -> int:
+        row = self.db.execute(
+            "INSERT INTO counters VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET n = n + 1 RETURNING n",
+            (self.tenant, shard),
+        ).fetchone()
+        return int(row[0])
+
+    def add_row(self, row: Row) -> None:
+        self.db.execute(
+            "INSERT OR IGNORE INTO decision_rows (tenant, row_id, shard, ts_ms, data) VALUES (?, ?, ?, ?, ?)",
+            (self.tenant, row.row_id, row.key[0], row.ts_ms, row.encode()),
+        )
+
+    def _expiry(self, ttl_ms: int) -> int | None:
+        return self.now_ms + ttl_ms if ttl_ms else None
+
+    def _data(self, query: str, values: tuple[object, ...]) -> bytes | None:
+        row = self.db.execute(query, values).fetchone()
+        if row is None or (row[1] is not None and row[1] <= self.now_ms):
+            return None
+        return bytes(row[0])

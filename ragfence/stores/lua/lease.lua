@@ -1,0 +1,101 @@
+-- Renewals, releases and pardons: compares the token, then acts. settle_renew, settle_release and settle_pardon of
+-- core/decisions.py in Lua.
+--
+-- KEYS   per group: marker, rows; then per lease: record, and source unless the mode is KEYED
+-- ARGV   [1] '1' if no object store stands behind this Redis, [2] number of groups, [3] most rows to keep, or '0'
+--        [4] 'renew', 'release', 'expire' or 'pardon', [5] the error code of a release
+--        per group: the shard as one byte, the number of leases; then per lease one packed string
+-- Returns, per lease, in order: 1 done | 0 the lease is not (or no longer) held
+
+local function unpack_lease(data)
+  local l = {}
+  local at
+  l.mode, l.token, l.digest, l.epoch, l.lease_ms, l.pending_ttl, l.source_ttl, at =
+    struct.unpack('>Bc16c32I8I6I6I6', data)
+  l.context, at = read_long(data, at)
+  return l
+end
+
+-- The pending record of the lease and where it stands: {record, lease of its source or nil}.
+local function find(lease, held)
+  if lease.mode == KEYED then return held.record, nil end
+  local spot = held.source and held.source.lease
+  if spot and spot.digest == lease.digest then return spot.record, spot end
+  return nil, nil
+end
+
+local function put_back(lease, held, record, spot)
+  if not spot then
+    put(lease.record_key, record.raw, lease.pending_ttl)
+    return
+  end
+  held.source.lease = { digest = lease.digest, record = record, unsettled = false }
+  put(lease.source_key, encode_source(held.source), lease.source_ttl)
+end
+
+local function pardon(lease, held, now_ms)
+  local record, spot = find(lease, held)
+  if spot then
+    local hides = record.state == HELD or spot.unsettled
+    put_back(lease, held,
+      copy_record(record, { state = hides and HELD or RELEASED, when = now_ms, attempt = 0 }), spot)
+    return 1
+  end
+  if not held.record or ended(held.record) then return 0 end
+  local after = copy_record(held.record, { state = RELEASED, when = now_ms, attempt = 0 })
+  put(lease.record_key, after.raw, lease.pending_ttl)
+  return 1
+end
+
+local function settle(action, lease, held, epoch, now_ms, err)
+  if action == 'pardon' then return pardon(lease, held, now_ms), nil end
+  local record, spot = find(lease, held)
+  if not record or record.state ~= HELD or record.token ~= lease.token then return 0, nil end
+  if action == 'renew' then
+    if lease.epoch ~= epoch then return 0, nil end
+    put_back(lease, held, copy_record(record, { when = now_ms + lease.lease_ms }), spot)
+    return 1, nil
+  end
+  local state = action == 'expire' and HELD or RELEASED
+  local after = copy_record(record, { state = state, when = now_ms, error = err })
+  put_back(lease, held, after, spot)
+  return 1, after
+end
+
+local solo, groups, most_rows, action, err = ARGV[1] == '1', tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4], ARGV[5]
+local run, now_ms = run_id(), now()
+local replies, k, a = {}, 1, 6
+for _ = 1, groups do
+  local marker_key, rows_key = KEYS[k], KEYS[k + 1]
+  local shard, count = ARGV[a], tonumber(ARGV[a + 1])
+  k, a = k + 2, a + 2
+  local rows = {}
+  local epoch = usable_epoch(marker_key, run, solo, now_ms)
+  for _ = 1, count do
+    local lease = unpack_lease(ARGV[a])
+    a = a + 1
+    lease.record_key = KEYS[k]
+    k = k + 1
+    if lease.mode ~= KEYED then
+      lease.source_key = KEYS[k]
+      k = k + 1
+    end
+    local done = 0
+    if epoch then
+      local held = read_held(lease, epoch, solo)
+      if not held.newer then
+        local after
+        done, after = settle(action, lease, held, epoch, now_ms, err)
+        if after then
+          rows[#rows + 1] = encode_row({ token = lease.token, position = 251, ts = now_ms, kind = ROW.new,
+            key = shard .. lease.digest, fingerprint = after.fingerprint, attempt = after.attempt,
+            epoch = after.epoch, counter = after.counter, first_seen = after.first_seen, winner = lease.token,
+            error = err ~= '' and err or 'RELEASED', context = lease.context })
+        end
+      end
+    end
+    replies[#replies + 1] = done
+  end
+  add_rows(rows_key, table.concat(rows), most_rows)
+end
+return replies

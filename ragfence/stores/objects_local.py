@@ -1,0 +1,278 @@
+"""Objects in a local folder: the embedded default, no server.
+
+`<root>/objects/` holds one file per object, `<root>/.tmp/` what is being written. An object appears by
+`os.link` of a finished, synced file, which fails if the name is taken: that makes it create-only, whole from
+the first moment it can be seen, and (after a sync of its folder) still there after a power cut. Works between
+processes; on a network filesystem as far as its links are atomic.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+from ragfence.errors import (
+    CommitUncertain,
+    RagfenceError,
+    StoreUnavailable,
+    StoreUnsafe,
+    UnknownStore,
+    ValidationError,
+)
+from ragfence.stores.objects import Entry, Put, check_listing, check_name, is_name
+
+STALE_TEMP_S = 24 * 3600
+_KNOWN_FOLDERS_MAX = 10_000
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV}
+_NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+
+
+class LocalObjects:
+    """An `ObjectStore` in the folder `root`, which is created if need be.
+
+    Deleted objects leave their folders behind: a concurrent `put_new` may be about to link into one.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = Path(root).absolute()
+        self._objects = self._root / "objects"
+        self._temp = self._root / ".tmp"
+        self._durable: set[Path] = set()  # folders whose own entry this process has synced
+        try:
+            _make_folders(self._objects)
+            _make_folders(self._temp)
+            self._sweep_temp()
+        except (FileExistsError, NotADirectoryError) as error:
+            raise UnknownStore(
+                f"cannot keep objects in {self._root}: {error.strerror}: {error.filename}",
+                hint="name a folder, or a path where one can be made",
+            ) from error
+        except OSError as error:
+            raise self._failed("open the folder", error) from error
+
+    @property
+    def url(self) -> str:
+        return self._root.as_uri()
+
+    def get(self, name: str) -> bytes | None:
+        check_name(name)
+        try:
+            return (self._objects / name).read_bytes()
+        except _NOT_THERE:
+            return None
+        except OSError as error:
+            raise self._failed(f"read {name}", error) from error
+
+    def put_new(self, name: str, data: bytes) -> Put:
+        check_name(name)
+        existing = self.get(name)
+        if existing is not None:
+            return self._lost(name, existing)
+        try:
+            temp = self._write_temp(data)
+        except OSError as error:
+            raise self._failed(f"write {name}", error) from error
+        try:
+            return self._link(temp, name)
+        finally:
+            with contextlib.suppress(OSError):  # the sweep gets it
+                temp.unlink()
+
+    def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[Entry]:
+        check_listing(prefix, limit)
+        base = prefix[: prefix.rfind("/") + 1]
+        return islice(self._walk(base, prefix, start_after), limit)
+
+    def delete(self, names: Sequence[str]) -> None:
+        for name in names:
+            check_name(name)
+        folders: set[Path] = set()
+        for name in names:
+            target = self._objects / name
+            try:
+                if target.is_dir():
+                    continue  # a folder, so no object
+                target.unlink()
+                folders.add(target.parent)
+            except _NOT_THERE:
+                continue
+            except OSError as error:
+                raise self._failed(f"delete {name}", error) from error
+        for folder in folders:  # a purge must stay purged after a power cut
+            try:
+                _sync_folder(folder)
+            except OSError as error:
+                raise self._failed(f"sync {folder}", error) from error
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+    def _write_temp(self, data: bytes) -> Path:
+        temp = self._temp / secrets.token_hex(16)
+        descriptor = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temp.unlink()
+            raise
+        return temp
+
+    def _link(self, temp: Path, name: str) -> Put:
+        target = self._objects / name
+        for again in (True, False):
+            try:
+                self._make_folder(target.parent)
+            except OSError as error:
+                raise self._failed(f"make the folder of {name}", error) from error
+            try:
+                os.link(temp, target)
+            except FileExistsError:
+                outcome = self._taken(temp, name)
+                if outcome is None and again:
+                    continue  # deleted since
+                if outcome is None:
+                    raise CommitUncertain(f"{name} keeps coming and going in {self._root}") from None
+                return outcome
+            except FileNotFoundError as error:
+                self._durable.clear()  # somebody removed folders by hand
+                if not again:
+                    raise self._failed(f"write {name}", error) from error
+                continue
+            except OSError as error:
+                raise self._link_failed(name, error) from error
+            self._sync(target.parent, name)
+            return Put(won=True)
+        raise AssertionError("unreachable")
+
+    def _taken(self, temp: Path, name: str) -> Put | None:
+        target = self._objects / name
+        if target.is_dir():
+            raise _both(name)
+        with contextlib.suppress(OSError):
+            if os.path.samefile(temp, target):  # NFS: the reply to our own link was lost, its repetition got EEXIST
+                self._sync(target.parent, name)
+                return Put(won=True)
+        existing = self.get(name)
+        return None if existing is None else self._lost(name, existing)
+
+    def _lost(self, name: str, existing: bytes) -> Put:
+        # The winner may not have synced yet, and whoever hears "lost" relies on the object for ever.
+        self._sync((self._objects / name).parent, name)
+        return Put(won=False, existing=existing)
+
+    def _make_folder(self, folder: Path) -> None:
+        """Makes a folder durably; also one that another process made, but may not have synced yet."""
+        if folder == self._objects or folder in self._durable:
+            return
+        self._make_folder(folder.parent)
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+        if not folder.is_dir():
+            raise _both(folder.relative_to(self._objects).as_posix())
+        _sync_folder(folder.parent)
+        if len(self._durable) >= _KNOWN_FOLDERS_MAX:
+            self._durable.clear()
+        self._durable.add(folder)
+
+    def _sync(self, folder: Path, name: str) -> None:
+        try:
+            _sync_folder(folder)
+        except OSError as error:
+            raise CommitUncertain(f"{name} was written to {self._root}, but could not be synced: {error}") from error
+
+    def _walk(self, base: str, prefix: str, start_after: str) -> Iterator[Entry]:
+        """In full-name order, folder by folder. `base` is empty or ends with `/`."""
+        try:
+            with os.scandir(self._objects / base) as found:
+                # A folder stands where its contents stand: at "a/", after "a-b".
+                keys = sorted(
+                    f"{base}{item.name}/" if item.is_dir(follow_symlinks=False) else f"{base}{item.name}"
+                    for item in found
+                )
+        except _NOT_THERE:
+            return
+        except OSError as error:
+            raise self._failed(f"list {base}", error) from error
+        for key in keys:
+            if key.endswith("/"):
+                wanted = key.startswith(prefix) or prefix.startswith(key)
+                if wanted and (key > start_after or start_after.startswith(key)):
+                    yield from self._walk(key, prefix, start_after)
+            elif key.startswith(prefix) and key > start_after and is_name(key):
+                try:
+                    status = os.stat(self._objects / key)
+                except _NOT_THERE:
+                    continue  # deleted since
+                except OSError as error:
+                    raise self._failed(f"list {base}", error) from error
+                yield Entry(key, status.st_size, status.st_mtime_ns // 1_000_000)
+
+    def _sweep_temp(self) -> None:
+        """Removes what writers killed half-way left; a live one that is hit gets a transient error."""
+        with os.scandir(self._temp) as found:
+            for item in found:
+                with contextlib.suppress(OSError):
+                    if time.time() - item.stat().st_mtime > STALE_TEMP_S:
+                        os.unlink(item.path)
+
+    def _link_failed(self, name: str, error: OSError) -> RagfenceError:
+        if error.errno in _NO_LINKS:
+            return StoreUnsafe(
+                f"the filesystem of {self._root} cannot link files: {error.strerror}",
+                hint="create-only writes need hard links: keep the objects on a local disk, or on S3",
+            )
+        if error.errno in _HINTS:
+            return self._failed(f"write {name}", error)
+        return CommitUncertain(f"cannot say whether {name} was written to {self._root}: {error}")
+
+    def _failed(self, what: str, error: OSError) -> StoreUnavailable:
+        hint = _HINTS.get(error.errno or 0, "check the disk under {root}, then try again")
+        return StoreUnavailable(
+            f"cannot {what} in {self._root}: {error.strerror or error}", hint=hint.format(root=self._root)
+        )
+
+
+_FULL = "free some space on the disk of {root}, then try again; nothing was lost"
+_DENIED = "give this user write access to {root} and everything in it"
+_HINTS = {
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+    errno.EACCES: _DENIED,
+    errno.EPERM: _DENIED,
+    errno.EROFS: _DENIED,
+    errno.EMFILE: "raise the limit of open files (ulimit -n), then try again",
+}
+
+
+def _both(name: str) -> ValidationError:
+    return ValidationError(
+        f"{name} would be both an object and the folder of others",
+        hint="choose names of which none is a folder of another",
+    )
+
+
+def _make_folders(folder: Path) -> None:
+    if folder.is_dir():
+        return
+    if folder.parent != folder:
+        _make_folders(folder.parent)
+    folder.mkdir(exist_ok=True)
+    _sync_folder(folder.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

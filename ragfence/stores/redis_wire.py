@@ -1,0 +1,171 @@
+"""How claims, seals and leases travel to the Lua scripts, and how their answers come back. Pure."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+from ragfence.core.decisions import (
+    Claim,
+    Conflict,
+    Fenced,
+    Granted,
+    InFlight,
+    LeaseRef,
+    Mode,
+    NotReady,
+    Replay,
+    Seal,
+    Sealed,
+    SealOutcome,
+    Stale,
+    Verdict,
+)
+from ragfence.core.operations import encoded
+from ragfence.core.records import KeyRecord
+from ragfence.errors import FormatCorrupt, FormatTooNew
+
+_CLAIM = struct.Struct(">BB16s16s32sq16sHIHHIHIBI")
+_SEAL = struct.Struct(">BB16s32sQHIq16sHIHIBI")
+_LEASE = struct.Struct(">B16s32sQHIHIHI")
+_SEQUENCE = struct.Struct(">q")
+
+
+class Names:
+    """Redis keys of one tenant. The hash tag keeps everything of a shard in one cluster slot."""
+
+    def __init__(self, tenant: str) -> None:
+        self.tenant = encoded(tenant)
+        self.prefixes = [b"rf{%s:%02x}" % (self.tenant.encode(), shard) for shard in range(64)]
+        self.markers = [prefix + b"m" for prefix in self.prefixes]
+        self.counters = [prefix + b"n" for prefix in self.prefixes]
+        self.rows = [prefix + b"r" for prefix in self.prefixes]
+
+    def record(self, key: bytes) -> bytes:
+        return self.prefixes[key[0]] + b"k" + key[1:]
+
+    def source(self, shard: int, source: bytes) -> bytes:
+        return self.prefixes[shard] + b"s" + source
+
+    def lock(self, name: str) -> bytes:
+        return b"rf{%s}l" % self.tenant.encode() + name.encode()
+
+    def pattern(self, what: bytes, shard: int | None = None) -> bytes:
+        prefix = b"rf{%s:*}" % self.tenant.encode() if shard is None else self.prefixes[shard]
+        return prefix + what + b"*"
+
+    def keys_of(self, what: Claim | Seal | LeaseRef) -> list[bytes]:
+        if what.mode is Mode.KEYED:
+            return [self.record(what.key)]
+        return [self.record(what.key), self.source(what.key[0], what.source)]
+
+
+def pack_claim(claim: Claim) -> bytes:
+    flags = (claim.sequence is not None) | (2 if claim.retract else 0) | (4 if claim.row_on_conflict else 0)
+    head = _CLAIM.pack(
+        claim.mode,
+        flags,
+        claim.fingerprint,
+        claim.token,
+        claim.digest,
+        claim.sequence or 0,
+        claim.metadata_hash,
+        *_split(claim.lease_ms),
+        claim.max_attempts,
+        *_split(claim.pending_ttl_ms),
+        *_split(claim.source_ttl_ms),
+        claim.position,
+        claim.waited_ms,
+    )
+    return b"".join((head, _short(claim.kind), _short(claim.owner), _long(claim.payload), _long(claim.context)))
+
+
+def pack_seal(seal: Seal) -> bytes:
+    flags = (
+        (seal.sequence is not None) | (2 if seal.failed else 0) | (4 if seal.live else 0) | (8 if seal.duplicate else 0)
+    )
+    head = _SEAL.pack(
+        seal.mode,
+        flags,
+        seal.token,
+        seal.digest,
+        seal.fence.epoch,
+        *_split(seal.fence.counter),
+        seal.sequence or 0,
+        seal.metadata_hash,
+        *_split(seal.ttl_ms),
+        *_split(seal.source_ttl_ms),
+        seal.flags,
+        seal.waited_ms,
+    )
+    tail = (_short(seal.effect_id), _short(seal.error), _long(seal.result), _long(seal.context))
+    return b"".join((head, *tail))
+
+
+def pack_lease(lease: LeaseRef) -> bytes:
+    head = _LEASE.pack(
+        lease.mode,
+        lease.token,
+        lease.digest,
+        lease.epoch,
+        *_split(lease.lease_ms),
+        *_split(lease.pending_ttl_ms),
+        *_split(lease.source_ttl_ms),
+    )
+    return head + _long(lease.context)
+
+
+def verdict_of(reply: Sequence[Any]) -> Verdict:
+    match reply[0]:
+        case b"G":
+            prior = KeyRecord.decode(reply[3]) if reply[3] else None
+            return Granted(KeyRecord.decode(reply[2]), bool(reply[1]), prior)
+        case b"R":
+            return Replay(_record_or_none(reply[1]))
+        case b"C":
+            return Conflict(_record_or_none(reply[1]))
+        case b"I":
+            return InFlight(int(reply[1]), KeyRecord.decode(reply[3]), bool(reply[2]))
+        case b"S":
+            return Stale(_SEQUENCE.unpack(reply[1])[0])
+        case b"N":
+            return NotReady()
+        case _:
+            raise _refused(reply)
+
+
+def outcome_of(reply: Sequence[Any]) -> SealOutcome:
+    match reply[0]:
+        case b"S":
+            return Sealed(KeyRecord.decode(reply[1]))
+        case b"F":
+            return Fenced(_record_or_none(reply[1]))
+        case b"N":
+            return NotReady()
+        case _:
+            raise _refused(reply)
+
+
+def _refused(reply: Sequence[Any]) -> FormatTooNew | FormatCorrupt:
+    version = reply[1][0] if len(reply) > 1 and reply[1] else 0
+    if version > 1:
+        return FormatTooNew(f"a record in the fence store has format {version}; this ragfence knows 1")
+    return FormatCorrupt(f"the fence store answered {reply[0]!r}")
+
+
+def _record_or_none(data: bytes) -> KeyRecord | None:
+    return KeyRecord.decode(data) if data else None
+
+
+def _short(text: str) -> bytes:
+    data = text.encode()[:255]
+    return bytes((len(data),)) + data
+
+
+def _long(data: bytes) -> bytes:
+    return len(data).to_bytes(4, "big") + data
+
+
+def _split(number: int) -> tuple[int, int]:
+    return number >> 32, number & 0xFFFFFFFF

@@ -1,0 +1,248 @@
+"""The protocol over a shelf of bytes: what SQLite does inside a transaction and the in-memory store under a lock.
+
+A `Shelf` only gets, puts and counts. Everything that decides is in `core/decisions.py`; everything that orders the
+steps (marker, then records, then row) is here, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ragfence.core.decisions import (
+    Change,
+    Claim,
+    Held,
+    LeaseRef,
+    Mode,
+    NotReady,
+    Seal,
+    SealOutcome,
+    Verdict,
+    settle_claim,
+    settle_pardon,
+    settle_release,
+    settle_renew,
+    settle_seal,
+)
+from ragfence.core.hashing import SHARDS
+from ragfence.core.ledger import row_for_claim, row_for_release, row_for_seal
+from ragfence.core.operations import Fence
+from ragfence.core.records import KeyRecord, SourceRecord, park, unpark
+from ragfence.core.rows import Row
+from ragfence.stores.fences import Loaded, LoadedSource, Lookup, Marker
+
+
+class Shelf(Protocol):
+    """One atomic view of a store. Expired entries are absent; `ttl_ms` 0 keeps an entry for ever."""
+
+    @property
+    def now_ms(self) -> int: ...
+    @property
+    def run_id(self) -> str: ...
+    @property
+    def solo(self) -> bool:
+        """No object store stands behind it: what it lost, it cannot get back."""
+        ...
+
+    def get_record(self, key: bytes) -> bytes | None: ...
+    def put_record(self, key: bytes, data: bytes, ttl_ms: int, record: KeyRecord, *, parked: bool) -> None: ...
+    def drop_record(self, key: bytes) -> None: ...
+    def get_source(self, shard: int, source: bytes) -> bytes | None: ...
+    def put_source(self, shard: int, source: bytes, data: bytes, ttl_ms: int) -> None: ...
+    def get_marker(self, shard: int) -> tuple[bool, int, str] | None:
+        """(ready, epoch, run_id)"""
+        ...
+
+    def put_marker(self, shard: int, marker: tuple[bool, int, str] | None) -> None: ...
+    def next_counter(self, shard: int) -> int: ...
+    def add_row(self, row: Row) -> None: ...
+
+
+Addressed = Claim | Seal | LeaseRef | Lookup
+
+
+def claim_all(shelf: Shelf, claims: Sequence[Claim]) -> list[Verdict]:
+    verdicts: list[Verdict] = []
+    for claim in claims:
+        shard = claim.key[0]
+        epoch = usable_epoch(shelf, shard)
+        if epoch is None:
+            verdicts.append(NotReady())
+            continue
+
+        def next_fence(shard: int = shard, epoch: int = epoch) -> Fence:
+            return Fence(epoch, shelf.next_counter(shard))
+
+        held = read_one(shelf, claim, epoch)
+        verdict, change = settle_claim(held, claim, shelf.now_ms, stamp=epoch, next_fence=next_fence)
+        if change:
+            write(shelf, claim, change, epoch, claim.pending_ttl_ms, claim.source_ttl_ms)
+        if row := row_for_claim(claim, verdict, shelf.now_ms):
+            shelf.add_row(row)
+        verdicts.append(verdict)
+    return verdicts
+
+
+def seal_all(shelf: Shelf, seals: Sequence[Seal]) -> list[SealOutcome]:
+    outcomes: list[SealOutcome] = []
+    for seal in seals:
+        epoch = usable_epoch(shelf, seal.key[0])
+        if epoch is None:
+            outcomes.append(NotReady())
+            continue
+        outcome, change = settle_seal(read_one(shelf, seal, epoch), seal, shelf.now_ms, epoch=epoch)
+        if change:
+            write(shelf, seal, change, epoch, seal.ttl_ms, seal.source_ttl_ms)
+        if row := row_for_seal(seal, outcome, shelf.now_ms):
+            shelf.add_row(row)
+        outcomes.append(outcome)
+    return outcomes
+
+
+def renew_all(shelf: Shelf, leases: Sequence[LeaseRef]) -> list[bool]:
+    kept = []
+    for lease in leases:
+        epoch = usable_epoch(shelf, lease.key[0])
+        ok = False
+        if epoch is not None:
+            ok, change = settle_renew(read_one(shelf, lease, epoch), lease, shelf.now_ms, epoch=epoch)
+            if change:
+                write(shelf, lease, change, epoch, lease.pending_ttl_ms, lease.source_ttl_ms)
+        kept.append(ok)
+    return kept
+
+
+def release_all(shelf: Shelf, leases: Sequence[LeaseRef], error: str, expire: bool) -> list[bool]:
+    released = []
+    for lease in leases:
+        epoch = usable_epoch(shelf, lease.key[0])
+        after = None
+        if epoch is not None:
+            held = read_one(shelf, lease, epoch)
+            after, change = settle_release(held, lease, shelf.now_ms, error=error, expire=expire)
+            if change:
+                write(shelf, lease, change, epoch, lease.pending_ttl_ms, lease.source_ttl_ms)
+            if after:
+                shelf.add_row(row_for_release(lease, after, error, shelf.now_ms))
+        released.append(after is not None)
+    return released
+
+
+def pardon_all(shelf: Shelf, leases: Sequence[LeaseRef]) -> list[bool]:
+    pardoned = []
+    for lease in leases:
+        epoch = usable_epoch(shelf, lease.key[0])
+        after = None
+        if epoch is not None:
+            after, change = settle_pardon(read_one(shelf, lease, epoch), lease, shelf.now_ms)
+            if change:
+                write(shelf, lease, change, epoch, lease.pending_ttl_ms, lease.source_ttl_ms)
+        pardoned.append(after is not None)
+    return pardoned
+
+
+def read_all(shelf: Shelf, lookups: Sequence[Lookup]) -> list[Held]:
+    found = []
+    for lookup in lookups:
+        epoch = ready_epoch(shelf, lookup.key[0])
+        found.append(Held() if epoch is None and not shelf.solo else read_one(shelf, lookup, epoch or 0))
+    return found
+
+
+def ready_epoch(shelf: Shelf, shard: int) -> int | None:
+    """The epoch of a shard that may answer. None: NOT_READY."""
+    marker = shelf.get_marker(shard)
+    return marker[1] if marker and marker[0] and marker[2] == shelf.run_id else None
+
+
+def usable_epoch(shelf: Shelf, shard: int) -> int | None:
+    """As `ready_epoch`, but a solo store that is not ready starts a new epoch: nobody else could."""
+    ready = ready_epoch(shelf, shard)
+    if ready is not None or not shelf.solo:
+        return ready
+    marker = shelf.get_marker(shard)
+    epoch = max(marker[1] + 1 if marker else 0, shelf.now_ms * 1000)
+    shelf.put_marker(shard, (True, epoch, shelf.run_id))
+    return epoch
+
+
+def read_one(shelf: Shelf, what: Addressed, epoch: int) -> Held:
+    stamp = None if shelf.solo else epoch
+    data = shelf.get_record(what.key)
+    record = None
+    if data is not None:
+        record = unpark(data, stamp) if what.mode is Mode.DOCUMENT else KeyRecord.decode(data)
+    source = None
+    if what.mode is not Mode.KEYED:
+        raw = shelf.get_source(what.key[0], what.source)
+        source = SourceRecord.decode(raw) if raw is not None else None
+        if source and stamp is not None and source.stamp != stamp:
+            source = None  # the log did not bring it back, so it is void
+    return Held(record, source)
+
+
+def write(shelf: Shelf, what: Addressed, change: Change, epoch: int, ttl_ms: int, source_ttl_ms: int) -> None:
+    shard = what.key[:1]
+    if change.drop_record:
+        shelf.drop_record(what.key)
+    if change.record:
+        shelf.put_record(what.key, change.record.encode(), ttl_ms, change.record, parked=False)
+    if change.set_aside:
+        digest, aside = change.set_aside
+        if shelf.get_record(shard + digest) is None:
+            shelf.put_record(shard + digest, aside.encode(), ttl_ms, aside, parked=False)
+    if change.park:
+        digest, superseded = change.park
+        shelf.put_record(shard + digest, park(epoch, superseded), 0, superseded, parked=True)
+    if change.source:
+        shelf.put_source(shard[0], what.source, change.source.encode(), source_ttl_ms)
+
+
+def markers_of(shelf: Shelf) -> list[Marker | None]:
+    markers: list[Marker | None] = []
+    for shard in range(SHARDS):
+        raw = shelf.get_marker(shard)
+        markers.append(Marker(raw[1], raw[0], raw[0] and raw[2] == shelf.run_id) if raw else None)
+    return markers
+
+
+def begin_epoch(shelf: Shelf, epoch: int) -> bool:
+    known = [shelf.get_marker(shard) for shard in range(SHARDS)]
+    if any(marker and marker[1] >= epoch for marker in known):
+        return False
+    for shard in range(SHARDS):
+        shelf.put_marker(shard, (False, epoch, shelf.run_id))
+    return True
+
+
+def load_all(shelf: Shelf, epoch: int, items: Sequence[Loaded]) -> bool:
+    for item in items:
+        shard = item.shard if isinstance(item, LoadedSource) else item.key[0]
+        if not hydrating(shelf, shard, epoch):
+            return False
+        if isinstance(item, LoadedSource):
+            shelf.put_source(shard, item.source, SourceRecord(epoch, item.head).encode(), 0)
+        else:
+            shelf.put_record(item.key, park(epoch, item.record), 0, item.record, parked=True)
+    return True
+
+
+def finish_epoch(shelf: Shelf, epoch: int) -> bool:
+    if not all(hydrating(shelf, shard, epoch) for shard in range(SHARDS)):
+        return False
+    for shard in range(SHARDS):
+        shelf.put_marker(shard, (True, epoch, shelf.run_id))
+    return True
+
+
+def hydrating(shelf: Shelf, shard: int, epoch: int) -> bool:
+    # The run_id too: a server that restarted in between may have lost what was loaded before.
+    return shelf.get_marker(shard) == (False, epoch, shelf.run_id)
+
+
+def forget_markers(shelf: Shelf, below: int) -> None:
+    for shard in range(SHARDS):
+        marker = shelf.get_marker(shard)
+        if marker and marker[0] and marker[1] < below:
+            shelf.put_marker(shard, None)

@@ -1,0 +1,221 @@
+"""MemoryFences: the fence protocol over a dict, and FaultyFences, a store that fails when told to."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ragfence.core.decisions import Claim, Held, LeaseRef, Seal, SealOutcome, Verdict
+from ragfence.core.records import Head, KeyRecord, SourceRecord, unpark
+from ragfence.core.rows import Row
+from ragfence.stores import settling
+from ragfence.stores.fences import Loaded, Lookup, Marker, Scanned, Stats
+from ragfence.testing.clock import VirtualClock
+
+
+@dataclass
+class _Content:
+    """Everything a server process holds; a failover swaps it for an older copy."""
+
+    records: dict[bytes, tuple[bytes, int | None, bool]] = field(default_factory=dict)
+    sources: dict[tuple[int, bytes], tuple[bytes, int | None]] = field(default_factory=dict)
+    markers: dict[int, tuple[bool, int, str]] = field(default_factory=dict)
+    counters: Counter[int] = field(default_factory=Counter)
+    rows: dict[str, Row] = field(default_factory=dict)
+    locks: dict[str, tuple[str, int]] = field(default_factory=dict)
+
+
+class MemoryFences:
+    """A fence store in memory that can be flushed, restarted, snapshotted and failed over."""
+
+    def __init__(
+        self, tenant: str = "default", *, solo: bool = False, clock: Callable[[], int] | None = None
+    ) -> None:
+        self.tenant = tenant
+        self.solo = solo
+        self._clock = clock or VirtualClock()
+        self._lock = threading.RLock()
+        self.content = _Content()
+        self.run_id = uuid.uuid4().hex
+
+    @property
+    def url(self) -> str:
+        return "memory://"
+
+    def flush(self) -> None:
+        """Everything is gone; the process is the same. The rows are kept, for the auditor."""
+        with self._lock:
+            self.content = _Content(rows=self.content.rows)
+
+    def snapshot(self) -> _Content:
+        with self._lock:
+            return copy.deepcopy(self.content)
+
+    def fail_over(self, replica: _Content) -> None:
+        """Another process takes over with what it had; the newest writes may be missing."""
+        with self._lock:
+            self.content = _Content(**{**vars(copy.deepcopy(replica)), "rows": self.content.rows})
+            self.run_id = uuid.uuid4().hex
+
+    def restart(self) -> None:
+        with self._lock:
+            self.run_id = uuid.uuid4().hex
+
+    def claim(self, claims: Sequence[Claim]) -> list[Verdict]:
+        with self._lock:
+            return settling.claim_all(self._shelf(), claims)
+
+    def renew(self, leases: Sequence[LeaseRef]) -> list[bool]:
+        with self._lock:
+            return settling.renew_all(self._shelf(), leases)
+
+    def seal(self, seals: Sequence[Seal]) -> list[SealOutcome]:
+        with self._lock:
+            return settling.seal_all(self._shelf(), seals)
+
+    def release(self, leases: Sequence[LeaseRef], error: str = "", *, expire: bool = False) -> list[bool]:
+        with self._lock:
+            return settling.release_all(self._shelf(), leases, error, expire)
+
+    def pardon(self, leases: Sequence[LeaseRef]) -> list[bool]:
+        with self._lock:
+            return settling.pardon_all(self._shelf(), leases)
+
+    def read(self, lookups: Sequence[Lookup]) -> list[Held]:
+        with self._lock:
+            return settling.read_all(self._shelf(), lookups)
+
+    def heads(self, shard: int) -> Iterator[tuple[bytes, Head]]:
+        with self._lock:
+            epoch = settling.ready_epoch(self._shelf(), shard)
+            found = sorted((source, data) for (at, source), (data, _) in self.content.sources.items() if at == shard)
+        for source, data in found:
+            record = SourceRecord.decode(data)
+            if record.head and (self.solo or record.stamp == epoch):
+                yield source, record.head
+
+    def scan(self, shard: int | None = None) -> Iterator[Scanned]:
+        with self._lock:
+            shelf = self._shelf()
+            keys = sorted(self.content.records)
+            found = [(key, shelf.get_record(key), *self.content.records[key][1:]) for key in keys]
+        for key, data, expires_ms, parked in found:
+            if data is not None and (shard is None or key[0] == shard):
+                record = unpark(data, None) if parked else KeyRecord.decode(data)
+                if record:
+                    yield Scanned(key, record, expires_ms)
+
+    def forget(self, keys: Sequence[bytes]) -> None:
+        with self._lock:
+            for key in keys:
+                if key in self.content.records and KeyRecord.decode(self.content.records[key][0]).ended:
+                    del self.content.records[key]
+
+    def stats(self) -> Stats:
+        counted = Counter((found.record.kind, found.record.state.name.lower()) for found in self.scan())
+        return Stats(dict(counted), len(self.content.sources), len(self.content.rows))
+
+    def purge_expired(self, limit: int = 1000) -> int:
+        with self._lock:
+            now_ms = self._clock()
+            gone = [key for key, (_, at, _) in self.content.records.items() if at is not None and at <= now_ms]
+            for key in gone[:limit]:
+                del self.content.records[key]
+            return len(gone[:limit])
+
+    def record(self, rows: Sequence[Row]) -> None:
+        with self._lock:
+            for row in rows:
+                self.content.rows.setdefault(row.row_id, row)
+
+    def rows(self, since_ms: int = 0) -> Iterator[Row]:
+        with self._lock:
+            found = list(self.content.rows.values())
+        yield from (row for row in found if row.ts_ms >= since_ms)
+
+    def now_ms(self) -> int:
+        return self._clock()
+
+    def markers(self) -> list[Marker | None]:
+        with self._lock:
+            return settling.markers_of(self._shelf())
+
+    def begin_epoch(self, epoch: int) -> bool:
+        with self._lock:
+            return settling.begin_epoch(self._shelf(), epoch)
+
+    def load(self, epoch: int, items: Sequence[Loaded]) -> bool:
+        with self._lock:
+            return settling.load_all(self._shelf(), epoch, items)
+
+    def finish_epoch(self, epoch: int) -> bool:
+        with self._lock:
+            return settling.finish_epoch(self._shelf(), epoch)
+
+    def forget_markers(self, below: int) -> None:
+        with self._lock:
+            settling.forget_markers(self._shelf(), below)
+
+    def lock(self, name: str, token: str, ttl_ms: int) -> bool:
+        with self._lock:
+            holder, until_ms = self.content.locks.get(name, (token, 0))
+            if holder != token and self._clock() < until_ms:
+                return False
+            self.content.locks[name] = (token, self._clock() + ttl_ms)
+            return True
+
+    def unlock(self, name: str, token: str) -> None:
+        with self._lock:
+            if self.content.locks.get(name, ("", 0))[0] == token:
+                del self.content.locks[name]
+
+    def close(self) -> None:
+        pass
+
+    def _shelf(self) -> _MemoryShelf:
+        return _MemoryShelf(self.content, self._clock(), self.run_id, self.solo)
+
+
+class _MemoryShelf:
+    def __init__(self, content: _Content, now_ms: int, run_id: str, solo: bool) -> None:
+        self._content = content
+        self.now_ms = now_ms
+        self.run_id = run_id
+        self.solo = solo
+
+    def get_record(self, key: bytes) -> bytes | None:
+        data, expires_ms, _ = self._content.records.get(key, (None, None, False))
+        return None if expires_ms is not None and expires_ms <= self.now_ms else data
+
+    def put_record(self, key: bytes, data: bytes, ttl_ms: int, record: KeyRecord, *, parked: bool) -> None:
+        self._content.records[key] = (data, self.now_ms + ttl_ms if ttl_ms else None, parked)
+
+    def drop_record(self, key: bytes) -> None:
+        self._content.records.pop(key, None)
+
+    def get_source(self, shard: int, source: bytes) -> bytes | None:
+        data, expires_ms = self._content.sources.get((shard, source), (None, None))
+        return None if expires_ms is not None and expires_ms <= self.now_ms else data
+
+    def put_source(self, shard: int, source: bytes, data: bytes, ttl_ms: int) -> None:
+        self._content.sources[shard, source] = (data, self.now_ms + ttl_ms if ttl_ms else None)
+
+    def get_marker(self, shard: int) -> tuple[bool, int, str] | None:
+        return self._content.markers.get(shard)
+
+    def put_marker(self, shard: int, marker: tuple[bool, int, str] | None) -> None:
+        if marker is None:
+            self._content.markers.pop(shard, None)
+        else:
+            self._content.markers[shard] = marker
+
+    def next_counter(self, shard: int) -> int:
+        self._content.counters[shard] += 1
+        return self._content.counters[shard]
+
+    def add_row(self, row: Row) -> None:
+        self._content.rows.setdefault(row.row_id, row)

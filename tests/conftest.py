@@ -1,0 +1,48 @@
+"""The servers, one of each kind per test session (and worker), started only when a test asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+pytest.register_assert_rewrite("ragfence.testing.contract_objects")
+
+from tests import servers  # noqa: E402  (what it imports shall be rewritten, too)
+
+
+@pytest.fixture(scope="session")
+def valkey_server() -> Iterator[servers.RedisServer]:
+    with servers.valkey() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis62_server() -> Iterator[servers.RedisServer]:
+    with servers.redis62() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def moto_server() -> Iterator[servers.S3Server]:
+    with servers.moto_s3() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def seaweed_server() -> Iterator[servers.S3Server]:
+    with servers.seaweedfs() as server:
+        yield server
+
+
+@pytest.fixture
+def s3_env(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The credentials of our own servers in the environment, and nothing of the machine's."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", servers.S3_ACCESS_KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", servers.S3_SECRET_KEY)
+    monkeypatch.setenv("AWS_REGION", servers.S3_REGION)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
