@@ -16,21 +16,25 @@ if TYPE_CHECKING:
     from ragfence.core.strategies import by_fields as by_fields
     from ragfence.core.strategies import by_id as by_id
     from ragfence.core.strategies import by_id_and_fields as by_id_and_fields
-    from ragfence.engine.fence import Fence as Fence
-    from ragfence.engine.opening import open as open
+    from ragfence.engine.leases import current_lease as current_lease
+    from ragfence.engine.once import Recovered as Recovered
+    from ragfence.fence import Fence as Fence
+    from ragfence.opening import open as open
 
 _WHERE = {
     "Decision": "ragfence.core.receipts",
-    "Fence": "ragfence.engine.fence",
+    "Fence": "ragfence.fence",
     "Flags": "ragfence.core.receipts",
     "Operation": "ragfence.core.operations",
     "Policy": "ragfence.core.policy",
     "Receipt": "ragfence.core.receipts",
+    "Recovered": "ragfence.engine.once",
     "__version__": "ragfence._version",
     "by_fields": "ragfence.core.strategies",
     "by_id": "ragfence.core.strategies",
     "by_id_and_fields": "ragfence.core.strategies",
-    "open": "ragfence.engine.opening",
+    "current_lease": "ragfence.engine.leases",
+    "open": "ragfence.opening",
 }
 
 __all__ = [
@@ -40,10 +44,12 @@ __all__ = [
     "Operation",
     "Policy",
     "Receipt",
+    "Recovered",
     "__version__",
     "by_fields",
     "by_id",
     "by_id_and_fields",
+    "current_lease",
     "errors",
     "open",
 ]

@@ -12,6 +12,7 @@
     |   +-- EffectFailed                the effect was sealed as a failure; this is its replay
     |   +-- Quarantined                 too many attempts; waits for `release`
     |   +-- NestedClaim                 a claim inside the effect of its own key: it would wait for itself
+    |   +-- Unsupported                 this version of ragfence does not do that
     |   +-- ObjectsRequired             asked of a fence without an object store
     |   +-- StoreUnsafe                 a store that cannot keep the promise (evicting Redis, S3 without If-None-Match)
     |   +-- StoreAuth                   the store refused the credentials
@@ -124,6 +125,10 @@ class Quarantined(TerminalError):
 class NestedClaim(TerminalError):
     code = "USAGE.nested_claim"
     default_hint = "this key is being performed further up in the same call; it would wait for itself for ever"
+
+
+class Unsupported(TerminalError):
+    code = "USAGE.unsupported"
 
 
 class ObjectsRequired(TerminalError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import pytest
@@ -35,8 +36,18 @@ def seaweed_server() -> Iterator[servers.S3Server]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def one_botocore_loader() -> Iterator[None]:
+    """Every boto3 session parses the same megabytes of JSON again, for 0.1 s a store; once will do."""
+    import botocore.loaders
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("botocore.session.create_loader", functools.cache(botocore.loaders.create_loader))
+        yield
+
+
 @pytest.fixture
-def s3_env(monkeypatch: pytest.MonkeyPatch) -> None:
+def s3_env(monkeypatch: pytest.MonkeyPatch, one_botocore_loader: None) -> None:
     """The credentials of our own servers in the environment, and nothing of the machine's."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", servers.S3_ACCESS_KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", servers.S3_SECRET_KEY)

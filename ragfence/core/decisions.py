@@ -22,6 +22,7 @@ from enum import IntEnum
 from ragfence.core.operations import Fence
 from ragfence.core.records import (
     NO_METADATA,
+    TOKEN_BYTES,
     Head,
     KeyRecord,
     SourceLease,
@@ -31,6 +32,7 @@ from ragfence.core.records import (
 )
 
 QUARANTINED = "QUARANTINED"
+NOBODY = bytes(TOKEN_BYTES)
 
 
 class Mode(IntEnum):
@@ -99,6 +101,8 @@ class Granted:
     takeover: bool = False
     prior: KeyRecord | None = None
     """the key was sealed before: its receipt is the answer, only the head has to move"""
+    head: Head | None = None
+    """the head that this move would follow"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +200,7 @@ def _decide_sequenced(
         return Replay(sealed)
     if lease and lease.record.state is State.HELD:
         if lease.record.token == claim.token:
-            return Granted(lease.record, prior=sealed)
+            return Granted(lease.record, prior=sealed, head=head)
         if lease.record.held_at(now_ms):  # one writer per source, whatever the revision
             return InFlight(lease.record.when_ms, lease.record)
     takeover = lease is not None and lease.record.state is State.HELD
@@ -211,7 +215,7 @@ def _decide_document(
 ) -> Verdict | _Grant | _Quarantine:
     if lease and lease.record.state is State.HELD:
         if lease.record.token == claim.token:
-            return Granted(lease.record, prior=_prior(head, parked, claim))
+            return Granted(lease.record, prior=_prior(head, parked, claim), head=head)
         if lease.record.held_at(now_ms):
             return InFlight(lease.record.when_ms, lease.record)
     # A lease that ran out may hide a committed row nobody sealed: even the current head must write a row then.
@@ -275,7 +279,8 @@ def settle_claim(
         error=answer.error,
         payload=claim.payload,
     )
-    return Granted(record, answer.takeover, answer.prior), _place(held, claim, record, stamp)
+    head = held.source.head if held.source else None
+    return Granted(record, answer.takeover, answer.prior, head), _place(held, claim, record, stamp)
 
 
 def _place(held: Held, claim: Claim, record: KeyRecord, stamp: int, *, unsettled: bool = False) -> Change:
@@ -316,6 +321,8 @@ class Seal:
     context: bytes = b""
     duplicate: bool = False
     """the decision row says `duplicate`: the effect was found or had been done before"""
+    winner: bytes = NOBODY
+    """the token of the attempt whose effect this is, when it is not the sealing one"""
 
     @property
     def digest(self) -> bytes:
@@ -394,6 +401,8 @@ def _ended(record: KeyRecord, seal: Seal, now_ms: int) -> KeyRecord:
     return replace(
         record,
         state=State.FAILED if seal.failed else State.SEALED,
+        # Whoever committed it may still come to seal it: the token of the effect, not of its healer, is the one kept.
+        token=record.token if seal.winner == NOBODY else seal.winner,
         when_ms=now_ms,
         owner="",
         error=seal.error,

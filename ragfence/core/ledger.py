@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ragfence.core.decisions import (
+    NOBODY,
     QUARANTINED,
     Claim,
     Conflict,
@@ -22,7 +23,6 @@ from ragfence.core.records import KeyRecord
 from ragfence.core.rows import (
     FENCED_OUT,
     NO_FENCE,
-    NOBODY,
     RELEASE_POSITION,
     SEAL_POSITION,
     TAKEOVER,

@@ -283,9 +283,8 @@ def _too_short(
 ) -> Iterator[str]:
     horizons = dict(WEBHOOK_HORIZONS_HOURS) if retention == "webhook" else {}
     for name, provider in policy.providers.items():
-        horizons.pop(name.casefold(), None)  # the file knows its own sender better
-        if provider.retention == retention:
-            horizons[name] = provider.retry_horizon_hours
+        if provider.retention == retention:  # the file knows its senders better than the built-in table
+            horizons[name.casefold()] = provider.retry_horizon_hours
     need = shortest_ttl(retention, horizons)
     if ttl * hours_per_unit < need.hours:
         yield f"{field}: {ttl:g} is below {need.reason}; at least {need.hours / hours_per_unit:g}"

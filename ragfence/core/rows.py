@@ -12,10 +12,11 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
+from ragfence.core.decisions import NOBODY
 from ragfence.core.operations import Fence, Operation
 from ragfence.core.receipts import Decision
 from ragfence.errors import FormatCorrupt
@@ -27,7 +28,6 @@ END_POSITION = 253
 
 _ROW = struct.Struct(">16sBHIBBHQHIHIHIHII33s16s16s")
 
-NOBODY = bytes(16)
 NO_FENCE = Fence(0, 0)
 
 
@@ -211,6 +211,12 @@ def context_of(operation: Operation, **known: str | int | None) -> bytes:
             values[field] = text
     values.update({field: value for field, value in known.items() if value})
     return json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def with_context(row: Row, **known: str | int | None) -> Row:
+    """The row with more of what only the caller knows."""
+    values = json.loads(row.context) | {field: value for field, value in known.items() if value}
+    return replace(row, context=json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode())
 
 
 def _split(number: int) -> tuple[int, int]:

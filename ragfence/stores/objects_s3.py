@@ -28,7 +28,7 @@ from botocore.config import Config
 
 from ragfence.errors import CommitUncertain, RagfenceError, StoreUnavailable, StoreUnsafe, UnknownStore
 from ragfence.stores.objects import Entry, Put, check_listing, check_name, is_name
-from ragfence.stores.objects_s3_errors import BotoError, is_absent, leaves_open, never_sent, translate
+from ragfence.stores.objects_s3_errors import BotoError, brief, is_absent, leaves_open, never_sent, translate
 from ragfence.stores.objects_s3_listing import PAGE, Page, flat, walk
 
 if TYPE_CHECKING:
@@ -90,6 +90,11 @@ class S3Objects:
                 f"cannot open s3://{bucket}/{prefix}",
                 hint=f"name a bucket: s3://bucket/prefix, with a prefix of at most {MAX_PREFIX_BYTES} bytes",
             )
+        if "@" in (endpoint_url or ""):
+            raise UnknownStore(
+                "credentials do not belong into the URL of an endpoint, which ends up in messages",
+                hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead",
+            )
         self._bucket = bucket
         self._root = f"{prefix}/" if prefix else ""
         self._endpoint_url, self._region = endpoint_url, region
@@ -145,9 +150,9 @@ class S3Objects:
                 existing, theirs = found
                 return Put(won=True) if theirs == nonce else Put(won=False, existing=existing)
         if sent:
-            raise CommitUncertain(f"cannot say whether {name} was written, {self._where}: {cause}") from cause
+            raise CommitUncertain(f"cannot say whether {name} was written, {self._where}: {brief(cause)}") from cause
         raise StoreUnavailable(
-            f"cannot write {name}, {self._where}: {cause}",
+            f"cannot write {name}, {self._where}: {brief(cause)}",
             hint="check that the server is running there and the endpoint is right; nothing was written",
         ) from cause
 

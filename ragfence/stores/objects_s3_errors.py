@@ -76,10 +76,18 @@ def leaves_open(error: Exception) -> bool:
     return isinstance(error, HTTPClientError | IncompleteReadError | ResponseParserError)
 
 
+def brief(error: Exception | None) -> str:
+    """What went wrong, in a few words."""
+    if isinstance(error, RagfenceError):
+        return error.message
+    status, code = _status_and_code(error)
+    return f"{code} ({status})" if status else str(error)
+
+
 def translate(error: Exception, what: str, bucket: str, where: str) -> RagfenceError:
     """The error for people: what could not be done, at which store, and what to do about it."""
     status, code = _status_and_code(error)
-    said = f"cannot {what}, {where}: {code or error}"
+    said = f"cannot {what}, {where}: {brief(error)}"
     if isinstance(error, ClientError):
         if code == "NoSuchBucket":
             return UnknownStore(f"{where} has no bucket {bucket!r}", hint=f"create it first: aws s3 mb s3://{bucket}")
@@ -87,12 +95,14 @@ def translate(error: Exception, what: str, bucket: str, where: str) -> RagfenceE
             needs = "these credentials need s3:GetObject, PutObject, DeleteObject and ListBucket on the bucket"
             return StoreAuth(said, hint=_HINTS.get(code, needs))
         if status == 501:
-            return StoreUnsafe(f"{said} (not implemented)", hint="use an S3 server with conditional writes")
+            return StoreUnsafe(
+                f"{said}: not implemented by this server", hint="use an S3 server with conditional writes"
+            )
         if code in ("InvalidBucketName", "PermanentRedirect", "IllegalLocationConstraintException"):
             return UnknownStore(said, hint=_HINTS.get(code, "check the name of the bucket and its region"))
         if code == "EntityTooLarge":
             return ValidationError(said, hint="write smaller batches: an object is one single PUT")
-        return StoreUnavailable(f"{said} (status {status})")
+        return StoreUnavailable(said)
     if isinstance(error, _NO_CREDENTIALS):
         return StoreAuth(said, hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or a role")
     if isinstance(error, EndpointConnectionError):
@@ -102,7 +112,7 @@ def translate(error: Exception, what: str, bucket: str, where: str) -> RagfenceE
     return UnknownStore(said, hint="check the bucket, the region and the endpoint")
 
 
-def _status_and_code(error: Exception) -> tuple[int, str]:
+def _status_and_code(error: Exception | None) -> tuple[int, str]:
     if not isinstance(error, ClientError):
         return 0, ""
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)

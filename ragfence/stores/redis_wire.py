@@ -23,11 +23,11 @@ from ragfence.core.decisions import (
     Verdict,
 )
 from ragfence.core.operations import encoded
-from ragfence.core.records import KeyRecord
+from ragfence.core.records import KeyRecord, SourceRecord
 from ragfence.errors import FormatCorrupt, FormatTooNew
 
 _CLAIM = struct.Struct(">BB16s16s32sq16sHIHHIHIBI")
-_SEAL = struct.Struct(">BB16s32sQHIq16sHIHIBI")
+_SEAL = struct.Struct(">BB16s32sQHIq16sHIHIBI16s")
 _LEASE = struct.Struct(">B16s32sQHIHIHI")
 _SEQUENCE = struct.Struct(">q")
 
@@ -98,6 +98,7 @@ def pack_seal(seal: Seal) -> bytes:
         *_split(seal.source_ttl_ms),
         seal.flags,
         seal.waited_ms,
+        seal.winner,
     )
     tail = (_short(seal.effect_id), _short(seal.error), _long(seal.result), _long(seal.context))
     return b"".join((head, *tail))
@@ -120,7 +121,8 @@ def verdict_of(reply: Sequence[Any]) -> Verdict:
     match reply[0]:
         case b"G":
             prior = KeyRecord.decode(reply[3]) if reply[3] else None
-            return Granted(KeyRecord.decode(reply[2]), bool(reply[1]), prior)
+            head = SourceRecord.decode(reply[4]).head if reply[4] else None
+            return Granted(KeyRecord.decode(reply[2]), bool(reply[1]), prior, head)
         case b"R":
             return Replay(_record_or_none(reply[1]))
         case b"C":

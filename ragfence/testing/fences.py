@@ -32,9 +32,7 @@ class _Content:
 class MemoryFences:
     """A fence store in memory that can be flushed, restarted, snapshotted and failed over."""
 
-    def __init__(
-        self, tenant: str = "default", *, solo: bool = False, clock: Callable[[], int] | None = None
-    ) -> None:
+    def __init__(self, tenant: str = "default", *, solo: bool = False, clock: Callable[[], int] | None = None) -> None:
         self.tenant = tenant
         self.solo = solo
         self._clock = clock or VirtualClock()

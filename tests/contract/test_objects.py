@@ -13,7 +13,7 @@ from ragfence.stores import objects_s3_listing
 from ragfence.stores.objects import ObjectStore
 from ragfence.stores.objects_local import LocalObjects
 from ragfence.stores.objects_s3 import S3Objects
-from ragfence.testing.contract_objects import ObjectStoreContract
+from ragfence.testing.contract_objects import ObjectListingContract, ObjectStoreContract
 from ragfence.testing.objects import FaultyObjects, MemoryObjects
 from tests.servers import S3Server
 
@@ -48,7 +48,7 @@ class TestMoto(ObjectStoreContract):
 
 
 @pytest.mark.xdist_group("moto")
-class TestMotoWithoutProbeInSmallPages(TestMoto):
+class TestMotoWithoutProbeInSmallPages(ObjectListingContract):
     """Listings that trust no order of the server's, and every listing many pages long."""
 
     @pytest.fixture
@@ -70,10 +70,7 @@ class TestSeaweedFS(ObjectStoreContract):
 
 
 @pytest.mark.xdist_group("seaweedfs")
-class TestSeaweedFSInSmallPages(ObjectStoreContract):
-    concurrent_writers = 1
-    no_race_reason = "raced in TestSeaweedFS"
-
+class TestSeaweedFSInSmallPages(ObjectListingContract):
     @pytest.fixture
     def store(self, seaweed_server: S3Server, s3_env: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
         monkeypatch.setattr(objects_s3_listing, "PAGE", 2)

@@ -4,8 +4,8 @@
 -- ARGV   [1] '1' if no object store stands behind this Redis, [2] number of groups, [3] most rows to keep, or '0'
 --        per group: the shard as one byte, the keys' common prefix, encoded rows to write as they are,
 --        the number of claims; then per claim one packed string (see `unpack_claim`)
--- Returns, per claim, in order: {'N'} not ready | {'G', takeover, record, prior} | {'R', record} | {'C', record}
---        | {'I', until_ms, quarantined, record} | {'S', newest} | {'X', record of a newer format}
+-- Returns, per claim, in order: {'N'} not ready | {'G', takeover, record, prior, source} | {'R', record}
+--        | {'C', record} | {'I', until_ms, quarantined, record} | {'S', newest} | {'X', record of a newer format}
 
 local function unpack_claim(data)
   local c = {}
@@ -110,7 +110,7 @@ end
 local function place(claim, held, record, unsettled, epoch, prefix)
   if claim.mode == KEYED then
     put(claim.record_key, record.raw, claim.pending_ttl)
-    return
+    return ''
   end
   local before = held.source and held.source.lease
   if claim.mode == SEQUENCED then
@@ -122,7 +122,9 @@ local function place(claim, held, record, unsettled, epoch, prefix)
   end
   local source = { stamp = epoch, head = held.source and held.source.head,
     lease = { digest = claim.digest, record = record, unsettled = unsettled } }
-  put(claim.source_key, encode_source(source), claim.source_ttl)
+  local raw = encode_source(source)
+  put(claim.source_key, raw, claim.source_ttl)
+  return raw
 end
 
 local function claim_row(claim, answer, now_ms, shard)
@@ -160,20 +162,20 @@ local function settle(claim, epoch, solo, now_ms, counter_key, prefix, shard)
     answer = { code = 'I', record = answer.record, quarantined = true }
   elseif answer.code == 'G' then
     if answer.again then
-      answer.record = answer.again
+      answer.record, answer.source = answer.again, held.source and held.source.raw or ''
     else
       answer.record = { state = HELD, fingerprint = claim.fingerprint, token = claim.token, epoch = epoch,
         counter = redis.call('INCR', counter_key), attempt = answer.attempt, first_seen = answer.first_seen,
         when = now_ms + claim.lease_ms, kind = claim.kind, owner = claim.owner, error = answer.error,
         effect_id = '', payload = claim.payload, result = '' }
       encode_record(answer.record)
-      place(claim, held, answer.record, false, epoch, prefix)
+      answer.source = place(claim, held, answer.record, false, epoch, prefix)
     end
   end
   local row = claim_row(claim, answer, now_ms, shard)
   local raw = answer.record and answer.record.raw or ''
   if answer.code == 'G' then
-    return { 'G', answer.takeover and 1 or 0, raw, answer.prior and answer.prior.raw or '' }, row
+    return { 'G', answer.takeover and 1 or 0, raw, answer.prior and answer.prior.raw or '', answer.source }, row
   elseif answer.code == 'I' then
     return { 'I', answer.quarantined and 0 or answer.record.when, answer.quarantined and 1 or 0, raw }, row
   elseif answer.code == 'S' then

@@ -11,7 +11,7 @@ local function unpack_seal(data)
   local s = {}
   local at
   s.mode, s.flags, s.token, s.digest, s.epoch, s.counter, s.sequence, s.metadata_hash, s.ttl, s.source_ttl,
-    s.row_flags, s.waited, at = struct.unpack('>BBc16c32I8I6c8c16I6I6BI4', data)
+    s.row_flags, s.waited, s.winner, at = struct.unpack('>BBc16c32I8I6c8c16I6I6BI4c16', data)
   if s.flags % 2 < 1 then s.sequence = nil end
   s.failed = s.flags % 4 >= 2
   s.live = s.flags % 8 >= 4
@@ -33,6 +33,7 @@ local function holds(record, token) return record.state == HELD and record.token
 
 local function end_record(record, seal, now_ms)
   return copy_record(record, { state = seal.failed and FAILED or SEALED, when = now_ms, owner = '',
+    token = seal.winner == NOBODY and record.token or seal.winner,
     error = seal.error, effect_id = seal.effect_id, result = seal.result })
 end
 

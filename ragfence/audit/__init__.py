@@ -1,0 +1,7 @@
+"""Why was this skipped, who won, what did it save: decision rows, and the auditor that checks them."""
+
+from __future__ import annotations
+
+from ragfence.audit.checking import Finding, Report, check
+
+__all__ = ["Finding", "Report", "check"]

@@ -1,0 +1,1 @@
+"""claim -> effect -> commit -> seal: leases, heartbeat, waiting, takeover, hydration."""

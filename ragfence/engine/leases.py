@@ -1,0 +1,179 @@
+"""Leases, and the one heartbeat thread that renews all leases of a process.
+
+A lease is lost when the store says so, when it could not be renewed in time, or after a fork: a child process has
+inherited none of its parent's leases. A lost lease raises `LeaseLost` at the next `check()` and at the seal.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Protocol
+
+from ragfence.core.decisions import LeaseRef
+from ragfence.core.operations import Fence, key_to_text
+from ragfence.errors import LeaseLost, RagfenceError
+
+current: contextvars.ContextVar[tuple[Lease, ...]] = contextvars.ContextVar("ragfence_leases", default=())
+
+
+def current_lease() -> Lease:
+    """The lease of the effect that is being performed: its `fence`, its `attempt`, and `check()`."""
+    held = current.get()
+    if not held:
+        raise LeaseLost("no fenced effect is being performed here", hint="call it inside a @fence.once function")
+    return held[-1]
+
+
+class Renewer(Protocol):
+    def renew(self, leases: Sequence[LeaseRef]) -> list[bool]: ...
+
+
+class Lease:
+    """The right to perform one operation, for a while. Pass `fence` to whatever the effect writes to."""
+
+    def __init__(
+        self,
+        ref: LeaseRef,
+        *,
+        fence: Fence,
+        attempt: int,
+        takeover: bool,
+        granted_at: float,
+        store_ms: int,
+        max_runtime_ms: int,
+    ) -> None:
+        self.ref = ref
+        self.fence = fence
+        self.attempt = attempt
+        self.takeover = takeover
+        self._granted_at = granted_at
+        self._store_ms = store_ms
+        self._stop_renewing_at = granted_at + max_runtime_ms / 1000
+        self._valid_until = granted_at + ref.lease_ms / 1000
+        self._lost = False
+        self._pid = os.getpid()
+
+    @property
+    def key(self) -> str:
+        return key_to_text(self.ref.key)
+
+    @property
+    def inherited(self) -> bool:
+        """This process got it by a fork; it belongs to the parent."""
+        return os.getpid() != self._pid
+
+    @property
+    def lost(self) -> bool:
+        # Measured from before the renewal was sent, so this process never believes longer than the store does.
+        return self._lost or self.inherited or time.monotonic() >= self._valid_until
+
+    def check(self) -> None:
+        """Raises `LeaseLost` if somebody else may be at work on this key by now. Call it between steps."""
+        if self.lost:
+            why = "it belongs to the parent process" if self.inherited else "it ran out or was taken over"
+            raise LeaseLost(f"the lease on {self.key} is lost: {why}", key=self.key)
+
+    def store_now_ms(self) -> int:
+        """The store's clock, as far as this process can tell."""
+        return self._store_ms + int((time.monotonic() - self._granted_at) * 1000)
+
+    def renewable_at(self, now: float) -> bool:
+        return not self._lost and now < self._stop_renewing_at
+
+    def renewed(self, asked_at: float) -> None:
+        self._valid_until = asked_at + self.ref.lease_ms / 1000
+
+    def lose(self) -> None:
+        self._lost = True
+
+
+class Heartbeat:
+    """Renews every lease of the process at a third of its length, all leases of a store in one round trip."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._held: dict[Lease, tuple[Renewer, float]] = {}
+        self._thread: threading.Thread | None = None
+
+    def add(self, store: Renewer, lease: Lease) -> None:
+        with self._changed:
+            self._held[lease] = (store, time.monotonic() + _beat_s(lease))
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="ragfence-heartbeat", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def remove(self, lease: Lease) -> None:
+        with self._changed:
+            self._held.pop(lease, None)
+
+    def forget_all(self) -> None:
+        """In the child of a fork: its parent's thread and locks do not exist here."""
+        self._changed = threading.Condition()
+        self._held = {}
+        self._thread = None
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                now = time.monotonic()
+                next_beat = min((due for _, due in self._held.values()), default=None)
+                if next_beat is None:
+                    if not self._changed.wait(timeout=5.0) and not self._held:
+                        self._thread = None
+                        return
+                    continue
+                if next_beat > now:
+                    self._changed.wait(timeout=next_beat - now)
+                    continue
+                # Everything due within the next half beat goes along: one round trip instead of many.
+                due = [(lease, store) for lease, (store, at) in self._held.items() if at <= now + _beat_s(lease) / 2]
+            self._renew(due)
+
+    def _renew(self, due: list[tuple[Lease, Renewer]]) -> None:
+        asked_at = time.monotonic()
+        by_store: dict[int, tuple[Renewer, list[Lease]]] = {}
+        for lease, store in due:
+            if lease.renewable_at(asked_at):
+                by_store.setdefault(id(store), (store, []))[1].append(lease)
+        next_beat = {lease: asked_at + _beat_s(lease) for lease, _ in due}
+        for store, leases in by_store.values():
+            try:
+                kept = store.renew([lease.ref for lease in leases])
+            except RagfenceError:
+                # The store did not answer. Sooner than usual again; until then the leases keep their expiry.
+                next_beat.update({lease: time.monotonic() + _beat_s(lease) / 4 for lease in leases})
+                continue
+            for lease, ok in zip(leases, kept, strict=True):
+                if ok:
+                    lease.renewed(asked_at)
+                else:
+                    lease.lose()
+        with self._changed:
+            for lease, store in due:
+                if lease in self._held:
+                    if lease.renewable_at(asked_at):
+                        self._held[lease] = (store, next_beat[lease])
+                    else:
+                        del self._held[lease]
+
+
+def _beat_s(lease: Lease) -> float:
+    return lease.ref.lease_ms / 3000
+
+
+heartbeat = Heartbeat()
+_after_fork: weakref.WeakSet[Heartbeat] = weakref.WeakSet([heartbeat])
+
+
+def _in_child() -> None:
+    for beat in _after_fork:
+        beat.forget_all()
+
+
+os.register_at_fork(after_in_child=_in_child)

@@ -1,0 +1,462 @@
+"""One operation from claim to receipt: claim -> effect -> commit -> seal, in object mode.
+
+`acquire` ends in the right to perform the effect (`Won`) or in somebody else's receipt. `complete` commits and seals.
+`give_back` ends a lease without an outcome. Nothing here knows what the effect is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ragfence.core.decisions import (
+    NOBODY,
+    Claim,
+    Conflict,
+    Fenced,
+    Granted,
+    InFlight,
+    Mode,
+    NotReady,
+    Replay,
+    Sealed,
+    SealOutcome,
+    Stale,
+    Verdict,
+)
+from ragfence.core.diffs import payload_diff
+from ragfence.core.ledger import row_for_answer
+from ragfence.core.policy import Policy
+from ragfence.core.receipts import Decision, Flags, Receipt
+from ragfence.core.records import KeyRecord, State
+from ragfence.core.rows import (
+    CONFLICT_POSITION,
+    FENCED_OUT,
+    HEALED,
+    JOURNALED,
+    SEAL_POSITION,
+    RowKind,
+    with_context,
+)
+from ragfence.engine import points
+from ragfence.engine.commits import Commit, Commits
+from ragfence.engine.epochs import Epochs
+from ragfence.engine.hydration import EpochWatch, Hydrator
+from ragfence.engine.leases import Lease, current, heartbeat
+from ragfence.engine.requests import Request
+from ragfence.engine.results import Results
+from ragfence.errors import Conflict as ConflictError
+from ragfence.errors import (
+    FencedOut,
+    LeaseLost,
+    NestedClaim,
+    Quarantined,
+    SealUncertain,
+    StoreUnavailable,
+    TransientError,
+)
+from ragfence.errors import InFlight as InFlightError
+from ragfence.errors import Stale as StaleError
+from ragfence.stores.fences import FenceStore, Lookup
+
+LAST_CLAIM_POSITION = 240
+
+
+@dataclass(slots=True)
+class Won:
+    """The right to perform the effect, until the lease is lost."""
+
+    request: Request
+    granted: Granted
+    lease: Lease
+    waited_ms: int
+    commit_sent: bool = False
+    journaled: bool = False
+
+    @property
+    def may_have_happened(self) -> bool:
+        """An earlier attempt got as far as performing the effect, and nobody knows how far."""
+        return self.lease.takeover or self.lease.attempt > 1
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an effect came to."""
+
+    effect_id: str = ""
+    result: bytes = b""
+    failed: bool = False
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Backing:
+    """What stands behind the fence store where there is an object store."""
+
+    commits: Commits
+    epochs: Epochs
+    hydrator: Hydrator
+    watch: EpochWatch
+
+
+class Performer:
+    def __init__(
+        self,
+        fences: FenceStore,
+        backing: Backing | None,
+        results: Results,
+        policy: Policy,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.redact_text = policy.redactor.redact_text
+        self.fences = fences
+        self.backing = backing
+        self.results = results
+        self._policy = policy
+        self._sleep = sleep
+
+    def acquire(self, request: Request, *, wait_ms: int | None = None, token: bytes | None = None) -> Won | Receipt:
+        """Claims, waits, takes over and heals, until there is an answer.
+
+        Raises `Conflict`, `Stale`, `Quarantined`, or `InFlight` once the wait is over.
+        """
+        self._refuse_nested(request)
+        started = time.monotonic()
+        give_up_at = started + (request.rules.wait_ms if wait_ms is None else wait_ms) / 1000
+        token, position = token or os.urandom(16), 0
+        while True:
+            asked_at = time.monotonic()
+            claim = request.claim(token, position, int((asked_at - started) * 1000))
+            verdict = self._claimed(claim)
+            position += 1
+            if position > LAST_CLAIM_POSITION:
+                token, position = os.urandom(16), 0
+            flags = Flags(waited_ms=claim.waited_ms)
+            match verdict:
+                case Granted():
+                    answer = self._granted(request, verdict, asked_at, claim.waited_ms)
+                    if answer is not None:
+                        return answer
+                case Replay(record):
+                    assert record is not None  # only documents have nothing to retract
+                    flags = replace(flags, attempt=record.attempt)
+                    return self.results.receipt(request.key, record, Decision.DUPLICATE, flags)
+                case Conflict(record):
+                    raise self._conflict(request, claim, record)
+                case Stale(newest):
+                    raise self._stale(request, newest)
+                case InFlight(quarantined=True):
+                    raise Quarantined(
+                        f"{request.key_text} failed {verdict.record.attempt} times, last with "
+                        f"{verdict.record.error or 'a lost lease'}",
+                        key=request.key_text,
+                        attempt=verdict.record.attempt,
+                        error_code=verdict.record.error,
+                    )
+                case InFlight():
+                    if time.monotonic() >= give_up_at:
+                        raise self._in_flight(request, verdict, claim.waited_ms)
+                    self._wait(request, verdict, started, give_up_at)
+
+    def complete(self, won: Won, outcome: Outcome) -> Receipt:
+        """Commits and seals. The receipt says `fenced_out` when another attempt had committed first."""
+        if won.lease.inherited:
+            raise LeaseLost(f"the lease on {won.lease.key} belongs to the parent process", key=won.lease.key)
+        if self.backing:
+            commit = self._commit_of(won, outcome)
+            won.commit_sent = True
+            winner = self.backing.commits.put(won.request.operation, commit)
+            points.reach(points.AFTER_COMMIT)
+            if winner is not None:
+                return self._lost_to(won, winner)
+            if won.request.mode is Mode.SEQUENCED and self.backing.epochs.newer_than(won.lease.fence.epoch):
+                # A newer revision may have been sealed in an epoch this lease knows nothing of: claim again.
+                return self._ask_again(won)
+        points.reach(points.BEFORE_SEAL)
+        sealed = self._sealed(won, outcome)
+        points.reach(points.AFTER_SEAL)
+        heartbeat.remove(won.lease)
+        flags = self._flags(won)
+        if isinstance(sealed, Sealed):
+            return self.results.receipt(won.request.key, sealed.record, Decision.NEW, flags)
+        if self.backing is None:
+            raise self._fenced_out(won, sealed)
+        if won.request.mode is Mode.SEQUENCED:
+            return self._ask_again(won)
+        # The object is ours, so the outcome is ours for ever, whoever holds the record by now.
+        record = commit.record()
+        row = row_for_answer(self._claim_for_rows(won, SEAL_POSITION), RowKind.NEW, record, won.lease.store_now_ms())
+        self.fences.record([replace(row, sealed_at_ms=record.when_ms)])
+        return self.results.receipt(won.request.key, record, Decision.NEW, flags)
+
+    def give_back(self, won: Won, error: str) -> None:
+        """Ends the lease without an outcome. If that cannot be said to the store, the lease runs out by itself."""
+        heartbeat.remove(won.lease)
+        if won.lease.inherited:
+            return
+        try:
+            self.fences.release([won.lease.ref], error, expire=won.commit_sent)
+        except TransientError:
+            won.lease.lose()
+
+    def _claimed(self, claim: Claim) -> Verdict:
+        while True:
+            (verdict,) = self.fences.claim([claim])
+            if not isinstance(verdict, NotReady):
+                return verdict
+            assert self.backing is not None  # a store without objects makes itself ready
+            self.backing.hydrator.ensure_ready()
+
+    def _granted(self, request: Request, granted: Granted, asked_at: float, waited_ms: int) -> Won | Receipt | None:
+        """The lease is ours. Did somebody commit before us and die? None: claim again."""
+        lease = Lease(
+            request.lease_ref(granted.record.token, epoch=granted.record.fence.epoch),
+            fence=granted.record.fence,
+            attempt=granted.record.attempt,
+            takeover=granted.takeover,
+            granted_at=asked_at,
+            store_ms=granted.record.when_ms - request.rules.lease_ms,
+            max_runtime_ms=request.rules.max_runtime_ms,
+        )
+        won = Won(request, granted, lease, waited_ms)
+        heartbeat.add(self.fences, lease)
+        try:
+            points.reach(points.AFTER_CLAIM)
+            if self.backing:
+                self.backing.watch.start()
+                found = self._committed_before(won)
+                if found is not None:
+                    return self._heal(won, found)
+            if granted.prior is not None:
+                return self._move_only(won, granted.prior)
+        except BaseException as failure:
+            self.give_back(won, getattr(failure, "code", type(failure).__name__))
+            raise
+        return won
+
+    def _committed_before(self, won: Won) -> Commit | None:
+        assert self.backing is not None
+        request, commits = won.request, self.backing.commits
+        found = commits.find(request.operation) if request.mode is Mode.KEYED else self._newest_of_source(won, commits)
+        if found is not None and found.fingerprint != request.fingerprint.hex():
+            raise self._conflict(request, self._claim_for_rows(won, CONFLICT_POSITION), found.record())
+        return found
+
+    def _newest_of_source(self, won: Won, commits: Commits) -> Commit | None:
+        """Our own commit, if there is one. A higher sequence than ours anywhere in the source makes us stale."""
+        request, own, sequence = won.request, None, won.request.operation.sequence
+        assert sequence is not None
+        listed = list(commits.of_source(request.operation))
+        names = sorted({key for key, _ in listed})
+        known = self.fences.read([Lookup(bytes.fromhex(key), Mode.SEQUENCED, request.source) for key in names])
+        top: tuple[int, str] | None = None
+        if won.granted.head is not None and won.granted.head.sequence is not None:
+            top = (won.granted.head.sequence, (request.key[:1] + won.granted.head.digest).hex())
+        for key, marked in listed:
+            number = marked
+            if marked is None:
+                if key == request.key_text:
+                    own = commits.read(request.operation, key)
+                    number = own.sequence if own else None
+                elif top is None or not _sealed_here(known[names.index(key)].record):
+                    # The head covers whatever this store has sealed; only strangers have to be read.
+                    other = commits.read(request.operation, key)
+                    number = other.sequence if other else None
+            if number is not None and (top is None or number > top[0]):
+                top = (number, key)
+        if top is not None and top[0] > sequence:
+            raise self._stale_after_claim(won, top[0])
+        if top is not None and top[0] == sequence and top[1] != request.key_text:
+            raise self._conflict(request, self._claim_for_rows(won, CONFLICT_POSITION), None)
+        if own is not None and (own.sequence is None or own.sequence < sequence):
+            commits.raise_sequence(request.operation, sequence)
+        return own
+
+    def _heal(self, won: Won, found: Commit) -> Receipt | None:
+        """An owner committed and died before its seal: the effect is found, not repeated."""
+        outcome = Outcome(found.effect_id, found.result, found.failed, found.error)
+        sealed = self._sealed(won, outcome, flags=HEALED, winner=bytes.fromhex(found.token))
+        heartbeat.remove(won.lease)
+        if not isinstance(sealed, Sealed) and won.request.mode is Mode.SEQUENCED:
+            return None
+        flags = replace(self._flags(won), healed=True)
+        return self.results.receipt(won.request.key, found.record(), Decision.DUPLICATE, flags)
+
+    def _move_only(self, won: Won, prior: KeyRecord) -> Receipt | None:
+        """The key was sealed before, with a lower sequence: its receipt stands, the source's top moves up."""
+        sequence = won.request.operation.sequence
+        if self.backing and sequence is not None:
+            won.commit_sent = True
+            self.backing.commits.raise_sequence(won.request.operation, sequence)
+            points.reach(points.AFTER_COMMIT)
+            if self.backing.epochs.newer_than(won.lease.fence.epoch):
+                self.backing.hydrator.ensure_ready()
+        outcome = Outcome(prior.effect_id, prior.result, prior.state is State.FAILED, prior.error)
+        sealed = self._sealed(won, outcome, winner=prior.token)
+        heartbeat.remove(won.lease)
+        if not isinstance(sealed, Sealed):
+            return None
+        return self.results.receipt(won.request.key, prior, Decision.DUPLICATE, self._flags(won))
+
+    def _lost_to(self, won: Won, winner: Commit) -> Receipt:
+        if winner.fingerprint != won.request.fingerprint.hex():
+            self.give_back(won, ConflictError.code)
+            raise self._conflict(won.request, self._claim_for_rows(won, CONFLICT_POSITION), winner.record())
+        outcome = Outcome(winner.effect_id, winner.result, winner.failed, winner.error)
+        self._sealed(won, outcome, flags=HEALED | FENCED_OUT, winner=bytes.fromhex(winner.token))
+        heartbeat.remove(won.lease)
+        flags = replace(self._flags(won), fenced_out=True)
+        return self.results.receipt(won.request.key, winner.record(), Decision.DUPLICATE, flags)
+
+    def _ask_again(self, won: Won) -> Receipt:
+        """Our commit exists, our lease may not: a new claim finds the commit, or learns what superseded it."""
+        self.give_back(won, FencedOut.code)
+        answer = self.acquire(won.request)
+        if isinstance(answer, Receipt):
+            return answer
+        self.give_back(answer, FencedOut.code)
+        raise FencedOut(f"{won.lease.key} lost its lease and its commit cannot be found", key=won.lease.key)
+
+    def _sealed(self, won: Won, outcome: Outcome, *, flags: int = 0, winner: bytes = NOBODY) -> SealOutcome:
+        """Tries for as long as the policy says: the effect has happened, and only a seal can tell everybody."""
+        seal = won.request.seal(
+            won.granted,
+            effect_id=outcome.effect_id,
+            result=outcome.result,
+            failed=outcome.failed,
+            error=outcome.error,
+            flags=flags | (JOURNALED if won.journaled else 0),
+            waited_ms=won.waited_ms,
+            winner=winner,
+        )
+        give_up_at = time.monotonic() + self._policy.lease.seal_retry_s
+        pause_s = 0.02
+        while True:
+            try:
+                return self.fences.seal([seal])[0]
+            except StoreUnavailable as unavailable:
+                if time.monotonic() >= give_up_at:
+                    heartbeat.remove(won.lease)
+                    record = self._commit_of(won, outcome).record()
+                    receipt = self.results.receipt(won.request.key, record, Decision.NEW, self._flags(won))
+                    raise SealUncertain(
+                        f"the effect of {won.lease.key} happened, but its seal could not be written",
+                        key=won.lease.key,
+                        receipt=receipt,
+                        committed=won.commit_sent,
+                    ) from unavailable
+            self._sleep(pause_s * random.uniform(0.5, 1.5))
+            pause_s = min(pause_s * 2, 1.0)
+
+    def _commit_of(self, won: Won, outcome: Outcome) -> Commit:
+        record = won.granted.record
+        return Commit(
+            key=won.request.key_text,
+            fingerprint=record.fingerprint.hex(),
+            token=record.token.hex(),
+            fence=str(record.fence),
+            attempt=record.attempt,
+            first_seen_ms=record.first_seen_ms,
+            sealed_at_ms=won.lease.store_now_ms(),
+            sequence=won.request.operation.sequence,
+            failed=outcome.failed,
+            error=outcome.error,
+            effect_id=outcome.effect_id,
+            result=outcome.result,
+        )
+
+    def _fenced_out(self, won: Won, outcome: Fenced | NotReady) -> FencedOut:
+        record = outcome.record if isinstance(outcome, Fenced) else None
+        receipt = None
+        if record is not None and record.ended and record.fingerprint == won.request.fingerprint:
+            flags = replace(self._flags(won), fenced_out=True)
+            receipt = self.results.receipt(won.request.key, record, Decision.DUPLICATE, flags)
+        return FencedOut(f"{won.lease.key} was taken over before its seal", key=won.lease.key, receipt=receipt)
+
+    def _wait(self, request: Request, verdict: InFlight, started: float, give_up_at: float) -> None:
+        """Until the record changes, its lease runs out, or the caller's patience does. Reads only: no rows."""
+        token, until_ms = verdict.record.token, verdict.until_ms
+        since, store_ms = time.monotonic(), self.fences.now_ms()
+        while True:
+            now = time.monotonic()
+            if now >= give_up_at or store_ms + (now - since) * 1000 >= until_ms:
+                return
+            pause_s = min(max((now - started) * 0.1, 0.005), 0.25) * random.uniform(0.5, 1.5)
+            self._sleep(min(pause_s, max(give_up_at - now, 0)))
+            (held,) = self.fences.read([request.lookup])
+            record = held.source.lease.record if held.source and held.source.lease else held.record
+            if record is None or record.token != token or record.state is not State.HELD:
+                return
+            until_ms = record.when_ms
+
+    def _refuse_nested(self, request: Request) -> None:
+        for lease in current.get():
+            same_source = request.source and lease.ref.source == request.source
+            if lease.ref.key == request.key or same_source:
+                raise NestedClaim(
+                    f"{request.operation.kind} {request.operation.source_id!r} is claimed inside its own effect",
+                    key=request.key_text,
+                )
+
+    def _claim_for_rows(self, won: Won, position: int) -> Claim:
+        return replace(won.request.claim(won.granted.record.token, position, won.waited_ms), row_on_conflict=True)
+
+    def _flags(self, won: Won) -> Flags:
+        return Flags(
+            attempt=won.lease.attempt,
+            takeover=won.lease.takeover,
+            waited_ms=won.waited_ms,
+            journaled=won.journaled,
+        )
+
+    def _conflict(self, request: Request, claim: Claim, record: KeyRecord | None) -> ConflictError:
+        """The error, with the diff of the redacted payloads; writes the row that the claim left to us."""
+        diff = None
+        if request.diff_wanted and record is not None and record.payload and request.kept_payload:
+            limit = self._policy.on_conflict.max_diff_bytes
+            diff = payload_diff(json.loads(record.payload), json.loads(request.kept_payload), max_bytes=limit)
+        if request.diff_wanted or claim.position == CONFLICT_POSITION:
+            row = row_for_answer(claim, RowKind.CONFLICT, record, self.fences.now_ms())
+            self.fences.record([with_context(row, diff_size=diff.size if diff else 0)])
+        what = "is known with another payload" if record else "has its sequence taken by another revision"
+        return ConflictError(
+            f"{request.operation.kind} {request.operation.source_id!r} {what}",
+            key=request.key_text,
+            diff=list(diff.patch) if diff else None,
+            receipt=self.results.receipt(request.key, record, Decision.CONFLICT, Flags())
+            if record is not None and record.ended
+            else None,
+        )
+
+    def _stale(self, request: Request, newest: int) -> StaleError:
+        sequence = request.operation.sequence
+        return StaleError(
+            f"{request.operation.kind} {request.operation.source_id!r} is at sequence {newest}, {sequence} is older",
+            key=request.key_text,
+            sequence=sequence,
+            newest=newest,
+        )
+
+    def _stale_after_claim(self, won: Won, newest: int) -> StaleError:
+        claim = self._claim_for_rows(won, CONFLICT_POSITION)
+        self.fences.record([row_for_answer(claim, RowKind.STALE, None, won.lease.store_now_ms())])
+        return self._stale(won.request, newest)
+
+    def _in_flight(self, request: Request, verdict: InFlight, waited_ms: int) -> InFlightError:
+        left_ms = max(verdict.until_ms - self.fences.now_ms(), 0)
+        return InFlightError(
+            f"{request.operation.kind} {request.operation.source_id!r} is being performed by "
+            f"{verdict.record.owner or 'somebody else'} (attempt {verdict.record.attempt})",
+            key=request.key_text,
+            retry_after_ms=left_ms,
+            waited_ms=waited_ms,
+        )
+
+
+def _sealed_here(record: KeyRecord | None) -> bool:
+    return record is not None and record.ended

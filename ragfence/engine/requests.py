@@ -1,0 +1,133 @@
+"""A request: an operation with everything the stores need to know of it, and the calls it turns into."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ragfence.core.canonical import canonical_json
+from ragfence.core.decisions import NOBODY, Claim, Granted, LeaseRef, Mode, Seal
+from ragfence.core.hashing import digest
+from ragfence.core.jsonable import to_jsonable
+from ragfence.core.operations import Operation, key_to_text
+from ragfence.core.policy import KindRules
+from ragfence.core.records import FINGERPRINT_BYTES
+from ragfence.stores.fences import SOURCE_BYTES, Lookup
+
+MAX_KEPT_PAYLOAD = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    operation: Operation
+    fingerprint: bytes
+    rules: KindRules
+    context: bytes = b"{}"
+    owner: str = ""
+    kept_payload: bytes = b""
+    """the redacted payload, for the diff of a later conflict; empty unless the policy asks for diffs"""
+    diff_wanted: bool = False
+    key: bytes = b""
+    source: bytes = b""
+
+    @classmethod
+    def of(cls, operation: Operation, fingerprint: bytes, rules: KindRules, **more: object) -> Request:
+        source = bytes.fromhex(operation.source)
+        # The kind too: sequences of different kinds of effect on one source do not order each other.
+        slot = digest("ragfence/slot/1", operation.kind.encode(), source)[:SOURCE_BYTES]
+        fields = {"key": operation.key, "source": slot if operation.sequence is not None else b"", **more}
+        return cls(operation, fingerprint, rules, **fields)  # type: ignore[arg-type]  # checked by the dataclass users
+
+    @property
+    def mode(self) -> Mode:
+        return Mode.KEYED if self.operation.sequence is None else Mode.SEQUENCED
+
+    @property
+    def key_text(self) -> str:
+        return key_to_text(self.key)
+
+    @property
+    def lookup(self) -> Lookup:
+        return Lookup(self.key, self.mode, self.source)
+
+    def claim(self, token: bytes, position: int, waited_ms: int) -> Claim:
+        return Claim(
+            key=self.key,
+            fingerprint=self.fingerprint,
+            token=token,
+            mode=self.mode,
+            source=self.source,
+            sequence=self.operation.sequence,
+            lease_ms=self.rules.lease_ms,
+            max_attempts=self.rules.max_attempts,
+            pending_ttl_ms=self.rules.pending_ttl_ms,
+            source_ttl_ms=self._source_ttl_ms,
+            kind=self.operation.kind,
+            owner=self.owner,
+            payload=self.kept_payload,
+            position=position,
+            waited_ms=waited_ms,
+            context=self.context,
+            row_on_conflict=not self.diff_wanted,
+        )
+
+    def lease_ref(self, token: bytes, *, epoch: int) -> LeaseRef:
+        return LeaseRef(
+            key=self.key,
+            token=token,
+            mode=self.mode,
+            source=self.source,
+            lease_ms=self.rules.lease_ms,
+            pending_ttl_ms=self.rules.pending_ttl_ms,
+            source_ttl_ms=self._source_ttl_ms,
+            epoch=epoch,
+            context=self.context,
+        )
+
+    def seal(
+        self,
+        granted: Granted,
+        *,
+        effect_id: str,
+        result: bytes,
+        failed: bool,
+        error: str,
+        flags: int = 0,
+        waited_ms: int = 0,
+        winner: bytes = NOBODY,
+    ) -> Seal:
+        return Seal(
+            key=self.key,
+            token=granted.record.token,
+            fence=granted.record.fence,
+            mode=self.mode,
+            source=self.source,
+            failed=failed,
+            effect_id=effect_id,
+            result=result,
+            error=error,
+            sequence=self.operation.sequence,
+            ttl_ms=self.rules.ttl_ms,
+            source_ttl_ms=self._source_ttl_ms,
+            flags=flags,
+            waited_ms=waited_ms,
+            context=self.context,
+            duplicate=winner != NOBODY,
+            winner=winner,
+        )
+
+    @property
+    def _source_ttl_ms(self) -> int:
+        # A claim must not shorten the memory of the top sequence, nor a seal that of a pending lease.
+        if self.rules.ttl_ms == 0 or self.rules.pending_ttl_ms == 0:
+            return 0
+        return max(self.rules.ttl_ms, self.rules.pending_ttl_ms)
+
+
+def fingerprint_of(payload: object) -> tuple[bytes, bytes]:
+    """The fingerprint of a payload, and its canonical JSON where it has one (bytes are taken as they are)."""
+    if payload is None:
+        return digest("ragfence/payload/none/1")[:FINGERPRINT_BYTES], b""
+    if isinstance(payload, bytes | bytearray | memoryview):
+        return digest("ragfence/payload/bytes/1", bytes(payload))[:FINGERPRINT_BYTES], b""
+    text = canonical_json(to_jsonable(payload))
+    return digest("ragfence/payload/json/1", text)[:FINGERPRINT_BYTES], text

@@ -1,0 +1,110 @@
+"""Results as they are stored, and receipts made from what is stored.
+
+A result is JSON. Small ones stand in the fence record; larger ones become an object named by its digest, and the
+record holds the digest. The caller who performed the effect gets its result the way every later caller will.
+"""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+from typing import Any
+
+from ragfence.core.jsonable import to_jsonable
+from ragfence.core.operations import encoded, key_to_text
+from ragfence.core.policy import Policy
+from ragfence.core.receipts import Decision, Flags, Receipt, default_effect_id
+from ragfence.core.records import KeyRecord, State
+from ragfence.errors import FormatCorrupt, NotJson, ObjectsRequired, ResultTooBig, ValidationError
+from ragfence.stores.objects import ObjectStore
+
+_INLINE, _REFERENCE, _FAILURE = b"j", b"r", b"f"
+MAX_EFFECT_ID_BYTES = 255
+
+
+class Results:
+    """Stores and loads results for one tenant."""
+
+    def __init__(self, tenant: str, policy: Policy, objects: ObjectStore | None) -> None:
+        self._folder = f"{encoded(tenant)}/results"
+        self._limits = policy.results
+        self._objects = objects
+
+    def store(self, result: object, key: str) -> bytes:
+        """The bytes that stand for the result in a record. Nothing is stored when it raises."""
+        if result is None:
+            return b""
+        try:
+            data = json.dumps(to_jsonable(result), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        except NotJson as bad:
+            raise NotJson(
+                f"the result of {key} is not JSON: {bad.message}",
+                hint="return dicts, lists, text, numbers, booleans or None; or return an id and keep the rest yourself",
+                key=key,
+            ) from bad
+        except (ValueError, UnicodeEncodeError) as bad:
+            raise NotJson(f"the result of {key} is not JSON: {bad}", key=key) from bad
+        if len(data) <= self._limits.inline_max_bytes:
+            return _INLINE + data
+        if len(data) > self._limits.max_bytes:
+            raise ResultTooBig(
+                f"the result of {key} has {len(data):,} bytes, the policy allows {self._limits.max_bytes:,}",
+                hint="store it yourself and return its address, or raise results.max_bytes",
+                key=key,
+            )
+        if self._objects is None:
+            raise ResultTooBig(
+                f"the result of {key} has {len(data):,} bytes; without an object store at most "
+                f"{self._limits.inline_max_bytes:,} fit",
+                hint="open the fence with objects='s3://...', or return an id instead",
+                key=key,
+            )
+        digest = sha256(data).digest()
+        self._objects.put_new(f"{self._folder}/{digest.hex()}", data)
+        return _REFERENCE + digest
+
+    def load(self, stored: bytes) -> Any:
+        tag, data = stored[:1], stored[1:]
+        if tag == b"":
+            return None
+        if tag in (_INLINE, _FAILURE):
+            return json.loads(data)
+        if tag != _REFERENCE:
+            raise FormatCorrupt(f"a stored result starts with {tag!r}")
+        if self._objects is None:
+            raise ObjectsRequired(f"the result {data.hex()} is in an object store, and the fence was opened without")
+        found = self._objects.get(f"{self._folder}/{data.hex()}")
+        if found is None or sha256(found).digest() != data:
+            raise FormatCorrupt(
+                f"the result object {data.hex()} is {'missing' if found is None else 'not what it was'}"
+            )
+        return json.loads(found)
+
+    def receipt(self, key: bytes, record: KeyRecord, decision: Decision, flags: Flags) -> Receipt:
+        value = self.load(record.result)
+        failed = record.state is State.FAILED
+        return Receipt(
+            key=key_to_text(key),
+            effect_id=record.effect_id or default_effect_id(key),
+            result=None if failed else value,
+            failure=value if failed else None,
+            decision=decision,
+            flags=flags,
+            fence=str(record.fence),
+            first_seen_ms=record.first_seen_ms,
+            sealed_at_ms=record.when_ms,
+        )
+
+
+def failure_bytes(kind: str, code: str, message: str) -> bytes:
+    failure = {"type": kind, "code": code, "message": message[:2000]}
+    return _FAILURE + json.dumps(failure, ensure_ascii=True, separators=(",", ":")).encode()
+
+
+def checked_effect_id(effect_id: object) -> str:
+    if effect_id is None:
+        return ""
+    text = str(effect_id)
+    if not text or len(text.encode(errors="replace")) > MAX_EFFECT_ID_BYTES or not text.isprintable():
+        raise ValidationError(f"effect_id must be 1 to {MAX_EFFECT_ID_BYTES} printable bytes, got {text[:60]!r}")
+    return text

@@ -1,0 +1,377 @@
+"""Segment mode: many head moves committed by one object, for effects that are deterministic.
+
+    claim -> effect -> put_new segments/<epoch>/<token> -> look for a newer epoch -> seal
+
+The segment is the commit point of the whole batch. Because its name carries the epoch of the leases, a later
+hydration either lists it or voids it for ever; the look between commit and seal makes sure that nobody is told
+"done" for a segment that was voided. See docs/protocol.md for what each step protects against.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from ragfence.core.decisions import (
+    Claim,
+    Conflict,
+    Granted,
+    InFlight,
+    LeaseRef,
+    Mode,
+    NotReady,
+    Replay,
+    Seal,
+    Sealed,
+    Stale,
+    Verdict,
+)
+from ragfence.core.operations import Fence
+from ragfence.core.records import Head, KeyRecord, State
+from ragfence.core.rows import REVIVED
+from ragfence.engine import points
+from ragfence.engine.epochs import Epochs
+from ragfence.engine.hydration import Hydrator
+from ragfence.errors import FormatCorrupt, FormatTooNew, StoreUnavailable
+from ragfence.stores.fences import FenceStore, Loaded, LoadedReceipt, LoadedSource
+from ragfence.stores.objects import ObjectStore
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LogRow:
+    """One head move, as the log keeps it."""
+
+    key: bytes
+    source: bytes
+    fence: Fence
+    fingerprint: bytes
+    live: bool
+    sequence: int | None
+    """the effective one: a move without a sequence keeps the head's"""
+    metadata_hash: bytes
+    effect_id: str
+    result: bytes
+
+    def record(self) -> KeyRecord:
+        # No time and no attempt: what comes back from the log is a function of the row alone.
+        return KeyRecord(
+            State.SEALED,
+            self.fingerprint,
+            bytes(16),
+            self.fence,
+            1,
+            0,
+            0,
+            effect_id=self.effect_id,
+            result=self.result,
+        )
+
+
+class Codec(Protocol):
+    """How rows become the bytes of a segment. Documents bring Parquet."""
+
+    def encode(self, rows: Sequence[LogRow]) -> bytes: ...
+    def decode(self, name: str, data: bytes) -> Iterator[LogRow]: ...
+
+
+class PlainCodec:
+    """Segments as JSON lines."""
+
+    def encode(self, rows: Sequence[LogRow]) -> bytes:
+        lines = [json.dumps({"version": VERSION})]
+        lines += [
+            json.dumps(
+                {
+                    "key": row.key.hex(),
+                    "source": row.source.hex(),
+                    "fence": list(row.fence),
+                    "fingerprint": row.fingerprint.hex(),
+                    "live": row.live,
+                    "sequence": row.sequence,
+                    "metadata_hash": row.metadata_hash.hex(),
+                    "effect_id": row.effect_id,
+                    "result": b64encode(row.result).decode(),
+                },
+                separators=(",", ":"),
+            )
+            for row in rows
+        ]
+        return "\n".join(lines).encode()
+
+    def decode(self, name: str, data: bytes) -> Iterator[LogRow]:
+        try:
+            head, *lines = data.decode().split("\n")
+            version = json.loads(head)["version"]
+            if version > VERSION:
+                raise FormatTooNew(f"{name} has format {version}; this ragfence knows {VERSION}")
+            for line in lines:
+                values = json.loads(line)
+                yield LogRow(
+                    key=bytes.fromhex(values["key"]),
+                    source=bytes.fromhex(values["source"]),
+                    fence=Fence(*values["fence"]),
+                    fingerprint=bytes.fromhex(values["fingerprint"]),
+                    live=values["live"],
+                    sequence=values["sequence"],
+                    metadata_hash=bytes.fromhex(values["metadata_hash"]),
+                    effect_id=values["effect_id"],
+                    result=b64decode(values["result"]),
+                )
+        except (ValueError, KeyError, TypeError) as broken:
+            raise FormatCorrupt(f"{name} is no segment: {broken!r}") from broken
+
+
+class SegmentLoader:
+    """What the listed segments amount to: per source the row with the highest fence, and every other receipt."""
+
+    def __init__(self, objects: ObjectStore, codec: Codec) -> None:
+        self._objects = objects
+        self._codec = codec
+
+    def load(self, segments: Iterable[str]) -> Iterator[Loaded]:
+        heads: dict[tuple[int, bytes], LogRow] = {}
+        receipts: dict[bytes, LogRow] = {}
+        for row in self.rows(segments):
+            at = (row.key[0], row.source)
+            if at not in heads or heads[at].fence < row.fence:
+                heads[at] = row
+            if row.live:
+                receipts[row.key] = row
+        for (shard, source), row in heads.items():
+            receipts.pop(row.key, None)
+            yield LoadedSource(
+                shard, source, Head(row.key[1:], row.live, row.sequence, row.metadata_hash, row.record())
+            )
+        for key, row in receipts.items():
+            yield LoadedReceipt(key, row.record())
+
+    def rows(self, segments: Iterable[str]) -> Iterator[LogRow]:
+        for name in segments:
+            data = self._objects.get(name)
+            if data is None:
+                raise StoreUnavailable(f"the segment {name} is listed but cannot be read")
+            yield from self._codec.decode(name, data)
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A head move that somebody wants, and the deterministic effect behind it."""
+
+    claim: Claim
+    effect: Callable[[Granted], bytes]
+    """makes the result; not called when the key was sealed before"""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The head was moved by this call. `record` is what everybody will be answered with."""
+
+    record: KeyRecord
+    again: bool
+    """the key had been sealed before, so nothing was performed: it was revived, re-described or re-ordered"""
+
+
+Answer = Moved | Replay | Conflict | Stale | InFlight
+
+
+@dataclass(slots=True)
+class _Wanted:
+    move: Move
+    segments: list[tuple[str, int, Moved]]
+    """(name, epoch) of what this call committed without being sure that it counts"""
+    unsure: bool = False
+
+    @property
+    def open_question(self) -> bool:
+        """Did a segment of ours count after all? Without a sequence we must know before we move the head again."""
+        return bool(self.segments) and self.move.claim.sequence is None
+
+
+class SegmentWriter:
+    """Performs head moves in batches. Safe to be killed, frozen or cut off anywhere."""
+
+    def __init__(
+        self,
+        fences: FenceStore,
+        objects: ObjectStore,
+        epochs: Epochs,
+        hydrator: Hydrator,
+        codec: Codec,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._fences = fences
+        self._objects = objects
+        self._epochs = epochs
+        self._hydrator = hydrator
+        self._codec = codec
+        self._sleep = sleep
+
+    def move(self, moves: Sequence[Move], *, wait_s: float = 60.0) -> list[Answer]:
+        """Answers in the order of the moves. A source must not stand twice in one call."""
+        answers: dict[int, Answer] = {}
+        wanted = {at: _Wanted(move, []) for at, move in enumerate(moves)}
+        give_up_at = time.monotonic() + wait_s
+        pause_s = 0.005
+        while wanted:
+            asked = self._answer_from_own_segments(wanted, answers)
+            if asked is None:
+                continue
+            if not wanted:
+                break
+            verdicts = self._claim(wanted)
+            granted: dict[int, Granted] = {}
+            for at, verdict in verdicts.items():
+                match verdict:
+                    case Granted(record) if wanted[at].open_question and record.fence.epoch != asked:
+                        # An epoch was completed since we asked: it may list our segment. Ask again first.
+                        self._fences.release([self._ref(wanted[at].move, verdict)], "LEASE.superseded")
+                    case Granted():
+                        granted[at] = verdict
+                    case NotReady():
+                        pass
+                    case InFlight(_, _, quarantined):
+                        if quarantined or time.monotonic() >= give_up_at:
+                            answers[at] = verdict
+                            del wanted[at]
+                    case _:
+                        answers[at] = verdict
+                        del wanted[at]
+            # Whatever was won is sealed or given back before anything is waited for: no hold-and-wait.
+            if granted:
+                self._perform(granted, wanted, answers)
+            if any(isinstance(verdict, NotReady) for verdict in verdicts.values()):
+                self._hydrator.ensure_ready()
+            elif wanted and not granted:
+                self._sleep(pause_s * random.uniform(0.5, 1.5))
+                pause_s = min(pause_s * 1.5, 0.25)
+        return [answers[at] for at in range(len(moves))]
+
+    def _claim(self, wanted: dict[int, _Wanted]) -> dict[int, Verdict]:
+        # A new token per attempt: with the position it also names the decision row.
+        claims = [replace(want.move.claim, token=os.urandom(16)) for want in wanted.values()]
+        return dict(zip(wanted, self._fences.claim(claims), strict=True))
+
+    def _perform(self, granted: dict[int, Granted], wanted: dict[int, _Wanted], answers: dict[int, Answer]) -> None:
+        points.reach(points.AFTER_CLAIM)
+        by_epoch: dict[int, list[int]] = {}
+        for at, grant in granted.items():
+            by_epoch.setdefault(grant.record.fence.epoch, []).append(at)
+        for epoch, members in by_epoch.items():
+            self._perform_in(epoch, {at: granted[at] for at in members}, wanted, answers)
+
+    def _perform_in(
+        self, epoch: int, granted: dict[int, Granted], wanted: dict[int, _Wanted], answers: dict[int, Answer]
+    ) -> None:
+        sent = False
+        try:
+            results = {
+                at: grant.prior.result if grant.prior else wanted[at].move.effect(grant)
+                for at, grant in granted.items()
+            }
+            points.reach(points.AFTER_EFFECT)
+            seals = {at: self._seal(wanted[at].move, grant, results[at]) for at, grant in granted.items()}
+            rows = [self._row(seals[at], grant) for at, grant in granted.items()]
+            name = self._epochs.segment_name(epoch, os.urandom(16).hex())
+            for at, grant in granted.items():
+                record = replace(grant.record, state=State.SEALED, result=results[at])
+                wanted[at].segments.append((name, epoch, Moved(record, grant.prior is not None)))
+                wanted[at].unsure = False
+            sent = True
+            self._objects.put_new(name, self._codec.encode(rows))
+            points.reach(points.AFTER_COMMIT)
+        except BaseException:
+            refs = [self._ref(wanted[at].move, grant) for at, grant in granted.items()]
+            self._fences.release(refs, "EFFECT.failed", expire=sent)
+            raise
+        if self._epochs.newer_than(epoch):
+            for at in granted:
+                wanted[at].unsure = True
+            self._hydrator.ensure_ready()
+            return
+        points.reach(points.BEFORE_SEAL)
+        outcomes = dict(zip(seals, self._fences.seal(list(seals.values())), strict=True))
+        points.reach(points.AFTER_SEAL)
+        for at, outcome in outcomes.items():
+            if isinstance(outcome, Sealed):
+                answers[at] = Moved(outcome.record, granted[at].prior is not None)
+                del wanted[at]
+            else:
+                wanted[at].unsure = isinstance(outcome, NotReady)
+
+    def _answer_from_own_segments(self, wanted: dict[int, _Wanted], answers: dict[int, Answer]) -> int | None:
+        """A segment of ours that the newest epoch lists counts, though we could not seal it.
+
+        Only without a sequence: with one, a newer revision may have been sealed since, and the claim tells.
+        Returns the epoch the answers are of, 0 when there was nothing to ask, None when it is too early to tell.
+        """
+        if not any(want.open_question for want in wanted.values()):
+            return 0
+        known = self._epochs.known()
+        if known.settled:
+            listed = set(self._epochs.listed(known.newest_complete))
+            for at, want in list(wanted.items()):
+                counted = [
+                    moved for name, epoch, moved in want.segments if epoch < known.newest_complete and name in listed
+                ]
+                if counted and want.open_question:
+                    answers[at] = counted[-1]
+                    del wanted[at]
+                    continue
+                want.segments = [entry for entry in want.segments if entry[1] >= known.newest_complete]
+        if not known.settled or any(want.open_question and want.unsure for want in wanted.values()):
+            # What became of it is decided by the next complete epoch; to claim before would forget the question.
+            self._hydrator.ensure_ready()
+            return None
+        return known.newest_complete
+
+    def _seal(self, move: Move, grant: Granted, result: bytes) -> Seal:
+        claim = move.claim
+        return Seal(
+            key=claim.key,
+            token=grant.record.token,
+            fence=grant.record.fence,
+            mode=Mode.DOCUMENT,
+            source=claim.source,
+            effect_id=grant.prior.effect_id if grant.prior else "",
+            result=result,
+            sequence=claim.sequence,
+            metadata_hash=claim.metadata_hash,
+            live=not claim.retract,
+            flags=REVIVED if grant.prior else 0,
+            duplicate=grant.prior is not None,
+            context=claim.context,
+        )
+
+    def _row(self, seal: Seal, grant: Granted) -> LogRow:
+        kept = grant.head.sequence if grant.head else None
+        return LogRow(
+            key=seal.key,
+            source=seal.source,
+            fence=seal.fence,
+            fingerprint=grant.record.fingerprint,
+            live=seal.live,
+            sequence=seal.sequence if seal.sequence is not None else kept,
+            metadata_hash=seal.metadata_hash,
+            effect_id=seal.effect_id,
+            result=seal.result,
+        )
+
+    def _ref(self, move: Move, grant: Granted) -> LeaseRef:
+        return LeaseRef(
+            key=move.claim.key,
+            token=grant.record.token,
+            mode=Mode.DOCUMENT,
+            source=move.claim.source,
+            epoch=grant.record.fence.epoch,
+            lease_ms=move.claim.lease_ms,
+            context=move.claim.context,
+        )

@@ -1,0 +1,157 @@
+"""`Fence`: what `ragfence.open()` returns. A facade; the work is in the engine, the guards and the surfaces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ragfence.core.operations import Operation, key_from_text
+from ragfence.core.policy import Policy
+from ragfence.core.strategies import KeyStrategy
+from ragfence.engine.claiming import Claimed
+from ragfence.engine.engine import Engine
+from ragfence.engine.hydration import Progress
+from ragfence.engine.journal import Reconciled
+from ragfence.engine.once import Key, OnceOptions, Recovered
+from ragfence.errors import ObjectsRequired, Unsupported, ValidationError
+
+if TYPE_CHECKING:
+    from ragfence.audit.decisions import Audit
+
+
+class Fence:
+    """One effect per key: whatever is claimed here happens once, and everybody gets the same receipt.
+
+    Leases give one *effect* per key, not one execution: an owner that is frozen past its lease may execute again
+    what its successor executes, but only one of them is sealed, and both are answered with that one.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @property
+    def tenant(self) -> str:
+        return self._engine.tenant
+
+    @property
+    def policy(self) -> Policy:
+        return self._engine.policy
+
+    @property
+    def audit(self) -> Audit:
+        from ragfence.audit.decisions import Audit
+
+        return Audit(self._engine.fences)
+
+    def once(
+        self,
+        *,
+        kind: str,
+        key: Key | KeyStrategy,
+        payload: Callable[..., object] | None = None,
+        source_type: str = "",
+        action: str = "",
+        index_hash: str = "",
+        effect_id: Callable[[Any], str] | None = None,
+        recover: Callable[..., Recovered | None] | None = None,
+        terminal: tuple[type[Exception], ...] = (),
+        wait_s: float | None = None,
+        on_store_error: str | None = None,
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Performs a function, sync or async, once per key; calling it returns a `Receipt`.
+
+        key             makes (source_id, revision), a source_id, or an `Operation` out of the arguments
+        payload         makes what is compared between calls of the same key; the arguments, unless given
+        effect_id       makes the receipt's effect_id out of the result
+        recover         called with the arguments when an earlier attempt may have happened; returns
+                        `Recovered(result)` if it did, None if it did not
+        terminal        exceptions whose failure is final: sealed, and replayed to every later call
+        wait_s          how long to wait for somebody else's effect; the policy's deadline, unless given
+        on_store_error  "open" runs the effect even when the fence store is down, and journals it
+
+        >>> @fence.once(kind="ticket", key=lambda req: (req["id"], req["version"]))  # doctest: +SKIP
+        ... def create_ticket(req): ...
+        """
+        if on_store_error not in (None, "open", "closed"):
+            raise ValidationError(f'on_store_error is "open" or "closed", not {on_store_error!r}')
+        options = OnceOptions(
+            kind=kind,
+            key=key,
+            payload=payload,
+            source_type=source_type,
+            action=action,
+            index_hash=index_hash,
+            effect_id=effect_id,
+            recover=recover,
+            terminal=terminal,
+            wait_s=wait_s,
+            on_store_error=on_store_error,
+        )
+        return lambda function: self._engine.once(function, options)
+
+    def claim(
+        self,
+        operation: Operation,
+        *,
+        payload: object = None,
+        wait_s: float | None = None,
+        verdict: bool = False,
+        event_id: str = "",
+        correlation_id: str = "",
+        route: str = "",
+    ) -> Claimed:
+        """A block that performs an operation once; see `Claimed`. Also for `async with`.
+
+        With `verdict=True` a conflict, a stale sequence and an operation in flight are not raised: `op.decision` and
+        `op.error` tell.
+        """
+        request = self._engine.request(
+            operation, payload, event_id=event_id, correlation_id=correlation_id, route=route
+        )
+        return self._engine.claim(request, wait_s=wait_s, verdict=verdict)
+
+    def release(self, operation: Operation | str) -> bool:
+        """New attempts for a key that is quarantined, stuck, or sealed as a failure. False: nothing to release."""
+        if isinstance(operation, str):
+            operation = self.audit.operation_of(key_from_text(operation))
+        return self._engine.release(operation)
+
+    def hydrate(self, progress: Progress | None = None) -> None:
+        """Rebuilds the fence store from the object store. Happens by itself when the store forgot something."""
+        self._engine.hydrate(progress)
+
+    def reconcile_journal(self) -> Reconciled:
+        """Seals the effects that ran while the fence store was down."""
+        return self._engine.reconcile_journal()
+
+    @property
+    def documents(self) -> NoReturn:
+        self._not_yet("documents")
+
+    @property
+    def indexes(self) -> NoReturn:
+        self._not_yet("indexes")
+
+    @property
+    def aliases(self) -> NoReturn:
+        self._not_yet("aliases")
+
+    def search(self, alias: str, text: str, *, k: int = 5) -> NoReturn:
+        self._not_yet("search")
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def __enter__(self) -> Fence:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _not_yet(self, what: str) -> NoReturn:
+        if self._engine.objects is None:
+            raise ObjectsRequired(f"{what} need an object store, and this fence was opened without one")
+        raise Unsupported(f"this version of ragfence has no {what} yet", hint="see CHANGELOG.md for what it has")

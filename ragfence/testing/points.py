@@ -1,0 +1,50 @@
+"""Stop, kill or delay a process at a named point of the protocol (see `ragfence.engine.points`)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator
+
+from ragfence.engine import points
+from ragfence.engine.points import HYDRATION_POINTS, OPERATION_POINTS
+
+__all__ = ["HYDRATION_POINTS", "OPERATION_POINTS", "at_point", "freeze_at", "kill_at"]
+
+
+@contextlib.contextmanager
+def at_point(point: str, action: Callable[[], None], *, times: int = 1) -> Iterator[None]:
+    """Runs `action` the first `times` times this process reaches the point.
+
+    >>> with at_point("after_commit", lambda: os.kill(os.getpid(), signal.SIGKILL)):  # doctest: +SKIP
+    ...     create_ticket(request)
+    """
+    if point not in (*OPERATION_POINTS, *HYDRATION_POINTS):
+        raise ValueError(f"{point!r} is no point; there are {', '.join((*OPERATION_POINTS, *HYDRATION_POINTS))}")
+    left = times
+    before = points.visitor
+
+    def visit(reached: str) -> None:
+        nonlocal left
+        if before is not None:
+            before(reached)
+        if reached == point and left > 0:
+            left -= 1
+            action()
+
+    points.visitor = visit
+    try:
+        yield
+    finally:
+        points.visitor = before
+
+
+def kill_at(point: str, *, times: int = 1) -> contextlib.AbstractContextManager[None]:
+    """SIGKILL to this very process: nothing is released, flushed or said goodbye to."""
+    return at_point(point, lambda: os.kill(os.getpid(), signal.SIGKILL), times=times)
+
+
+def freeze_at(point: str, *, times: int = 1) -> contextlib.AbstractContextManager[None]:
+    """SIGSTOP: whoever sent SIGCONT later wakes a process whose lease may long be somebody else's."""
+    return at_point(point, lambda: os.kill(os.getpid(), signal.SIGSTOP), times=times)

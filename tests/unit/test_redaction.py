@@ -1,0 +1,173 @@
+"""Redaction: what is taken out, what stays, and that no text makes it slow."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ragfence.core.redaction import DEFAULT_FIELDS, REDACTED, Redaction
+from ragfence.errors import PolicyError
+
+EVERYTHING = Redaction(
+    fields=("user.email", "*.pin"), patterns=("email", "phone", "bearer_token", "card", "re:ACME-[0-9]+")
+)
+
+
+@pytest.mark.parametrize("name", DEFAULT_FIELDS)
+def test_default_fields_are_redacted_at_any_depth(name: str) -> None:
+    payload: Any = {name: "s3cret", "nested": [{name.upper(): {"deep": 1}}], "kept": "s3cret"}
+    assert Redaction().redact(payload) == {
+        name: REDACTED,
+        "nested": [{name.upper(): REDACTED}],
+        "kept": "s3cret",
+    }
+
+
+@pytest.mark.parametrize("name", ["apiKey", "API-KEY", "api key", "Set_Cookie", "accessToken"])
+def test_case_and_separators_of_a_name_do_not_matter(name: str) -> None:
+    assert Redaction().redact({name: 1}) == {name: REDACTED}
+
+
+def test_paths_match_the_end_and_lists_do_not_count() -> None:
+    redaction = Redaction(fields=("user.email", "*.pin"))
+    assert redaction.redact({"event": {"user": [{"email": "x", "name": "n"}]}, "email": "kept"}) == {
+        "event": {"user": [{"email": REDACTED, "name": "n"}]},
+        "email": "kept",
+    }
+    assert redaction.redact({"pin": 1, "a": {"pin": 2}}) == {"pin": 1, "a": {"pin": REDACTED}}
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("mail bob.o'hara+x@exa-mple.co.uk now", "mail [redacted] now"),
+        ("grüße@bücher.example", "[redacted]"),
+        ("a@b is no address", "a@b is no address"),
+        ("call +49 (0)30 1234567 or (555) 123-4567.", "call [redacted] or [redacted]."),
+        ("on 2024-01-02T10:00:00 or 2024-01-02", "on 2024-01-02T10:00:00 or 2024-01-02"),
+        ("Bearer abcdefghijklmnop.qrs=", "[redacted]"),
+        ("Bearer token", "Bearer token"),
+        ("jwt eyJhbGciOiJIUzI1.eyJzdWIiOiIx.c2ln end", "jwt [redacted] end"),
+        ("paid with 4111 1111 1111 1111 12 times", "paid with [redacted] 12 times"),
+        ("order 4111111111111112", "order 4111111111111112"),
+        ("at 1700000000000", "at 1700000000000"),
+        ("ACME-123 and ACME-x", "[redacted] and ACME-x"),
+    ],
+)
+def test_patterns_take_out_what_looks_like_a_secret(text: str, shown: str) -> None:
+    assert EVERYTHING.redact_text(text) == shown
+    assert EVERYTHING.redact({"text": [text]}) == {"text": [shown]}
+
+
+@given(st.lists(st.integers(0, 99999), max_size=4), st.sampled_from(" -"))
+@settings(max_examples=200, deadline=None)
+def test_a_card_number_is_found_among_other_groups_of_digits(before: list[int], separator: str) -> None:
+    """Whatever digits stand in front of it, no group of the card survives."""
+    text = separator.join([*map(str, before), "4000", "0566", "5566", "5556", "7"])
+    assert Redaction().redact_text(text).endswith((REDACTED, f"{REDACTED}{separator}7"))
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("login failed: password=hunter2, user=bob", "login failed: password=[redacted], user=bob"),
+        ('{"api_key": "a\\"b", "k": 1}', '{"api_key": [redacted], "k": 1}'),
+        ("redis://:s3cr3t@host:6379/0 refused", "redis://[redacted]@host:6379/0 refused"),
+        ("Authorization: Basic dXNlcjpwdw==", "Authorization: [redacted]"),
+        ("GET https://x/?a=1&token=abc&b=2", "GET https://x/?a=1&token=[redacted]&b=2"),
+        ('password="x token=abc" rest', "password=[redacted] rest"),
+        ("pin=1 email=x", "pin=[redacted] email=x"),
+        ("no secret here", "no secret here"),
+    ],
+)
+def test_error_messages_lose_named_values(text: str, shown: str) -> None:
+    assert EVERYTHING.redact_text(text) == shown
+
+
+def test_keys_are_looked_through_and_stay_apart() -> None:
+    payload: Any = {"b@x.org": 1, "a@x.org": 2, "n": 4111111111111111, "ok": 10**13}
+    first = EVERYTHING.redact(payload)
+    assert first == {"[redacted]": 2, "[redacted] (2)": 1, "n": REDACTED, "ok": 10**13}
+    assert EVERYTHING.redact(dict(reversed(payload.items()))) == first
+
+
+def test_the_input_is_not_changed_and_equal_secrets_leave_no_trace() -> None:
+    payload: Any = {"password": "one", "user": {"email": ["x"]}, "list": [{"token": 1}]}
+    before = copy.deepcopy(payload)
+    shown = EVERYTHING.redact(payload)
+    assert payload == before
+    assert shown == EVERYTHING.redact({**payload, "password": "two"})
+
+
+def test_a_redaction_crosses_process_boundaries() -> None:
+    again = pickle.loads(pickle.dumps(EVERYTHING))  # noqa: S301
+    assert again == EVERYTHING
+    assert again.redact_text("ACME-1") == REDACTED
+
+
+@pytest.mark.parametrize("field", ["", "a..b", "*", "user.*", "*_token", ".a"])
+def test_a_field_that_means_nothing_is_refused(field: str) -> None:
+    with pytest.raises(PolicyError, match="no field to redact"):
+        Redaction(fields=(field,))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("emial", "no redaction pattern"),
+        ("re:(a", "missing \\)"),
+        ("re:(?<=a)b", "invalid perl operator"),
+        ("re:a*", "matches empty text"),
+    ],
+)
+def test_a_pattern_that_cannot_work_is_refused(pattern: str, message: str) -> None:
+    with pytest.raises(PolicyError, match=message):
+        Redaction(patterns=(pattern,))
+
+
+def _seconds(redaction: Redaction, text: str) -> float:
+    started = time.process_time()
+    redaction.redact_text(f"{text} @")  # an @ keeps the search for addresses from ending early
+    return time.process_time() - started
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "a",
+        "a@",
+        "a@a.",
+        "1",
+        "1-",
+        "4111 ",
+        "+1",
+        "bearer ",
+        "-eyJ",
+        "eyJaaaaaaaaaaa.",
+        'password="',
+        "a=",
+        "://a",
+        "\\",
+    ],
+)
+def test_no_repetition_takes_more_than_linear_time(unit: str) -> None:
+    # 200,000 characters: linear work takes some tenths of a second, quadratic work many minutes.
+    assert _seconds(EVERYTHING, unit * (200_000 // len(unit))) < 5
+
+
+@given(st.text("a1@.-+ \"'=:\\/eyJbr(", min_size=1, max_size=8))
+@settings(max_examples=100, deadline=None)
+def test_no_text_takes_more_than_linear_time(unit: str) -> None:
+    """20,000 characters made of any short unit are looked through within a second."""
+    assert _seconds(EVERYTHING, unit * (20_000 // len(unit))) < 1
+
+
+def test_custom_expressions_cannot_backtrack() -> None:
+    # Python's own engine needs 2^60 steps for this one.
+    assert _seconds(Redaction(patterns=("re:(a+)+$",)), "a" * 60 + "b") < 1
