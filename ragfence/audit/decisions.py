@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Moment = str | datetime | timedelta | None
 
-_SPAN = re.compile(r"^(\d+)\s*(ms|s|m|h|d)$")
+_SPAN = re.compile(r"(\d+)\s*(ms|s|m|h|d)")
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
@@ -68,8 +68,11 @@ class Audit:
             if row.key == key:
                 values = row.columns()
                 names = ("kind", "source_type", "source_id", "revision", "index_hash", "action")
+                sequence = values.get("sequence")
                 operation = Operation(
-                    **{name: values[name] or "" for name in names}, sequence=None, tenant=self._fences.tenant
+                    **{name: values[name] or "" for name in names},
+                    sequence=int(sequence) if sequence else None,
+                    tenant=self._fences.tenant,
                 )
                 if operation.key == key:
                     return operation
@@ -131,17 +134,18 @@ def _schema() -> pyarrow.Schema:
 def _moment_ms(moment: Moment, now_ms: int, default: int) -> int:
     if moment is None:
         return default
+    wrong = ValidationError(f"{moment!r} is no moment", hint='"24h", "7d", "2026-01-31T12:00:00+00:00", or a datetime')
     if isinstance(moment, timedelta):
         return now_ms - int(moment.total_seconds() * 1000)
     if isinstance(moment, str):
-        if span := _SPAN.match(moment):
+        if span := _SPAN.fullmatch(moment):
             return now_ms - int(span[1]) * _UNIT_MS[span[2]]
         try:
             moment = datetime.fromisoformat(moment)
         except ValueError:
-            raise ValidationError(
-                f"{moment!r} is no moment", hint='"24h", "7d" or "2026-01-31T12:00:00+00:00"'
-            ) from None
+            raise wrong from None
+    if not isinstance(moment, datetime):
+        raise wrong
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return int(moment.timestamp() * 1000)

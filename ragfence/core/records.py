@@ -79,7 +79,7 @@ class KeyRecord:
         return self.state is State.HELD and now_ms < self.when_ms
 
     def encode(self) -> bytes:
-        kind, owner, error, effect_id = map(_short, (self.kind, self.owner, self.error, self.effect_id))
+        kind, owner, error, effect_id = map(short, (self.kind, self.owner, self.error, self.effect_id))
         header = _HEADER.pack(
             VERSION,
             self.state,
@@ -213,7 +213,8 @@ def without_lease(source: SourceRecord) -> SourceRecord:
     return replace(source, lease=None)
 
 
-def _short(text: str) -> bytes:
+def short(text: str) -> bytes:
+    """length:1 + bytes; what does not fit is cut off between two characters."""
     data = text.encode()
     if len(data) > 255:
         data = data[:255].decode(errors="ignore").encode()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from types import TracebackType
-from typing import Any
+from typing import TypeGuard
 
 from ragfence.core.receipts import Decision, Receipt
 from ragfence.engine import points
-from ragfence.engine.leases import Lease, current
-from ragfence.engine.performing import Outcome, Performer, Won
+from ragfence.engine.background import acquire_async, to_the_end
+from ragfence.engine.leases import Lease, entered, left
+from ragfence.engine.performing import Outcome, Performer, Won, code_of
 from ragfence.engine.requests import Request
 from ragfence.engine.results import checked_effect_id, failure_bytes
 from ragfence.errors import (
@@ -22,6 +22,7 @@ from ragfence.errors import (
     SealUncertain,
     Stale,
     TerminalError,
+    TransientError,
     ValidationError,
 )
 
@@ -47,7 +48,8 @@ class Claimed:
         self._verdict_wanted = verdict
         self._won: Won | None = None
         self._receipt: Receipt | None = None
-        self._reset: Any = None
+        self._open = False
+        self._unsure = False
         self.error: RagfenceError | None = None
         """why the claim was refused, when `verdict=True` asked to be told instead of raised at"""
 
@@ -84,71 +86,119 @@ class Claimed:
         if self._won is None:
             raise ValidationError(f"{self.key} was not won, it cannot be sealed", hint="look at op.is_new first")
         if self._receipt is not None:
-            raise ValidationError(f"{self.key} is sealed already")
+            raise ValidationError(f"{self.key} is sealed already", hint="seal once; op.receipt has the outcome")
+        if not self._open:
+            raise ValidationError(
+                f"{self.key} was given back when its block ended", hint="call op.seal(...) inside the with block"
+            )
         points.reach(points.AFTER_EFFECT)
         outcome = Outcome(checked_effect_id(effect_id), self._performer.results.store(result, self.key))
-        self._receipt = self._performer.complete(self._won, outcome)
+        try:
+            self._receipt = self._performer.complete(self._won, outcome)
+        except FencedOut as lost:
+            self._receipt = lost.receipt
+            raise
+        except SealUncertain:
+            self._unsure = True  # the effect happened: whatever becomes of the block, the key is not given back
+            raise
         if self._receipt.flags.fenced_out:
             raise FencedOut(f"{self.key} was committed by another attempt", key=self.key, receipt=self._receipt)
         return self._receipt
 
     def __enter__(self) -> Claimed:
+        self._refuse_second_use()
         try:
             answer = self._performer.acquire(self._request, wait_ms=self._wait_ms)
         except (Conflict, Stale, InFlight, Quarantined) as refused:
-            if not self._verdict_wanted:
-                raise
-            self.error = refused
-            return self
-        if isinstance(answer, Won):
-            self._won = answer
-            self._reset = current.set((*current.get(), answer.lease))
-            points.reach(points.IN_EFFECT)
-            return self
-        self._receipt = answer
-        if answer.failed and not self._verdict_wanted:
-            raise failed(answer)
-        return self
+            return self._refused(refused)
+        return self._answered(answer)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._won is None:
-            return
-        current.reset(self._reset)
-        if self._receipt is not None or isinstance(error, SealUncertain):
-            return
-        end_without_receipt(self._performer, self._won, error)
+        if won := self._leave():
+            end_without_receipt(self._performer, won, error)
 
     async def __aenter__(self) -> Claimed:
-        await asyncio.to_thread(_in_background, self.__enter__)
-        if self._won is not None:
-            self._reset = current.set((*current.get(), self._won.lease))
-        return self
+        self._refuse_second_use()
+        try:
+            answer = await acquire_async(self._performer, self._request, self._wait_ms)
+        except (Conflict, Stale, InFlight, Quarantined) as refused:
+            return self._refused(refused)
+        return self._answered(answer)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._won is None:
-            return
-        current.reset(self._reset)
-        if self._receipt is None and not isinstance(error, SealUncertain):
-            # Shielded: a cancelled task must still give its key back.
-            await asyncio.shield(asyncio.to_thread(end_without_receipt, self._performer, self._won, error))
+        if won := self._leave():
+            if isinstance(error, GeneratorExit):  # the loop is gone, and with it all waiting
+                end_without_receipt(self._performer, won, error)
+            else:
+                await to_the_end(end_without_receipt, self._performer, won, error)
+
+    def _refuse_second_use(self) -> None:
+        if self._won or self._receipt or self.error:
+            raise ValidationError(f"this claim of {self.key} was used already", hint="call fence.claim(...) again")
+
+    def _refused(self, error: RagfenceError) -> Claimed:
+        if not self._verdict_wanted:
+            raise error
+        self.error = error
+        return self
+
+    def _answered(self, answer: Won | Receipt) -> Claimed:
+        if isinstance(answer, Receipt):
+            self._receipt = answer
+            if answer.failed and not self._verdict_wanted:
+                raise failed(answer)
+            return self
+        self._won, self._open = answer, True
+        entered(answer.lease)
+        points.reach(points.IN_EFFECT)
+        return self
+
+    def _leave(self) -> Won | None:
+        """The lease that nobody has ended yet."""
+        if not self._won or not self._open:
+            return None
+        self._open = False
+        left(self._won.lease)
+        return None if self._receipt or self._unsure else self._won
 
 
-def _in_background(enter: Any) -> None:
-    # The context of the worker thread is a copy: what it sets there is set again by the caller.
-    enter()
+def end_without_receipt(performer: Performer, won: Won, error: BaseException | None) -> Receipt | None:
+    """A terminal failure is sealed and replayed; anything else gives the key back.
+
+    Returns a receipt only when another attempt had succeeded first: then that is everybody's answer.
+    """
+    if is_final(error) and not won.commit_sent and not won.lease.inherited:
+        try:
+            receipt = performer.complete(won, failure_of(error, performer))
+            return None if receipt.failed else receipt
+        except FencedOut as lost:
+            winner: Receipt | None = lost.receipt
+            return None if winner is None or winner.failed else winner
+        except SealUncertain:
+            return None  # committed or not, the record stays; whoever comes next finds out
+        except (TransientError, Conflict, Stale) as unsettled:
+            # The caller is told of the effect's own error; this one only means that it is not final yet.
+            performer.give_back(won, code_of(unsettled))
+            return None
+        except BaseException as broken:
+            performer.give_back(won, code_of(broken))
+            raise
+    performer.give_back(won, "RELEASED" if error is None else code_of(error))
+    return None
 
 
-def end_without_receipt(performer: Performer, won: Won, error: BaseException | None) -> None:
-    """A terminal failure is sealed and replayed; anything else gives the key back."""
-    if isinstance(error, TerminalError) and not won.commit_sent and not isinstance(error, ValidationError):
-        performer.complete(won, failure_of(error, performer))
-        return
-    code = "RELEASED" if error is None else getattr(error, "code", None) or type(error).__name__
-    performer.give_back(won, str(code)[:100])
+def is_final(error: BaseException | None) -> TypeGuard[TerminalError]:
+    """`TerminalError` and subclasses of the effect's own. What ragfence itself raises in there (a nested claim, a
+    store that refuses the password) says nothing about the effect."""
+    return isinstance(error, TerminalError) and (type(error) is TerminalError or not _is_ours(type(error)))
+
+
+def _is_ours(kind: type) -> bool:
+    return kind.__module__ == TerminalError.__module__
 
 
 def failure_of(error: TerminalError, performer: Performer) -> Outcome:

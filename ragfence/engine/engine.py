@@ -5,25 +5,28 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ragfence.core.canonical import canonical_json, parse_json
+from ragfence.core.decisions import NOBODY
 from ragfence.core.operations import Operation
 from ragfence.core.policy import Policy
-from ragfence.core.records import State
+from ragfence.core.receipts import Receipt
+from ragfence.core.records import KeyRecord, State
 from ragfence.core.rows import END_POSITION, Row, RowKind, context_of
 from ragfence.engine.claiming import Claimed
 from ragfence.engine.commits import Commits
 from ragfence.engine.epochs import Epochs
 from ragfence.engine.hydration import EpochWatch, Hydrator, Progress
-from ragfence.engine.journal import Journal, Reconciled
+from ragfence.engine.journal import Entry, Journal, Reconciled
 from ragfence.engine.once import Once, OnceOptions
-from ragfence.engine.performing import Backing, Outcome, Performer, Won
+from ragfence.engine.performing import Backing, Outcome, Performer, Won, code_of
 from ragfence.engine.requests import MAX_KEPT_PAYLOAD, Request, fingerprint_of
 from ragfence.engine.results import Results
 from ragfence.engine.segments import PlainCodec, SegmentLoader
-from ragfence.errors import InFlight, RagfenceError, ValidationError
+from ragfence.errors import Conflict, FencedOut, ObjectsRequired, RagfenceError, Stale, ValidationError
 from ragfence.stores.fences import FenceStore
 from ragfence.stores.objects import ObjectStore
 
@@ -84,6 +87,8 @@ class Engine:
                 event_id=event_id,
                 correlation_id=correlation_id,
                 route=route,
+                # As text: the row is the only place that keeps it, and 0 is a sequence too.
+                sequence="" if operation.sequence is None else str(operation.sequence),
             ),
             owner=owner,
             kept_payload=self._kept(text) if diff_wanted else b"",
@@ -100,60 +105,38 @@ class Engine:
     def release(self, operation: Operation) -> bool:
         """New attempts for a key that is quarantined, stuck or sealed as a failure. False: nothing to release."""
         request = self.request(operation, None)
-        (held,) = self.fences.read([request.lookup])
-        if held.record is not None and held.record.ended:
-            if held.record.state is not State.FAILED:
-                raise ValidationError(
-                    f"{request.key_text} is sealed: its effect happened and cannot be released",
-                    hint="another revision makes another key",
-                )
-            self._end_life(request, "release")
-            return True
-        return self.fences.pardon([request.lease_ref(bytes(16), epoch=0)])[0]
+        ended = self._ended(request)
+        failed = ended is not None and ended.state is State.FAILED
+        if ended is not None and failed:
+            self._end_life(request, ended, "release")
+        # A pending record too: what was committed under it will be healed, what was not gets new attempts.
+        (pardoned,) = self.fences.pardon([request.lease_ref(NOBODY, epoch=0)])
+        if ended is not None and not failed and not pardoned:
+            raise ValidationError(
+                f"{request.key_text} is sealed: its effect happened and cannot be released",
+                hint="another revision makes another key",
+            )
+        return pardoned or failed
 
     def hydrate(self, progress: Progress | None = None) -> None:
         """Rebuilds the fence store from the object store, into a new epoch."""
         if self.backing is None:
-            raise ValidationError("this fence has no object store to hydrate from")
+            raise ObjectsRequired("there is nothing to hydrate from: this fence was opened without an object store")
         if not self.backing.hydrator.try_hydrate(progress):
             self.backing.hydrator.ensure_ready(progress)
 
     def reconcile_journal(self) -> Reconciled:
         """Seals what ran while the store was down."""
-        sealed: list[str] = []
-        doubled: list[str] = []
-        left: list[str] = []
+        settled: dict[str, list[str]] = {"sealed": [], "doubled": [], "left": []}
         done: set[bytes] = set()
         for entry in self.journal.entries():
-            key = entry.operation.key.hex()
-            request = self.request(entry.operation, None)
-            request = Request.of(
-                entry.operation, entry.fingerprint, request.rules, context=request.context, owner=request.owner
-            )
-            try:
-                answer = self.performer.acquire(request, wait_ms=0, token=entry.token)
-            except InFlight:
-                left.append(key)
-                continue
-            except RagfenceError as refused:
-                if refused.retryable:
-                    left.append(key)
-                    continue
-                doubled.append(key)  # another payload, or a newer sequence: ours happened besides it
+            outcome = self._reconcile(entry)
+            settled[outcome].append(entry.operation.key.hex())
+            if outcome != "left":
                 done.add(entry.token)
-                continue
-            if isinstance(answer, Won):
-                answer.journaled = True
-                receipt = self.performer.complete(answer, Outcome(entry.effect_id, entry.result))
-                (doubled if receipt.flags.fenced_out else sealed).append(key)
-            elif self._sealed_by(request, entry.token):
-                sealed.append(key)  # an earlier reconciliation got this far
-            else:
-                doubled.append(key)
-            done.add(entry.token)
         if done:
             self.journal.drop(done)
-        return Reconciled(tuple(sealed), tuple(doubled), tuple(left))
+        return Reconciled(**{name: tuple(keys) for name, keys in settled.items()})
 
     def close(self) -> None:
         if self.backing:
@@ -162,11 +145,45 @@ class Engine:
         if self.objects is not None:
             self.objects.close()
 
+    def _reconcile(self, entry: Entry) -> Literal["sealed", "doubled", "left"]:
+        request = replace(self.request(entry.operation, None), fingerprint=entry.fingerprint)
+        won: Won | None = None
+        try:
+            answer = self.performer.acquire(request, wait_ms=0, token=entry.token)
+            if isinstance(answer, Receipt):
+                # An earlier reconciliation may have got this far.
+                return "sealed" if self._sealed_by(request, entry.token) else "doubled"
+            won = answer
+            won.journaled = True
+            receipt = self.performer.complete(won, Outcome(entry.effect_id, entry.result))
+            return "doubled" if receipt.flags.fenced_out else "sealed"
+        except (Conflict, Stale):
+            return "doubled"  # another payload, or a newer sequence: ours happened besides it
+        except FencedOut as lost:
+            return "left" if lost.receipt is None else "doubled"
+        except BaseException as unsettled:
+            if won is not None:
+                self.performer.give_back(won, code_of(unsettled))
+            if not isinstance(unsettled, RagfenceError):
+                raise
+            # A store that is away or refuses the login, a lease, a quarantine: nothing is known to be double.
+            return "left"
+
     def _sealed_by(self, request: Request, token: bytes) -> bool:
         (held,) = self.fences.read([request.lookup])
         return held.record is not None and held.record.token == token
 
-    def _end_life(self, request: Request, why: str) -> None:
+    def _ended(self, request: Request) -> KeyRecord | None:
+        """How the key ended, also when only the object store knows."""
+        if self.backing:
+            self.backing.hydrator.ensure_ready()
+        (held,) = self.fences.read([request.lookup])
+        if held.record is not None and held.record.ended:
+            return held.record
+        commit = self.backing.commits.find(request.operation) if self.backing else None
+        return commit.record() if commit else None
+
+    def _end_life(self, request: Request, ended: KeyRecord, why: str) -> None:
         """The row first, then the object, then the record: whatever is cut off in between is still one life."""
         row = Row(
             token=os.urandom(16),
@@ -174,7 +191,12 @@ class Engine:
             ts_ms=self.fences.now_ms(),
             kind=RowKind.ENDED,
             key=request.key,
-            fingerprint=request.fingerprint,
+            fingerprint=ended.fingerprint,
+            attempt=ended.attempt,
+            # Of the life that ends: within the same millisecond the fence decides which row came first.
+            fence=ended.fence,
+            first_seen_ms=ended.first_seen_ms,
+            winner=ended.token,
             error_code=why,
             context=request.context,
         )

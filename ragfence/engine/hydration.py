@@ -16,7 +16,7 @@ from typing import Protocol
 
 from ragfence.engine import points
 from ragfence.engine.epochs import Epochs
-from ragfence.errors import NotReady
+from ragfence.errors import NotReady, RagfenceError
 from ragfence.stores.fences import FenceStore, Loaded
 
 LOCK = "hydration"
@@ -47,18 +47,20 @@ class Hydrator:
         self._loader = loader
         self._wait_s = wait_s
         self._sleep = sleep
-        self._one_per_process = threading.Lock()
+        self._pid = 0
+        self._lock = threading.Lock()
 
     def ensure_ready(self, progress: Progress | None = None) -> None:
         """Returns when the fence store may answer again; raises `NotReady` when that takes too long."""
         give_up_at = time.monotonic() + self._wait_s
         while not self._current():
-            if self._one_per_process.acquire(timeout=0.05):
+            one_per_process = self._one_per_process()
+            if one_per_process.acquire(timeout=0.05):
                 try:
                     if self._current() or self.try_hydrate(progress):
                         return
                 finally:
-                    self._one_per_process.release()
+                    one_per_process.release()
             if time.monotonic() >= give_up_at:
                 raise NotReady(
                     f"{self._fences.url} was not rebuilt within {self._wait_s:.0f} s",
@@ -100,6 +102,12 @@ class Hydrator:
         points.reach(points.AFTER_LOADED)
         return self._fences.finish_epoch(epoch)
 
+    def _one_per_process(self) -> threading.Lock:
+        if self._pid != os.getpid():
+            # A thread that held it when the process was forked does not exist in the child, to give it back.
+            self._pid, self._lock = os.getpid(), threading.Lock()
+        return self._lock
+
     def _current(self) -> bool:
         """Every shard may answer, and nobody has begun a newer epoch than theirs."""
         markers = self._fences.markers()
@@ -119,16 +127,15 @@ class EpochWatch:
         self._fences = fences
         self._epochs = epochs
         self._interval_s = interval_s
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._pid = 0
+        self._stops: dict[int, threading.Event] = {}
+        """by process: the child of a fork has no thread of its own yet"""
 
     def start(self) -> None:
-        if self._thread is None or self._pid != os.getpid():
-            self._pid = os.getpid()
-            self._stop = threading.Event()
-            self._thread = threading.Thread(target=self._run, name="ragfence-epochs", daemon=True)
-            self._thread.start()
+        if os.getpid() in self._stops:
+            return
+        stop = threading.Event()
+        if self._stops.setdefault(os.getpid(), stop) is stop:  # of many threads one starts it
+            threading.Thread(target=self._run, args=[stop], name="ragfence-epochs", daemon=True).start()
 
     def look(self) -> None:
         newest = self._epochs.known().newest_begun
@@ -136,12 +143,10 @@ class EpochWatch:
             self._fences.forget_markers(newest)
 
     def stop(self) -> None:
-        self._stop.set()
+        if stop := self._stops.get(os.getpid()):
+            stop.set()
 
-    def _run(self) -> None:
-        from ragfence.errors import RagfenceError
-
-        stop = self._stop
+    def _run(self, stop: threading.Event) -> None:
         while not stop.wait(self._interval_s):
             try:
                 self.look()

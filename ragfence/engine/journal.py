@@ -2,6 +2,9 @@
 
 Every entry is on disk before the caller has its receipt. `reconcile` seals the entries once the store is back; an
 entry whose key somebody else sealed meanwhile is a double effect, and is reported as one.
+
+    <tenant>.jsonl   the entries, one a line; a line without its end was cut off before its caller had an answer
+    <tenant>.lock    held by whoever reads or writes; never replaced, so that everybody locks the same file
 """
 
 from __future__ import annotations
@@ -15,12 +18,14 @@ from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ragfence.core.operations import Operation, encoded, key_to_text
 from ragfence.core.receipts import Decision, Flags, Receipt, default_effect_id
+from ragfence.engine.performing import Outcome
+from ragfence.engine.requests import Request
 from ragfence.engine.results import Results
-from ragfence.errors import StoreUnavailable
+from ragfence.errors import Conflict, FormatCorrupt, FormatTooNew, StoreUnavailable
 
 VERSION = 1
 
@@ -51,6 +56,8 @@ class Entry:
     @classmethod
     def parse(cls, line: str) -> Entry:
         values: dict[str, Any] = json.loads(line)
+        if values["version"] > VERSION:
+            raise FormatTooNew(f"a journal entry has format {values['version']}; this ragfence knows {VERSION}")
         return cls(
             Operation(**values["operation"]),
             bytes.fromhex(values["fingerprint"]),
@@ -74,47 +81,90 @@ class Reconciled:
 class Journal:
     def __init__(self, folder: Path, tenant: str, results: Results) -> None:
         self._file = folder / f"{encoded(tenant)}.jsonl"
+        self._lock = self._file.with_suffix(".lock")
         self._results = results
 
-    def add(self, operation: Operation, fingerprint: bytes, effect_id: str, result: bytes) -> Receipt:
-        entry = Entry(operation, fingerprint, os.urandom(16), effect_id, result, time.time_ns() // 1_000_000)
-        with self._locked() as file:
-            file.seek(0, os.SEEK_END)
-            file.write(entry.line() + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+    def prepare(self) -> None:
+        """Before the effect: one that cannot be journaled must not run."""
+        with self._locked():
+            pass
+
+    def add(self, request: Request, outcome: Outcome, *, token: bytes | None = None) -> Receipt:
+        """`token`: of the lease under which the effect ran, where there was one."""
+        entry = Entry(
+            request.operation,
+            request.fingerprint,
+            token or os.urandom(16),
+            outcome.effect_id,
+            outcome.result,
+            time.time_ns() // 1_000_000,
+        )
+        with self._locked():
+            fresh = not self._file.exists()
+            with self._file.open("ab+") as file:
+                if not self._ends_with_a_line(file):
+                    file.truncate(len(self._text()))  # else this entry would be the end of the one that was cut off
+                file.write(entry.line().encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+            if fresh:
+                self._sync_folder()
         return self._receipt(entry, Decision.NEW)
 
-    def find(self, operation: Operation, fingerprint: bytes) -> Receipt | None:
+    def find(self, request: Request) -> Receipt | None:
         """The receipt of an effect that ran on this machine while the store was down."""
-        if not self._file.exists():
-            return None
         for entry in self.entries():
-            if entry.operation.key == operation.key and entry.fingerprint == fingerprint:
+            if entry.operation.key == request.key:
+                if entry.fingerprint != request.fingerprint:
+                    raise Conflict(
+                        f"{request.operation.kind} {request.operation.source_id!r} is in the journal with another "
+                        "payload",
+                        key=request.key_text,
+                    )
                 return self._receipt(entry, Decision.DUPLICATE)
         return None
 
     def entries(self) -> list[Entry]:
         if not self._file.exists():
             return []
-        with self._locked() as file:
-            return _parsed(file.read())
+        with self._locked():
+            return self._parsed()
 
     def drop(self, tokens: set[bytes]) -> None:
-        """Takes settled entries out; whoever adds one meanwhile waits for the lock."""
-        with self._locked() as file:
-            kept = [entry for entry in _parsed(file.read()) if entry.token not in tokens]
+        """Takes settled entries out. All or nothing: a crash leaves the old file or the new one."""
+        with self._locked():
+            kept = [entry for entry in self._parsed() if entry.token not in tokens]
             fresh = self._file.with_suffix(".new")
-            fresh.write_text("".join(entry.line() + "\n" for entry in kept))
-            with fresh.open() as written:
-                os.fsync(written.fileno())
-            # In place, under the lock: a rename would leave waiting writers with the old file.
-            file.seek(0)
-            file.truncate()
-            file.write(fresh.read_text())
-            file.flush()
-            os.fsync(file.fileno())
-            fresh.unlink()
+            with fresh.open("wb") as file:
+                file.writelines(entry.line().encode() + b"\n" for entry in kept)
+                file.flush()
+                os.fsync(file.fileno())
+            fresh.replace(self._file)
+            self._sync_folder()
+
+    def _parsed(self) -> list[Entry]:
+        entries = []
+        for number, line in enumerate(self._text().decode().splitlines(), start=1):
+            try:
+                entries.append(Entry.parse(line))
+            except (ValueError, KeyError, TypeError) as broken:
+                raise FormatCorrupt(
+                    f"line {number} of the journal {self._file} is no entry: {broken!r}",
+                    hint="an effect of which only this line knows may be in it: mend or move it by hand",
+                ) from broken
+        return entries
+
+    def _ends_with_a_line(self, file: IO[bytes]) -> bool:
+        size = file.seek(0, os.SEEK_END)
+        if size == 0:
+            return True
+        file.seek(size - 1)
+        return file.read(1) == b"\n"
+
+    def _text(self) -> bytes:
+        """The complete lines."""
+        data = self._file.read_bytes()
+        return data[: data.rfind(b"\n") + 1]
 
     def _receipt(self, entry: Entry, decision: Decision) -> Receipt:
         key = entry.operation.key
@@ -127,22 +177,22 @@ class Journal:
             first_seen_ms=entry.at_ms,
         )
 
+    def _sync_folder(self) -> None:
+        folder = os.open(self._file.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[Any]:
+    def _locked(self) -> Iterator[None]:
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            with self._file.open("a+") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)
-                file.seek(0)
-                yield file
+            with self._lock.open("ab") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                yield
         except OSError as broken:
             raise StoreUnavailable(
-                f"the journal {self._file} cannot be written: {broken}",
+                f"the journal {self._file} cannot be used: {broken}",
                 hint="with on_store_error: open every effect must reach the journal; free disk space or fix its folder",
             ) from broken
-
-
-def _parsed(text: str) -> list[Entry]:
-    # A line without its end was cut off by a crash before its caller had an answer.
-    complete = text[: text.rfind("\n") + 1]
-    return [Entry.parse(line) for line in complete.splitlines() if line]

@@ -10,23 +10,31 @@ import contextvars
 import os
 import threading
 import time
-import weakref
 from collections.abc import Sequence
 from typing import Protocol
 
 from ragfence.core.decisions import LeaseRef
 from ragfence.core.operations import Fence, key_to_text
-from ragfence.errors import LeaseLost, RagfenceError
+from ragfence.errors import LeaseLost
 
 current: contextvars.ContextVar[tuple[Lease, ...]] = contextvars.ContextVar("ragfence_leases", default=())
 
 
 def current_lease() -> Lease:
     """The lease of the effect that is being performed: its `fence`, its `attempt`, and `check()`."""
-    held = current.get()
+    held = [lease for lease in current.get() if not lease.ended]
     if not held:
         raise LeaseLost("no fenced effect is being performed here", hint="call it inside a @fence.once function")
     return held[-1]
+
+
+def entered(lease: Lease) -> None:
+    current.set((*current.get(), lease))
+
+
+def left(lease: Lease) -> None:
+    # No reset with a token: a block may be left in another context than the one it was entered in.
+    current.set(tuple(held for held in current.get() if held is not lease))
 
 
 class Renewer(Protocol):
@@ -56,6 +64,8 @@ class Lease:
         self._stop_renewing_at = granted_at + max_runtime_ms / 1000
         self._valid_until = granted_at + ref.lease_ms / 1000
         self._lost = False
+        self.ended = False
+        """sealed or given back: what was started inside the effect and outlives it holds nothing"""
         self._pid = os.getpid()
 
     @property
@@ -97,6 +107,7 @@ class Heartbeat:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
+        self._between_renewals = threading.Lock()
         self._held: dict[Lease, tuple[Renewer, float]] = {}
         self._thread: threading.Thread | None = None
 
@@ -109,12 +120,21 @@ class Heartbeat:
             self._changed.notify()
 
     def remove(self, lease: Lease) -> None:
+        lease.ended = True
         with self._changed:
             self._held.pop(lease, None)
+
+    def pause(self) -> None:
+        """Until a fork is over: a child that inherits a store in mid-call finds it locked for ever."""
+        self._between_renewals.acquire()
+
+    def go_on(self) -> None:
+        self._between_renewals.release()
 
     def forget_all(self) -> None:
         """In the child of a fork: its parent's thread and locks do not exist here."""
         self._changed = threading.Condition()
+        self._between_renewals = threading.Lock()
         self._held = {}
         self._thread = None
 
@@ -144,8 +164,9 @@ class Heartbeat:
         next_beat = {lease: asked_at + _beat_s(lease) for lease, _ in due}
         for store, leases in by_store.values():
             try:
-                kept = store.renew([lease.ref for lease in leases])
-            except RagfenceError:
+                with self._between_renewals:
+                    kept = store.renew([lease.ref for lease in leases])
+            except Exception:  # noqa: BLE001  # whatever is wrong with one store, the leases of others must live
                 # The store did not answer. Sooner than usual again; until then the leases keep their expiry.
                 next_beat.update({lease: time.monotonic() + _beat_s(lease) / 4 for lease in leases})
                 continue
@@ -168,12 +189,4 @@ def _beat_s(lease: Lease) -> float:
 
 
 heartbeat = Heartbeat()
-_after_fork: weakref.WeakSet[Heartbeat] = weakref.WeakSet([heartbeat])
-
-
-def _in_child() -> None:
-    for beat in _after_fork:
-        beat.forget_all()
-
-
-os.register_at_fork(after_in_child=_in_child)
+os.register_at_fork(before=heartbeat.pause, after_in_parent=heartbeat.go_on, after_in_child=heartbeat.forget_all)

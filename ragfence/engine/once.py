@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec
 
+from ragfence.core.jsonable import to_jsonable
 from ragfence.core.operations import Operation
 from ragfence.core.receipts import Receipt
 from ragfence.core.strategies import KeyStrategy
 from ragfence.engine import points
-from ragfence.engine.claiming import end_without_receipt, failed, failure_of
-from ragfence.engine.leases import current
-from ragfence.engine.performing import Outcome, Won
+from ragfence.engine.background import acquire_async, to_the_end
+from ragfence.engine.claiming import end_without_receipt, failed
+from ragfence.engine.leases import entered, left
+from ragfence.engine.performing import Outcome, Won, code_of
 from ragfence.engine.requests import Request
 from ragfence.engine.results import checked_effect_id
 from ragfence.errors import FencedOut, SealUncertain, StoreUnavailable, TerminalError, ValidationError
@@ -36,6 +37,11 @@ class Recovered:
     effect_id: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Returned(Recovered):
+    """What the function itself returned."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnceOptions:
     kind: str
@@ -45,7 +51,7 @@ class OnceOptions:
     action: str
     index_hash: str
     effect_id: Callable[[Any], str] | None
-    recover: Callable[..., Recovered | None] | None
+    recover: Callable[..., Recovered | Awaitable[Recovered | None] | None] | None
     terminal: tuple[type[Exception], ...]
     wait_s: float | None
     on_store_error: str | None
@@ -55,10 +61,16 @@ class Once:
     """The fenced form of one function. Calling it returns a receipt."""
 
     def __init__(self, engine: Engine, function: Callable[..., Any], options: OnceOptions) -> None:
+        self._name = getattr(function, "__qualname__", repr(function))
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise ValidationError(
-                f"{function.__qualname__} is a generator: its effect has no single end to seal",
+                f"{self._name} is a generator: its effect has no single end to seal",
                 hint="collect what it yields inside a function, and fence that",
+            )
+        self._is_async = inspect.iscoroutinefunction(function)
+        if inspect.iscoroutinefunction(options.recover) and not self._is_async:
+            raise ValidationError(
+                f"recover= of {self._name} is async, the function is not", hint="make both async, or neither"
             )
         self._engine = engine
         self._function = function
@@ -66,7 +78,7 @@ class Once:
         self._signature = inspect.signature(function)
 
     def wrap(self) -> Callable[..., Any]:
-        if inspect.iscoroutinefunction(self._function):
+        if self._is_async:
 
             @functools.wraps(self._function)
             async def fenced_async(*args: Any, **kwargs: Any) -> Receipt:
@@ -83,161 +95,172 @@ class Once:
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Receipt:
         request = self._request(args, kwargs)
         while True:
+            known = self._engine.journal.find(request) if self._fail_open else None
             try:
-                answer = self._acquire(request)
+                answer = known or self._engine.performer.acquire(request, wait_ms=self._wait_ms)
             except StoreUnavailable:
                 if not self._fail_open:
                     raise
-                return self._run_unfenced(request, args, kwargs)
+                self._engine.journal.prepare()
+                return self._journal(request, self._function(*args, **kwargs))
             if isinstance(answer, Receipt):
                 return _successful(answer)
-            mark = current.set((*current.get(), answer.lease))
+            entered(answer.lease)
             try:
-                outcome = self._recovered(answer, args, kwargs)
-                if outcome is None:
+                found = None
+                if recover := self._recover(answer):
+                    found = self._checked(recover(*args, **kwargs))
+                if found is None:
                     points.reach(points.IN_EFFECT)
-                    outcome = self._outcome(request, self._function(*args, **kwargs))
-                points.reach(points.AFTER_EFFECT)
+                    found = _Returned(self._function(*args, **kwargs))
             except BaseException as error:
-                self._failed(answer, error)
+                if winner := self._failed(answer, error):
+                    return winner
                 raise
             finally:
-                current.reset(mark)
-            receipt = self._complete(answer, outcome)
+                left(answer.lease)
+            receipt = self._complete(answer, found)
             if receipt is not None:
                 return receipt
 
     async def _call_async(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Receipt:
         request = self._request(args, kwargs)
         while True:
+            known = await to_the_end(self._engine.journal.find, request) if self._fail_open else None
             try:
-                answer = await _finish_in_thread(self._acquire, request, undo=self._abandon)
+                answer = known or await acquire_async(self._engine.performer, request, self._wait_ms)
             except StoreUnavailable:
                 if not self._fail_open:
                     raise
-                return await self._run_unfenced_async(request, args, kwargs)
+                await to_the_end(self._engine.journal.prepare)
+                return await to_the_end(self._journal, request, await self._function(*args, **kwargs))
             if isinstance(answer, Receipt):
                 return _successful(answer)
-            mark = current.set((*current.get(), answer.lease))
+            entered(answer.lease)
             try:
-                outcome = await asyncio.to_thread(self._recovered, answer, args, kwargs)
-                if outcome is None:
+                found = None
+                if recover := self._recover(answer):
+                    told = await to_the_end(recover, *args, **kwargs)
+                    found = self._checked(await told if inspect.isawaitable(told) else told)
+                if found is None:
                     points.reach(points.IN_EFFECT)
-                    result = await self._function(*args, **kwargs)
-                    outcome = await asyncio.to_thread(self._outcome, request, result)
-                points.reach(points.AFTER_EFFECT)
+                    found = _Returned(await self._function(*args, **kwargs))
+            except GeneratorExit as abandoned:  # the loop is gone, and with it all waiting
+                self._failed(answer, abandoned)
+                raise
             except BaseException as error:
-                # In a thread that is waited for even when the task is cancelled: the key must be given back.
-                await asyncio.shield(asyncio.to_thread(self._failed, answer, error))
+                # Waited for even when the task is cancelled: the key must be given back.
+                if winner := await to_the_end(self._failed, answer, error):
+                    return winner
                 raise
             finally:
-                current.reset(mark)
-            receipt = await asyncio.shield(asyncio.to_thread(self._complete, answer, outcome))
+                left(answer.lease)
+            # The effect has happened: from here on a cancelled task is cancelled after the seal.
+            receipt = await to_the_end(self._complete, answer, found)
             if receipt is not None:
                 return receipt
 
-    def _acquire(self, request: Request) -> Won | Receipt:
-        if self._fail_open and (known := self._engine.journal.find(request.operation, request.fingerprint)):
-            return known
-        wait_ms = None if self._options.wait_s is None else int(self._options.wait_s * 1000)
-        return self._engine.performer.acquire(request, wait_ms=wait_ms)
+    @property
+    def _wait_ms(self) -> int | None:
+        return None if self._options.wait_s is None else int(self._options.wait_s * 1000)
 
-    def _abandon(self, answer: Won | Receipt) -> None:
-        if isinstance(answer, Won):
-            self._engine.performer.give_back(answer, "CANCELLED")
-
-    def _recovered(self, won: Won, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outcome | None:
+    def _recover(self, won: Won) -> Callable[..., Any] | None:
         """On a takeover or a retry: the effect may have happened on somebody else's side. Ask them first."""
-        if self._options.recover is None or not won.may_have_happened:
-            return None
-        found = self._options.recover(*args, **kwargs)
-        if found is None:
-            return None
-        if not isinstance(found, Recovered):
+        return self._options.recover if won.may_have_happened else None
+
+    def _checked(self, found: object) -> Recovered | None:
+        if found is not None and not isinstance(found, Recovered):
             raise ValidationError(
-                f"recover= returned {type(found).__name__}",
+                f"recover= of {self._name} returned {type(found).__name__}",
                 hint="return ragfence.Recovered(result=...) when the effect happened, None when it did not",
             )
-        stored = self._engine.performer.results.store(found.result, won.lease.key)
-        return Outcome(checked_effect_id(found.effect_id), stored)
+        return found
 
-    def _outcome(self, request: Request, result: object) -> Outcome:
-        effect_id = self._options.effect_id(result) if self._options.effect_id else None
-        stored = self._engine.performer.results.store(result, request.key_text)
+    def _outcome(self, request: Request, done: Recovered) -> Outcome:
+        effect_id, make = done.effect_id, self._options.effect_id
+        if effect_id is None and make and (isinstance(done, _Returned) or done.result is not None):
+            effect_id = make(done.result)
+        stored = self._engine.performer.results.store(done.result, request.key_text)
         return Outcome(checked_effect_id(effect_id), stored)
 
-    def _complete(self, won: Won, outcome: Outcome) -> Receipt | None:
+    def _complete(self, won: Won, done: Recovered) -> Receipt | None:
         """None: another attempt took over and has no outcome yet; ask again, which waits for it."""
+        performer = self._engine.performer
+        outcome = None
         try:
-            return _successful(self._engine.performer.complete(won, outcome))
+            outcome = self._outcome(won.request, done)
+            points.reach(points.AFTER_EFFECT)
+            return _successful(performer.complete(won, outcome))
         except FencedOut as lost:
             receipt: Receipt | None = lost.receipt
             return _successful(receipt) if receipt is not None else None
-        except SealUncertain:
-            if self._fail_open:
-                operation, fingerprint = won.request.operation, won.request.fingerprint
-                return self._engine.journal.add(operation, fingerprint, outcome.effect_id, outcome.result)
-            raise
+        except SealUncertain as unsure:
+            if not self._fail_open or outcome is None:
+                raise
+            if unsure.committed:
+                committed: Receipt = unsure.receipt
+                return _successful(committed)
+            return self._engine.journal.add(won.request, outcome, token=won.granted.record.token)
         except BaseException as error:
-            self._engine.performer.give_back(won, getattr(error, "code", type(error).__name__))
+            performer.give_back(won, code_of(error))
             raise
 
-    def _failed(self, won: Won, error: BaseException) -> None:
+    def _failed(self, won: Won, error: BaseException) -> Receipt | None:
+        """A receipt, when another attempt had succeeded first: then the failure of this one counts for nothing."""
         if isinstance(error, self._options.terminal) and not isinstance(error, TerminalError):
-            wrapped = TerminalError(f"{type(error).__name__}: {error}")
-            self._engine.performer.complete(won, failure_of(wrapped, self._engine.performer))
-            return
-        end_without_receipt(self._engine.performer, won, error)
+            error = TerminalError(f"{type(error).__name__}: {error}")
+        return end_without_receipt(self._engine.performer, won, error)
 
     @property
     def _fail_open(self) -> bool:
         return (self._options.on_store_error or self._engine.policy.on_store_error) == "open"
 
-    def _run_unfenced(self, request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Receipt:
-        known = self._engine.journal.find(request.operation, request.fingerprint)
-        return self._journaled(request, self._function(*args, **kwargs)) if known is None else known
-
-    async def _run_unfenced_async(self, request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Receipt:
-        known = self._engine.journal.find(request.operation, request.fingerprint)
-        if known is not None:
-            return known
-        return await asyncio.to_thread(self._journaled, request, await self._function(*args, **kwargs))
-
-    def _journaled(self, request: Request, result: object) -> Receipt:
-        outcome = self._outcome(request, result)
-        return self._engine.journal.add(request.operation, request.fingerprint, outcome.effect_id, outcome.result)
+    def _journal(self, request: Request, result: object) -> Receipt:
+        return self._engine.journal.add(request, self._outcome(request, _Returned(result)))
 
     def _request(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Request:
         options = self._options
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as wrong:
-            raise TypeError(f"{self._function.__qualname__}: {wrong}") from None
+            raise TypeError(f"{self._name}: {wrong}") from None
+        # As bound: `f(req)` and `f(req=req)` are the same call, whatever key= calls its parameters.
+        args, kwargs = bound.args, bound.kwargs
         bound.apply_defaults()
         payload = options.payload(*args, **kwargs) if options.payload else _payload_of(bound)
-        operation = self._operation(args, kwargs, payload)
-        return self._engine.request(operation, payload)
-
-    def _operation(self, args: tuple[Any, ...], kwargs: dict[str, Any], payload: object) -> Operation:
-        options = self._options
         made = options.key(payload) if isinstance(options.key, KeyStrategy) else options.key(*args, **kwargs)
+        return self._engine.request(self._operation(made), payload)
+
+    def _operation(self, made: object) -> Operation:
         if isinstance(made, Operation):
             return made
         parts: tuple[Any, ...] = made if isinstance(made, tuple) else (made,)
         if not 1 <= len(parts) <= 3:
             raise ValidationError(
-                f"key= returned {len(parts)} parts", hint="return source_id, (source_id, revision) or an Operation"
+                f"key= of {self._name} returned {len(parts)} parts",
+                hint="return source_id, (source_id, revision), (source_id, revision, sequence) or an Operation",
             )
-        source_id, revision = parts[0], parts[1] if len(parts) > 1 else ""
+        source_id, revision, sequence = (*parts, None, None)[:3]
+        options = self._options
         return Operation(
             kind=options.kind,
-            source_id=str(source_id),
-            revision=str(revision),
-            sequence=parts[2] if len(parts) > 2 else None,
+            source_id=self._text("source_id", source_id),
+            revision="" if revision is None else self._text("revision", revision),
+            sequence=sequence,
             source_type=options.source_type,
             action=options.action,
             index_hash=options.index_hash,
         )
+
+    def _text(self, what: str, part: object) -> str:
+        # Never str() of anything: a missing id would be "None" for everybody, and an object its address.
+        plain = part if part is None else to_jsonable(part)
+        if isinstance(plain, bool) or not isinstance(plain, str | int):
+            raise ValidationError(
+                f"key= of {self._name} returned a {type(part).__name__} as {what}",
+                hint="an id is text or a whole number that is the same in every retry",
+            )
+        return str(plain)
 
 
 def _payload_of(bound: inspect.BoundArguments) -> object:
@@ -250,13 +273,3 @@ def _successful(receipt: Receipt) -> Receipt:
     if receipt.failed:
         raise failed(receipt)
     return receipt
-
-
-async def _finish_in_thread(call: Callable[..., Any], *args: Any, undo: Callable[[Any], None]) -> Any:
-    """Runs to its end even when the caller is cancelled; what it then won is given back."""
-    work: Awaitable[Any] = asyncio.ensure_future(asyncio.to_thread(call, *args))
-    try:
-        return await asyncio.shield(work)
-    except asyncio.CancelledError:
-        undo(await work)
-        raise

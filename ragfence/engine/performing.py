@@ -10,7 +10,7 @@ import json
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from ragfence.core.decisions import (
@@ -32,7 +32,7 @@ from ragfence.core.diffs import payload_diff
 from ragfence.core.ledger import row_for_answer
 from ragfence.core.policy import Policy
 from ragfence.core.receipts import Decision, Flags, Receipt
-from ragfence.core.records import KeyRecord, State
+from ragfence.core.records import Head, KeyRecord, State
 from ragfence.core.rows import (
     CONFLICT_POSITION,
     FENCED_OUT,
@@ -55,6 +55,7 @@ from ragfence.errors import (
     LeaseLost,
     NestedClaim,
     Quarantined,
+    RagfenceError,
     SealUncertain,
     StoreUnavailable,
     TransientError,
@@ -80,7 +81,10 @@ class Won:
     @property
     def may_have_happened(self) -> bool:
         """An earlier attempt got as far as performing the effect, and nobody knows how far."""
-        return self.lease.takeover or self.lease.attempt > 1
+        record = self.granted.record
+        # The attempts of a released key start again at 1, but it was first seen before this lease was given.
+        seen_before = record.first_seen_ms < record.when_ms - self.lease.ref.lease_ms
+        return self.lease.takeover or self.lease.attempt > 1 or seen_before or record.error != ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +129,16 @@ class Performer:
 
         Raises `Conflict`, `Stale`, `Quarantined`, or `InFlight` once the wait is over.
         """
+        for step in self.acquiring(request, wait_ms=wait_ms, token=token):
+            if not isinstance(step, float):
+                return step
+            self._sleep(step)
+        raise AssertionError("unreachable")
+
+    def acquiring(
+        self, request: Request, *, wait_ms: int | None = None, token: bytes | None = None
+    ) -> Iterator[Won | Receipt | float]:
+        """The steps of `acquire`: seconds to sleep before the next one, then the answer. Nothing is held meanwhile."""
         self._refuse_nested(request)
         started = time.monotonic()
         give_up_at = started + (request.rules.wait_ms if wait_ms is None else wait_ms) / 1000
@@ -141,16 +155,24 @@ class Performer:
                 case Granted():
                     answer = self._granted(request, verdict, asked_at, claim.waited_ms)
                     if answer is not None:
-                        return answer
+                        yield answer
+                        return
                 case Replay(record):
                     assert record is not None  # only documents have nothing to retract
                     flags = replace(flags, attempt=record.attempt)
-                    return self.results.receipt(request.key, record, Decision.DUPLICATE, flags)
+                    yield self.results.receipt(request.key, record, Decision.DUPLICATE, flags)
+                    return
                 case Conflict(record):
-                    raise self._conflict(request, claim, record)
+                    if record is None or record.ended or (found := self._known_to_objects(request, claim)) is None:
+                        raise self._conflict(request, claim, record)
+                    yield self._overruled(request, claim, found)
+                    return
                 case Stale(newest):
                     raise self._stale(request, newest)
                 case InFlight(quarantined=True):
+                    if self._known_to_objects(request, claim) is not None:
+                        self.fences.pardon([request.lease_ref(NOBODY, epoch=0)])  # no new attempt: it will be healed
+                        continue
                     raise Quarantined(
                         f"{request.key_text} failed {verdict.record.attempt} times, last with "
                         f"{verdict.record.error or 'a lost lease'}",
@@ -161,7 +183,7 @@ class Performer:
                 case InFlight():
                     if time.monotonic() >= give_up_at:
                         raise self._in_flight(request, verdict, claim.waited_ms)
-                    self._wait(request, verdict, started, give_up_at)
+                    yield from self._wait(request, verdict, started, give_up_at)
 
     def complete(self, won: Won, outcome: Outcome) -> Receipt:
         """Commits and seals. The receipt says `fenced_out` when another attempt had committed first."""
@@ -229,34 +251,54 @@ class Performer:
             points.reach(points.AFTER_CLAIM)
             if self.backing:
                 self.backing.watch.start()
-                found = self._committed_before(won)
-                if found is not None:
+                found = self._committed_before(request, granted.head, self._claim_for_rows(won, CONFLICT_POSITION))
+                if found is not None and granted.prior is None:
                     return self._heal(won, found)
             if granted.prior is not None:
                 return self._move_only(won, granted.prior)
         except BaseException as failure:
-            self.give_back(won, getattr(failure, "code", type(failure).__name__))
+            self.give_back(won, code_of(failure))
             raise
         return won
 
-    def _committed_before(self, won: Won) -> Commit | None:
+    def _known_to_objects(self, request: Request, claim: Claim) -> Commit | None:
+        """A pending record is not the last word: it may be an attempt made after the store forgot the commit."""
+        if self.backing is None:
+            return None
+        (held,) = self.fences.read([request.lookup])
+        head = held.source.head if held.source else None
+        return self._committed_before(request, head, replace(claim, position=CONFLICT_POSITION, row_on_conflict=True))
+
+    def _overruled(self, request: Request, claim: Claim, found: Commit) -> Receipt:
+        """The record is of another payload, which was refused; ours is the committed one."""
+        self._raise_sequence(request, found)
+        answered = replace(claim, position=CONFLICT_POSITION)
+        self.fences.record([row_for_answer(answered, RowKind.DUPLICATE, found.record(), self.fences.now_ms())])
+        flags = Flags(attempt=found.attempt, healed=True, waited_ms=claim.waited_ms)
+        return self.results.receipt(request.key, found.record(), Decision.DUPLICATE, flags)
+
+    def _committed_before(self, request: Request, head: Head | None, claim: Claim) -> Commit | None:
         assert self.backing is not None
-        request, commits = won.request, self.backing.commits
-        found = commits.find(request.operation) if request.mode is Mode.KEYED else self._newest_of_source(won, commits)
+        commits = self.backing.commits
+        if request.mode is Mode.KEYED:
+            found = commits.find(request.operation)
+        else:
+            found = self._newest_of_source(request, head, claim)
         if found is not None and found.fingerprint != request.fingerprint.hex():
-            raise self._conflict(request, self._claim_for_rows(won, CONFLICT_POSITION), found.record())
+            raise self._conflict(request, claim, found.record())
         return found
 
-    def _newest_of_source(self, won: Won, commits: Commits) -> Commit | None:
+    def _newest_of_source(self, request: Request, head: Head | None, claim: Claim) -> Commit | None:
         """Our own commit, if there is one. A higher sequence than ours anywhere in the source makes us stale."""
-        request, own, sequence = won.request, None, won.request.operation.sequence
+        assert self.backing is not None
+        commits, own, sequence = self.backing.commits, None, request.operation.sequence
         assert sequence is not None
         listed = list(commits.of_source(request.operation))
         names = sorted({key for key, _ in listed})
         known = self.fences.read([Lookup(bytes.fromhex(key), Mode.SEQUENCED, request.source) for key in names])
         top: tuple[int, str] | None = None
-        if won.granted.head is not None and won.granted.head.sequence is not None:
-            top = (won.granted.head.sequence, (request.key[:1] + won.granted.head.digest).hex())
+        if head is not None and head.sequence is not None:
+            top = (head.sequence, (request.key[:1] + head.digest).hex())
         for key, marked in listed:
             number = marked
             if marked is None:
@@ -270,15 +312,20 @@ class Performer:
             if number is not None and (top is None or number > top[0]):
                 top = (number, key)
         if top is not None and top[0] > sequence:
-            raise self._stale_after_claim(won, top[0])
+            self.fences.record([row_for_answer(claim, RowKind.STALE, None, self.fences.now_ms())])
+            raise self._stale(request, top[0])
         if top is not None and top[0] == sequence and top[1] != request.key_text:
-            raise self._conflict(request, self._claim_for_rows(won, CONFLICT_POSITION), None)
-        if own is not None and (own.sequence is None or own.sequence < sequence):
-            commits.raise_sequence(request.operation, sequence)
+            raise self._conflict(request, claim, None)
         return own
+
+    def _raise_sequence(self, request: Request, found: Commit) -> None:
+        sequence = request.operation.sequence
+        if self.backing and sequence is not None and (found.sequence is None or found.sequence < sequence):
+            self.backing.commits.raise_sequence(request.operation, sequence)
 
     def _heal(self, won: Won, found: Commit) -> Receipt | None:
         """An owner committed and died before its seal: the effect is found, not repeated."""
+        self._raise_sequence(won.request, found)
         outcome = Outcome(found.effect_id, found.result, found.failed, found.error)
         sealed = self._sealed(won, outcome, flags=HEALED, winner=bytes.fromhex(found.token))
         heartbeat.remove(won.lease)
@@ -378,16 +425,16 @@ class Performer:
             receipt = self.results.receipt(won.request.key, record, Decision.DUPLICATE, flags)
         return FencedOut(f"{won.lease.key} was taken over before its seal", key=won.lease.key, receipt=receipt)
 
-    def _wait(self, request: Request, verdict: InFlight, started: float, give_up_at: float) -> None:
+    def _wait(self, request: Request, verdict: InFlight, started: float, give_up_at: float) -> Iterator[float]:
         """Until the record changes, its lease runs out, or the caller's patience does. Reads only: no rows."""
         token, until_ms = verdict.record.token, verdict.until_ms
-        since, store_ms = time.monotonic(), self.fences.now_ms()
         while True:
             now = time.monotonic()
-            if now >= give_up_at or store_ms + (now - since) * 1000 >= until_ms:
+            # Asked every time: only the store's clock says when a lease runs out.
+            if now >= give_up_at or self.fences.now_ms() >= until_ms:
                 return
             pause_s = min(max((now - started) * 0.1, 0.005), 0.25) * random.uniform(0.5, 1.5)
-            self._sleep(min(pause_s, max(give_up_at - now, 0)))
+            yield min(pause_s, max(give_up_at - now, 0.0))
             (held,) = self.fences.read([request.lookup])
             record = held.source.lease.record if held.source and held.source.lease else held.record
             if record is None or record.token != token or record.state is not State.HELD:
@@ -396,6 +443,8 @@ class Performer:
 
     def _refuse_nested(self, request: Request) -> None:
         for lease in current.get():
+            if lease.ended:
+                continue  # a task or thread that outlived the effect it was started in
             same_source = request.source and lease.ref.source == request.source
             if lease.ref.key == request.key or same_source:
                 raise NestedClaim(
@@ -442,11 +491,6 @@ class Performer:
             newest=newest,
         )
 
-    def _stale_after_claim(self, won: Won, newest: int) -> StaleError:
-        claim = self._claim_for_rows(won, CONFLICT_POSITION)
-        self.fences.record([row_for_answer(claim, RowKind.STALE, None, won.lease.store_now_ms())])
-        return self._stale(won.request, newest)
-
     def _in_flight(self, request: Request, verdict: InFlight, waited_ms: int) -> InFlightError:
         left_ms = max(verdict.until_ms - self.fences.now_ms(), 0)
         return InFlightError(
@@ -456,6 +500,11 @@ class Performer:
             retry_after_ms=left_ms,
             waited_ms=waited_ms,
         )
+
+
+def code_of(error: BaseException) -> str:
+    """What a record says of a failed attempt: our stable code, or the name of the class. Never its message."""
+    return (error.code if isinstance(error, RagfenceError) else type(error).__name__)[:100]
 
 
 def _sealed_here(record: KeyRecord | None) -> bool:

@@ -38,6 +38,7 @@ from ragfence.core.rows import REVIVED
 from ragfence.engine import points
 from ragfence.engine.epochs import Epochs
 from ragfence.engine.hydration import Hydrator
+from ragfence.engine.leases import Lease, heartbeat
 from ragfence.errors import FormatCorrupt, FormatTooNew, StoreUnavailable
 from ragfence.stores.fences import FenceStore, Loaded, LoadedReceipt, LoadedSource
 from ragfence.stores.objects import ObjectStore
@@ -206,8 +207,10 @@ class SegmentWriter:
         hydrator: Hydrator,
         codec: Codec,
         *,
+        max_runtime_ms: int = 3_600_000,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        self._max_runtime_ms = max_runtime_ms
         self._fences = fences
         self._objects = objects
         self._epochs = epochs
@@ -227,6 +230,7 @@ class SegmentWriter:
                 continue
             if not wanted:
                 break
+            asked_at = time.monotonic()
             verdicts = self._claim(wanted)
             granted: dict[int, Granted] = {}
             for at, verdict in verdicts.items():
@@ -247,7 +251,7 @@ class SegmentWriter:
                         del wanted[at]
             # Whatever was won is sealed or given back before anything is waited for: no hold-and-wait.
             if granted:
-                self._perform(granted, wanted, answers)
+                self._perform(granted, wanted, answers, asked_at)
             if any(isinstance(verdict, NotReady) for verdict in verdicts.values()):
                 self._hydrator.ensure_ready()
             elif wanted and not granted:
@@ -260,18 +264,28 @@ class SegmentWriter:
         claims = [replace(want.move.claim, token=os.urandom(16)) for want in wanted.values()]
         return dict(zip(wanted, self._fences.claim(claims), strict=True))
 
-    def _perform(self, granted: dict[int, Granted], wanted: dict[int, _Wanted], answers: dict[int, Answer]) -> None:
+    def _perform(
+        self, granted: dict[int, Granted], wanted: dict[int, _Wanted], answers: dict[int, Answer], asked_at: float
+    ) -> None:
         points.reach(points.AFTER_CLAIM)
         by_epoch: dict[int, list[int]] = {}
         for at, grant in granted.items():
             by_epoch.setdefault(grant.record.fence.epoch, []).append(at)
         for epoch, members in by_epoch.items():
-            self._perform_in(epoch, {at: granted[at] for at in members}, wanted, answers)
+            self._perform_in(epoch, {at: granted[at] for at in members}, wanted, answers, asked_at)
 
     def _perform_in(
-        self, epoch: int, granted: dict[int, Granted], wanted: dict[int, _Wanted], answers: dict[int, Answer]
+        self,
+        epoch: int,
+        granted: dict[int, Granted],
+        wanted: dict[int, _Wanted],
+        answers: dict[int, Answer],
+        asked_at: float,
     ) -> None:
         sent = False
+        leases = [self._lease(wanted[at].move, grant, asked_at) for at, grant in granted.items()]
+        for lease in leases:
+            heartbeat.add(self._fences, lease)
         try:
             results = {
                 at: grant.prior.result if grant.prior else wanted[at].move.effect(grant)
@@ -292,6 +306,9 @@ class SegmentWriter:
             refs = [self._ref(wanted[at].move, grant) for at, grant in granted.items()]
             self._fences.release(refs, "EFFECT.failed", expire=sent)
             raise
+        finally:
+            for lease in leases:
+                heartbeat.remove(lease)
         if self._epochs.newer_than(epoch):
             for at in granted:
                 wanted[at].unsure = True
@@ -363,6 +380,17 @@ class SegmentWriter:
             metadata_hash=seal.metadata_hash,
             effect_id=seal.effect_id,
             result=seal.result,
+        )
+
+    def _lease(self, move: Move, grant: Granted, asked_at: float) -> Lease:
+        return Lease(
+            self._ref(move, grant),
+            fence=grant.record.fence,
+            attempt=grant.record.attempt,
+            takeover=grant.takeover,
+            granted_at=asked_at,
+            store_ms=grant.record.when_ms - move.claim.lease_ms,
+            max_runtime_ms=self._max_runtime_ms,
         )
 
     def _ref(self, move: Move, grant: Granted) -> LeaseRef:

@@ -31,11 +31,11 @@ from ragfence.core.decisions import (
     decide,
 )
 from ragfence.core.ledger import row_for_claim
-from ragfence.core.records import Head, KeyRecord, SourceRecord, park, unpark
+from ragfence.core.records import Head, KeyRecord, SourceRecord, park, short, unpark
 from ragfence.core.rows import Row, decode_rows
 from ragfence.errors import StoreAuth, StoreUnavailable, StoreUnsafe
 from ragfence.stores.fences import Loaded, LoadedSource, Lookup, Marker, Scanned, Stats
-from ragfence.stores.redis_wire import Names, outcome_of, pack_claim, pack_lease, pack_seal, verdict_of
+from ragfence.stores.redis_wire import Names, lease_done, outcome_of, pack_claim, pack_lease, pack_seal, verdict_of
 
 OLDEST = (6, 2)
 SOLO_ROWS_PER_SHARD = 2_000
@@ -75,8 +75,12 @@ class RedisFences:
                 retry=Retry(ExponentialBackoff(cap=0.2, base=0.01), retries=3),
                 health_check_interval=30,
             )
-        except ValueError as bad:
-            raise StoreUnavailable(f"{self.url} is no Redis URL: {bad}", hint="redis://host:6379/0") from bad
+        except ValueError:
+            # Not its words: they quote what was taken for the port, which may be the start of a password.
+            raise StoreUnavailable(
+                f"{self.url} is no Redis URL",
+                hint="redis://user:password@host:6379/0, with / ? # and @ in the password percent-encoded",
+            ) from None
         now_lua = _TEST_NOW.format(test_clock) if test_clock else _REAL_NOW
         records = (_LUA / "records.lua").read_text()
         self._scripts = {
@@ -108,7 +112,7 @@ class RedisFences:
         return self._lease_call("renew", leases)
 
     def release(self, leases: Sequence[LeaseRef], error: str = "", *, expire: bool = False) -> list[bool]:
-        return self._lease_call("expire" if expire else "release", leases, error[:255])
+        return self._lease_call("expire" if expire else "release", leases, short(error)[1:])
 
     def pardon(self, leases: Sequence[LeaseRef]) -> list[bool]:
         return self._lease_call("pardon", leases)
@@ -140,13 +144,13 @@ class RedisFences:
                 yield name[prefix:], source.head
 
     def scan(self, shard: int | None = None) -> Iterator[Scanned]:
-        for name, data, ttl_ms in self._scan(self._names.pattern(b"k", shard)):
+        for name, data, expires_ms in self._scan(self._names.pattern(b"k", shard)):
             at = name.index(b"}")
             key = bytes.fromhex(name[at - 2 : at].decode()) + name[at + 2 :]
             # Parked records start with their stamp, whose first byte is 0; a record with its version.
             record = KeyRecord.decode(data) if data[0] else unpark(data, None)
             if record:
-                yield Scanned(key, record, self.now_ms() + ttl_ms if ttl_ms > 0 else None)
+                yield Scanned(key, record, expires_ms)
 
     def forget(self, keys: Sequence[bytes]) -> None:
         names = [self._names.record(key) for key in keys]
@@ -263,12 +267,15 @@ class RedisFences:
         lookups = [Lookup(claim.key, claim.mode, claim.source) for claim in claims]
         answered: dict[int, Verdict] = {}
         now_ms, found = self._read(lookups)
+        unclear: set[bytes] = set()
         for at, held in enumerate(found):
-            if held.source and held.source.lease:
-                continue
-            verdict = decide(held, claims[at], 0)
-            if isinstance(verdict, Replay) and verdict.record is not None:
+            claim = claims[at]
+            verdict = decide(held, claim, 0)
+            free = not (held.source and held.source.lease) and claim.source not in unclear
+            if free and isinstance(verdict, Replay) and verdict.record is not None:
                 answered[at] = verdict
+            elif claim.mode is Mode.DOCUMENT:  # it may get a lease, so whoever comes after it in this batch must see it
+                unclear.add(claim.source)
         return now_ms, answered
 
     def _held(self, lookup: Lookup, record: bytes | None, source: bytes | None, epoch: int | None) -> Held:
@@ -284,10 +291,10 @@ class RedisFences:
             there = None
         return Held(found, there)
 
-    def _lease_call(self, action: str, leases: Sequence[LeaseRef], error: str = "") -> list[bool]:
+    def _lease_call(self, action: str, leases: Sequence[LeaseRef], error: bytes = b"") -> list[bool]:
         keys, args, order = self._grouped(leases, pack_lease, with_counter=False, with_prefix=False)
         replies = self._call("lease", keys, [*self._common(order), action, error, *args])
-        return _in_order(order, [bool(reply) for reply in replies])
+        return _in_order(order, [lease_done(reply) for reply in replies])
 
     def _common(self, order: Sequence[Sequence[int]], groups: int | None = None) -> list[Any]:
         return ["1" if self.solo else "0", len(order) if groups is None else groups, self._most_rows]
@@ -331,13 +338,19 @@ class RedisFences:
         """The run_id of the process that answers, its time, and the values: one connection, one round trip."""
         with _understood(self.url), self._client.pipeline(transaction=False) as pipe:
             pipe.info("server")
-            pipe.time() if self._test_clock is None else pipe.get(self._test_clock)
+            self._ask_time(pipe)
             pipe.mget(names)
             info, now, values = pipe.execute()
-        now_ms = int(now[0]) * 1000 + int(now[1]) // 1000 if self._test_clock is None else int(now)
-        return str(info["run_id"]).encode(), now_ms, values
+        return str(info["run_id"]).encode(), self._told_ms(now), values
 
-    def _scan(self, pattern: bytes) -> Iterator[tuple[bytes, bytes, int]]:
+    def _ask_time(self, pipe: Any) -> None:
+        pipe.time() if self._test_clock is None else pipe.get(self._test_clock)
+
+    def _told_ms(self, now: Any) -> int:
+        return int(now[0]) * 1000 + int(now[1]) // 1000 if self._test_clock is None else int(now)
+
+    def _scan(self, pattern: bytes) -> Iterator[tuple[bytes, bytes, int | None]]:
+        """Name, value, and when it expires."""
         with _understood(self.url):
             batch: list[bytes] = []
             for name in self._client.scan_iter(pattern, count=1000):
@@ -347,17 +360,19 @@ class RedisFences:
                     batch = []
             yield from self._fetch(batch)
 
-    def _fetch(self, names: list[bytes]) -> Iterator[tuple[bytes, bytes, int]]:
+    def _fetch(self, names: list[bytes]) -> Iterator[tuple[bytes, bytes, int | None]]:
         if not names:
             return
         with self._client.pipeline(transaction=False) as pipe:
+            self._ask_time(pipe)
             pipe.mget(names)
             for name in names:
                 pipe.pttl(name)
-            values, *ttls = pipe.execute()
+            now, values, *ttls = pipe.execute()
+        now_ms = self._told_ms(now)
         for name, data, ttl_ms in zip(names, values, ttls, strict=True):
             if data is not None:
-                yield name, data, ttl_ms
+                yield name, data, now_ms + ttl_ms if ttl_ms > 0 else None
 
     def _refuse_unsafe_server(self) -> None:
         with _understood(self.url):
@@ -393,7 +408,8 @@ def _in_order(order: Sequence[Sequence[int]], replies: Sequence[Any]) -> list[An
 
 def _without_credentials(url: str) -> str:
     scheme, separator, rest = url.partition("://")
-    return f"{scheme}{separator}{rest.rpartition('@')[2]}"
+    # The query too: redis-py takes ?password= as well.
+    return f"{scheme}{separator}{rest.rpartition('@')[2].partition('?')[0]}"
 
 
 @contextlib.contextmanager
@@ -413,7 +429,7 @@ def _understood(url: str) -> Iterator[None]:
         text = str(refused)
         if "NOAUTH" in text or "WRONGPASS" in text:
             raise StoreAuth(f"{url} refused the login: {text}", hint="check user and password") from refused
-        if text.startswith("OOM") or "OOM command" in text:
+        if isinstance(refused, redis.exceptions.OutOfMemoryError) or "OOM command" in text:
             raise StoreUnavailable(
                 f"{url} is out of memory",
                 hint="raise maxmemory or run `ragfence purge-expired`; nothing was lost",

@@ -58,6 +58,10 @@ def _machine_clock() -> int:
     return time.time_ns() // 1_000_000
 
 
+# SQLite forbids to close a connection that was inherited by a fork: here it is never even collected.
+_parents: list[sqlite3.Connection] = []
+
+
 class SqliteFences:
     def __init__(
         self,
@@ -74,7 +78,7 @@ class SqliteFences:
         self._clock = clock
         self._busy_timeout_s = busy_timeout_s
         self._local = threading.local()
-        self._open: list[sqlite3.Connection] = []
+        self._open: list[tuple[int, sqlite3.Connection]] = []
         self._open_lock = threading.Lock()
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -115,8 +119,9 @@ class SqliteFences:
         with self._transaction(write=False) as shelf:
             epoch = settling.ready_epoch(shelf, shard)
             found = shelf.db.execute(
-                "SELECT source, data FROM sources WHERE tenant = ? AND shard = ? ORDER BY source",
-                (self.tenant, shard),
+                "SELECT source, data FROM sources WHERE tenant = ? AND shard = ? "
+                "AND (expires_ms IS NULL OR expires_ms > ?) ORDER BY source",
+                (self.tenant, shard, shelf.now_ms),
             ).fetchall()
         for source, data in found:
             record = SourceRecord.decode(data)
@@ -145,7 +150,8 @@ class SqliteFences:
         with self._transaction() as shelf:
             for key in keys:
                 data = shelf.get_record(key)
-                if data is not None and KeyRecord.decode(data).ended:
+                # Parked records start with their stamp, whose first byte is 0; they go with their document.
+                if data is not None and data[0] and KeyRecord.decode(data).ended:
                     shelf.drop_record(key)
 
     def stats(self) -> Stats:
@@ -156,7 +162,10 @@ class SqliteFences:
                 (self.tenant, shelf.now_ms),
             ).fetchall()
             one = shelf.db.execute
-            sources = one("SELECT count(*) FROM sources WHERE tenant = ?", (self.tenant,)).fetchone()[0]
+            sources = one(
+                "SELECT count(*) FROM sources WHERE tenant = ? AND (expires_ms IS NULL OR expires_ms > ?)",
+                (self.tenant, shelf.now_ms),
+            ).fetchone()[0]
             rows = one("SELECT count(*) FROM decision_rows WHERE tenant = ?", (self.tenant,)).fetchone()[0]
         records = {(kind, State(state).name.lower()): n for kind, state, n in counted}
         return Stats(records, sources, rows, self.path.stat().st_size)
@@ -234,8 +243,11 @@ class SqliteFences:
     def close(self) -> None:
         with self._open_lock:
             connections, self._open = self._open, []
-            for connection in connections:
-                connection.close()
+            for owner, connection in connections:
+                if owner == os.getpid():
+                    connection.close()
+                else:
+                    _parents.append(connection)
         self._local = threading.local()
 
     @contextlib.contextmanager
@@ -245,10 +257,11 @@ class SqliteFences:
             db.execute("BEGIN IMMEDIATE" if write else "BEGIN")
             try:
                 yield _SqliteShelf(db, self.tenant, self._clock(), run_id, self.solo)
+                db.execute("COMMIT")
             except BaseException:
-                db.execute("ROLLBACK")
+                if db.in_transaction:  # a full disk may have ended it
+                    db.execute("ROLLBACK")
                 raise
-            db.execute("COMMIT")
         except sqlite3.Error as broken:
             raise StoreUnavailable(
                 f"the fence file {self.path} did not answer: {broken}",
@@ -256,16 +269,16 @@ class SqliteFences:
             ) from broken
 
     def _connection(self) -> tuple[sqlite3.Connection, str]:
-        # One connection per thread; a child process never uses its parent's.
+        # One connection per thread; a child process never uses its parent's, and nobody one to a file that is gone.
         known = getattr(self._local, "connection", None)
-        if known is not None and known[2] == os.getpid():
+        if known is not None and known[2] == os.getpid() and known[1].endswith(self._identity()):
             return known[0], known[1]
         db = sqlite3.connect(self.path, timeout=self._busy_timeout_s, isolation_level=None, check_same_thread=False)
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")
         run_id = self._prepare(db)
         with self._open_lock:
-            self._open.append(db)
+            self._open.append((os.getpid(), db))
         self._local.connection = (db, run_id, os.getpid())
         return db, run_id
 
@@ -284,8 +297,15 @@ class SqliteFences:
             db.close()
             raise FormatTooNew(f"{self.path} has schema {version}; this ragfence knows {SCHEMA_VERSION}")
         made = db.execute("SELECT value FROM meta WHERE name = 'uuid'").fetchone()[0]
-        file = self.path.stat()
-        return f"{made}.{file.st_dev:x}.{file.st_ino:x}"
+        return f"{made}{self._identity()}"
+
+    def _identity(self) -> str:
+        """Which file stands at the path; like no other when none does."""
+        try:
+            file = self.path.stat()
+        except FileNotFoundError:
+            return ".none"
+        return f".{file.st_dev:x}.{file.st_ino:x}"
 
 
 class _SqliteShelf:

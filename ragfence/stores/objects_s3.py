@@ -105,7 +105,11 @@ class S3Objects:
         self._made: _Clients | None = None
         self._lists_in_byte_order = False
         if probe:
-            self.probe()
+            try:
+                self.probe()
+            except BaseException:
+                self.close()
+                raise
 
     @property
     def url(self) -> str:
@@ -170,7 +174,8 @@ class S3Objects:
             self._delete(names[start : start + PAGE])
 
     def close(self) -> None:
-        if self._made is not None and self._made.pid == os.getpid():
+        """Hangs up. A client that was given stays open, as do a parent's connections when a child calls this."""
+        if self._made is not None and self._made.pid == os.getpid() and self._given is None:
             self._made.writer.close()
             self._made.reader.close()
         self._made = None

@@ -23,7 +23,7 @@ from ragfence.core.decisions import (
     Verdict,
 )
 from ragfence.core.operations import encoded
-from ragfence.core.records import KeyRecord, SourceRecord
+from ragfence.core.records import KeyRecord, SourceRecord, short
 from ragfence.errors import FormatCorrupt, FormatTooNew
 
 _CLAIM = struct.Struct(">BB16s16s32sq16sHIHHIHIBI")
@@ -52,7 +52,8 @@ class Names:
         return b"rf{%s}l" % self.tenant.encode() + name.encode()
 
     def pattern(self, what: bytes, shard: int | None = None) -> bytes:
-        prefix = b"rf{%s:*}" % self.tenant.encode() if shard is None else self.prefixes[shard]
+        # Exactly two digits: after a `*` any `}k` inside a binary name would do as well.
+        prefix = b"rf{%s:??}" % self.tenant.encode() if shard is None else self.prefixes[shard]
         return prefix + what + b"*"
 
     def keys_of(self, what: Claim | Seal | LeaseRef) -> list[bytes]:
@@ -78,7 +79,7 @@ def pack_claim(claim: Claim) -> bytes:
         claim.position,
         claim.waited_ms,
     )
-    return b"".join((head, _short(claim.kind), _short(claim.owner), _long(claim.payload), _long(claim.context)))
+    return b"".join((head, short(claim.kind), short(claim.owner), _long(claim.payload), _long(claim.context)))
 
 
 def pack_seal(seal: Seal) -> bytes:
@@ -100,7 +101,7 @@ def pack_seal(seal: Seal) -> bytes:
         seal.waited_ms,
         seal.winner,
     )
-    tail = (_short(seal.effect_id), _short(seal.error), _long(seal.result), _long(seal.context))
+    tail = (short(seal.effect_id), short(seal.error), _long(seal.result), _long(seal.context))
     return b"".join((head, *tail))
 
 
@@ -149,6 +150,12 @@ def outcome_of(reply: Sequence[Any]) -> SealOutcome:
             raise _refused(reply)
 
 
+def lease_done(reply: Any) -> bool:
+    if isinstance(reply, bytes):
+        raise _refused((b"X", reply))
+    return bool(reply)
+
+
 def _refused(reply: Sequence[Any]) -> FormatTooNew | FormatCorrupt:
     version = reply[1][0] if len(reply) > 1 and reply[1] else 0
     if version > 1:
@@ -158,11 +165,6 @@ def _refused(reply: Sequence[Any]) -> FormatTooNew | FormatCorrupt:
 
 def _record_or_none(data: bytes) -> KeyRecord | None:
     return KeyRecord.decode(data) if data else None
-
-
-def _short(text: str) -> bytes:
-    data = text.encode()[:255]
-    return bytes((len(data),)) + data
 
 
 def _long(data: bytes) -> bytes:

@@ -1,7 +1,8 @@
-"""MemoryFences: the fence protocol over a dict, and FaultyFences, a store that fails when told to."""
+"""MemoryFences: the fence protocol over a dict, for tests. It can be flushed, restarted and failed over."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
 import uuid
@@ -64,24 +65,24 @@ class MemoryFences:
             self.run_id = uuid.uuid4().hex
 
     def claim(self, claims: Sequence[Claim]) -> list[Verdict]:
-        with self._lock:
-            return settling.claim_all(self._shelf(), claims)
+        with self._transaction() as shelf:
+            return settling.claim_all(shelf, claims)
 
     def renew(self, leases: Sequence[LeaseRef]) -> list[bool]:
-        with self._lock:
-            return settling.renew_all(self._shelf(), leases)
+        with self._transaction() as shelf:
+            return settling.renew_all(shelf, leases)
 
     def seal(self, seals: Sequence[Seal]) -> list[SealOutcome]:
-        with self._lock:
-            return settling.seal_all(self._shelf(), seals)
+        with self._transaction() as shelf:
+            return settling.seal_all(shelf, seals)
 
     def release(self, leases: Sequence[LeaseRef], error: str = "", *, expire: bool = False) -> list[bool]:
-        with self._lock:
-            return settling.release_all(self._shelf(), leases, error, expire)
+        with self._transaction() as shelf:
+            return settling.release_all(shelf, leases, error, expire)
 
     def pardon(self, leases: Sequence[LeaseRef]) -> list[bool]:
-        with self._lock:
-            return settling.pardon_all(self._shelf(), leases)
+        with self._transaction() as shelf:
+            return settling.pardon_all(shelf, leases)
 
     def read(self, lookups: Sequence[Lookup]) -> list[Held]:
         with self._lock:
@@ -90,10 +91,11 @@ class MemoryFences:
     def heads(self, shard: int) -> Iterator[tuple[bytes, Head]]:
         with self._lock:
             epoch = settling.ready_epoch(self._shelf(), shard)
-            found = sorted((source, data) for (at, source), (data, _) in self.content.sources.items() if at == shard)
+            here = sorted(source for at, source in self.content.sources if at == shard)
+            found = [(source, self._shelf().get_source(shard, source)) for source in here]
         for source, data in found:
-            record = SourceRecord.decode(data)
-            if record.head and (self.solo or record.stamp == epoch):
+            record = SourceRecord.decode(data) if data is not None else None
+            if record and record.head and (self.solo or record.stamp == epoch):
                 yield source, record.head
 
     def scan(self, shard: int | None = None) -> Iterator[Scanned]:
@@ -110,7 +112,8 @@ class MemoryFences:
     def forget(self, keys: Sequence[bytes]) -> None:
         with self._lock:
             for key in keys:
-                if key in self.content.records and KeyRecord.decode(self.content.records[key][0]).ended:
+                data, _, parked = self.content.records.get(key, (b"", None, True))
+                if not parked and KeyRecord.decode(data).ended:
                     del self.content.records[key]
 
     def stats(self) -> Stats:
@@ -121,9 +124,12 @@ class MemoryFences:
         with self._lock:
             now_ms = self._clock()
             gone = [key for key, (_, at, _) in self.content.records.items() if at is not None and at <= now_ms]
+            left = [spot for spot, (_, at) in self.content.sources.items() if at is not None and at <= now_ms]
             for key in gone[:limit]:
                 del self.content.records[key]
-            return len(gone[:limit])
+            for spot in left[: limit - len(gone[:limit])]:
+                del self.content.sources[spot]
+            return min(len(gone) + len(left), limit)
 
     def record(self, rows: Sequence[Row]) -> None:
         with self._lock:
@@ -143,20 +149,20 @@ class MemoryFences:
             return settling.markers_of(self._shelf())
 
     def begin_epoch(self, epoch: int) -> bool:
-        with self._lock:
-            return settling.begin_epoch(self._shelf(), epoch)
+        with self._transaction() as shelf:
+            return settling.begin_epoch(shelf, epoch)
 
     def load(self, epoch: int, items: Sequence[Loaded]) -> bool:
-        with self._lock:
-            return settling.load_all(self._shelf(), epoch, items)
+        with self._transaction() as shelf:
+            return settling.load_all(shelf, epoch, items)
 
     def finish_epoch(self, epoch: int) -> bool:
-        with self._lock:
-            return settling.finish_epoch(self._shelf(), epoch)
+        with self._transaction() as shelf:
+            return settling.finish_epoch(shelf, epoch)
 
     def forget_markers(self, below: int) -> None:
-        with self._lock:
-            settling.forget_markers(self._shelf(), below)
+        with self._transaction() as shelf:
+            settling.forget_markers(shelf, below)
 
     def lock(self, name: str, token: str, ttl_ms: int) -> bool:
         with self._lock:
@@ -173,6 +179,17 @@ class MemoryFences:
 
     def close(self) -> None:
         pass
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[_MemoryShelf]:
+        """All of a batch or nothing of it, as in a database."""
+        with self._lock:
+            before = {name: copy.copy(value) for name, value in vars(self.content).items()}
+            try:
+                yield self._shelf()
+            except BaseException:
+                vars(self.content).update(before)
+                raise
 
     def _shelf(self) -> _MemoryShelf:
         return _MemoryShelf(self.content, self._clock(), self.run_id, self.solo)

@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from itertools import islice
-from typing import Literal, TypeVar
+from typing import Literal
 
-from ragfence.errors import CommitUncertain, StoreUnavailable
+from ragfence.errors import CommitUncertain
 from ragfence.stores.objects import Entry, ObjectStore, Put, check_listing, check_name
+from ragfence.testing.faults import Error, Fault, FaultyCalls, Orders
+
+__all__ = ["Fault", "FaultyObjects", "HeldPut", "MemoryObjects", "Method", "ObjectOrders", "Orders"]
 
 Method = Literal["get", "put_new", "list", "delete"]
-Answer = TypeVar("Answer")
 
 
 class MemoryObjects:
@@ -72,20 +72,6 @@ class MemoryObjects:
         """Nothing is kept open."""
 
 
-@dataclass(slots=True, eq=False)
-class Fault:
-    """One order given with `FaultyObjects.on`; `hits` counts how often it struck."""
-
-    method: Method
-    match: str
-    kind: Literal["before", "after", "delay", "hold"]
-    times: int | None = None
-    error: BaseException | type[BaseException] | None = None
-    seconds: float = 0.0
-    held: HeldPut | None = None
-    hits: int = 0
-
-
 class HeldPut:
     """A `put_new` on its way: its caller was told CommitUncertain, the store has not seen it yet."""
 
@@ -114,53 +100,37 @@ class HeldPut:
         self._sent = (inner, name, data)
 
 
-class Orders:
-    """What `FaultyObjects.on` returns: says what shall happen to the calls it names."""
+@dataclass(slots=True, eq=False)
+class ObjectFault(Fault):
+    held: HeldPut | None = None
 
-    def __init__(self, give: Callable[[Fault], Fault], method: Method, match: str) -> None:
-        self._give, self._method, self._match = give, method, match
 
-    def fail_before(self, times: int | None = 1, error: BaseException | type[BaseException] | None = None) -> Fault:
-        """The call fails and the store did not act. `times=None` is for ever."""
-        return self._give(Fault(self._method, self._match, "before", times, error))
+class ObjectOrders(Orders):
+    """What `FaultyObjects.on` returns."""
 
-    def fail_after(self, times: int | None = 1, error: BaseException | type[BaseException] | None = None) -> Fault:
-        """The store acts and the reply is lost."""
-        return self._give(Fault(self._method, self._match, "after", times, error))
-
-    def delay(self, seconds: float, times: int | None = None) -> Fault:
-        return self._give(Fault(self._method, self._match, "delay", times, seconds=seconds))
-
-    def hold(self, error: BaseException | type[BaseException] | None = None) -> HeldPut:
+    def hold(self, error: Error | None = None) -> HeldPut:
         """The next put fails at once, but its write is still on its way until `land()` is called."""
         if self._method != "put_new":
             raise ValueError(f"only a put_new can be held back, not {self._method}")
         held = HeldPut()
-        self._give(Fault(self._method, self._match, "hold", 1, error, held=held))
+        self._give(ObjectFault(self._method, self._match, "hold", 1, error, held=held))
         return held
 
 
-class FaultyObjects:
+class FaultyObjects(FaultyCalls[Method]):
     """Wraps an `ObjectStore`: passes everything on, counts it in `calls`, and fails where it was told to.
 
     A pattern is matched as in the shell (`*` also crosses `/`) against the name, the prefix of a `list`, or any
-    name of a `delete`. Of several orders that fit a call all delays count, then the first failure given.
+    name of a `delete`. Of several orders that fit a call all delays count, then the first failure given. What is
+    held back can still land after `heal()`.
     """
 
     def __init__(self, inner: ObjectStore, *, sleep: Callable[[float], None] = time.sleep) -> None:
+        super().__init__(sleep)
         self.inner = inner
-        self.calls: Counter[str] = Counter()
-        self._faults: list[Fault] = []
-        self._lock = threading.Lock()
-        self._sleep = sleep
 
-    def on(self, method: Method, match: str = "*") -> Orders:
-        return Orders(self._give, method, match)
-
-    def heal(self) -> None:
-        """Forgets all orders; what is held back can still land."""
-        with self._lock:
-            self._faults.clear()
+    def on(self, method: Method, match: str = "*") -> ObjectOrders:
+        return ObjectOrders(self._give, method, match)
 
     @property
     def url(self) -> str:
@@ -170,7 +140,11 @@ class FaultyObjects:
         return self._call("get", [name], lambda: self.inner.get(name))
 
     def put_new(self, name: str, data: bytes) -> Put:
-        return self._call("put_new", [name], lambda: self.inner.put_new(name, data), data)
+        def caught(fault: Fault) -> None:
+            if isinstance(fault, ObjectFault) and fault.held is not None:
+                fault.held._catch(self.inner, name, data)
+
+        return self._call("put_new", [name], lambda: self.inner.put_new(name, data), caught)
 
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[Entry]:
         return self._call("list", [prefix], lambda: self.inner.list(prefix, start_after=start_after, limit=limit))
@@ -181,45 +155,7 @@ class FaultyObjects:
     def close(self) -> None:
         self.inner.close()
 
-    def _give(self, fault: Fault) -> Fault:
-        with self._lock:
-            self._faults.append(fault)
-        return fault
-
-    def _call(self, method: Method, names: Sequence[str], act: Callable[[], Answer], data: bytes = b"") -> Answer:
-        delays, failure = self._struck(method, names)
-        for delay in delays:
-            self._sleep(delay.seconds)
-        if failure is None:
-            return act()
-        if failure.kind == "after":
-            act()
-        if failure.held is not None:
-            failure.held._catch(self.inner, names[0], data)
-        raise failure.error or _default_error(failure, names)
-
-    def _struck(self, method: Method, names: Sequence[str]) -> tuple[Sequence[Fault], Fault | None]:
-        delays: list[Fault] = []
-        failure: Fault | None = None
-        with self._lock:
-            self.calls[method] += 1
-            for fault in self._faults:
-                if fault.method != method or not any(fnmatchcase(name, fault.match) for name in names):
-                    continue
-                if fault.times is not None and fault.hits >= fault.times:
-                    continue
-                if fault.kind == "delay":
-                    delays.append(fault)
-                elif failure is None:
-                    failure = fault
-                else:
-                    continue
-                fault.hits += 1
-        return delays, failure
-
-
-def _default_error(fault: Fault, names: Sequence[str]) -> Exception:
-    what = f"{fault.method} {', '.join(names[:3])}: injected, {fault.kind}"
-    if fault.method == "put_new" and fault.kind != "before":
-        return CommitUncertain(what)
-    return StoreUnavailable(what)
+    def _default_error(self, fault: Fault, names: Sequence[str]) -> Exception:
+        if fault.method == "put_new" and fault.kind != "before":
+            return CommitUncertain(f"put_new {names[0]}: injected, {fault.kind}")
+        return super()._default_error(fault, names)

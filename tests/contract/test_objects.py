@@ -36,7 +36,6 @@ class TestFaultyWithoutFaults(ObjectStoreContract):
         return FaultyObjects(MemoryObjects())
 
 
-@pytest.mark.xdist_group("moto")
 class TestMoto(ObjectStoreContract):
     concurrent_writers = 1
     no_race_reason = "moto's conditional put is not atomic: it checks, then puts, without a lock"
@@ -47,7 +46,6 @@ class TestMoto(ObjectStoreContract):
             yield store
 
 
-@pytest.mark.xdist_group("moto")
 class TestMotoWithoutProbeInSmallPages(ObjectListingContract):
     """Listings that trust no order of the server's, and every listing many pages long."""
 
@@ -59,7 +57,7 @@ class TestMotoWithoutProbeInSmallPages(ObjectListingContract):
             yield store
 
 
-@pytest.mark.xdist_group("seaweedfs")
+@pytest.mark.xdist_group("seaweedfs")  # slow to start: one worker only
 class TestSeaweedFS(ObjectStoreContract):
     race_rounds = 2
 
@@ -69,7 +67,7 @@ class TestSeaweedFS(ObjectStoreContract):
             yield store
 
 
-@pytest.mark.xdist_group("seaweedfs")
+@pytest.mark.xdist_group("seaweedfs")  # slow to start: one worker only
 class TestSeaweedFSInSmallPages(ObjectListingContract):
     @pytest.fixture
     def store(self, seaweed_server: S3Server, s3_env: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:

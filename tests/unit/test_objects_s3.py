@@ -32,7 +32,7 @@ from ragfence.stores.objects_s3_listing import Page, flat, walk
 from tests.faulty_http import Fault, FaultyProxy
 from tests.servers import S3Server, free_ports
 
-pytestmark = [pytest.mark.xdist_group("moto"), pytest.mark.usefixtures("s3_env")]
+pytestmark = pytest.mark.usefixtures("s3_env")
 
 ACTED = [
     Fault.drop_reply(),
@@ -337,6 +337,17 @@ def test_a_forked_child_makes_connections_of_its_own(open_store: Open, monkeypat
     assert store._clients is not ours
 
 
+def test_a_client_that_was_given_is_not_closed(open_store: Open, moto_server: S3Server) -> None:
+    with contextlib.closing(moto_server.client()) as client:
+        closed: list[bool] = []
+        client.close, close = lambda: closed.append(True), client.close
+        store = open_store(client=client)
+        store.put_new("t/one", b"1")
+        store.close()
+        assert closed == []
+        client.close = close
+
+
 def every_call(store: S3Objects) -> Iterator[Callable[[], Any]]:
     yield lambda: store.put_new("t/one", b"1")
     yield lambda: store.get("t/one")
@@ -411,7 +422,7 @@ def test_the_url_names_bucket_and_prefix() -> None:
     assert S3Objects("bucket", probe=False).url == "s3://bucket"
 
 
-@pytest.mark.xdist_group("seaweedfs")
+@pytest.mark.xdist_group("seaweedfs")  # slow to start: one worker only
 class TestOnARealServer:
     """What moto cannot show: it checks no signatures, and lists in byte order."""
 

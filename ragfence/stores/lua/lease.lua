@@ -5,7 +5,7 @@
 -- ARGV   [1] '1' if no object store stands behind this Redis, [2] number of groups, [3] most rows to keep, or '0'
 --        [4] 'renew', 'release', 'expire' or 'pardon', [5] the error code of a release
 --        per group: the shard as one byte, the number of leases; then per lease one packed string
--- Returns, per lease, in order: 1 done | 0 the lease is not (or no longer) held
+-- Returns, per lease, in order: 1 done | 0 the lease is not (or no longer) held | a record of a newer format
 
 local function unpack_lease(data)
   local l = {}
@@ -83,7 +83,9 @@ for _ = 1, groups do
     local done = 0
     if epoch then
       local held = read_held(lease, epoch, solo)
-      if not held.newer then
+      if held.newer then
+        done = held.newer
+      else
         local after
         done, after = settle(action, lease, held, epoch, now_ms, err)
         if after then

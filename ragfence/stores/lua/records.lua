@@ -80,8 +80,9 @@ local function decode_source(data)
     l.unsettled = flags % 32 >= 16
     s.lease = l
   end
-  local newer = (s.head and s.head.record and s.head.record.newer) or (s.lease and s.lease.record.newer)
-  if newer then return { newer = true, raw = data } end
+  for _, part in pairs({ s.head, s.lease }) do
+    if part.record and part.record.newer then return part.record end
+  end
   return s
 end
 

@@ -1,0 +1,112 @@
+"""Forks workers off one process that has imported everything, and tells what becomes of them.
+
+    stdin    start JOB.json | kill JOB.json | wake JOB.json
+    stdout   born JOB.json PID | frozen JOB.json | awake JOB.json | dead JOB.json STATUS
+
+A fresh interpreter needs a second to import redis and boto3, a fork some milliseconds. The nursery is the parent of
+its workers, so a signal that it sends can never reach a stranger with a reused pid; when its stdin ends, so do they.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import select
+import signal
+import sys
+from pathlib import Path
+
+from tests.chaos.work import Job
+from tests.chaos.worker import Worker
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Nursery:
+    def __init__(self) -> None:
+        self._jobs: dict[int, str] = {}
+        self._libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+    def run(self) -> None:
+        waiting = b""
+        while True:
+            if select.select([0], [], [], 0.005)[0]:
+                data = os.read(0, 65536)
+                if not data:
+                    return self._end()
+                *commands, waiting = (waiting + data).split(b"\n")
+                for command in commands:
+                    self._obey(*command.decode().split(" ", 1))
+            self._look()
+
+    def _obey(self, command: str, job: str) -> None:
+        if command == "start":
+            self._start(job)
+            return
+        for pid, known in self._jobs.items():
+            if known == job:
+                os.kill(pid, signal.SIGKILL if command == "kill" else signal.SIGCONT)
+
+    def _start(self, job: str) -> None:
+        pid = os.fork()
+        if pid == 0:
+            self._be_a_worker(job)
+        self._jobs[pid] = job
+        _say(f"born {job} {pid}")
+
+    def _be_a_worker(self, job: str) -> None:
+        code = 3
+        try:
+            if self._libc is not None:
+                self._libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            os.setsid()
+            errors = os.open(Path(job).with_suffix(".err"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            nothing = os.open(os.devnull, os.O_RDWR)
+            for target, source in ((0, nothing), (1, errors), (2, errors)):
+                os.dup2(source, target)
+            code = Worker(Job.load(Path(job))).run()
+        finally:
+            os._exit(code)
+
+    def _look(self) -> None:
+        while self._jobs:
+            pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+            if pid == 0:
+                return
+            if os.WIFSTOPPED(status):
+                _say(f"frozen {self._jobs[pid]}")
+            elif os.WIFCONTINUED(status):
+                _say(f"awake {self._jobs[pid]}")
+            else:
+                _say(f"dead {self._jobs.pop(pid)} {os.waitstatus_to_exitcode(status)}")
+
+    def _end(self) -> None:
+        for pid in self._jobs:
+            os.kill(pid, signal.SIGKILL)
+        for pid in self._jobs:
+            os.waitpid(pid, 0)
+
+
+def _say(line: str) -> None:
+    os.write(1, line.encode() + b"\n")
+
+
+def _preload() -> None:
+    """Everything a worker imports, and botocore's megabytes of JSON parsed once for all of them."""
+    import botocore.loaders
+    import botocore.session
+    from boto3.session import Session
+
+    import ragfence.stores.fences_redis
+    import ragfence.stores.fences_sqlite
+    import ragfence.stores.objects_local
+    import ragfence.stores.objects_s3  # noqa: F401
+
+    botocore.session.create_loader = functools.cache(botocore.loaders.create_loader)
+    Session().client("s3", region_name="us-east-1", aws_access_key_id="none", aws_secret_access_key="none").close()
+
+
+if __name__ == "__main__":
+    _preload()
+    Nursery().run()

@@ -1,0 +1,164 @@
+"""One worker: performs the tasks of a job until each has an answer, and writes down what it was told.
+
+    python -m tests.chaos.worker JOB.json
+
+It ends with 0 when every task has an answer, with 1 after an error that no caller should ever see, and with 2 when
+its patience ran out. What it performs and what it is answered goes to files outside of ragfence, one write a line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import sys
+import time
+import traceback
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import ragfence
+from ragfence.engine import hydration
+from ragfence.errors import FencedOut, RagfenceError, SealUncertain, Stale
+from ragfence.testing.points import freeze_at, kill_at
+from tests.chaos.work import KEYED, SEQUENCED, Job, Task
+
+ANSWERED, BROKEN, GAVE_UP = 0, 1, 2
+
+
+class OutOfPatience(Exception):
+    pass
+
+
+class Lines:
+    """A file that many processes append to: one write per line, so that lines never mix."""
+
+    def __init__(self, path: str) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    def add(self, **values: Any) -> None:
+        os.write(self._file, json.dumps(values).encode() + b"\n")
+
+
+class Worker:
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._effects = Lines(job.effects)
+        self._answers = Lines(job.answers)
+        self._dice = random.Random()
+        self._give_up_at = time.monotonic() + job.patience_s
+
+    def run(self) -> int:
+        hydration.LOCK_MS = self._job.lock_ms
+        current = "open"
+        try:
+            fence = self._patiently("open", lambda: _opened(self._job))
+            perform = fence.once(kind=KEYED, key=lambda task: task["source"])(self._effect)
+            strike = self._job.strike
+            with _struck(self._job) if strike and strike.task is None else contextlib.nullcontext():
+                for at, task in enumerate(self._job.tasks):
+                    current = task.name
+                    with _struck(self._job) if strike and strike.task == at else contextlib.nullcontext():
+                        self._answer(fence, perform, task)
+            fence.close()
+            return ANSWERED
+        except OutOfPatience:
+            self._answers.add(task=current, gave_up=True)
+            return GAVE_UP
+        except BaseException:
+            self._answers.add(task=current, unexpected=traceback.format_exc())
+            return BROKEN
+
+    def _answer(self, fence: Any, perform: Callable[[Any], Any], task: Task) -> None:
+        def ask() -> Any:
+            return perform(task.payload) if task.sequence is None else self._move(fence, task)
+
+        try:
+            receipt = self._patiently(task.name, ask)
+        except Stale:
+            if task.sequence is None:
+                raise
+            self._answers.add(task=task.name, stale=True)
+            return
+        self._write(task, receipt)
+
+    def _write(self, task: Task, receipt: Any) -> None:
+        self._answers.add(
+            task=task.name,
+            key=receipt.key,
+            effect_id=receipt.effect_id,
+            result=receipt.result,
+            decision=receipt.decision,
+            flags={name: value for name, value in asdict(receipt.flags).items() if value},
+        )
+
+    def _move(self, fence: Any, task: Task) -> Any:
+        operation = ragfence.Operation(kind=SEQUENCED, source_id=task.source, sequence=task.sequence)
+        with fence.claim(operation, payload=task.payload) as op:
+            if op.is_new:
+                try:
+                    op.seal(result=self._effect(task.payload))
+                except FencedOut as lost:
+                    if lost.receipt is None:
+                        raise
+                    return lost.receipt
+        return op.receipt
+
+    def _effect(self, payload: dict[str, Any]) -> dict[str, Any]:
+        lease = ragfence.current_lease()
+        execution = uuid.uuid4().hex
+        task = Task(**payload).name
+        self._effects.add(
+            task=task, execution=execution, pid=os.getpid(), attempt=lease.attempt, fence=str(lease.fence)
+        )
+        time.sleep(self._job.effect_s)
+        return {"execution": execution}
+
+    def _patiently(self, what: str, ask: Callable[[], Any]) -> Any:
+        """Asks again after errors that say so; anything else is not for a caller to see."""
+        pause_s = 0.02
+        while True:
+            try:
+                return ask()
+            except RagfenceError as error:
+                if not error.retryable:
+                    raise
+                self._answers.add(task=what, error=error.code)
+                if isinstance(error, SealUncertain) and error.committed:
+                    return error.receipt
+                if time.monotonic() >= self._give_up_at:
+                    raise OutOfPatience from error
+            time.sleep(pause_s * self._dice.uniform(0.5, 1.5))
+            pause_s = min(pause_s * 2, 0.5)
+
+
+def _struck(job: Job) -> contextlib.AbstractContextManager[None]:
+    assert job.strike is not None
+    return (kill_at if job.strike.action == "kill" else freeze_at)(job.strike.point)
+
+
+def _opened(job: Job) -> ragfence.Fence:
+    policy = ragfence.Policy.from_mapping(
+        {
+            # Attempts end in a kill here, so there may be many; patience is the worker's, not the engine's.
+            "lease": {"ttl_s": job.lease_s, "max_attempts": 1000, "seal_retry_s": 5.0},
+            "wait": {"deadline_s": 20.0},
+        }
+    )
+    objects: Any = job.objects
+    if job.objects and job.s3_timeout_s:
+        from ragfence.stores.objects_s3 import S3Objects
+
+        parts = urlsplit(job.objects)
+        endpoint = parse_qs(parts.query)["endpoint_url"][0]
+        objects = S3Objects(parts.netloc, parts.path.strip("/"), endpoint_url=endpoint, read_timeout_s=job.s3_timeout_s)
+    return ragfence.open(job.store, objects=objects, tenant=job.tenant, policy=policy)
+
+
+if __name__ == "__main__":
+    sys.exit(Worker(Job.load(Path(sys.argv[1]))).run())

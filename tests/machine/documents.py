@@ -1,0 +1,162 @@
+"""Head moves through `SegmentWriter`: ingest and retract, by workers that die, freeze and talk to the wrong server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ragfence.core.decisions import Claim, Conflict, Mode, Replay, Stale
+from ragfence.core.hashing import digest
+from ragfence.engine.epochs import Epochs
+from ragfence.engine.segments import Move, Moved, PlainCodec, SegmentLoader, SegmentWriter
+from ragfence.errors import StoreUnavailable
+from ragfence.stores.fences import Lookup
+from tests.machine.history import Event, linearizable
+from tests.machine.lineages import Lineages
+from tests.machine.observed import Observed, Watcher
+from tests.machine.world import FOREVER_S, LEASE_MS, TENANT, Worker, World
+
+SHARD = 7
+SOURCE = b"s" * 20
+RETRACT = "retract"
+
+
+def key_of(value: str) -> bytes:
+    return bytes((SHARD,)) + digest("test/value/1", value.encode())
+
+
+NAME_OF = {key_of(value)[1:]: value for value in "ABCZ"}
+
+
+class DocumentWorld(World):
+    """One source, its head, and everybody who wants to move it."""
+
+    def __init__(self, lineages: Lineages, *, sequenced: bool) -> None:
+        super().__init__(lineages)
+        self.sequenced = sequenced
+        self.events: list[Event] = []
+        self.watcher = Watcher()
+        self.observe()
+
+    def observe(self) -> None:
+        primary = self.lineages.primary
+        if not isinstance(primary.store, Observed):
+            primary.store = Observed(primary.store, self.watcher)
+        self.watcher.primary = primary.store
+
+    def ingest(self, value: str | None, sequence: int | None) -> Worker:
+        event = Event("write", value, sequence, self.now)
+        self.events.append(event)
+
+        def work(worker: Worker) -> None:
+            fences, objects = self.fences_of(worker), self.objects_of(worker)
+            writer = SegmentWriter(
+                fences,
+                objects,
+                Epochs(TENANT, objects),
+                self.hydrator_of(worker),
+                PlainCodec(),
+                sleep=lambda _: self._breathe(worker),
+            )
+            claim = Claim(
+                key=key_of(value or RETRACT),
+                fingerprint=(value or "none").encode().ljust(16, b"."),
+                token=bytes(16),
+                mode=Mode.DOCUMENT,
+                source=SOURCE,
+                sequence=sequence,
+                retract=value is None,
+                lease_ms=LEASE_MS,
+                max_attempts=10_000,
+            )
+            try:
+                (answer,) = writer.move([Move(claim, lambda granted: f"ids of {value}".encode())], wait_s=FOREVER_S)
+            except StoreUnavailable:
+                event.outcome = "error"
+                return
+            event.ended, event.outcome = self.now, _outcome(answer)
+            if isinstance(answer, Moved | Replay) and answer.record is not None and value is not None:
+                assert answer.record.result == f"ids of {value}".encode(), "a key was answered with other ids"
+
+        return self.spawn(work)
+
+    def read_head(self) -> None:
+        """A reader of the primary, at this moment."""
+        store = self.lineages.primary.store
+        marker = store.markers()[SHARD]
+        if not marker or not marker.usable or marker.epoch < Epochs(TENANT, self.objects).known().newest_begun:
+            return
+        self.now += 1
+        (held,) = store.read([Lookup(key_of("A"), Mode.DOCUMENT, SOURCE)])
+        self.events.append(Event("read", self._value(held.source), None, self.now, self.now))
+        self.now += 1
+
+    def check(self) -> None:
+        """Quiet now: the log, the live head and what callers were told must be one story."""
+        truth = self.truth()
+        live = self.live_head()
+        if live is not None:
+            assert live == truth, f"hydration would turn the head from {live} into {truth}"
+        while self.late:
+            self.late.pop()()
+        if live is not None:  # with a lease that may hide a commit, an unacknowledged write may still count
+            assert self.truth() == truth, "a write that landed late changed the truth"
+        truth = self.truth()
+        if self.sequenced:
+            self._check_sequences(truth)
+        else:
+            final = Event("read", truth[0], None, self.now + 1, self.now + 2)
+            assert linearizable([*self.events, final]), f"no order explains {self.events} ending in {truth}"
+
+    def _check_sequences(self, truth: tuple[str | None, int | None]) -> None:
+        applied = [event for event in self.events if event.outcome in ("sealed", "duplicate")]
+        for event in applied:
+            assert event.ended is not None
+            assert event.sequence is not None
+            for later in applied:
+                if later.began > event.ended:
+                    assert later.sequence >= event.sequence, f"{later} was applied after {event}"
+                if later.sequence == event.sequence:
+                    assert later.value == event.value, f"one sequence, two contents: {event} and {later}"
+        if applied:
+            top = max(applied, key=lambda event: event.sequence or 0)
+            assert truth[1] is not None
+            assert truth[1] >= (top.sequence or 0), f"acknowledged {top}, but the truth is {truth}"
+            if truth[1] == top.sequence:
+                assert truth[0] == top.value
+
+    def truth(self) -> tuple[str | None, int | None]:
+        """What the next hydration would restore."""
+        epochs = Epochs(TENANT, self.objects)
+        loader = SegmentLoader(self.objects, PlainCodec())
+        rows = [row for row in loader.rows(epochs.truth_below(10**18)) if row.source == SOURCE]
+        if not rows:
+            return None, None
+        newest = max(rows, key=lambda row: row.fence)
+        return (NAME_OF.get(newest.key[1:]) if newest.live else None), newest.sequence
+
+    def live_head(self) -> tuple[str | None, int | None] | None:
+        """None: the primary may not answer, or a lease may hide a commit."""
+        store = self.lineages.primary.store
+        marker = store.markers()[SHARD]
+        if not marker or not marker.usable or marker.epoch < Epochs(TENANT, self.objects).known().newest_begun:
+            return None
+        (held,) = store.read([Lookup(key_of("A"), Mode.DOCUMENT, SOURCE)])
+        if held.source and held.source.lease and held.source.lease.may_hide_a_commit:
+            return None
+        head = held.source.head if held.source else None
+        return self._value(held.source), head.sequence if head else None
+
+    def _value(self, source: Any) -> str | None:
+        head = source.head if source else None
+        return NAME_OF.get(head.digest) if head and head.live else None
+
+
+def _outcome(answer: Any) -> str:
+    match answer:
+        case Moved():
+            return "sealed"
+        case Replay():
+            return "duplicate"
+        case Stale() | Conflict():
+            return "stale"
+    raise AssertionError(answer)

@@ -1,0 +1,251 @@
+"""What is particular to SQLite: the file, the processes that share it, and the ways a file can go wrong."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import sqlite3
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ragfence.core.decisions import Granted, Held, InFlight, Mode, NotReady, Replay
+from ragfence.errors import FormatTooNew, StoreUnavailable
+from ragfence.stores.fences import Marker
+from ragfence.stores.fences_sqlite import SCHEMA_VERSION, SqliteFences
+from ragfence.testing.fence_calls import claim, granted, lease, read, rows_of, seal, sealed, start_epoch, verdict
+
+PROCESSES, KEYS = 8, 100
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "deep" / "down" / "fences.db"
+
+
+@pytest.fixture
+def store(file: Path) -> Iterator[SqliteFences]:
+    store = SqliteFences(file)
+    start_epoch(store, 1)
+    yield store
+    store.close()
+
+
+def test_the_file_is_written_through_to_the_disk(store: SqliteFences) -> None:
+    db, _ = store._connection()
+    assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert db.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
+
+
+def _claim_all(file: Path, number: int) -> list[str]:
+    """In a process of its own: which keys it was granted, and that everybody else's were in flight or sealed."""
+    store = SqliteFences(file)
+    won = []
+    for key in range(KEYS):
+        asked = claim(Mode.KEYED, f"{key}", by=f"{number} {key}", lease_ms=600_000)
+        answer = verdict(store, asked)
+        if isinstance(answer, Granted):
+            assert answer.record.attempt == 1
+            store.seal([seal(asked, answer, result=asked.token)])
+            won.append(f"{key}")
+        else:
+            assert isinstance(answer, InFlight | Replay)
+    store.close()
+    return won
+
+
+def test_of_many_processes_one_is_granted_each_key(store: SqliteFences, file: Path) -> None:
+    with multiprocessing.get_context("spawn").Pool(PROCESSES) as pool:
+        won = pool.starmap(_claim_all, [(file, number) for number in range(PROCESSES)], chunksize=1)
+    assert sorted(key for keys in won for key in keys) == sorted(f"{key}" for key in range(KEYS))
+    for number, keys in enumerate(won):
+        for key in keys:
+            record = read(store, claim(Mode.KEYED, key)).record
+            assert record is not None
+            assert record.result == claim(Mode.KEYED, by=f"{number} {key}").token
+    rows = list(store.rows())
+    assert len(rows) == len({row.row_id for row in rows}) == PROCESSES * KEYS + KEYS
+    fences = {record.record.fence for record in store.scan()}
+    assert fences == {(1, counter) for counter in range(1, KEYS + 1)}
+
+
+def test_a_file_replaced_by_a_copy_is_another_run(store: SqliteFences, file: Path) -> None:
+    sealed(store, claim(Mode.KEYED))
+    store.close()
+    shutil.copy(file, file.with_suffix(".copy"))
+    file.with_suffix(".copy").replace(file)
+    reopened = SqliteFences(file)
+    assert verdict(reopened, claim(Mode.KEYED, by="two")) == NotReady()
+    assert set(reopened.markers()) == {Marker(1, ready=True, usable=False)}
+    reopened.close()
+
+
+def test_a_file_moved_within_its_disk_is_the_same_run(store: SqliteFences, file: Path) -> None:
+    receipt = sealed(store, claim(Mode.KEYED))
+    store.close()
+    file.rename(file.with_name("moved.db"))
+    moved = SqliteFences(file.with_name("moved.db"))
+    assert verdict(moved, claim(Mode.KEYED, by="two")) == Replay(receipt)
+    moved.close()
+
+
+@pytest.mark.parametrize("how", ["replaced", "deleted"])
+def test_an_open_store_notices_that_its_file_is_another_one(store: SqliteFences, file: Path, how: str) -> None:
+    """Else it would go on deciding in a file that nobody else can see."""
+    sealed(store, claim(Mode.KEYED))
+    db, _ = store._connection()
+    db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    if how == "replaced":
+        shutil.copy(file, file.with_suffix(".copy"))
+        file.with_suffix(".copy").replace(file)
+    else:
+        for path in file.parent.glob("fences.db*"):
+            path.unlink()
+    assert verdict(store, claim(Mode.KEYED, by="two")) == NotReady()
+    start_epoch(store, 2)
+    other = SqliteFences(file)
+    first = granted(store, claim(Mode.KEYED, "B", by="one"))
+    assert verdict(other, claim(Mode.KEYED, "B", by="two")) == InFlight(first.record.when_ms, first.record)
+    other.close()
+
+
+def test_a_newer_schema_is_refused_and_left_alone(store: SqliteFences, file: Path) -> None:
+    receipt = sealed(store, claim(Mode.KEYED))
+    store.close()
+    _set_schema(file, SCHEMA_VERSION + 1)
+    with pytest.raises(FormatTooNew, match=f"schema {SCHEMA_VERSION + 1}.*knows {SCHEMA_VERSION}"):
+        SqliteFences(file)
+    _set_schema(file, SCHEMA_VERSION)
+    reopened = SqliteFences(file)
+    assert verdict(reopened, claim(Mode.KEYED, by="two")) == Replay(receipt)
+    reopened.close()
+
+
+def test_a_child_does_not_use_the_connection_of_its_parent(store: SqliteFences) -> None:
+    asked = claim(Mode.KEYED, "parent")
+    first = granted(store, asked)
+    parents, _ = store._connection()
+    said = _in_a_child(
+        lambda: [
+            store._connection()[0] is not parents,
+            verdict(store, claim(Mode.KEYED, "parent", by="child")) == InFlight(first.record.when_ms, first.record),
+            isinstance(verdict(store, claim(Mode.KEYED, "child", by="child")), Granted),
+            store.close() is None,
+            parents.execute("SELECT 1").fetchone() == (1,),  # left open: only its owner may close it
+        ]
+    )
+    assert said == "[True, True, True, True, True]"
+    assert store._connection()[0] is parents
+    assert store.renew([lease(asked, first)]) == [True]
+    assert isinstance(verdict(store, claim(Mode.KEYED, "child", by="parent")), InFlight)
+    assert parents.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_a_thread_has_a_connection_of_its_own_and_close_closes_all(store: SqliteFences) -> None:
+    seen: list[sqlite3.Connection] = []
+    thread = threading.Thread(target=lambda: seen.append(store._connection()[0]))
+    thread.start()
+    thread.join()
+    mine, _ = store._connection()
+    assert seen[0] is not mine
+    store.close()
+    for connection in (mine, seen[0]):
+        with pytest.raises(sqlite3.ProgrammingError):
+            connection.execute("SELECT 1")
+
+
+def test_a_closed_store_opens_itself_again(store: SqliteFences) -> None:
+    receipt = sealed(store, claim(Mode.KEYED))
+    store.close()
+    assert verdict(store, claim(Mode.KEYED, by="two")) == Replay(receipt)
+
+
+def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(StoreUnavailable, match="cannot create the folder") as refused:
+        SqliteFences(tmp_path / "file" / "fences.db")
+    assert str(tmp_path / "file") in str(refused.value)
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "locked").mkdir(mode=0o500)
+    with pytest.raises(StoreUnavailable) as refused:
+        SqliteFences(tmp_path / "locked" / "fences.db")
+    assert "writable" in refused.value.hint
+
+
+def test_a_path_that_is_no_file_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match="did not answer") as refused:
+        SqliteFences(tmp_path)
+    assert "writable" in refused.value.hint
+    assert refused.value.retryable
+
+
+def test_a_file_that_is_no_database_is_a_clear_error_and_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "fences.db"
+    file.write_bytes(b"something else" * 1000)
+    with pytest.raises(StoreUnavailable, match="not a database"):
+        SqliteFences(file)
+    assert file.read_bytes() == b"something else" * 1000
+
+
+def test_a_full_disk_is_an_error_that_writes_nothing_and_passes(store: SqliteFences) -> None:
+    db, _ = store._connection()
+    pages = db.execute("PRAGMA page_count").fetchone()[0]
+    db.execute(f"PRAGMA max_page_count = {pages + 1}")
+    batch = [claim(Mode.KEYED, f"{n}", by=f"{n}", payload=b"x" * 4000) for n in range(20)]
+    with pytest.raises(StoreUnavailable, match="full"):
+        store.claim(batch)
+    assert [read(store, each) for each in batch] == [Held()] * 20
+    assert rows_of(store) == []
+    db.execute("PRAGMA max_page_count = 1000000")
+    assert all(isinstance(answer, Granted) for answer in store.claim(batch))
+
+
+def test_a_commit_that_fails_leaves_no_transaction_open(store: SqliteFences) -> None:
+    db, _ = store._connection()
+    db.execute("PRAGMA foreign_keys = ON")
+    db.execute("CREATE TABLE parent (id INTEGER PRIMARY KEY)")
+    db.execute("CREATE TABLE child (id INTEGER REFERENCES parent DEFERRABLE INITIALLY DEFERRED)")
+    with pytest.raises(StoreUnavailable), store._transaction() as shelf:
+        shelf.db.execute("INSERT INTO child VALUES (1)")  # found out at the COMMIT
+    assert isinstance(verdict(store, claim(Mode.KEYED)), Granted)
+
+
+def test_a_writer_that_waits_too_long_for_the_file_gets_a_clear_error(store: SqliteFences, file: Path) -> None:
+    impatient = SqliteFences(file, busy_timeout_s=0.05)
+    with store._transaction(), pytest.raises(StoreUnavailable, match="locked"):
+        impatient.claim([claim(Mode.KEYED)])
+    assert isinstance(verdict(impatient, claim(Mode.KEYED)), Granted)
+    impatient.close()
+
+
+def _set_schema(file: Path, version: int) -> None:
+    db = sqlite3.connect(file)
+    db.execute(f"PRAGMA user_version = {version}")
+    db.close()
+
+
+def _in_a_child(act: Callable[[], object]) -> str:
+    """What `act()` returned in a forked child, as text."""
+    read_end, write_end = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: threads do not survive a fork, as we know
+        pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(write_end, repr(act()).encode())
+        except BaseException as error:
+            os.write(write_end, repr(error).encode())
+        finally:
+            os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end) as pipe:
+        said = pipe.read()
+    os.waitpid(pid, 0)
+    return said

@@ -1,0 +1,161 @@
+"""Arrows point one way only: core <- stores <- engine <- guards <- surfaces.
+
+Every import counts: at the top, inside functions, under TYPE_CHECKING, relative, and by name through `import_module`.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import ragfence
+
+ROOT = Path(ragfence.__file__).parent
+
+# Lowest first. A module may import its own layer and those below it. Whoever adds a module to the package says here
+# where it belongs.
+LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
+    ("base", frozenset({"errors", "_pickling", "_version"})),
+    ("core", frozenset({"core"})),
+    ("stores", frozenset({"stores"})),
+    ("engine", frozenset({"engine"})),
+    ("guards", frozenset()),  # documents, indexes
+    ("surfaces", frozenset({"__init__", "audit", "fence", "opening", "testing"})),
+)
+LAYER_OF = {module: at for at, (_, modules) in enumerate(LAYERS) for module in modules}
+
+# The core is pure: beyond the standard library it may load only what computes.
+CORE_MAY_IMPORT = frozenset({"jsonpatch", "pydantic", "xxhash", "yaml"})
+EXCEPTIONS = {
+    # RE2, the one engine for regular expressions that strangers cannot make slow, comes with Arrow; loaded only for
+    # a policy that has such an expression.
+    ("core/redaction.py", "pyarrow"),
+    ("core/redaction.py", "pyarrow.compute"),
+}
+
+
+class Import(NamedTuple):
+    file: str
+    line: int
+    name: str
+    """dotted; for `from a import b` both `a` and `a.b`, whichever is a module"""
+
+
+def imports_of(file: str, source: str) -> Iterator[Import]:
+    """What the file (its path within the package) imports, in whatever way."""
+    parts = ["ragfence", *Path(file).with_suffix("").parts]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(file, node.lineno, alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                base = ".".join((*parts[: -node.level], *filter(None, [node.module])))
+            for alias in node.names:
+                # `from ragfence import errors` means the module; `from ragfence.core.hashing import digest` does not.
+                yield Import(file, node.lineno, f"{base}.{alias.name}" if base == "ragfence" else base)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            # import_module("ragfence.stores.fences_redis"), or a table of such names
+            top, _, inside = node.value.partition(".")
+            if top == "ragfence" and inside and _is_module(inside.replace(".", "/")):
+                yield Import(file, node.lineno, node.value)
+
+
+def faults_in(found: Import) -> Iterator[str]:
+    own = Path(found.file).parts[0].removesuffix(".py")
+    if own not in LAYER_OF:
+        yield f"{found.file}: {own!r} is in no layer; say in LAYERS where it belongs"
+        return
+    top, *rest = found.name.split(".")
+    if top != "ragfence":
+        pure = own in ("core", "errors", "_pickling", "_version")
+        known = top in sys.stdlib_module_names or top in CORE_MAY_IMPORT or (found.file, found.name) in EXCEPTIONS
+        if pure and not known:
+            yield f"{found.file}:{found.line}: the core must not import {found.name}"
+        return
+    target = rest[0] if rest else "__init__"
+    if target not in LAYER_OF:
+        target = "__init__" if not _is_module(target) else target
+    if target not in LAYER_OF:
+        yield f"{found.file}:{found.line}: imports {found.name}, which is in no layer; say in LAYERS where it belongs"
+    elif LAYER_OF[target] > LAYER_OF[own]:
+        below, above = LAYERS[LAYER_OF[own]][0], LAYERS[LAYER_OF[target]][0]
+        yield f"{found.file}:{found.line}: {below} must not import {found.name}, which is in {above}"
+
+
+def _is_module(path: str) -> bool:
+    return (ROOT / path).is_dir() or (ROOT / f"{path}.py").is_file()
+
+
+def _sources() -> Iterator[tuple[str, str]]:
+    for file in sorted(ROOT.rglob("*.py")):
+        yield str(file.relative_to(ROOT)), file.read_text(encoding="utf-8")
+
+
+def test_no_import_points_upwards() -> None:
+    faults = [fault for file, source in _sources() for found in imports_of(file, source) for fault in faults_in(found)]
+    assert not faults, "\n".join(faults)
+
+
+def test_every_module_of_the_package_is_in_one_layer() -> None:
+    there = {Path(file).parts[0].removesuffix(".py") for file, _ in _sources()}
+    assert there == set(LAYER_OF), "say in LAYERS where a new module belongs"
+    assert len(LAYER_OF) == sum(len(modules) for _, modules in LAYERS)
+
+
+def test_every_exception_is_still_needed() -> None:
+    used = {(found.file, found.name) for file, source in _sources() for found in imports_of(file, source)}
+    assert used >= EXCEPTIONS
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("core/keys.py", "import ragfence.stores"),
+        ("core/keys.py", "from ragfence.stores.fences import Lookup"),
+        ("core/keys.py", "from ragfence import engine"),
+        ("core/keys.py", "from ragfence import open"),
+        ("core/keys.py", "import ragfence"),
+        ("core/keys.py", "from ..stores import fences"),
+        ("core/deep/keys.py", "from ...stores.fences import Lookup"),
+        ("core/keys.py", "def lazily():\n    from ragfence.engine.leases import Lease"),
+        ("core/keys.py", "if TYPE_CHECKING:\n    from ragfence.fence import Fence"),
+        ("core/keys.py", "import_module('ragfence.stores.fences_redis')"),
+        ("core/keys.py", "import redis"),
+        ("core/keys.py", "from pyarrow import Table"),
+        ("core/keys.py", "def lazily():\n    import boto3.session"),
+        ("errors.py", "from ragfence.core.hashing import digest"),
+        ("errors.py", "import pydantic_settings"),
+        ("stores/fences_new.py", "from ragfence.engine import points"),
+        ("stores/fences_new.py", "from ragfence.testing.clock import VirtualClock"),
+        ("engine/performing.py", "from ragfence.audit import check"),
+        ("engine/performing.py", "from ragfence.opening import open"),
+        ("engine/performing.py", "from ragfence.unheard_of import thing"),
+        ("unheard_of.py", "import os"),
+        ("unheard_of/deep.py", "import os"),
+    ],
+)
+def test_a_forbidden_import_is_found(file: str, source: str) -> None:
+    assert [fault for found in imports_of(file, source) for fault in faults_in(found)]
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("core/keys.py", "from ragfence.errors import Stale\nfrom ragfence import errors\nimport os, pydantic, xxhash"),
+        ("core/keys.py", "from .hashing import digest\nfrom ..errors import Stale\nfrom . import hashing"),
+        ("core/keys.py", '"""See ragfence.stores for more."""\nx = ["ragfence/stores", "ragfence.yml"]'),
+        ("stores/fences_new.py", "import redis\nfrom ragfence.core import hashing\nfiles('ragfence.stores')"),
+        ("engine/performing.py", "from ragfence.stores.fences import Lookup\nfrom ragfence.engine import points"),
+        ("fence.py", "from ragfence.audit.decisions import Audit\nfrom ragfence import errors, open"),
+        ("testing/faults.py", "import pytest\nfrom ragfence.engine import points"),
+    ],
+)
+def test_an_import_that_points_down_is_fine(file: str, source: str) -> None:
+    assert not [fault for found in imports_of(file, source) for fault in faults_in(found)]
