@@ -136,10 +136,10 @@ def _scheme(where: str | os.PathLike[str], forms: str) -> str:
     if not isinstance(where, str):
         return ""
     scheme, separator, _ = where.partition("://")
-    if separator:
+    if scheme and separator:
         return scheme
     # `redis:localhost` is a mistake, not a folder.
-    if not where or _LIKE_A_URL.match(where):
+    if not where or separator or _LIKE_A_URL.match(where):
         raise UnknownStore(
             f"{where!r} is no URL and no folder", hint=f"use {forms}; for a folder with a colon pass a pathlib.Path"
         )
@@ -188,6 +188,7 @@ def _backend(module: str, extra: str) -> Any:
     try:
         return import_module(module)
     except ModuleNotFoundError as missing:
+        package = (missing.name or module).partition(".")[0]
         raise UnknownStore(
-            f"this store needs the package {missing.name!r}", hint=f'pip install "ragfence[{extra}]"'
+            f"this store needs the package {package!r}", hint=f'pip install "ragfence[{extra}]"'
         ) from missing

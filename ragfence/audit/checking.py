@@ -123,7 +123,7 @@ def _source_of(row: Row) -> tuple[str, ...]:
     values = json.loads(row.context or b"{}")
     if "source_id" not in values:
         return (row.key.hex(),)
-    return values.get("kind", ""), values.get("source_type", ""), values["source_id"]
+    return f"{row.key[0]:02x}", values.get("kind", ""), values.get("source_type", ""), values["source_id"]
 
 
 def _is_seal(row: Row) -> bool:

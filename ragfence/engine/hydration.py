@@ -7,6 +7,7 @@ is that every write names its epoch and does nothing once a higher one has begun
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -76,7 +77,8 @@ class Hydrator:
         try:
             return self._hydrate(token, progress)
         finally:
-            self._fences.unlock(LOCK, token)
+            with contextlib.suppress(RagfenceError):  # it runs out by itself
+                self._fences.unlock(LOCK, token)
 
     def _hydrate(self, token: str, progress: Progress | None) -> bool:
         known = [marker.epoch for marker in self._fences.markers() if marker]

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -214,6 +215,11 @@ class Performer:
         record = commit.record()
         row = row_for_answer(self._claim_for_rows(won, SEAL_POSITION), RowKind.NEW, record, won.lease.store_now_ms())
         self.fences.record([replace(row, sealed_at_ms=record.when_ms)])
+        if isinstance(sealed, NotReady):
+            # Our lease may outlive a restart of the store: whoever comes next would wait for it, for nothing.
+            with contextlib.suppress(TransientError):
+                self.backing.hydrator.ensure_ready()
+        self.give_back(won, FencedOut.code)
         return self.results.receipt(won.request.key, record, Decision.NEW, flags)
 
     def give_back(self, won: Won, error: str) -> None:

@@ -1,6 +1,6 @@
 """Named points of the protocol at which a test may kill, freeze or delay the process.
 
-`reach` does nothing unless `ragfence.testing.crash_at` installed a visitor; it costs one comparison.
+`reach` does nothing unless `ragfence.testing.at_point` installed a visitor; it costs one comparison.
 """
 
 from __future__ import annotations

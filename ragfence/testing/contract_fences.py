@@ -156,11 +156,11 @@ class ClaimContract:
 
     @ALL_MODES
     def test_texts_that_are_too_long_are_cut_between_characters(self, fences: FencesUnderTest, mode: Mode) -> None:
-        asked = claim(mode, by="one", owner="a" + "é" * 300)
+        asked = claim(mode, by="one", owner="é" * 300)
         first = granted(fences.store, asked)
-        assert granted(fences.store, asked).record.owner == "a" + "é" * 127
-        assert fences.store.release([lease(asked, first)], "a" + "é" * 300) == [True]
-        assert granted(fences.store, claim(mode, by="two")).record.error == "a" + "é" * 127
+        assert granted(fences.store, asked).record.owner == "é" * 127
+        assert fences.store.release([lease(asked, first)], "é" * 300) == [True]
+        assert granted(fences.store, claim(mode, by="two")).record.error == "é" * 127
 
 
 class AttemptContract:

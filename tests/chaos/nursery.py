@@ -10,6 +10,7 @@ its workers, so a signal that it sends can never reach a stranger with a reused 
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import functools
 import os
 import select
@@ -65,6 +66,7 @@ class Nursery:
             nothing = os.open(os.devnull, os.O_RDWR)
             for target, source in ((0, nothing), (1, errors), (2, errors)):
                 os.dup2(source, target)
+            faulthandler.enable()
             code = Worker(Job.load(Path(job))).run()
         finally:
             os._exit(code)

@@ -96,8 +96,7 @@ class DocumentWorld(World):
         live = self.live_head()
         if live is not None:
             assert live == truth, f"hydration would turn the head from {live} into {truth}"
-        while self.late:
-            self.late.pop()()
+        self.land_late_writes()
         if live is not None:  # with a lease that may hide a commit, an unacknowledged write may still count
             assert self.truth() == truth, "a write that landed late changed the truth"
         truth = self.truth()
@@ -133,6 +132,15 @@ class DocumentWorld(World):
             return None, None
         newest = max(rows, key=lambda row: row.fence)
         return (NAME_OF.get(newest.key[1:]) if newest.live else None), newest.sequence
+
+    def land_late_writes(self) -> None:
+        while self.late:
+            self.late.pop()()
+
+    def visible_head(self) -> tuple[str | None, int | None] | None:
+        """What a reader would see, settled or not."""
+        (held,) = self.lineages.primary.store.read([Lookup(key_of("A"), Mode.DOCUMENT, SOURCE)])
+        return (self._value(held.source), held.source.head.sequence) if held.source and held.source.head else None
 
     def live_head(self) -> tuple[str | None, int | None] | None:
         """None: the primary may not answer, or a lease may hide a commit."""

@@ -56,7 +56,9 @@ class Observed:
 
 
 def _current(held: Any, seal: Any) -> bool:
-    pending = held.record if seal.mode is Mode.KEYED else (held.source and held.source.lease and held.source.lease.record)
+    pending = (
+        held.record if seal.mode is Mode.KEYED else (held.source and held.source.lease and held.source.lease.record)
+    )
     if pending and pending.state is State.HELD and pending.token == seal.token:
         return True
     head = held.source.head.record if held.source and held.source.head else None

@@ -43,9 +43,7 @@ class OperationWorld(World):
         self.watcher.primary = primary.store
 
     def perform(self, source: str, revision: str, sequence: int | None, payload: str) -> Worker:
-        operation = Operation(
-            kind="ticket", source_id=source, revision=revision, sequence=sequence, tenant=TENANT
-        )
+        operation = Operation(kind="ticket", source_id=source, revision=revision, sequence=sequence, tenant=TENANT)
         event = Event("write", revision, sequence, self.now)
         self.events.append((source, event))
 

@@ -145,7 +145,7 @@ class _Mortal(Wrapped):
         self._dead = dead
 
     def __getattr__(self, name: str) -> Any:
-        if self._dead.is_set():
+        if self._dead.is_set() and name != "close":
             raise ragfence.errors.StoreUnavailable("this process is dead")
         return getattr(self.inner, name)
 

@@ -1,0 +1,307 @@
+"""Deliberately broken variants of ragfence: the suite must catch every one.
+
+Each mutant changes one rule of the protocol in a copy of the package and runs the tests that should notice. A mutant
+that survives is a rule nobody tests. `python -m tests.mutants [word ...]` runs those whose name holds a word.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parent.parent
+
+DECISIONS = "ragfence/core/decisions.py"
+SETTLING = "ragfence/stores/settling.py"
+SEGMENTS = "ragfence/engine/segments.py"
+PERFORMING = "ragfence/engine/performing.py"
+LEASES = "ragfence/engine/leases.py"
+S3 = "ragfence/stores/objects_s3.py"
+LOCAL = "ragfence/stores/objects_local.py"
+REDIS = "ragfence/stores/fences_redis.py"
+LUA = "ragfence/stores/lua"
+
+CONTRACT = ("tests/contract/test_fences.py", "-k", "TestMemory")
+ON_REDIS = ("tests/contract/test_fences.py", "-k", "TestRedis and valkey")
+AGREE = ("tests/contract/test_lua_agrees.py", "-k", "valkey")
+STORIES = ("tests/machine/test_scenarios.py",)
+DICE = ("tests/machine/test_machine.py", "-k", "memory")
+FAILURES = ("tests/unit/test_failures.py",)
+HEARTBEAT = ("tests/unit/test_leases.py",)
+S3_FAULTS = ("tests/unit/test_objects_s3.py",)
+FOLDER = ("tests/contract/test_objects.py", "tests/unit/test_objects_local.py", "-k", "ocal")
+REDIS_TIME = ("tests/unit/test_redis_time.py",)
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+MUTANTS = [
+    Mutant(
+        "no token check at the seal",
+        DECISIONS,
+        "return record.state is State.HELD and record.token == token",
+        "return record.state is State.HELD",
+        CONTRACT,
+    ),
+    Mutant(
+        "no token check at the seal, in Lua",
+        f"{LUA}/seal.lua",
+        "return record.state == HELD and record.token == token end",
+        "return record.state == HELD end",
+        ON_REDIS,
+    ),
+    Mutant(
+        "lease per key instead of per source",
+        DECISIONS,
+        "        if lease.record.held_at(now_ms):\n            return InFlight",
+        "        if lease.record.held_at(now_ms) and lease.digest == claim.digest:\n            return InFlight",
+        CONTRACT,
+    ),
+    Mutant(
+        "leases run out by the client's clock",
+        REDIS,
+        "local t = redis.call('TIME') return t[1] * 1000 + math.floor(t[2] / 1000) end\"",
+        'return %d end" % (__import__("time").time_ns() // 1_000_000)',
+        REDIS_TIME,
+    ),
+    Mutant(
+        "run_id not compared",
+        SETTLING,
+        "return marker[1] if marker and marker[0] and marker[2] == shelf.run_id else None",
+        "return marker[1] if marker and marker[0] else None",
+        CONTRACT,
+    ),
+    Mutant(
+        "run_id not compared, in Lua",
+        f"{LUA}/records.lua",
+        "if m and m.ready and m.run == run then return m.epoch end",
+        "if m and m.ready then return m.epoch end",
+        ON_REDIS,
+    ),
+    Mutant(
+        "run_id not compared while hydrating",
+        SETTLING,
+        "return shelf.get_marker(shard) == (False, epoch, shelf.run_id)",
+        "return (shelf.get_marker(shard) or ())[:2] == (False, epoch)",
+        CONTRACT,
+    ),
+    Mutant(
+        "hydration writes unguarded",
+        SETTLING,
+        "        if not hydrating(shelf, shard, epoch):\n            return False\n",
+        "",
+        CONTRACT,
+    ),
+    Mutant(
+        "hydration writes unguarded, in Lua",
+        f"{LUA}/epoch.lua",
+        "  if not hydrating(KEYS[1]) then return 0 end\n",
+        "",
+        ON_REDIS,
+    ),
+    Mutant("no epoch check after the commit", SEGMENTS, "if self._epochs.newer_than(epoch):", "if False:", STORIES),
+    Mutant(
+        "own segment not looked for",
+        SEGMENTS,
+        "return bool(self.segments) and self.move.claim.sequence is None",
+        "return False",
+        STORIES,
+    ),
+    Mutant(
+        "an epoch completed since the question is not asked about",
+        SEGMENTS,
+        "case Granted(record) if wanted[at].open_question and record.fence.epoch != asked:",
+        "case Granted(record) if False:",
+        STORIES,
+    ),
+    Mutant("commit sent, but released as if not", SEGMENTS, "expire=sent)", "expire=False)", STORIES),
+    Mutant(
+        "unsettled sources answered from the head",
+        DECISIONS,
+        "unsettled = lease is not None and lease.may_hide_a_commit",
+        "unsettled = False",
+        STORIES,
+    ),
+    Mutant(
+        "fence counter restarted after a flush",
+        SETTLING,
+        "return Fence(epoch, shelf.next_counter(shard))",
+        "return Fence(1, shelf.next_counter(shard))",
+        DICE,
+    ),
+    Mutant("seal does not compare the epoch", DECISIONS, "if seal.fence.epoch != epoch:", "if False:", CONTRACT),
+    Mutant(
+        "records of an older epoch still count",
+        SETTLING,
+        "if source and stamp is not None and source.stamp != stamp:",
+        "if False:",
+        CONTRACT,
+    ),
+    Mutant(
+        "412 taken as theirs",
+        S3,
+        "return Put(won=True) if theirs == nonce else Put(won=False, existing=existing)",
+        "return Put(won=False, existing=existing)",
+        S3_FAULTS,
+    ),
+    Mutant(
+        "404 at the read-back taken as lost",
+        S3,
+        "            if found is not None:\n                existing, theirs = found",
+        '            found = found or (b"", None)\n            if found is not None:\n                existing, theirs = found',
+        S3_FAULTS,
+    ),
+    Mutant(
+        "409 taken as exists",
+        S3,
+        "                cause = error\n                if self._given is None and never_sent(error):",
+        "                cause = error\n                if '409' in brief(error):\n"
+        "                    return Put(won=False, existing=b'')\n"
+        "                if self._given is None and never_sent(error):",
+        S3_FAULTS,
+    ),
+    Mutant(
+        "the local folder overwrites",
+        LOCAL,
+        "os.link(temp, target)",
+        "shutil.copy(temp, target)",
+        FOLDER,
+    ),
+    Mutant(
+        "fingerprint ignored",
+        DECISIONS,
+        "if (known and known.fingerprint != claim.fingerprint) or (mine and mine.fingerprint != claim.fingerprint):",
+        "if False:",
+        CONTRACT,
+    ),
+    Mutant(
+        "pending record expires with its lease",
+        SETTLING,
+        "write(shelf, claim, change, epoch, claim.pending_ttl_ms, claim.source_ttl_ms)",
+        "write(shelf, claim, change, epoch, claim.lease_ms, claim.lease_ms)",
+        CONTRACT,
+    ),
+    Mutant(
+        "a stale owner's release counts",
+        DECISIONS,
+        "return record if record and _holds(record, lease.token) else None",
+        "return record",
+        CONTRACT,
+    ),
+    Mutant(
+        "heartbeat never renews",
+        LEASES,
+        "kept = store.renew([lease.ref for lease in leases])",
+        "kept = [True for lease in leases]",
+        HEARTBEAT,
+    ),
+    Mutant(
+        "stale decided after duplicate",
+        DECISIONS,
+        "    if _older(claim.sequence, head):\n",
+        "    if _older(claim.sequence, head) and not (held.record and held.record.ended):\n",
+        CONTRACT,
+    ),
+    Mutant(
+        "a replay with a higher sequence does not move the head",
+        DECISIONS,
+        "return head is None or head.sequence is None or sequence > head.sequence",
+        "return False",
+        CONTRACT,
+    ),
+    Mutant(
+        "a lost reply is answered with in flight",
+        DECISIONS,
+        "if known.state is State.HELD and known.token == claim.token:",
+        "if False:",
+        CONTRACT,
+    ),
+    Mutant(
+        "a seal creates an absent record",
+        DECISIONS,
+        "        return Fenced(None), None\n    if record.ended:",
+        "        made = KeyRecord(State.SEALED, bytes(16), seal.token, seal.fence, 1, now_ms, now_ms, result=seal.result)\n"
+        "        return Sealed(made), Change(record=made)\n    if record.ended:",
+        CONTRACT,
+    ),
+    Mutant(
+        "sequences compared as floating point, in Lua",
+        f"{LUA}/records.lua",
+        "  if al ~= bl then return al < bl and -1 or 1 end\n  return 0\n",
+        "  local a2, b2 = ah * 4294967296 + al, bh * 4294967296 + bl\n"
+        "  if a2 ~= b2 then return a2 < b2 and -1 or 1 end\n  return 0\n",
+        AGREE,
+    ),
+    Mutant(
+        "a commit of a dead owner is not looked for",
+        PERFORMING,
+        "        if request.mode is Mode.KEYED:\n            found = commits.find(request.operation)",
+        "        if request.mode is Mode.KEYED:\n            found = None",
+        FAILURES,
+    ),
+]
+
+
+def main(words: list[str]) -> int:
+    wanted = [mutant for mutant in MUTANTS if not words or any(word in mutant.name for word in words)]
+    console = Console()
+    table = Table("mutant", "caught by", "verdict", title="deliberately broken variants")
+    caught = 0
+    for tests in dict.fromkeys(mutant.tests for mutant in wanted):
+        verdict = run(Mutant("nothing", DECISIONS, "", "", tests))
+        if verdict != "SURVIVED":
+            console.print(f"without any mutant, {' '.join(tests)} must pass, but: {verdict}")
+            return 2
+    for mutant in wanted:
+        verdict = run(mutant)
+        caught += verdict == "caught"
+        console.print(f"{verdict:>9}  {mutant.name}", highlight=False)
+        table.add_row(mutant.name, " ".join(mutant.tests), verdict)
+    console.print(table)
+    console.print(f"{caught} of {len(wanted)}")
+    return 0 if caught == len(wanted) else 1
+
+
+def run(mutant: Mutant) -> str:
+    with tempfile.TemporaryDirectory(prefix="ragfence-mutant-") as folder:
+        for part in ("ragfence", "tests", "pipelines"):
+            shutil.copytree(ROOT / part, Path(folder) / part, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", folder)
+        file = Path(folder) / mutant.file
+        source = file.read_text()
+        if mutant.old and source.count(mutant.old) != 1:
+            return f"not applied: {source.count(mutant.old)} places hold the text"
+        if mutant.old:
+            file.write_text(source.replace(mutant.old, mutant.new))
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", *mutant.tests],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+        # 1 is "tests failed"; anything else would be a mutant that does not even run.
+        if done.returncode == 1 and "error during collection" not in done.stdout:
+            return "caught"
+        return "SURVIVED" if done.returncode == 0 else f"broken (exit {done.returncode}): {done.stdout[-300:]}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
