@@ -1,0 +1,1 @@
+"""Things a newcomer runs: the demo now, a Dagster code location later."""

@@ -31,7 +31,6 @@ LUA = "ragfence/stores/lua"
 
 CONTRACT = ("tests/contract/test_fences.py", "-k", "TestMemory")
 ON_REDIS = ("tests/contract/test_fences.py", "-k", "TestRedis and valkey")
-AGREE = ("tests/contract/test_lua_agrees.py", "-k", "valkey")
 STORIES = ("tests/machine/test_scenarios.py",)
 DICE = ("tests/machine/test_machine.py", "-k", "memory")
 FAILURES = ("tests/unit/test_failures.py",)
@@ -163,7 +162,8 @@ MUTANTS = [
         "404 at the read-back taken as lost",
         S3,
         "            if found is not None:\n                existing, theirs = found",
-        '            found = found or (b"", None)\n            if found is not None:\n                existing, theirs = found',
+        '            found = found or (b"", None)\n'
+        "            if found is not None:\n                existing, theirs = found",
         S3_FAULTS,
     ),
     Mutant(
@@ -235,7 +235,7 @@ MUTANTS = [
         "a seal creates an absent record",
         DECISIONS,
         "        return Fenced(None), None\n    if record.ended:",
-        "        made = KeyRecord(State.SEALED, bytes(16), seal.token, seal.fence, 1, now_ms, now_ms, result=seal.result)\n"
+        "        made = KeyRecord(State.SEALED, bytes(16), seal.token, seal.fence, 1, now_ms, now_ms)\n"
         "        return Sealed(made), Change(record=made)\n    if record.ended:",
         CONTRACT,
     ),
@@ -245,7 +245,7 @@ MUTANTS = [
         "  if al ~= bl then return al < bl and -1 or 1 end\n  return 0\n",
         "  local a2, b2 = ah * 4294967296 + al, bh * 4294967296 + bl\n"
         "  if a2 ~= b2 then return a2 < b2 and -1 or 1 end\n  return 0\n",
-        AGREE,
+        ON_REDIS,
     ),
     Mutant(
         "a commit of a dead owner is not looked for",

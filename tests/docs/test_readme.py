@@ -1,0 +1,55 @@
+"""Every command and snippet of the README works as it stands there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+SNIPPETS = re.findall(r"^```python\n(.*?)^```", README, re.S | re.M)
+COMMANDS = re.findall(r"^\$ (.+)$", README, re.M)
+
+
+def test_there_are_snippets_and_commands():
+    assert len(SNIPPETS) >= 4
+    assert COMMANDS == ["make demo", "make test"]
+
+
+@pytest.mark.parametrize("number", range(len(SNIPPETS)))
+def test_a_snippet_runs_in_an_empty_folder(number, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", SNIPPETS[number]],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_is_a_target_of_the_makefile(command):
+    makefile = (ROOT / "Makefile").read_text()
+    assert re.search(rf"^{command.removeprefix('make ')}:", makefile, re.M)
+
+
+def test_the_demo_runs(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "pipelines.demo"], cwd=ROOT, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "every promise kept" in done.stdout
+
+
+@pytest.mark.parametrize("page", sorted({"README.md", *re.findall(r"\((docs/[\w.]+)\)", README)}))
+def test_every_link_to_a_file_leads_somewhere(page):
+    folder = (ROOT / page).parent
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", (ROOT / page).read_text()):
+        if "://" not in target:
+            assert (folder / target).exists(), f"{page} links to {target}"
