@@ -58,7 +58,7 @@ class Hydrator:
             one_per_process = self._one_per_process()
             if one_per_process.acquire(timeout=0.05):
                 try:
-                    if self._current() or self.try_hydrate(progress):
+                    if self._current() or self.try_hydrate(progress, only_if_needed=True):
                         return
                 finally:
                     one_per_process.release()
@@ -69,13 +69,14 @@ class Hydrator:
                 )
             self._sleep(0.02)
 
-    def try_hydrate(self, progress: Progress | None = None) -> bool:
+    def try_hydrate(self, progress: Progress | None = None, *, only_if_needed: bool = False) -> bool:
         """One attempt, into a new epoch. False: somebody else is at it, or was faster."""
         token = os.urandom(8).hex()
         if not self._fences.lock(LOCK, token, LOCK_MS):
             return False
         try:
-            return self._hydrate(token, progress)
+            # Whoever held the lock until now may have done it: a herd of callers starts one epoch, not many.
+            return (only_if_needed and self._current()) or self._hydrate(token, progress)
         finally:
             with contextlib.suppress(RagfenceError):  # it runs out by itself
                 self._fences.unlock(LOCK, token)

@@ -78,7 +78,7 @@ class SqliteFences:
         self._clock = clock
         self._busy_timeout_s = busy_timeout_s
         self._local = threading.local()
-        self._open: list[tuple[int, sqlite3.Connection]] = []
+        self._open: list[tuple[int, sqlite3.Connection, threading.Lock]] = []
         self._open_lock = threading.Lock()
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -243,9 +243,12 @@ class SqliteFences:
     def close(self) -> None:
         with self._open_lock:
             connections, self._open = self._open, []
-            for owner, connection in connections:
+            for owner, connection, busy in connections:
                 if owner == os.getpid():
-                    connection.close()
+                    with (
+                        busy
+                    ):  # the heartbeat's thread may be in the middle of a statement: closing under it is a crash
+                        connection.close()
                 else:
                     _parents.append(connection)
         self._local = threading.local()
@@ -253,34 +256,35 @@ class SqliteFences:
     @contextlib.contextmanager
     def _transaction(self, *, write: bool = True) -> Iterator[_SqliteShelf]:
         try:
-            db, run_id = self._connection()
-            db.execute("BEGIN IMMEDIATE" if write else "BEGIN")
-            try:
-                yield _SqliteShelf(db, self.tenant, self._clock(), run_id, self.solo)
-                db.execute("COMMIT")
-            except BaseException:
-                if db.in_transaction:  # a full disk may have ended it
-                    db.execute("ROLLBACK")
-                raise
+            db, run_id, busy = self._connection()
+            with busy:
+                db.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+                try:
+                    yield _SqliteShelf(db, self.tenant, self._clock(), run_id, self.solo)
+                    db.execute("COMMIT")
+                except BaseException:
+                    if db.in_transaction:  # a full disk may have ended it
+                        db.execute("ROLLBACK")
+                    raise
         except sqlite3.Error as broken:
             raise StoreUnavailable(
                 f"the fence file {self.path} did not answer: {broken}",
                 hint="check that its folder is writable, has room, and is on a local disk (not NFS)",
             ) from broken
 
-    def _connection(self) -> tuple[sqlite3.Connection, str]:
+    def _connection(self) -> tuple[sqlite3.Connection, str, threading.Lock]:
         # One connection per thread; a child process never uses its parent's, and nobody one to a file that is gone.
         known = getattr(self._local, "connection", None)
         if known is not None and known[2] == os.getpid() and known[1].endswith(self._identity()):
-            return known[0], known[1]
+            return known[0], known[1], known[3]
         db = sqlite3.connect(self.path, timeout=self._busy_timeout_s, isolation_level=None, check_same_thread=False)
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")
-        run_id = self._prepare(db)
+        run_id, busy = self._prepare(db), threading.Lock()
         with self._open_lock:
-            self._open.append((os.getpid(), db))
-        self._local.connection = (db, run_id, os.getpid())
-        return db, run_id
+            self._open.append((os.getpid(), db, busy))
+        self._local.connection = (db, run_id, os.getpid(), busy)
+        return db, run_id, busy
 
     def _prepare(self, db: sqlite3.Connection) -> str:
         if db.execute("PRAGMA user_version").fetchone()[0] == 0:
