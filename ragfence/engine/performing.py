@@ -196,6 +196,10 @@ class Performer:
             winner = self.backing.commits.put(won.request.operation, commit)
             points.reach(points.AFTER_COMMIT)
             if winner is not None:
+                if won.request.mode is Mode.SEQUENCED:
+                    # The winner's receipt is ours too, but its sequence may be lower: the claim moves the top.
+                    answer = self._ask_again(won)
+                    return replace(answer, flags=replace(answer.flags, fenced_out=True))
                 return self._lost_to(won, winner)
             if won.request.mode is Mode.SEQUENCED and self.backing.epochs.newer_than(won.lease.fence.epoch):
                 # A newer revision may have been sealed in an epoch this lease knows nothing of: claim again.
@@ -207,10 +211,10 @@ class Performer:
         flags = self._flags(won)
         if isinstance(sealed, Sealed):
             return self.results.receipt(won.request.key, sealed.record, Decision.NEW, flags)
+        if won.request.mode is Mode.SEQUENCED:
+            return self._ask_again(won, fenced_out=self.backing is None)
         if self.backing is None:
             raise self._fenced_out(won, sealed)
-        if won.request.mode is Mode.SEQUENCED:
-            return self._ask_again(won)
         # The object is ours, so the outcome is ours for ever, whoever holds the record by now.
         record = commit.record()
         row = row_for_answer(self._claim_for_rows(won, SEAL_POSITION), RowKind.NEW, record, won.lease.store_now_ms())
@@ -305,14 +309,16 @@ class Performer:
         top: tuple[int, str] | None = None
         if head is not None and head.sequence is not None:
             top = (head.sequence, (request.key[:1] + head.digest).hex())
+        has_head = top is not None
         for key, marked in listed:
             number = marked
             if marked is None:
                 if key == request.key_text:
                     own = commits.read(request.operation, key)
                     number = own.sequence if own else None
-                elif top is None or not _sealed_here(known[names.index(key)].record):
-                    # The head covers whatever this store has sealed; only strangers have to be read.
+                elif not has_head or not _sealed_here(known[names.index(key)].record):
+                    # The head covers whatever this store has sealed; only strangers have to be read. Without a head
+                    # (the store has restarted) its records cover nothing, however much is sealed there.
                     other = commits.read(request.operation, key)
                     number = other.sequence if other else None
             if number is not None and (top is None or number > top[0]):
@@ -360,18 +366,21 @@ class Performer:
         if winner.fingerprint != won.request.fingerprint.hex():
             self.give_back(won, ConflictError.code)
             raise self._conflict(won.request, self._claim_for_rows(won, CONFLICT_POSITION), winner.record())
+        if won.request.mode is Mode.SEQUENCED:
+            # The winner's sequence may be below ours: nobody may be told that ours is applied before the source is.
+            return self._ask_again(won, fenced_out=True)
         outcome = Outcome(winner.effect_id, winner.result, winner.failed, winner.error)
         self._sealed(won, outcome, flags=HEALED | FENCED_OUT, winner=bytes.fromhex(winner.token))
         heartbeat.remove(won.lease)
         flags = replace(self._flags(won), fenced_out=True)
         return self.results.receipt(won.request.key, winner.record(), Decision.DUPLICATE, flags)
 
-    def _ask_again(self, won: Won) -> Receipt:
-        """Our commit exists, our lease may not: a new claim finds the commit, or learns what superseded it."""
+    def _ask_again(self, won: Won, *, fenced_out: bool = False) -> Receipt:
+        """The lease may be gone: a new claim finds the commit, ours or the winner's, or learns what superseded it."""
         self.give_back(won, FencedOut.code)
         answer = self.acquire(won.request)
         if isinstance(answer, Receipt):
-            return answer
+            return replace(answer, flags=replace(answer.flags, fenced_out=fenced_out))
         self.give_back(answer, FencedOut.code)
         raise FencedOut(f"{won.lease.key} lost its lease and its commit cannot be found", key=won.lease.key)
 

@@ -90,9 +90,7 @@ def test_lua_decides_as_python_does(any_redis, mode, solo, script):
 
         if not solo:
             new_epoch()
-        position = 0
-        for step in script:
-            position += 1
+        for position, step in enumerate(script, start=1):
             where = {"mode": mode, "source": b"" if mode is Mode.KEYED else source}
             ttls = {"pending_ttl_ms": 9_000_000, "source_ttl_ms": 9_000_000}
             match step:

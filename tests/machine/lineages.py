@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import redis
 
+from ragfence.engine.hydration import LOCK, LOCK_MS
 from ragfence.stores.fences_redis import RedisFences
 from ragfence.stores.fences_sqlite import SqliteFences
 from ragfence.testing.clock import VirtualClock
@@ -30,6 +31,8 @@ class Lineage:
 class Lineages(Protocol):
     clock: VirtualClock
     primary: Lineage
+    split: bool
+    """there was more than one primary, and somebody may still talk to an earlier one"""
 
     def snapshot(self) -> Any: ...
     def flush(self) -> None: ...
@@ -39,6 +42,8 @@ class Lineages(Protocol):
 
 
 class MemoryLineages:
+    split = False
+
     def __init__(self) -> None:
         self.clock = VirtualClock()
         self.primary = Lineage(MemoryFences(clock=self.clock))
@@ -53,6 +58,7 @@ class MemoryLineages:
         self.primary.store.restart()
 
     def fail_over(self, snapshot: Any) -> None:
+        self.split = True
         successor = MemoryFences(clock=self.clock)
         successor.fail_over(snapshot)
         self.primary = Lineage(successor)
@@ -63,6 +69,8 @@ class MemoryLineages:
 
 class SqliteLineages:
     """A failover is a file that was restored from a backup: another inode, older content."""
+
+    split = False
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -95,6 +103,7 @@ class SqliteLineages:
         self.fail_over(self.snapshot())
 
     def fail_over(self, snapshot: Path) -> None:
+        self.split = True
         self.primary = self._open(snapshot)
 
     def close(self) -> None:
@@ -106,6 +115,7 @@ class RedisLineages:
     """Each lineage is a database of one server, so that an old primary lives on beside its successor."""
 
     CLOCK = "test-clock"
+    split = False
 
     def __init__(self, url: str) -> None:
         self._base = url.rsplit("/", 1)[0]
@@ -113,12 +123,19 @@ class RedisLineages:
         self._opened: list[tuple[RedisFences, redis.Redis]] = []
         self._admin = redis.Redis.from_url(url)
         self._admin.flushall()
+        self._locks_since_ms = 0
         self.clock = VirtualClock(on_change=self._set_clocks)
         self.primary = self._open()
 
     def _set_clocks(self, now_ms: int) -> None:
-        for _, client in self._opened:
+        # Locks run out by Redis' own PX, which knows nothing of the virtual clock.
+        expired = now_ms - self._locks_since_ms >= LOCK_MS
+        for store, client in self._opened:
             client.set(self.CLOCK, now_ms)
+            if expired:
+                client.delete(store._names.lock(LOCK))
+        if expired:
+            self._locks_since_ms = now_ms
 
     def _open(self) -> Lineage:
         self._number += 1
@@ -147,6 +164,7 @@ class RedisLineages:
         if self._number >= 14:  # a server has 16 databases; an example that fails over more often flushes instead
             self.flush()
             return
+        self.split = True
         self.primary = self._open()
         for key, data in snapshot.items():
             self._client.restore(key, 0, data, replace=True)

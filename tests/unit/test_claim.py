@@ -18,6 +18,7 @@ from ragfence.core.records import State
 from ragfence.errors import (
     Conflict,
     EffectFailed,
+    FencedOut,
     InFlight,
     NestedClaim,
     NotJson,
@@ -444,6 +445,36 @@ def test_a_conflicting_call_after_a_flush_does_not_raise_the_sequence(memory: Wo
     with pytest.raises(Conflict):
         apply(fence, revision(5, "A"), payload="wrong")
     assert apply(fence, revision(4, "B")).is_new
+
+
+def test_a_superseded_revision_is_stale_whatever_the_store_forgets(memory: World, forget: Callable[[], None]) -> None:
+    """Many sources: what counts must not depend on the order in which the revisions are listed."""
+    fence = memory.open()
+    revisions = [
+        [
+            Operation(kind="webhook", source_id=f"evt_{n}", revision=name, sequence=at)
+            for name, at in (("A", 3), ("B", 4))
+        ]
+        for n in range(8)
+    ]
+    for older, newer in revisions:
+        apply(fence, older)
+        apply(fence, newer)
+    forget()
+    for older, _ in revisions:
+        with pytest.raises(Stale):
+            apply(fence, older)
+
+
+def test_whoever_loses_its_commit_to_a_lower_sequence_raises_it_before_it_is_answered(world: World) -> None:
+    slow = abandon(world.open(), revision(5, "A"))
+    world.let_leases_run_out()
+    first = apply(world.open(), revision(3, "A"))
+    with pytest.raises(FencedOut) as lost:
+        slow.seal(result="zombie")
+    assert lost.value.receipt == first
+    with pytest.raises(Stale):
+        apply(world.open(), revision(4, "B"))
 
 
 def test_the_sequence_of_another_revision_is_a_conflict(world: World) -> None:

@@ -36,7 +36,7 @@ def store(file: Path) -> Iterator[SqliteFences]:
 
 
 def test_the_file_is_written_through_to_the_disk(store: SqliteFences) -> None:
-    db, _ = store._connection()
+    db = store._connection()[0]
     assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     assert db.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
 
@@ -97,7 +97,7 @@ def test_a_file_moved_within_its_disk_is_the_same_run(store: SqliteFences, file:
 def test_an_open_store_notices_that_its_file_is_another_one(store: SqliteFences, file: Path, how: str) -> None:
     """Else it would go on deciding in a file that nobody else can see."""
     sealed(store, claim(Mode.KEYED))
-    db, _ = store._connection()
+    db = store._connection()[0]
     db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     if how == "replaced":
         shutil.copy(file, file.with_suffix(".copy"))
@@ -128,7 +128,7 @@ def test_a_newer_schema_is_refused_and_left_alone(store: SqliteFences, file: Pat
 def test_a_child_does_not_use_the_connection_of_its_parent(store: SqliteFences) -> None:
     asked = claim(Mode.KEYED, "parent")
     first = granted(store, asked)
-    parents, _ = store._connection()
+    parents = store._connection()[0]
     said = _in_a_child(
         lambda: [
             store._connection()[0] is not parents,
@@ -150,7 +150,7 @@ def test_a_thread_has_a_connection_of_its_own_and_close_closes_all(store: Sqlite
     thread = threading.Thread(target=lambda: seen.append(store._connection()[0]))
     thread.start()
     thread.join()
-    mine, _ = store._connection()
+    mine = store._connection()[0]
     assert seen[0] is not mine
     store.close()
     for connection in (mine, seen[0]):
@@ -195,7 +195,7 @@ def test_a_file_that_is_no_database_is_a_clear_error_and_left_alone(tmp_path: Pa
 
 
 def test_a_full_disk_is_an_error_that_writes_nothing_and_passes(store: SqliteFences) -> None:
-    db, _ = store._connection()
+    db = store._connection()[0]
     pages = db.execute("PRAGMA page_count").fetchone()[0]
     db.execute(f"PRAGMA max_page_count = {pages + 1}")
     batch = [claim(Mode.KEYED, f"{n}", by=f"{n}", payload=b"x" * 4000) for n in range(20)]
@@ -208,7 +208,7 @@ def test_a_full_disk_is_an_error_that_writes_nothing_and_passes(store: SqliteFen
 
 
 def test_a_commit_that_fails_leaves_no_transaction_open(store: SqliteFences) -> None:
-    db, _ = store._connection()
+    db = store._connection()[0]
     db.execute("PRAGMA foreign_keys = ON")
     db.execute("CREATE TABLE parent (id INTEGER PRIMARY KEY)")
     db.execute("CREATE TABLE child (id INTEGER REFERENCES parent DEFERRABLE INITIALLY DEFERRED)")

@@ -160,7 +160,7 @@ STEADY = [
     "2024-01-02",
     "2024-01-02T10:00 Meeting",
     uuid.uuid5(uuid.NAMESPACE_URL, "x"),
-    str(uuid.uuid1(1, 2)),
+    "2cdfc91f-e178-11f1-8002-000000000001",
     "6f1e7e0a3c4d4b5e8f90123456789abc",
     42,
 ]
