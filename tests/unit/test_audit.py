@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import UTC, date, datetime, timedelta, timezone
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -27,8 +26,7 @@ from ragfence.core.rows import (
 )
 from ragfence.errors import Conflict, FencedOut, TerminalError, ValidationError
 from ragfence.testing.clock import START_MS
-from tests.unit.worlds import BACKENDS, World, Wrapped, abandon, elsewhere
-from tests.unit.worlds import world as make_world
+from tests.unit.worlds import World, Wrapped, abandon, elsewhere
 
 COLUMNS = """
     row_id ts tenant kind decision flags idempotency_key payload_hash effect_id source_type source_id revision
@@ -37,18 +35,6 @@ COLUMNS = """
 """.split()  # noqa: SIM905  # as the design has it
 HOUR_MS = 3_600_000
 START = datetime.fromtimestamp(START_MS / 1000, UTC)
-
-
-@pytest.fixture(params=BACKENDS)
-def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    with make_world(request.param, tmp_path, monkeypatch) as made:
-        yield made
-
-
-@pytest.fixture
-def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    with make_world("memory", tmp_path, monkeypatch) as made:
-        yield made
 
 
 def operation(source_id: str = "a", **more: Any) -> Operation:
@@ -211,27 +197,25 @@ def test_everything_that_happens_to_an_honest_fence_passes_the_audit(world: Worl
     assert report.keys == 5
 
 
-def test_a_key_may_live_again_after_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with make_world("solo", tmp_path, monkeypatch) as world:
-        fence = world.open()
-        for _ in range(3):
-            perform(fence, operation())
-            perform(fence, operation())
-            world.clock.advance(48 * HOUR_MS)
-        rows = fence.audit.decisions(decision="new").to_pylist()
-        assert len([row for row in rows if row["sealed_at"]]) == 3
-        assert fence.audit.check().ok, str(fence.audit.check())
+def test_a_key_may_live_again_after_its_time(solo: World) -> None:
+    fence = solo.open()
+    for _ in range(3):
+        perform(fence, operation())
+        perform(fence, operation())
+        solo.clock.advance(48 * HOUR_MS)
+    rows = fence.audit.decisions(decision="new").to_pylist()
+    assert len([row for row in rows if row["sealed_at"]]) == 3
+    assert fence.audit.check().ok, str(fence.audit.check())
 
 
-def test_a_store_that_forgot_a_life_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with make_world("solo", tmp_path, monkeypatch) as world:
-        fence = world.open()
-        perform(fence, operation())
-        world.clock.advance(1)
-        world.store.flush()
-        perform(fence, operation())
-        findings = fence.audit.check().findings
-        assert "lost_epoch" in {finding.invariant for finding in findings}
+def test_a_store_that_forgot_a_life_is_found(solo: World) -> None:
+    fence = solo.open()
+    perform(fence, operation())
+    solo.clock.advance(1)
+    solo.store.flush()
+    perform(fence, operation())
+    findings = fence.audit.check().findings
+    assert "lost_epoch" in {finding.invariant for finding in findings}
 
 
 KEY, OTHER_KEY = b"\x07" + b"k" * 32, b"\x07" + b"o" * 32

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -30,22 +30,9 @@ from ragfence.errors import (
 )
 from ragfence.stores.fences import Lookup
 from tests import servers
-from tests.unit.worlds import BACKENDS, World, Wrapped, abandon, eventually
-from tests.unit.worlds import world as make_world
+from tests.unit.worlds import World, Wrapped, abandon, eventually
 
 EVENT = Operation(kind="webhook", source_id="evt_1", tenant="default")
-
-
-@pytest.fixture(params=BACKENDS)
-def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    with make_world(request.param, tmp_path, monkeypatch) as made:
-        yield made
-
-
-@pytest.fixture
-def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    with make_world("memory", tmp_path, monkeypatch) as made:
-        yield made
 
 
 def apply(fence: Fence, operation: Operation = EVENT, payload: object = None, **options: Any) -> Receipt:

@@ -2,115 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ragfence import Decision, Fence, Operation, Receipt
+from ragfence import Decision, Operation, Receipt
 from ragfence.core.decisions import Granted
 from ragfence.core.records import State
-from ragfence.engine.journal import Reconciled
 from ragfence.errors import (
     CommitUncertain,
-    Conflict,
     EffectFailed,
     FencedOut,
-    FormatCorrupt,
-    FormatTooNew,
     InFlight,
-    Quarantined,
-    RagfenceError,
     SealUncertain,
     Stale,
-    StoreAuth,
     StoreUnavailable,
     TerminalError,
 )
-from ragfence.stores.fences import Lookup
 from ragfence.testing.fences import MemoryFences
 from ragfence.testing.objects import FaultyObjects
 from ragfence.testing.points import HYDRATION_POINTS, OPERATION_POINTS, at_point
-from tests.unit.worlds import BACKENDS, WITH_OBJECTS, Crash, Process, World, Wrapped, abandon, elsewhere, eventually
-from tests.unit.worlds import world as make_world
-
-JOB = Operation(kind="job", source_id="j1", tenant="default")
-COMMITS = "default/sealed/*"
-OPEN = {"on_store_error": "open"}
-
-
-@pytest.fixture(params=BACKENDS)
-def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    with make_world(request.param, tmp_path, monkeypatch) as made:
-        yield made
-
-
-@pytest.fixture(params=WITH_OBJECTS)
-def backed(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    with make_world(request.param, tmp_path, monkeypatch) as made:
-        yield made
-
-
-@pytest.fixture
-def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    with make_world("memory", tmp_path, monkeypatch) as made:
-        yield made
-
-
-@pytest.fixture
-def solo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    with make_world("solo", tmp_path, monkeypatch) as made:
-        yield made
-
-
-class Job:
-    """An effect that counts itself; `during` runs inside of it, once."""
-
-    def __init__(self) -> None:
-        self.done = 0
-        self.during: list[Callable[[], Any]] = []
-
-    def effect(self) -> str:
-        self.done += 1
-        number = self.done
-        if self.during:
-            self.during.pop(0)()
-        return f"effect {number}"
-
-    def on(self, fence: Fence, sequence: int | None = None, **options: Any) -> Callable[[], Receipt]:
-        def key() -> Any:
-            return "j1" if sequence is None else ("j1", "r", sequence)
-
-        return fence.once(kind="job", key=key, **options)(self.effect)
-
-
-@pytest.fixture
-def job() -> Job:
-    return Job()
-
-
-def record_of(world: World) -> Any:
-    (held,) = world.store.read([Lookup(JOB.key)])
-    return held.record
-
-
-def assert_settled(world: World, receipt: Receipt, job: Job, done: int) -> None:
-    """Everybody gets this receipt, the effect ran so often, nothing is held, and every promise was kept."""
-    fence = world.open()
-    again = job.on(fence, wait_s=0)()
-    assert again == receipt
-    assert again.decision is Decision.DUPLICATE
-    assert job.done == done
-    assert record_of(world) is None or record_of(world).ended
-    report = fence.audit.check()
-    assert report.ok, str(report)
-
-
-# The object store fails
+from tests.unit.jobs import COMMITS, JOB, Job, assert_settled, reached, record_of, unreliable
+from tests.unit.worlds import Crash, Process, World, Wrapped, abandon, elsewhere, eventually
 
 
 def test_a_commit_that_never_reached_the_store_is_performed_again(backed: World, job: Job) -> None:
@@ -238,34 +154,6 @@ def test_a_committed_effect_is_found_even_when_no_attempt_is_left(backed: World,
     assert_settled(backed, receipt, job, done=1)
 
 
-# The fence store fails
-
-
-class Unreliable(Wrapped):
-    """Fails the first `failures` calls of a method, before or after the store acted."""
-
-    def __init__(self, inner: Any, method: str, failures: int, *, after: bool) -> None:
-        super().__init__(inner)
-        self.left = failures
-        self._method, self._after = method, after
-
-    def __getattr__(self, name: str) -> Any:
-        if name != self._method or not self.left:
-            return super().__getattr__(name)
-
-        def fail(*args: Any, **kwargs: Any) -> Any:
-            self.left -= 1
-            if self._after:
-                getattr(self.inner, name)(*args, **kwargs)
-            raise StoreUnavailable(f"{name} failed")
-
-        return fail
-
-
-def unreliable(world: World, method: str, failures: int, *, after: bool, **policy: Any) -> Fence:
-    return world.open(fences=lambda store: Unreliable(store, method, failures, after=after), **policy)
-
-
 @pytest.mark.parametrize("after", [False, True])
 def test_a_seal_that_fails_is_tried_again(world: World, job: Job, after: bool) -> None:
     fence = unreliable(world, "seal", 3, after=after, lease={"seal_retry_s": 60})
@@ -340,8 +228,6 @@ def test_a_key_that_cannot_be_given_back_runs_out_by_itself(world: World, job: J
     assert_settled(world, receipt, job, done=2)
 
 
-# A process dies
-
 EXECUTIONS = {
     "after_claim": (1, 1),
     "in_effect": (1, 1),
@@ -351,12 +237,6 @@ EXECUTIONS = {
     "after_seal": (1, 1),
 }
 """point -> how often the effect ran in the end, with and without an object store"""
-
-
-def reached(*points: str) -> pytest.MarkDecorator:
-    """Each of these points on each backend that gets there: without objects there is no commit."""
-    pairs = [(name, point) for name in BACKENDS for point in points if (name, point) != ("solo", "after_commit")]
-    return pytest.mark.parametrize(("world", "point"), pairs, indirect=["world"])
 
 
 @pytest.mark.parametrize("sequence", [None, 7])
@@ -393,9 +273,6 @@ def test_a_block_may_die_anywhere_and_the_next_one_finishes(world: World, job: J
         elsewhere(die_in_a_block)
     world.let_leases_run_out()
     assert_settled(world, job.on(world.open())(), job, done=1)
-
-
-# A process is frozen, and wakes up too late
 
 
 @reached("after_claim", "in_effect", "after_effect", "after_commit", "before_seal")
@@ -474,8 +351,6 @@ def test_a_frozen_block_gives_nothing_back_that_a_successor_holds(world: World) 
     assert record_of(world).token == successor.lease.ref.token
     assert record_of(world).state is State.HELD
 
-
-# The fence store forgets
 
 FORGETTING: dict[str, Callable[[MemoryFences, Any], None]] = {
     "flush": lambda store, before: store.flush(),
@@ -565,294 +440,3 @@ def test_looking_for_newer_epochs_before_there_is_any_changes_nothing(memory: Wo
     fence = memory.open()
     fence._engine.backing.watch.look()  # type: ignore[union-attr]
     assert memory.store.markers() == [None] * 64
-
-
-# The store is down
-
-
-class Down(Wrapped):
-    """A fence store that does not answer while `down` is set."""
-
-    def __init__(self, inner: Any, down: threading.Event, error: RagfenceError | None = None) -> None:
-        super().__init__(inner)
-        self._down = down
-        self._error = error or StoreUnavailable("the store is down")
-
-    def __getattr__(self, name: str) -> Any:
-        if self._down.is_set() and name in ("claim", "seal", "release", "renew", "read", "markers", "record"):
-            raise self._error
-        return super().__getattr__(name)
-
-
-@pytest.fixture
-def down() -> threading.Event:
-    event = threading.Event()
-    event.set()
-    return event
-
-
-def opened_while_down(world: World, down: threading.Event, **policy: Any) -> Fence:
-    return world.open(fences=lambda store: Down(store, down), **policy)
-
-
-def test_a_store_that_is_down_is_an_error_and_nothing_runs(world: World, job: Job, down: threading.Event) -> None:
-    with pytest.raises(StoreUnavailable, match="is down") as unavailable:
-        job.on(opened_while_down(world, down))()
-    assert "reachable" in unavailable.value.hint
-    assert job.done == 0
-
-
-def test_an_effect_that_fails_open_runs_and_is_answered_from_the_journal(
-    world: World, job: Job, down: threading.Event
-) -> None:
-    run = job.on(opened_while_down(world, down, **OPEN))
-    first, second = run(), run()
-    assert first == second
-    assert (first.decision, second.decision) == (Decision.NEW, Decision.DUPLICATE)
-    assert first.flags.journaled
-    assert second.flags.journaled
-    assert job.done == 1
-
-
-def test_one_function_may_fail_open_where_the_policy_fails_closed(
-    memory: World, job: Job, down: threading.Event
-) -> None:
-    fence = opened_while_down(memory, down)
-    assert job.on(fence, on_store_error="open")().flags.journaled
-    with pytest.raises(StoreUnavailable):
-        job.on(fence, on_store_error="closed")()
-
-
-def test_an_async_function_may_fail_open_too(memory: World, job: Job, down: threading.Event) -> None:
-    fence = opened_while_down(memory, down, **OPEN)
-
-    @fence.once(kind="job", key=lambda: "j1")
-    async def run() -> str:
-        return job.effect()
-
-    assert asyncio.run(run()) == asyncio.run(run())
-    assert job.done == 1
-
-
-def test_the_journal_outlives_its_process(memory: World, job: Job, down: threading.Event) -> None:
-    first = job.on(opened_while_down(memory, down, **OPEN))()
-    assert job.on(opened_while_down(memory, down, **OPEN))() == first
-    assert job.done == 1
-
-
-def test_a_journaled_key_with_another_payload_is_a_conflict(memory: World, down: threading.Event) -> None:
-    run = opened_while_down(memory, down, **OPEN).once(kind="job", key=lambda n: "j1")(lambda n: n)
-    run(1)
-    with pytest.raises(Conflict, match="journal"):
-        run(2)
-    down.clear()
-    with pytest.raises(Conflict):
-        run(2)
-
-
-def test_an_effect_that_fails_while_the_store_is_down_is_not_journaled(
-    memory: World, job: Job, down: threading.Event
-) -> None:
-    def fail() -> None:
-        raise RuntimeError("x")
-
-    job.during = [fail]
-    run = job.on(opened_while_down(memory, down, **OPEN))
-    with pytest.raises(RuntimeError):
-        run()
-    assert run().result == "effect 2"
-
-
-def test_an_effect_that_could_not_be_journaled_does_not_run(memory: World, job: Job, down: threading.Event) -> None:
-    (memory.folder / "journal").write_text("a file where the folder should be")
-    with pytest.raises(StoreUnavailable, match="journal") as refused:
-        job.on(opened_while_down(memory, down, **OPEN))()
-    assert "folder" in refused.value.hint
-    assert job.done == 0
-
-
-def test_what_was_journaled_is_sealed_once_the_store_is_back(world: World, job: Job, down: threading.Event) -> None:
-    fence = opened_while_down(world, down, **OPEN)
-    first = job.on(fence, effect_id=lambda result: "e1")()
-    assert fence.reconcile_journal() == Reconciled((), (), (JOB.key.hex(),))
-    down.clear()
-    assert fence.reconcile_journal() == Reconciled((JOB.key.hex(),), (), ())
-    assert fence.reconcile_journal() == Reconciled((), (), ())
-    assert first.effect_id == "e1"
-    assert_settled(world, first, job, done=1)
-    sealed = [row for row in fence.audit.decisions().to_pylist() if row["sealed_at"] and row["decision"] == "new"]
-    assert [row["flags"] for row in sealed] == [["journaled"]]
-
-
-def test_an_effect_that_happened_elsewhere_too_is_reported_as_double(
-    world: World, job: Job, down: threading.Event
-) -> None:
-    fence = opened_while_down(world, down, **OPEN)
-    job.on(fence)()
-    elsewhere_done = job.on(world.open())()
-    down.clear()
-    assert fence.reconcile_journal() == Reconciled((), (JOB.key.hex(),), ())
-    assert_settled(world, elsewhere_done, job, done=2)
-
-
-def test_two_journal_entries_of_a_key_are_one_seal_and_one_double(
-    memory: World, job: Job, down: threading.Event
-) -> None:
-    fence = opened_while_down(memory, down, **OPEN)
-    job.during = [lambda: elsewhere(job.on(fence))]  # both looked into the journal before either wrote to it
-    job.on(fence)()
-    down.clear()
-    key = JOB.key.hex()
-    assert fence.reconcile_journal() == Reconciled((key,), (key,), ())
-    assert job.done == 2
-
-
-@reached("after_claim", "after_commit", "before_seal", "after_seal")
-def test_a_reconciliation_may_die_anywhere_and_the_next_one_finishes(
-    world: World, job: Job, down: threading.Event, point: str
-) -> None:
-    first = job.on(opened_while_down(world, down, **OPEN))()
-    process = Process(world, **OPEN)
-    with at_point(point, process.die), pytest.raises(Crash):
-        process.fence.reconcile_journal()
-    world.let_leases_run_out()
-    assert world.open(**OPEN).reconcile_journal() == Reconciled((JOB.key.hex(),), (), ())
-    assert_settled(world, first, job, done=1)
-
-
-@pytest.mark.parametrize("sent", ["before", "after"])
-def test_a_commit_that_fails_during_a_reconciliation_is_left_for_the_next(
-    memory: World, job: Job, down: threading.Event, sent: str
-) -> None:
-    first = job.on(opened_while_down(memory, down, **OPEN))()
-    objects = FaultyObjects(memory.objects)  # type: ignore[arg-type]
-    orders = objects.on("put_new", COMMITS)
-    orders.fail_before() if sent == "before" else orders.fail_after()
-    fence = memory.open(objects=objects, **OPEN)
-    key = JOB.key.hex()
-    assert fence.reconcile_journal() == Reconciled((), (), (key,))
-    assert not record_of(memory).held_at(memory.clock())
-    assert fence.reconcile_journal() == Reconciled((key,), (), ())
-    assert_settled(memory, first, job, done=1)
-
-
-def test_a_login_that_is_refused_drops_nothing_from_the_journal(memory: World, job: Job, down: threading.Event) -> None:
-    job.on(opened_while_down(memory, down, **OPEN))()
-    refused = memory.open(fences=lambda store: Down(store, down, StoreAuth("password")), **OPEN)
-    key = JOB.key.hex()
-    assert refused.reconcile_journal() == Reconciled((), (), (key,))
-    assert memory.open(**OPEN).reconcile_journal() == Reconciled((key,), (), ())
-
-
-def test_a_journaled_effect_of_a_quarantined_key_is_left_until_it_is_released(
-    memory: World, job: Job, down: threading.Event
-) -> None:
-    policy = {"lease": {"max_attempts": 1}, **OPEN}
-    first = job.on(opened_while_down(memory, down, **policy))()
-    fence, key = memory.open(**policy), JOB.key.hex()
-    with fence.claim(JOB, payload={}):
-        pass
-    with pytest.raises(Quarantined), fence.claim(JOB, payload={}):
-        pass
-    assert fence.reconcile_journal() == Reconciled((), (), (key,))
-    fence.release(JOB)
-    assert fence.reconcile_journal() == Reconciled((key,), (), ())
-    assert_settled(memory, first, job, done=1)
-
-
-def test_an_older_sequence_than_the_one_applied_meanwhile_is_reported_as_double(
-    memory: World, job: Job, down: threading.Event
-) -> None:
-    fence = opened_while_down(memory, down, **OPEN)
-    job.on(fence, sequence=1)()
-    with memory.open().claim(Operation(kind="job", source_id="j1", sequence=2)) as op:
-        op.seal()
-    down.clear()
-    assert len(fence.reconcile_journal().doubled) == 1
-
-
-def journal_of(world: World) -> Path:
-    return world.folder / "journal" / "default.jsonl"
-
-
-def test_a_journal_line_that_was_cut_off_is_passed_over_and_written_over(
-    memory: World, job: Job, down: threading.Event
-) -> None:
-    run = job.on(opened_while_down(memory, down, **OPEN))
-    run()
-    whole = journal_of(memory).read_bytes()
-    journal_of(memory).write_bytes(whole[:-7])
-    second = run()
-    assert second.result == "effect 2", "nobody was answered with the one that was cut off"
-    assert len(journal_of(memory).read_bytes().splitlines()) == 1
-    down.clear()
-    assert memory.open(**OPEN).reconcile_journal().sealed == (JOB.key.hex(),)
-    assert_settled(memory, second, job, done=2)
-
-
-def test_a_journal_line_that_is_no_entry_is_named_and_nothing_is_dropped(
-    memory: World, job: Job, down: threading.Event
-) -> None:
-    fence = opened_while_down(memory, down, **OPEN)
-    job.on(fence)()
-    with journal_of(memory).open("a") as file:
-        file.write("not an entry\n")
-    before = journal_of(memory).read_bytes()
-    with pytest.raises(FormatCorrupt, match="line 2 of the journal"):
-        fence.reconcile_journal()
-    assert journal_of(memory).read_bytes() == before
-
-
-def test_a_journal_of_a_newer_ragfence_is_refused(memory: World, job: Job, down: threading.Event) -> None:
-    fence = opened_while_down(memory, down, **OPEN)
-    job.on(fence)()
-    text = journal_of(memory).read_text()
-    journal_of(memory).write_text(text.replace('"version":1', '"version":2'))
-    with pytest.raises(FormatTooNew, match="format 2"):
-        fence.reconcile_journal()
-
-
-def test_a_crash_while_settled_entries_are_dropped_loses_none_of_the_others(
-    memory: World, job: Job, down: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fence = opened_while_down(memory, down, **OPEN)
-    job.on(fence)()
-    job.on(fence, sequence=1)()
-    held = abandon(memory.open(), JOB, {})  # so that one entry stays
-    before = journal_of(memory).read_bytes()
-
-    def crash(*args: Any) -> None:
-        raise Crash
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", crash)
-        patch.setattr("os.ftruncate", crash)
-        down.clear()
-        with pytest.raises(Crash):
-            fence.reconcile_journal()
-    assert journal_of(memory).read_bytes() == before
-    again = fence.reconcile_journal()
-    assert (len(again.sealed), again.doubled, again.left) == (1, (), (JOB.key.hex(),))
-    assert len(journal_of(memory).read_bytes().splitlines()) == 1
-    held.__exit__(None, None, None)
-    assert fence.reconcile_journal().sealed == (JOB.key.hex(),)
-
-
-def test_a_seal_that_fails_open_is_answered_by_its_commit_and_not_journaled(backed: World, job: Job) -> None:
-    fence = unreliable(backed, "seal", 1, after=False, **OPEN)
-    receipt = job.on(fence)()
-    assert receipt.result == "effect 1"
-    assert fence.reconcile_journal() == Reconciled((), (), ())
-    backed.let_leases_run_out()
-    assert_settled(backed, receipt, job, done=1)
-
-
-@pytest.mark.parametrize("after", [False, True])
-def test_a_seal_that_fails_open_without_objects_is_journaled_and_is_no_double(
-    solo: World, job: Job, after: bool
-) -> None:
-    fence = unreliable(solo, "seal", 1, after=after, **OPEN)
-    receipt = job.on(fence)()
-    assert receipt.flags.journaled
-    assert fence.reconcile_journal() == Reconciled((JOB.key.hex(),), (), ())
-    assert_settled(solo, receipt, job, done=1)

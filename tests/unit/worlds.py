@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 import pytest
 
 import ragfence
-from ragfence import Fence, Operation, Policy
+from ragfence import Fence, Operation, Policy, Receipt
 from ragfence.engine.claiming import Claimed
 from ragfence.engine.leases import heartbeat
-from ragfence.stores.fences import FenceStore
+from ragfence.stores.fences import FenceStore, Lookup
 from ragfence.stores.fences_sqlite import SqliteFences
 from ragfence.stores.objects import ObjectStore
 from ragfence.stores.objects_local import LocalObjects
@@ -26,6 +26,9 @@ from ragfence.testing.fences import MemoryFences
 from ragfence.testing.objects import MemoryObjects
 
 R = TypeVar("R")
+Request = dict[str, Any]
+
+REQUEST: Request = {"id": "t-1", "version": "1", "text": "it rains in"}
 
 BACKENDS = ("embedded", "memory", "solo")
 WITH_OBJECTS = ("embedded", "memory")
@@ -156,3 +159,46 @@ def eventually(holds: Callable[[], Any], within_s: float = 20.0) -> None:
     while not holds():
         assert time.monotonic() < give_up_at, "it never happened"
         time.sleep(0.005)
+
+
+class Tickets:
+    """An effect that can be counted, and what it shall do next."""
+
+    def __init__(self) -> None:
+        self.made: list[Any] = []
+        self.then: list[BaseException | object] = []
+
+    def create(self, req: Any) -> object:
+        self.made.append(req)
+        if self.then:
+            outcome = self.then.pop(0)
+            if isinstance(outcome, BaseException):
+                raise outcome
+            return outcome
+        return {"number": len(self.made)}
+
+    def on(self, fence: Fence, **options: Any) -> Callable[[Request], Receipt]:
+        options = {"kind": "ticket", "key": lambda req: (req["id"], req["version"]), **options}
+        return fence.once(**options)(self.create)
+
+    def on_async(self, fence: Fence, **options: Any) -> Callable[[Request], Any]:
+        async def create(req: Request) -> object:
+            return self.create(req)
+
+        options = {"kind": "ticket", "key": lambda req: (req["id"], req["version"]), **options}
+        return fence.once(**options)(create)
+
+
+def record_of(fence: Fence, key: str) -> Any:
+    (held,) = fence._engine.fences.read([Lookup(bytes.fromhex(key))])
+    return held.record
+
+
+def key_of(req: Request = REQUEST) -> str:
+    """The key under which `Tickets` performs the request."""
+    operation = Operation(kind="ticket", source_id=req["id"], revision=req["version"], tenant="default")
+    return operation.key.hex()
+
+
+def rows_of(fence: Fence, **wanted: Any) -> list[dict[str, Any]]:
+    return fence.audit.decisions(**wanted).to_pylist()

@@ -1,0 +1,52 @@
+"""Worlds for the engine's tests, see `worlds.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.jobs import Job
+from tests.unit.worlds import BACKENDS, WITH_OBJECTS, Tickets, World
+from tests.unit.worlds import world as make_world
+
+
+@pytest.fixture(params=BACKENDS)
+def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    with make_world(request.param, tmp_path, monkeypatch) as made:
+        yield made
+
+
+@pytest.fixture(params=WITH_OBJECTS)
+def backed(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    with make_world(request.param, tmp_path, monkeypatch) as made:
+        yield made
+
+
+@pytest.fixture
+def embedded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    with make_world("embedded", tmp_path, monkeypatch) as made:
+        yield made
+
+
+@pytest.fixture
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    with make_world("memory", tmp_path, monkeypatch) as made:
+        yield made
+
+
+@pytest.fixture
+def solo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    with make_world("solo", tmp_path, monkeypatch) as made:
+        yield made
+
+
+@pytest.fixture
+def tickets() -> Tickets:
+    return Tickets()
+
+
+@pytest.fixture
+def job() -> Job:
+    return Job()
