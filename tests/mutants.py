@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DECISIONS = "ragfence/core/decisions.py"
 SETTLING = "ragfence/stores/settling.py"
 SEGMENTS = "ragfence/engine/segments.py"
-PERFORMING = "ragfence/engine/performing.py"
+EARLIER = "ragfence/engine/earlier.py"
 LEASES = "ragfence/engine/leases.py"
 S3 = "ragfence/stores/objects_s3.py"
 LOCAL = "ragfence/stores/objects_local.py"
@@ -249,8 +249,8 @@ MUTANTS = [
     ),
     Mutant(
         "a commit of a dead owner is not looked for",
-        PERFORMING,
-        "        if request.mode is Mode.KEYED:\n            found = commits.find(request.operation)",
+        EARLIER,
+        "        if request.mode is Mode.KEYED:\n            found = self._commits.find(request.operation)",
         "        if request.mode is Mode.KEYED:\n            found = None",
         FAILURES,
     ),

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import time
@@ -29,11 +28,10 @@ from ragfence.core.decisions import (
     Stale,
     Verdict,
 )
-from ragfence.core.diffs import payload_diff
 from ragfence.core.ledger import row_for_answer
 from ragfence.core.policy import Policy
 from ragfence.core.receipts import Decision, Flags, Receipt
-from ragfence.core.records import Head, KeyRecord, State
+from ragfence.core.records import KeyRecord, State
 from ragfence.core.rows import (
     CONFLICT_POSITION,
     FENCED_OUT,
@@ -41,29 +39,26 @@ from ragfence.core.rows import (
     JOURNALED,
     SEAL_POSITION,
     RowKind,
-    with_context,
 )
 from ragfence.engine import points
 from ragfence.engine.commits import Commit, Commits
+from ragfence.engine.earlier import EarlierCommits
 from ragfence.engine.epochs import Epochs
 from ragfence.engine.hydration import EpochWatch, Hydrator
-from ragfence.engine.leases import Lease, current, heartbeat
+from ragfence.engine.leases import Lease, heartbeat
+from ragfence.engine.refusals import Refusals, refuse_nested
 from ragfence.engine.requests import Request
 from ragfence.engine.results import Results
 from ragfence.errors import Conflict as ConflictError
 from ragfence.errors import (
     FencedOut,
     LeaseLost,
-    NestedClaim,
-    Quarantined,
     RagfenceError,
     SealUncertain,
     StoreUnavailable,
     TransientError,
 )
-from ragfence.errors import InFlight as InFlightError
-from ragfence.errors import Stale as StaleError
-from ragfence.stores.fences import FenceStore, Lookup
+from ragfence.stores.fences import FenceStore
 
 LAST_CLAIM_POSITION = 240
 
@@ -123,6 +118,8 @@ class Performer:
         self.backing = backing
         self.results = results
         self._policy = policy
+        self._refusals = Refusals(fences, results, policy)
+        self._earlier = EarlierCommits(fences, backing.commits, self._refusals) if backing else None
         self._sleep = sleep
 
     def acquire(self, request: Request, *, wait_ms: int | None = None, token: bytes | None = None) -> Won | Receipt:
@@ -140,7 +137,7 @@ class Performer:
         self, request: Request, *, wait_ms: int | None = None, token: bytes | None = None
     ) -> Iterator[Won | Receipt | float]:
         """The steps of `acquire`: seconds to sleep before the next one, then the answer. Nothing is held meanwhile."""
-        self._refuse_nested(request)
+        refuse_nested(request)
         started = time.monotonic()
         give_up_at = started + (request.rules.wait_ms if wait_ms is None else wait_ms) / 1000
         token, position = token or os.urandom(16), 0
@@ -165,25 +162,19 @@ class Performer:
                     return
                 case Conflict(record):
                     if record is None or record.ended or (found := self._known_to_objects(request, claim)) is None:
-                        raise self._conflict(request, claim, record)
+                        raise self._refusals.conflict(request, claim, record)
                     yield self._overruled(request, claim, found)
                     return
                 case Stale(newest):
-                    raise self._stale(request, newest)
+                    raise self._refusals.stale(request, newest)
                 case InFlight(quarantined=True):
                     if self._known_to_objects(request, claim) is not None:
                         self.fences.pardon([request.lease_ref(NOBODY, epoch=0)])  # no new attempt: it will be healed
                         continue
-                    raise Quarantined(
-                        f"{request.key_text} failed {verdict.record.attempt} times, last with "
-                        f"{verdict.record.error or 'a lost lease'}",
-                        key=request.key_text,
-                        attempt=verdict.record.attempt,
-                        error_code=verdict.record.error,
-                    )
+                    raise self._refusals.quarantined(request, verdict)
                 case InFlight():
                     if time.monotonic() >= give_up_at:
-                        raise self._in_flight(request, verdict, claim.waited_ms)
+                        raise self._refusals.in_flight(request, verdict, claim.waited_ms)
                     yield from self._wait(request, verdict, started, give_up_at)
 
     def complete(self, won: Won, outcome: Outcome) -> Receipt:
@@ -196,10 +187,6 @@ class Performer:
             winner = self.backing.commits.put(won.request.operation, commit)
             points.reach(points.AFTER_COMMIT)
             if winner is not None:
-                if won.request.mode is Mode.SEQUENCED:
-                    # The winner's receipt is ours too, but its sequence may be lower: the claim moves the top.
-                    answer = self._ask_again(won)
-                    return replace(answer, flags=replace(answer.flags, fenced_out=True))
                 return self._lost_to(won, winner)
             if won.request.mode is Mode.SEQUENCED and self.backing.epochs.newer_than(won.lease.fence.epoch):
                 # A newer revision may have been sealed in an epoch this lease knows nothing of: claim again.
@@ -259,9 +246,9 @@ class Performer:
         heartbeat.add(self.fences, lease)
         try:
             points.reach(points.AFTER_CLAIM)
-            if self.backing:
+            if self.backing and self._earlier:
                 self.backing.watch.start()
-                found = self._committed_before(request, granted.head, self._claim_for_rows(won, CONFLICT_POSITION))
+                found = self._earlier.find(request, granted.head, self._claim_for_rows(won, CONFLICT_POSITION))
                 if found is not None and granted.prior is None:
                     return self._heal(won, found)
             if granted.prior is not None:
@@ -273,11 +260,11 @@ class Performer:
 
     def _known_to_objects(self, request: Request, claim: Claim) -> Commit | None:
         """A pending record is not the last word: it may be an attempt made after the store forgot the commit."""
-        if self.backing is None:
+        if self._earlier is None:
             return None
         (held,) = self.fences.read([request.lookup])
         head = held.source.head if held.source else None
-        return self._committed_before(request, head, replace(claim, position=CONFLICT_POSITION, row_on_conflict=True))
+        return self._earlier.find(request, head, replace(claim, position=CONFLICT_POSITION, row_on_conflict=True))
 
     def _overruled(self, request: Request, claim: Claim, found: Commit) -> Receipt:
         """The record is of another payload, which was refused; ours is the committed one."""
@@ -286,49 +273,6 @@ class Performer:
         self.fences.record([row_for_answer(answered, RowKind.DUPLICATE, found.record(), self.fences.now_ms())])
         flags = Flags(attempt=found.attempt, healed=True, waited_ms=claim.waited_ms)
         return self.results.receipt(request.key, found.record(), Decision.DUPLICATE, flags)
-
-    def _committed_before(self, request: Request, head: Head | None, claim: Claim) -> Commit | None:
-        assert self.backing is not None
-        commits = self.backing.commits
-        if request.mode is Mode.KEYED:
-            found = commits.find(request.operation)
-        else:
-            found = self._newest_of_source(request, head, claim)
-        if found is not None and found.fingerprint != request.fingerprint.hex():
-            raise self._conflict(request, claim, found.record())
-        return found
-
-    def _newest_of_source(self, request: Request, head: Head | None, claim: Claim) -> Commit | None:
-        """Our own commit, if there is one. A higher sequence than ours anywhere in the source makes us stale."""
-        assert self.backing is not None
-        commits, own, sequence = self.backing.commits, None, request.operation.sequence
-        assert sequence is not None
-        listed = list(commits.of_source(request.operation))
-        names = sorted({key for key, _ in listed})
-        known = self.fences.read([Lookup(bytes.fromhex(key), Mode.SEQUENCED, request.source) for key in names])
-        top: tuple[int, str] | None = None
-        if head is not None and head.sequence is not None:
-            top = (head.sequence, (request.key[:1] + head.digest).hex())
-        has_head = top is not None
-        for key, marked in listed:
-            number = marked
-            if marked is None:
-                if key == request.key_text:
-                    own = commits.read(request.operation, key)
-                    number = own.sequence if own else None
-                elif not has_head or not _sealed_here(known[names.index(key)].record):
-                    # The head covers whatever this store has sealed; only strangers have to be read. Without a head
-                    # (the store has restarted) its records cover nothing, however much is sealed there.
-                    other = commits.read(request.operation, key)
-                    number = other.sequence if other else None
-            if number is not None and (top is None or number > top[0]):
-                top = (number, key)
-        if top is not None and top[0] > sequence:
-            self.fences.record([row_for_answer(claim, RowKind.STALE, None, self.fences.now_ms())])
-            raise self._stale(request, top[0])
-        if top is not None and top[0] == sequence and top[1] != request.key_text:
-            raise self._conflict(request, claim, None)
-        return own
 
     def _raise_sequence(self, request: Request, found: Commit) -> None:
         sequence = request.operation.sequence
@@ -365,7 +309,7 @@ class Performer:
     def _lost_to(self, won: Won, winner: Commit) -> Receipt:
         if winner.fingerprint != won.request.fingerprint.hex():
             self.give_back(won, ConflictError.code)
-            raise self._conflict(won.request, self._claim_for_rows(won, CONFLICT_POSITION), winner.record())
+            raise self._refusals.conflict(won.request, self._claim_for_rows(won, CONFLICT_POSITION), winner.record())
         if won.request.mode is Mode.SEQUENCED:
             # The winner's sequence may be below ours: nobody may be told that ours is applied before the source is.
             return self._ask_again(won, fenced_out=True)
@@ -456,17 +400,6 @@ class Performer:
                 return
             until_ms = record.when_ms
 
-    def _refuse_nested(self, request: Request) -> None:
-        for lease in current.get():
-            if lease.ended:
-                continue  # a task or thread that outlived the effect it was started in
-            same_source = request.source and lease.ref.source == request.source
-            if lease.ref.key == request.key or same_source:
-                raise NestedClaim(
-                    f"{request.operation.kind} {request.operation.source_id!r} is claimed inside its own effect",
-                    key=request.key_text,
-                )
-
     def _claim_for_rows(self, won: Won, position: int) -> Claim:
         return replace(won.request.claim(won.granted.record.token, position, won.waited_ms), row_on_conflict=True)
 
@@ -478,49 +411,7 @@ class Performer:
             journaled=won.journaled,
         )
 
-    def _conflict(self, request: Request, claim: Claim, record: KeyRecord | None) -> ConflictError:
-        """The error, with the diff of the redacted payloads; writes the row that the claim left to us."""
-        diff = None
-        if request.diff_wanted and record is not None and record.payload and request.kept_payload:
-            limit = self._policy.on_conflict.max_diff_bytes
-            diff = payload_diff(json.loads(record.payload), json.loads(request.kept_payload), max_bytes=limit)
-        if request.diff_wanted or claim.position == CONFLICT_POSITION:
-            row = row_for_answer(claim, RowKind.CONFLICT, record, self.fences.now_ms())
-            self.fences.record([with_context(row, diff_size=diff.size if diff else 0)])
-        what = "is known with another payload" if record else "has its sequence taken by another revision"
-        return ConflictError(
-            f"{request.operation.kind} {request.operation.source_id!r} {what}",
-            key=request.key_text,
-            diff=list(diff.patch) if diff else None,
-            receipt=self.results.receipt(request.key, record, Decision.CONFLICT, Flags())
-            if record is not None and record.ended
-            else None,
-        )
-
-    def _stale(self, request: Request, newest: int) -> StaleError:
-        sequence = request.operation.sequence
-        return StaleError(
-            f"{request.operation.kind} {request.operation.source_id!r} is at sequence {newest}, {sequence} is older",
-            key=request.key_text,
-            sequence=sequence,
-            newest=newest,
-        )
-
-    def _in_flight(self, request: Request, verdict: InFlight, waited_ms: int) -> InFlightError:
-        left_ms = max(verdict.until_ms - self.fences.now_ms(), 0)
-        return InFlightError(
-            f"{request.operation.kind} {request.operation.source_id!r} is being performed by "
-            f"{verdict.record.owner or 'somebody else'} (attempt {verdict.record.attempt})",
-            key=request.key_text,
-            retry_after_ms=left_ms,
-            waited_ms=waited_ms,
-        )
-
 
 def code_of(error: BaseException) -> str:
     """What a record says of a failed attempt: our stable code, or the name of the class. Never its message."""
     return (error.code if isinstance(error, RagfenceError) else type(error).__name__)[:100]
-
-
-def _sealed_here(record: KeyRecord | None) -> bool:
-    return record is not None and record.ended

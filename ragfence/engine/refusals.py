@@ -1,0 +1,88 @@
+"""Why a claim is refused: the errors, with what the caller should know, and the rows that go with them."""
+
+from __future__ import annotations
+
+import json
+
+from ragfence.core.decisions import Claim, InFlight
+from ragfence.core.diffs import payload_diff
+from ragfence.core.ledger import row_for_answer
+from ragfence.core.policy import Policy
+from ragfence.core.receipts import Decision, Flags
+from ragfence.core.records import KeyRecord
+from ragfence.core.rows import CONFLICT_POSITION, RowKind, with_context
+from ragfence.engine.leases import current
+from ragfence.engine.requests import Request
+from ragfence.engine.results import Results
+from ragfence.errors import Conflict as ConflictError
+from ragfence.errors import InFlight as InFlightError
+from ragfence.errors import NestedClaim, Quarantined
+from ragfence.errors import Stale as StaleError
+from ragfence.stores.fences import FenceStore
+
+
+class Refusals:
+    def __init__(self, fences: FenceStore, results: Results, policy: Policy) -> None:
+        self._fences = fences
+        self._results = results
+        self._max_diff_bytes = policy.on_conflict.max_diff_bytes
+
+    def conflict(self, request: Request, claim: Claim, record: KeyRecord | None) -> ConflictError:
+        """The error, with the diff of the redacted payloads; writes the row that the claim left to us."""
+        diff = None
+        if request.diff_wanted and record is not None and record.payload and request.kept_payload:
+            before, after = json.loads(record.payload), json.loads(request.kept_payload)
+            diff = payload_diff(before, after, max_bytes=self._max_diff_bytes)
+        if request.diff_wanted or claim.position == CONFLICT_POSITION:
+            row = row_for_answer(claim, RowKind.CONFLICT, record, self._fences.now_ms())
+            self._fences.record([with_context(row, diff_size=diff.size if diff else 0)])
+        what = "is known with another payload" if record else "has its sequence taken by another revision"
+        return ConflictError(
+            f"{request.operation.kind} {request.operation.source_id!r} {what}",
+            key=request.key_text,
+            diff=list(diff.patch) if diff else None,
+            receipt=self._results.receipt(request.key, record, Decision.CONFLICT, Flags())
+            if record is not None and record.ended
+            else None,
+        )
+
+    def stale(self, request: Request, newest: int) -> StaleError:
+        sequence = request.operation.sequence
+        return StaleError(
+            f"{request.operation.kind} {request.operation.source_id!r} is at sequence {newest}, {sequence} is older",
+            key=request.key_text,
+            sequence=sequence,
+            newest=newest,
+        )
+
+    def quarantined(self, request: Request, verdict: InFlight) -> Quarantined:
+        return Quarantined(
+            f"{request.key_text} failed {verdict.record.attempt} times, last with "
+            f"{verdict.record.error or 'a lost lease'}",
+            key=request.key_text,
+            attempt=verdict.record.attempt,
+            error_code=verdict.record.error,
+        )
+
+    def in_flight(self, request: Request, verdict: InFlight, waited_ms: int) -> InFlightError:
+        left_ms = max(verdict.until_ms - self._fences.now_ms(), 0)
+        return InFlightError(
+            f"{request.operation.kind} {request.operation.source_id!r} is being performed by "
+            f"{verdict.record.owner or 'somebody else'} (attempt {verdict.record.attempt})",
+            key=request.key_text,
+            retry_after_ms=left_ms,
+            waited_ms=waited_ms,
+        )
+
+
+def refuse_nested(request: Request) -> None:
+    """A claim inside the effect of its own key, or of its own ordered source, would wait for itself for ever."""
+    for lease in current.get():
+        if lease.ended:
+            continue  # a task or thread that outlived the effect it was started in
+        same_source = request.source and lease.ref.source == request.source
+        if lease.ref.key == request.key or same_source:
+            raise NestedClaim(
+                f"{request.operation.kind} {request.operation.source_id!r} is claimed inside its own effect",
+                key=request.key_text,
+            )
