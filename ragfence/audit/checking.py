@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from ragfence.core.decisions import NOBODY
 from ragfence.core.operations import Fence
-from ragfence.core.rows import FENCED_OUT, RELEASE_POSITION, SEAL_POSITION, Row, RowKind
+from ragfence.core.rows import RELEASE_POSITION, SEAL_POSITION, Row, RowKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ def _is_seal(row: Row) -> bool:
 
 
 def _is_answer(row: Row) -> bool:
-    if row.winner == NOBODY or row.sealed_at_ms == 0 or row.flags & FENCED_OUT:
+    if row.winner == NOBODY or row.sealed_at_ms == 0:
         return False
     return row.kind is RowKind.DUPLICATE or _is_seal(row)
 

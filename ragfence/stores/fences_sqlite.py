@@ -20,12 +20,12 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from ragfence.core.decisions import Claim, Held, LeaseRef, Seal, SealOutcome, Verdict
 from ragfence.core.records import Head, KeyRecord, SourceRecord, State, unpark
 from ragfence.core.rows import Row, decode_rows
 from ragfence.errors import FormatTooNew, StoreUnavailable
 from ragfence.stores import settling
-from ragfence.stores.fences import Loaded, Lookup, Marker, Scanned, Stats
+from ragfence.stores.fences import Scanned, Stats
+from ragfence.stores.settling import ShelvedFences
 
 SCHEMA_VERSION = 1
 _SCHEMA = """
@@ -62,7 +62,7 @@ def _machine_clock() -> int:
 _parents: list[sqlite3.Connection] = []
 
 
-class SqliteFences:
+class SqliteFences(ShelvedFences):
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -90,30 +90,6 @@ class SqliteFences:
     @property
     def url(self) -> str:
         return f"sqlite:///{self.path}"
-
-    def claim(self, claims: Sequence[Claim]) -> list[Verdict]:
-        with self._transaction() as shelf:
-            return settling.claim_all(shelf, claims)
-
-    def renew(self, leases: Sequence[LeaseRef]) -> list[bool]:
-        with self._transaction() as shelf:
-            return settling.renew_all(shelf, leases)
-
-    def seal(self, seals: Sequence[Seal]) -> list[SealOutcome]:
-        with self._transaction() as shelf:
-            return settling.seal_all(shelf, seals)
-
-    def release(self, leases: Sequence[LeaseRef], error: str = "", *, expire: bool = False) -> list[bool]:
-        with self._transaction() as shelf:
-            return settling.release_all(shelf, leases, error, expire)
-
-    def pardon(self, leases: Sequence[LeaseRef]) -> list[bool]:
-        with self._transaction() as shelf:
-            return settling.pardon_all(shelf, leases)
-
-    def read(self, lookups: Sequence[Lookup]) -> list[Held]:
-        with self._transaction(write=False) as shelf:
-            return settling.read_all(shelf, lookups)
 
     def heads(self, shard: int) -> Iterator[tuple[bytes, Head]]:
         with self._transaction(write=False) as shelf:
@@ -204,26 +180,6 @@ class SqliteFences:
 
     def now_ms(self) -> int:
         return self._clock()
-
-    def markers(self) -> list[Marker | None]:
-        with self._transaction(write=False) as shelf:
-            return settling.markers_of(shelf)
-
-    def begin_epoch(self, epoch: int) -> bool:
-        with self._transaction() as shelf:
-            return settling.begin_epoch(shelf, epoch)
-
-    def load(self, epoch: int, items: Sequence[Loaded]) -> bool:
-        with self._transaction() as shelf:
-            return settling.load_all(shelf, epoch, items)
-
-    def finish_epoch(self, epoch: int) -> bool:
-        with self._transaction() as shelf:
-            return settling.finish_epoch(shelf, epoch)
-
-    def forget_markers(self, below: int) -> None:
-        with self._transaction() as shelf:
-            settling.forget_markers(shelf, below)
 
     def lock(self, name: str, token: str, ttl_ms: int) -> bool:
         with self._transaction() as shelf:

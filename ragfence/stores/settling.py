@@ -6,7 +6,9 @@ steps (marker, then records, then row) is here, once.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from ragfence.core.decisions import (
@@ -246,3 +248,58 @@ def forget_markers(shelf: Shelf, below: int) -> None:
         marker = shelf.get_marker(shard)
         if marker and marker[0] and marker[1] < below:
             shelf.put_marker(shard, None)
+
+
+class ShelvedFences(ABC):
+    """A fence store whose every call is one transaction over a shelf."""
+
+    tenant: str
+    solo: bool
+
+    @abstractmethod
+    def _transaction(self, *, write: bool = True) -> AbstractContextManager[Shelf]:
+        """All or nothing: what was put is there when the block ends, and nothing of it when the block raises."""
+
+    def claim(self, claims: Sequence[Claim]) -> list[Verdict]:
+        with self._transaction() as shelf:
+            return claim_all(shelf, claims)
+
+    def renew(self, leases: Sequence[LeaseRef]) -> list[bool]:
+        with self._transaction() as shelf:
+            return renew_all(shelf, leases)
+
+    def seal(self, seals: Sequence[Seal]) -> list[SealOutcome]:
+        with self._transaction() as shelf:
+            return seal_all(shelf, seals)
+
+    def release(self, leases: Sequence[LeaseRef], error: str = "", *, expire: bool = False) -> list[bool]:
+        with self._transaction() as shelf:
+            return release_all(shelf, leases, error, expire)
+
+    def pardon(self, leases: Sequence[LeaseRef]) -> list[bool]:
+        with self._transaction() as shelf:
+            return pardon_all(shelf, leases)
+
+    def read(self, lookups: Sequence[Lookup]) -> list[Held]:
+        with self._transaction(write=False) as shelf:
+            return read_all(shelf, lookups)
+
+    def markers(self) -> list[Marker | None]:
+        with self._transaction(write=False) as shelf:
+            return markers_of(shelf)
+
+    def begin_epoch(self, epoch: int) -> bool:
+        with self._transaction() as shelf:
+            return begin_epoch(shelf, epoch)
+
+    def load(self, epoch: int, items: Sequence[Loaded]) -> bool:
+        with self._transaction() as shelf:
+            return load_all(shelf, epoch, items)
+
+    def finish_epoch(self, epoch: int) -> bool:
+        with self._transaction() as shelf:
+            return finish_epoch(shelf, epoch)
+
+    def forget_markers(self, below: int) -> None:
+        with self._transaction() as shelf:
+            forget_markers(shelf, below)

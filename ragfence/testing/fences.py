@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ragfence.core.decisions import Claim, Held, LeaseRef, Seal, SealOutcome, Verdict
 from ragfence.core.records import Head, KeyRecord, SourceRecord, unpark
 from ragfence.core.rows import Row
 from ragfence.stores import settling
-from ragfence.stores.fences import Loaded, Lookup, Marker, Scanned, Stats
+from ragfence.stores.fences import Scanned, Stats
+from ragfence.stores.settling import ShelvedFences
 from ragfence.testing.clock import VirtualClock
 
 
@@ -30,7 +30,7 @@ class _Content:
     locks: dict[str, tuple[str, int]] = field(default_factory=dict)
 
 
-class MemoryFences:
+class MemoryFences(ShelvedFences):
     """A fence store in memory that can be flushed, restarted, snapshotted and failed over."""
 
     def __init__(self, tenant: str = "default", *, solo: bool = False, clock: Callable[[], int] | None = None) -> None:
@@ -63,30 +63,6 @@ class MemoryFences:
     def restart(self) -> None:
         with self._lock:
             self.run_id = uuid.uuid4().hex
-
-    def claim(self, claims: Sequence[Claim]) -> list[Verdict]:
-        with self._transaction() as shelf:
-            return settling.claim_all(shelf, claims)
-
-    def renew(self, leases: Sequence[LeaseRef]) -> list[bool]:
-        with self._transaction() as shelf:
-            return settling.renew_all(shelf, leases)
-
-    def seal(self, seals: Sequence[Seal]) -> list[SealOutcome]:
-        with self._transaction() as shelf:
-            return settling.seal_all(shelf, seals)
-
-    def release(self, leases: Sequence[LeaseRef], error: str = "", *, expire: bool = False) -> list[bool]:
-        with self._transaction() as shelf:
-            return settling.release_all(shelf, leases, error, expire)
-
-    def pardon(self, leases: Sequence[LeaseRef]) -> list[bool]:
-        with self._transaction() as shelf:
-            return settling.pardon_all(shelf, leases)
-
-    def read(self, lookups: Sequence[Lookup]) -> list[Held]:
-        with self._lock:
-            return settling.read_all(self._shelf(), lookups)
 
     def heads(self, shard: int) -> Iterator[tuple[bytes, Head]]:
         with self._lock:
@@ -144,26 +120,6 @@ class MemoryFences:
     def now_ms(self) -> int:
         return self._clock()
 
-    def markers(self) -> list[Marker | None]:
-        with self._lock:
-            return settling.markers_of(self._shelf())
-
-    def begin_epoch(self, epoch: int) -> bool:
-        with self._transaction() as shelf:
-            return settling.begin_epoch(shelf, epoch)
-
-    def load(self, epoch: int, items: Sequence[Loaded]) -> bool:
-        with self._transaction() as shelf:
-            return settling.load_all(shelf, epoch, items)
-
-    def finish_epoch(self, epoch: int) -> bool:
-        with self._transaction() as shelf:
-            return settling.finish_epoch(shelf, epoch)
-
-    def forget_markers(self, below: int) -> None:
-        with self._transaction() as shelf:
-            settling.forget_markers(shelf, below)
-
     def lock(self, name: str, token: str, ttl_ms: int) -> bool:
         with self._lock:
             holder, until_ms = self.content.locks.get(name, (token, 0))
@@ -181,10 +137,10 @@ class MemoryFences:
         pass
 
     @contextlib.contextmanager
-    def _transaction(self) -> Iterator[_MemoryShelf]:
+    def _transaction(self, *, write: bool = True) -> Iterator[_MemoryShelf]:
         """All of a batch or nothing of it, as in a database."""
         with self._lock:
-            before = {name: copy.copy(value) for name, value in vars(self.content).items()}
+            before = {name: copy.copy(value) for name, value in vars(self.content).items()} if write else {}
             try:
                 yield self._shelf()
             except BaseException:

@@ -279,6 +279,11 @@ ENDED = row(5, b"e" * 16, RowKind.ENDED, position=END_POSITION)
         pytest.param(
             [replay(2, A, A), replay(3, B, B)], ["equal_receipts"], id="unequal answers without the seal's row"
         ),
+        pytest.param(
+            [sealed(2, B, fence=(1, 2)), replay(3, A, A, position=SEAL_POSITION, flags=FENCED_OUT)],
+            ["equal_receipts"],
+            id="a seal that was fenced out and answered with its own outcome",
+        ),
         pytest.param([row(1, A, fence=(1, 2)), row(2, B, fence=(1, 1))], ["fences_ascend"], id="descending counter"),
         pytest.param([row(1, A, fence=(2, 1)), row(2, B, fence=(1, 9))], ["fences_ascend"], id="descending epoch"),
         pytest.param([row(1, A), row(2, B)], ["fences_ascend"], id="the same fence again"),

@@ -405,6 +405,21 @@ def test_a_revision_that_was_superseded_in_a_newer_epoch_is_told_so(memory: Worl
     assert fence.audit.check().ok
 
 
+def test_a_revision_that_was_superseded_on_another_server_is_told_so_by_the_one_left_behind(memory: World) -> None:
+    """The old server still believes its markers: only the object store knows of the newer epoch."""
+    fence, promoted = memory.open(), MemoryFences(clock=memory.clock)
+
+    def supersede() -> None:
+        memory.make_fences = lambda: promoted
+        newer = Operation(kind="job", source_id="j1", sequence=2)
+        with memory.open().claim(newer) as op:
+            op.seal(result="newer")
+
+    older = Operation(kind="job", source_id="j1", sequence=1)
+    with at_point("after_effect", lambda: elsewhere(supersede)), fence.claim(older) as op, pytest.raises(Stale):
+        op.seal(result="older")
+
+
 @pytest.mark.parametrize("point", HYDRATION_POINTS)
 def test_a_hydration_may_die_anywhere_and_the_next_one_finishes(backed: World, job: Job, point: str) -> None:
     receipt = job.on(backed.open())()
