@@ -254,6 +254,9 @@ def _first(own: float | None, general: float) -> float:
 
 def _broken_promises(policy: Policy) -> Iterator[str]:
     """What each field allows, and all of them together do not."""
+    if policy.durability != Durability():
+        # Accepted in silence, it would promise what nobody keeps.
+        yield "durability: this version does not wait for replicas or the AOF yet; leave the section out"
     ttl = policy.stores.ttl
     yield from _too_short(policy, "webhook", "stores.ttl.webhook_days", ttl.webhook_days, hours_per_unit=24)
     yield from _too_short(policy, "api", "stores.ttl.api_hours", ttl.api_hours)

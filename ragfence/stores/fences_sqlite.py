@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +25,7 @@ from ragfence.errors import FormatTooNew, StoreUnavailable
 from ragfence.stores import settling
 from ragfence.stores.fences import Scanned, Stats
 from ragfence.stores.settling import ShelvedFences
+from ragfence.stores.sqlite_connections import Connections, identity
 
 SCHEMA_VERSION = 1
 _SCHEMA = """
@@ -58,10 +58,6 @@ def _machine_clock() -> int:
     return time.time_ns() // 1_000_000
 
 
-# SQLite forbids to close a connection that was inherited by a fork: here it is never even collected.
-_parents: list[sqlite3.Connection] = []
-
-
 class SqliteFences(ShelvedFences):
     def __init__(
         self,
@@ -76,10 +72,7 @@ class SqliteFences(ShelvedFences):
         self.tenant = tenant
         self.solo = solo
         self._clock = clock
-        self._busy_timeout_s = busy_timeout_s
-        self._local = threading.local()
-        self._open: list[tuple[int, sqlite3.Connection, threading.Lock]] = []
-        self._open_lock = threading.Lock()
+        self._connections = Connections(self.path, busy_timeout_s, self._prepare)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as refused:
@@ -197,26 +190,17 @@ class SqliteFences(ShelvedFences):
             )
 
     def close(self) -> None:
-        with self._open_lock:
-            connections, self._open = self._open, []
-            for owner, connection, busy in connections:
-                if owner == os.getpid():
-                    with (
-                        busy
-                    ):  # the heartbeat's thread may be in the middle of a statement: closing under it is a crash
-                        connection.close()
-                else:
-                    _parents.append(connection)
-        self._local = threading.local()
+        self._connections.close()
 
     @contextlib.contextmanager
     def _transaction(self, *, write: bool = True) -> Iterator[_SqliteShelf]:
         try:
-            db, run_id, busy = self._connection()
-            with busy:
+            connection = self._connections.of_this_thread()
+            db = connection.db
+            with connection.busy:
                 db.execute("BEGIN IMMEDIATE" if write else "BEGIN")
                 try:
-                    yield _SqliteShelf(db, self.tenant, self._clock(), run_id, self.solo)
+                    yield _SqliteShelf(db, self.tenant, self._clock(), connection.run_id, self.solo)
                     db.execute("COMMIT")
                 except BaseException:
                     if db.in_transaction:  # a full disk may have ended it
@@ -227,20 +211,6 @@ class SqliteFences(ShelvedFences):
                 f"the fence file {self.path} did not answer: {broken}",
                 hint="check that its folder is writable, has room, and is on a local disk (not NFS)",
             ) from broken
-
-    def _connection(self) -> tuple[sqlite3.Connection, str, threading.Lock]:
-        # One connection per thread; a child process never uses its parent's, and nobody one to a file that is gone.
-        known = getattr(self._local, "connection", None)
-        if known is not None and known[2] == os.getpid() and known[1].endswith(self._identity()):
-            return known[0], known[1], known[3]
-        db = sqlite3.connect(self.path, timeout=self._busy_timeout_s, isolation_level=None, check_same_thread=False)
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = FULL")
-        run_id, busy = self._prepare(db), threading.Lock()
-        with self._open_lock:
-            self._open.append((os.getpid(), db, busy))
-        self._local.connection = (db, run_id, os.getpid(), busy)
-        return db, run_id, busy
 
     def _prepare(self, db: sqlite3.Connection) -> str:
         if db.execute("PRAGMA user_version").fetchone()[0] == 0:
@@ -254,18 +224,9 @@ class SqliteFences(ShelvedFences):
             db.execute("COMMIT")
         version = db.execute("PRAGMA user_version").fetchone()[0]
         if version > SCHEMA_VERSION:
-            db.close()
             raise FormatTooNew(f"{self.path} has schema {version}; this ragfence knows {SCHEMA_VERSION}")
         made = db.execute("SELECT value FROM meta WHERE name = 'uuid'").fetchone()[0]
-        return f"{made}{self._identity()}"
-
-    def _identity(self) -> str:
-        """Which file stands at the path; like no other when none does."""
-        try:
-            file = self.path.stat()
-        except FileNotFoundError:
-            return ".none"
-        return f".{file.st_dev:x}.{file.st_ino:x}"
+        return f"{made}{identity(self.path)}"
 
 
 class _SqliteShelf:

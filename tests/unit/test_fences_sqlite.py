@@ -7,6 +7,7 @@ import os
 import shutil
 import sqlite3
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -36,7 +37,7 @@ def store(file: Path) -> Iterator[SqliteFences]:
 
 
 def test_the_file_is_written_through_to_the_disk(store: SqliteFences) -> None:
-    db = store._connection()[0]
+    db = store._connections.of_this_thread().db
     assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     assert db.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
 
@@ -97,7 +98,7 @@ def test_a_file_moved_within_its_disk_is_the_same_run(store: SqliteFences, file:
 def test_an_open_store_notices_that_its_file_is_another_one(store: SqliteFences, file: Path, how: str) -> None:
     """Else it would go on deciding in a file that nobody else can see."""
     sealed(store, claim(Mode.KEYED))
-    db = store._connection()[0]
+    db = store._connections.of_this_thread().db
     db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     if how == "replaced":
         shutil.copy(file, file.with_suffix(".copy"))
@@ -128,10 +129,10 @@ def test_a_newer_schema_is_refused_and_left_alone(store: SqliteFences, file: Pat
 def test_a_child_does_not_use_the_connection_of_its_parent(store: SqliteFences) -> None:
     asked = claim(Mode.KEYED, "parent")
     first = granted(store, asked)
-    parents = store._connection()[0]
+    parents = store._connections.of_this_thread().db
     said = _in_a_child(
         lambda: [
-            store._connection()[0] is not parents,
+            store._connections.of_this_thread().db is not parents,
             verdict(store, claim(Mode.KEYED, "parent", by="child")) == InFlight(first.record.when_ms, first.record),
             isinstance(verdict(store, claim(Mode.KEYED, "child", by="child")), Granted),
             store.close() is None,
@@ -139,18 +140,46 @@ def test_a_child_does_not_use_the_connection_of_its_parent(store: SqliteFences) 
         ]
     )
     assert said == "[True, True, True, True, True]"
-    assert store._connection()[0] is parents
+    assert store._connections.of_this_thread().db is parents
     assert store.renew([lease(asked, first)]) == [True]
     assert isinstance(verdict(store, claim(Mode.KEYED, "child", by="parent")), InFlight)
     assert parents.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
+def test_a_child_made_while_other_threads_write_is_not_locked_out(tmp_path: Path) -> None:
+    """SQLite remembers the locks of its process: a child must not be made in the middle of a transaction."""
+    store = SqliteFences(tmp_path / "fences.db", solo=True, busy_timeout_s=3.0)
+    inside = threading.Event()
+
+    def write_slowly() -> None:
+        with store._transaction() as shelf:
+            shelf.next_counter(1)
+            inside.set()
+            time.sleep(0.5)  # the fork begins in here
+
+    thread = threading.Thread(target=write_slowly)
+    thread.start()
+    inside.wait()
+    said = _in_a_child(lambda: type(verdict(store, claim(Mode.KEYED, by="child"))).__name__)
+    thread.join()
+    assert "Granted" in said
+    store.close()
+
+
+def test_the_connection_of_a_thread_ends_with_the_thread(store: SqliteFences) -> None:
+    for _ in range(10):
+        thread = threading.Thread(target=store.markers)
+        thread.start()
+        thread.join()
+    assert len(store._connections._open) <= 2
+
+
 def test_a_thread_has_a_connection_of_its_own_and_close_closes_all(store: SqliteFences) -> None:
     seen: list[sqlite3.Connection] = []
-    thread = threading.Thread(target=lambda: seen.append(store._connection()[0]))
+    thread = threading.Thread(target=lambda: seen.append(store._connections.of_this_thread().db))
     thread.start()
     thread.join()
-    mine = store._connection()[0]
+    mine = store._connections.of_this_thread().db
     assert seen[0] is not mine
     store.close()
     for connection in (mine, seen[0]):
@@ -195,7 +224,7 @@ def test_a_file_that_is_no_database_is_a_clear_error_and_left_alone(tmp_path: Pa
 
 
 def test_a_full_disk_is_an_error_that_writes_nothing_and_passes(store: SqliteFences) -> None:
-    db = store._connection()[0]
+    db = store._connections.of_this_thread().db
     pages = db.execute("PRAGMA page_count").fetchone()[0]
     db.execute(f"PRAGMA max_page_count = {pages + 1}")
     batch = [claim(Mode.KEYED, f"{n}", by=f"{n}", payload=b"x" * 4000) for n in range(20)]
@@ -208,7 +237,7 @@ def test_a_full_disk_is_an_error_that_writes_nothing_and_passes(store: SqliteFen
 
 
 def test_a_commit_that_fails_leaves_no_transaction_open(store: SqliteFences) -> None:
-    db = store._connection()[0]
+    db = store._connections.of_this_thread().db
     db.execute("PRAGMA foreign_keys = ON")
     db.execute("CREATE TABLE parent (id INTEGER PRIMARY KEY)")
     db.execute("CREATE TABLE child (id INTEGER REFERENCES parent DEFERRABLE INITIALLY DEFERRED)")

@@ -287,3 +287,8 @@ def test_every_column_of_a_decision_row_can_be_logged() -> None:
     row = Row(token=bytes(16), position=0, ts_ms=1, kind=RowKind.NEW, key=bytes(33), fingerprint=bytes(16))
     assert set(row.columns()) <= ROW_FIELDS
     assert "tenant" in ROW_FIELDS
+
+
+def test_a_promise_that_nobody_keeps_yet_is_refused():
+    with pytest.raises(PolicyError, match="does not wait for replicas"):
+        Policy.from_mapping({"durability": {"wait_replicas": 1}})

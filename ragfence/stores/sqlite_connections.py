@@ -1,0 +1,119 @@
+"""SQLite connections for many threads and for processes that fork: one per thread, never one of the parent's.
+
+A fork waits until no thread is inside a transaction. SQLite keeps the locks of a process in its memory: a child made
+in the middle of somebody's transaction would believe for ever that its own process holds the write lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+# SQLite forbids to close a connection that was inherited by a fork: here it is never even collected.
+_parents: list[sqlite3.Connection] = []
+_all: weakref.WeakSet[Connections] = weakref.WeakSet()
+
+
+class Connection:
+    """A connection and who may use it. It closes with the thread that made it."""
+
+    def __init__(self, db: sqlite3.Connection, run_id: str) -> None:
+        self.db = db
+        self.run_id = run_id
+        self.pid = os.getpid()
+        self.busy = threading.Lock()
+
+    def close(self) -> None:
+        if self.pid != os.getpid():
+            _parents.append(self.db)
+            return
+        with self.busy:  # another thread may be in the middle of a statement: closing under it is a crash
+            self.db.close()
+
+    def __del__(
+        self, getpid: Callable[[], int] = os.getpid, parents: list[sqlite3.Connection] = _parents
+    ) -> None:  # as defaults: at the end of the interpreter the module may be gone
+        if self.pid == getpid():
+            self.db.close()
+        else:
+            parents.append(self.db)
+
+
+class Connections:
+    def __init__(self, path: Path, busy_timeout_s: float, prepare: Callable[[sqlite3.Connection], str]) -> None:
+        self._path = path
+        self._busy_timeout_s = busy_timeout_s
+        self._prepare = prepare
+        self._local = threading.local()
+        self._open: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._changing = threading.Lock()
+        _all.add(self)
+
+    def of_this_thread(self) -> Connection:
+        known: Connection | None = getattr(self._local, "connection", None)
+        # Nobody keeps one to a file that was replaced or deleted.
+        if known is not None and known.pid == os.getpid() and known.run_id.endswith(identity(self._path)):
+            return known
+        with self._changing:  # preparing is a transaction too
+            made = self._make()
+            self._open.add(made)
+        self._local.connection = made
+        return made
+
+    def _make(self) -> Connection:
+        db = sqlite3.connect(self._path, timeout=self._busy_timeout_s, isolation_level=None, check_same_thread=False)
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = FULL")
+            return Connection(db, self._prepare(db))
+        except BaseException:
+            db.close()
+            raise
+
+    def close(self) -> None:
+        with self._changing:
+            for connection in list(self._open):
+                connection.close()
+            self._open.clear()
+        self._local = threading.local()
+
+    @contextlib.contextmanager
+    def idle(self) -> Iterator[None]:
+        """Nobody is inside a transaction, and nobody begins one."""
+        with contextlib.ExitStack() as held:
+            held.enter_context(self._changing)
+            for connection in list(self._open):
+                if connection.pid == os.getpid():
+                    held.enter_context(connection.busy)
+            yield
+
+
+def identity(path: Path) -> str:
+    """The file itself, whatever its name: a copy put in its place is another file."""
+    try:
+        file = path.stat()
+    except FileNotFoundError:
+        return ".gone"
+    return f".{file.st_dev:x}.{file.st_ino:x}"
+
+
+_gate: list[contextlib.ExitStack] = []
+
+
+def _before_fork() -> None:
+    stack = contextlib.ExitStack()
+    for connections in list(_all):
+        stack.enter_context(connections.idle())
+    _gate.append(stack)
+
+
+def _after_fork() -> None:
+    _gate.pop().close()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
