@@ -112,7 +112,7 @@ class Stale(TerminalError):
 
 class EffectFailed(TerminalError):
     code = "EFFECT.failed"
-    default_hint = "this outcome is final for the key; `ragfence release KEY` lets it be tried again"
+    default_hint = "this outcome is final for the key; `fence.release(key)` lets it be tried again"
     carries = frozenset({"key", "receipt"})
 
 
@@ -151,7 +151,7 @@ class FormatTooNew(TerminalError):
 
 class FormatCorrupt(TerminalError):
     code = "FORMAT.corrupt"
-    default_hint = "run `ragfence verify`; nothing was changed"
+    default_hint = "nothing was changed; `fence.hydrate()` rebuilds a fence store from its object store"
 
 
 class InFlight(TransientError):

@@ -25,7 +25,7 @@ from ragfence.engine.once import Once, OnceOptions
 from ragfence.engine.performing import Backing, Outcome, Performer, Won, code_of
 from ragfence.engine.requests import MAX_KEPT_PAYLOAD, Request, fingerprint_of
 from ragfence.engine.results import Results
-from ragfence.engine.segments import PlainCodec, SegmentLoader
+from ragfence.engine.segment_log import PlainCodec, SegmentLoader
 from ragfence.errors import Conflict, FencedOut, ObjectsRequired, RagfenceError, Stale, ValidationError
 from ragfence.stores.fences import FenceStore
 from ragfence.stores.objects import ObjectStore

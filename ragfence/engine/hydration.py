@@ -65,7 +65,7 @@ class Hydrator:
             if time.monotonic() >= give_up_at:
                 raise NotReady(
                     f"{self._fences.url} was not rebuilt within {self._wait_s:.0f} s",
-                    hint="another process may be rebuilding it; look at `ragfence doctor`, then try again",
+                    hint="another process may be rebuilding it; try again",
                 )
             self._sleep(0.02)
 

@@ -9,14 +9,11 @@ hydration either lists it or voids it for ever; the look between commit and seal
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import time
-from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from ragfence.core.decisions import (
     Claim,
@@ -32,134 +29,15 @@ from ragfence.core.decisions import (
     Stale,
     Verdict,
 )
-from ragfence.core.operations import Fence
-from ragfence.core.records import Head, KeyRecord, State
+from ragfence.core.records import KeyRecord, State
 from ragfence.core.rows import REVIVED
 from ragfence.engine import points
 from ragfence.engine.epochs import Epochs
 from ragfence.engine.hydration import Hydrator
 from ragfence.engine.leases import Lease, heartbeat
-from ragfence.errors import FormatCorrupt, FormatTooNew, StoreUnavailable
-from ragfence.stores.fences import FenceStore, Loaded, LoadedReceipt, LoadedSource
+from ragfence.engine.segment_log import Codec, LogRow
+from ragfence.stores.fences import FenceStore
 from ragfence.stores.objects import ObjectStore
-
-VERSION = 1
-
-
-@dataclass(frozen=True, slots=True)
-class LogRow:
-    """One head move, as the log keeps it."""
-
-    key: bytes
-    source: bytes
-    fence: Fence
-    fingerprint: bytes
-    live: bool
-    sequence: int | None
-    """the effective one: a move without a sequence keeps the head's"""
-    metadata_hash: bytes
-    effect_id: str
-    result: bytes
-
-    def record(self) -> KeyRecord:
-        # No time and no attempt: what comes back from the log is a function of the row alone.
-        return KeyRecord(
-            State.SEALED,
-            self.fingerprint,
-            bytes(16),
-            self.fence,
-            1,
-            0,
-            0,
-            effect_id=self.effect_id,
-            result=self.result,
-        )
-
-
-class Codec(Protocol):
-    """How rows become the bytes of a segment. Documents bring Parquet."""
-
-    def encode(self, rows: Sequence[LogRow]) -> bytes: ...
-    def decode(self, name: str, data: bytes) -> Iterator[LogRow]: ...
-
-
-class PlainCodec:
-    """Segments as JSON lines."""
-
-    def encode(self, rows: Sequence[LogRow]) -> bytes:
-        lines = [json.dumps({"version": VERSION})]
-        lines += [
-            json.dumps(
-                {
-                    "key": row.key.hex(),
-                    "source": row.source.hex(),
-                    "fence": list(row.fence),
-                    "fingerprint": row.fingerprint.hex(),
-                    "live": row.live,
-                    "sequence": row.sequence,
-                    "metadata_hash": row.metadata_hash.hex(),
-                    "effect_id": row.effect_id,
-                    "result": b64encode(row.result).decode(),
-                },
-                separators=(",", ":"),
-            )
-            for row in rows
-        ]
-        return "\n".join(lines).encode()
-
-    def decode(self, name: str, data: bytes) -> Iterator[LogRow]:
-        try:
-            head, *lines = data.decode().split("\n")
-            version = json.loads(head)["version"]
-            if version > VERSION:
-                raise FormatTooNew(f"{name} has format {version}; this ragfence knows {VERSION}")
-            for line in lines:
-                values = json.loads(line)
-                yield LogRow(
-                    key=bytes.fromhex(values["key"]),
-                    source=bytes.fromhex(values["source"]),
-                    fence=Fence(*values["fence"]),
-                    fingerprint=bytes.fromhex(values["fingerprint"]),
-                    live=values["live"],
-                    sequence=values["sequence"],
-                    metadata_hash=bytes.fromhex(values["metadata_hash"]),
-                    effect_id=values["effect_id"],
-                    result=b64decode(values["result"]),
-                )
-        except (ValueError, KeyError, TypeError) as broken:
-            raise FormatCorrupt(f"{name} is no segment: {broken!r}") from broken
-
-
-class SegmentLoader:
-    """What the listed segments amount to: per source the row with the highest fence, and every other receipt."""
-
-    def __init__(self, objects: ObjectStore, codec: Codec) -> None:
-        self._objects = objects
-        self._codec = codec
-
-    def load(self, segments: Iterable[str]) -> Iterator[Loaded]:
-        heads: dict[tuple[int, bytes], LogRow] = {}
-        receipts: dict[bytes, LogRow] = {}
-        for row in self.rows(segments):
-            at = (row.key[0], row.source)
-            if at not in heads or heads[at].fence < row.fence:
-                heads[at] = row
-            if row.live:
-                receipts[row.key] = row
-        for (shard, source), row in heads.items():
-            receipts.pop(row.key, None)
-            yield LoadedSource(
-                shard, source, Head(row.key[1:], row.live, row.sequence, row.metadata_hash, row.record())
-            )
-        for key, row in receipts.items():
-            yield LoadedReceipt(key, row.record())
-
-    def rows(self, segments: Iterable[str]) -> Iterator[LogRow]:
-        for name in segments:
-            data = self._objects.get(name)
-            if data is None:
-                raise StoreUnavailable(f"the segment {name} is listed but cannot be read")
-            yield from self._codec.decode(name, data)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ process that answers. After a restart, failover or flush they are hydrated from 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from importlib.resources import files
 from typing import Any, TypeVar
@@ -33,8 +32,9 @@ from ragfence.core.decisions import (
 from ragfence.core.ledger import row_for_claim
 from ragfence.core.records import Head, KeyRecord, SourceRecord, park, short, unpark
 from ragfence.core.rows import Row, decode_rows
-from ragfence.errors import StoreAuth, StoreUnavailable, StoreUnsafe
+from ragfence.errors import StoreUnavailable, StoreUnsafe
 from ragfence.stores.fences import Loaded, LoadedSource, Lookup, Marker, Scanned, Stats
+from ragfence.stores.redis_errors import understood, without_credentials
 from ragfence.stores.redis_wire import Names, lease_done, outcome_of, pack_claim, pack_lease, pack_seal, verdict_of
 
 OLDEST = (6, 2)
@@ -66,7 +66,7 @@ class RedisFences:
         self._names = Names(tenant)
         self._most_rows = SOLO_ROWS_PER_SHARD if solo else 0
         self._test_clock = test_clock
-        self.url = _without_credentials(url)
+        self.url = without_credentials(url)
         try:
             self._client: Any = client or redis.Redis.from_url(
                 url,
@@ -154,7 +154,7 @@ class RedisFences:
 
     def forget(self, keys: Sequence[bytes]) -> None:
         names = [self._names.record(key) for key in keys]
-        with _understood(self.url):
+        with understood(self.url):
             for name, data in zip(names, self._client.mget(names), strict=True):
                 if data and data[0] and KeyRecord.decode(data).ended:
                     self._client.delete(name)
@@ -165,7 +165,7 @@ class RedisFences:
             slot = (found.record.kind, found.record.state.name.lower())
             counted[slot] = counted.get(slot, 0) + 1
         sources = sum(1 for _ in self._scan(self._names.pattern(b"s")))
-        with _understood(self.url):
+        with understood(self.url):
             rows = sum(self._client.xlen(name) for name in self._names.rows)
             used = self._client.info("memory").get("used_memory")
         return Stats(counted, sources, rows, used)
@@ -178,7 +178,7 @@ class RedisFences:
         entries: dict[int, list[bytes]] = {}
         for row in rows:
             entries.setdefault(row.key[0], []).append(row.encode())
-        with _understood(self.url), self._client.pipeline(transaction=False) as pipe:
+        with understood(self.url), self._client.pipeline(transaction=False) as pipe:
             for shard, encoded in entries.items():
                 most = {"maxlen": self._most_rows, "approximate": True} if self._most_rows else {}
                 pipe.xadd(self._names.rows[shard], {b"d": b"".join(encoded)}, **most)
@@ -190,7 +190,7 @@ class RedisFences:
         for name in self._names.rows:
             start = first
             while True:
-                with _understood(self.url):
+                with understood(self.url):
                     page = self._client.xrange(name, start, "+", count=500)
                 for entry, fields in page:
                     start = b"(" + entry
@@ -240,14 +240,14 @@ class RedisFences:
 
     def lock(self, name: str, token: str, ttl_ms: int) -> bool:
         key = self._names.lock(name)
-        with _understood(self.url):
+        with understood(self.url):
             if self._client.set(key, token, nx=True, px=ttl_ms):
                 return True
             return bool(self._client.get(key) == token.encode() and self._client.pexpire(key, ttl_ms))
 
     def unlock(self, name: str, token: str) -> None:
         key = self._names.lock(name)
-        with _understood(self.url):
+        with understood(self.url):
             if self._client.get(key) == token.encode():
                 self._client.delete(key)
 
@@ -331,12 +331,12 @@ class RedisFences:
         return keys, args, list(by_shard.values())
 
     def _call(self, script: str, keys: Sequence[bytes], args: Sequence[Any]) -> Any:
-        with _understood(self.url):
+        with understood(self.url):
             return self._scripts[script](keys=keys, args=args)
 
     def _snapshot(self, names: Sequence[bytes]) -> tuple[bytes, int, list[bytes | None]]:
         """The run_id of the process that answers, its time, and the values: one connection, one round trip."""
-        with _understood(self.url), self._client.pipeline(transaction=False) as pipe:
+        with understood(self.url), self._client.pipeline(transaction=False) as pipe:
             pipe.info("server")
             self._ask_time(pipe)
             pipe.mget(names)
@@ -351,7 +351,7 @@ class RedisFences:
 
     def _scan(self, pattern: bytes) -> Iterator[tuple[bytes, bytes, int | None]]:
         """Name, value, and when it expires."""
-        with _understood(self.url):
+        with understood(self.url):
             batch: list[bytes] = []
             for name in self._client.scan_iter(pattern, count=1000):
                 batch.append(name)
@@ -375,7 +375,7 @@ class RedisFences:
                 yield name, data, now_ms + ttl_ms if ttl_ms > 0 else None
 
     def _refuse_unsafe_server(self) -> None:
-        with _understood(self.url):
+        with understood(self.url):
             server, memory = self._client.info("server"), self._client.info("memory")
             role = self._client.info("replication").get("role")
         version = str(server.get("redis_version", "0"))
@@ -404,36 +404,3 @@ def _in_order(order: Sequence[Sequence[int]], replies: Sequence[Any]) -> list[An
     for at, reply in zip((at for members in order for at in members), replies, strict=True):
         result[at] = reply
     return result
-
-
-def _without_credentials(url: str) -> str:
-    scheme, separator, rest = url.partition("://")
-    # The query too: redis-py takes ?password= as well.
-    return f"{scheme}{separator}{rest.rpartition('@')[2].partition('?')[0]}"
-
-
-@contextlib.contextmanager
-def _understood(url: str) -> Iterator[None]:
-    """Redis errors as ours, each with what to do next."""
-    try:
-        yield
-    except redis.AuthenticationError as refused:
-        raise StoreAuth(f"{url} refused the login: {refused}", hint="check user and password in the URL") from refused
-    except redis.exceptions.NoPermissionError as refused:
-        raise StoreAuth(
-            f"{url} refused a command: {refused}", hint="grant the ACL listed in docs/operations.md"
-        ) from refused
-    except (redis.ConnectionError, redis.TimeoutError) as gone:
-        raise StoreUnavailable(f"{url} did not answer: {gone}") from gone
-    except redis.ResponseError as refused:
-        text = str(refused)
-        if "NOAUTH" in text or "WRONGPASS" in text:
-            raise StoreAuth(f"{url} refused the login: {text}", hint="check user and password") from refused
-        if isinstance(refused, redis.exceptions.OutOfMemoryError) or "OOM command" in text:
-            raise StoreUnavailable(
-                f"{url} is out of memory",
-                hint="raise maxmemory or run `ragfence purge-expired`; nothing was lost",
-            ) from refused
-        raise StoreUnavailable(f"{url} refused a command: {text}") from refused
-    except redis.RedisError as broken:
-        raise StoreUnavailable(f"{url}: {broken}") from broken

@@ -6,7 +6,7 @@ processes that share the file share it too.
 
 The file knows itself by a uuid made with it and by its device and inode: a copy that is put in its place counts as
 another run, so its shards are hydrated before they answer. A file restored *in place* cannot be told apart; run
-`ragfence hydrate` after doing that.
+`fence.hydrate()` after doing that.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ from typing import Any
 from ragfence.core.decisions import Claim, Conflict, Mode, Replay, Stale
 from ragfence.core.hashing import digest
 from ragfence.engine.epochs import Epochs
-from ragfence.engine.segments import Move, Moved, PlainCodec, SegmentLoader, SegmentWriter
+from ragfence.engine.segment_log import PlainCodec, SegmentLoader
+from ragfence.engine.segments import Move, Moved, SegmentWriter
 from ragfence.errors import StoreUnavailable
 from ragfence.stores.fences import Lookup
 from tests.machine.history import Event, linearizable

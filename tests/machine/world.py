@@ -17,7 +17,7 @@ from greenlet import getcurrent, greenlet
 from ragfence.engine import leases, performing, segments
 from ragfence.engine.epochs import Epochs
 from ragfence.engine.hydration import EpochWatch, Hydrator
-from ragfence.engine.segments import PlainCodec, SegmentLoader
+from ragfence.engine.segment_log import PlainCodec, SegmentLoader
 from ragfence.errors import StoreUnavailable
 from ragfence.testing.objects import MemoryObjects
 from tests.machine.lineages import Lineage, Lineages
