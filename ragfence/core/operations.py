@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple, NewType
 from urllib.parse import quote
 
@@ -77,7 +77,12 @@ class Operation:
             return self
         if self.tenant:
             raise ValidationError(f"the operation belongs to tenant {self.tenant!r}, the fence to {tenant!r}")
-        return replace(self, tenant=tenant)
+        # Not `replace`: every other field is checked already, and this runs on every call.
+        copied = object.__new__(Operation)
+        for field in self.__slots__:
+            object.__setattr__(copied, field, getattr(self, field))
+        object.__setattr__(copied, "tenant", _checked("tenant", tenant))
+        return copied
 
     @property
     def key(self) -> Key:

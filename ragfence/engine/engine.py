@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 from collections.abc import Callable
@@ -60,8 +61,8 @@ class Engine:
 
     @property
     def owner(self) -> str:
-        # Asked for every time: a forked child is another owner.
-        return self._owner or f"{socket.gethostname()}:{os.getpid()}"
+        # The process is asked for every time: a forked child is another owner.
+        return self._owner or f"{_host()}:{os.getpid()}"
 
     def request(
         self,
@@ -211,3 +212,8 @@ class Engine:
             return b""
         kept = canonical_json(self.redaction.redact(parse_json(text)))
         return kept if len(kept) <= MAX_KEPT_PAYLOAD else b""
+
+
+@functools.cache
+def _host() -> str:
+    return socket.gethostname()

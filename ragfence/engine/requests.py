@@ -30,12 +30,24 @@ class Request:
     source: bytes = b""
 
     @classmethod
-    def of(cls, operation: Operation, fingerprint: bytes, rules: KindRules, **more: object) -> Request:
-        source = bytes.fromhex(operation.source)
-        # The kind too: sequences of different kinds of effect on one source do not order each other.
-        slot = digest("ragfence/slot/1", operation.kind.encode(), source)[:SOURCE_BYTES]
-        fields = {"key": operation.key, "source": slot if operation.sequence is not None else b"", **more}
-        return cls(operation, fingerprint, rules, **fields)  # type: ignore[arg-type]  # checked by the dataclass users
+    def of(
+        cls,
+        operation: Operation,
+        fingerprint: bytes,
+        rules: KindRules,
+        *,
+        context: bytes = b"{}",
+        owner: str = "",
+        kept_payload: bytes = b"",
+        diff_wanted: bool = False,
+    ) -> Request:
+        slot = b""
+        if operation.sequence is not None:
+            # The kind too: sequences of different kinds of effect on one source do not order each other.
+            named = operation.kind.encode(), bytes.fromhex(operation.source)
+            slot = digest("ragfence/slot/1", *named)[:SOURCE_BYTES]
+        key = operation.key
+        return cls(operation, fingerprint, rules, context, owner, kept_payload, diff_wanted, key, slot)
 
     @property
     def mode(self) -> Mode:
