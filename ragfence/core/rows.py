@@ -105,15 +105,15 @@ class Row:
         head = _ROW.pack(
             self.token,
             self.position,
-            *_split(self.ts_ms),
+            *six_bytes(self.ts_ms),
             self.kind,
             self.flags,
             self.attempt,
             self.fence.epoch,
-            *_split(self.fence.counter),
-            *_split(self.first_seen_ms),
-            *_split(self.sealed_at_ms),
-            *_split(self.expires_ms),
+            *six_bytes(self.fence.counter),
+            *six_bytes(self.first_seen_ms),
+            *six_bytes(self.sealed_at_ms),
+            *six_bytes(self.expires_ms),
             self.waited_ms,
             self.key,
             self.fingerprint,
@@ -219,5 +219,6 @@ def with_context(row: Row, **known: str | int | None) -> Row:
     return replace(row, context=json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode())
 
 
-def _split(number: int) -> tuple[int, int]:
+def six_bytes(number: int) -> tuple[int, int]:
+    """A number for two fields of a struct, `HI`: Python has no six-byte format, Lua has."""
     return number >> 32, number & 0xFFFFFFFF

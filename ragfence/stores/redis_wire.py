@@ -24,6 +24,7 @@ from ragfence.core.decisions import (
 )
 from ragfence.core.operations import encoded
 from ragfence.core.records import KeyRecord, SourceRecord, short
+from ragfence.core.rows import six_bytes
 from ragfence.errors import FormatCorrupt, FormatTooNew
 
 _CLAIM = struct.Struct(">BB16s16s32sq16sHIHHIHIBI")
@@ -72,10 +73,10 @@ def pack_claim(claim: Claim) -> bytes:
         claim.digest,
         claim.sequence or 0,
         claim.metadata_hash,
-        *_split(claim.lease_ms),
+        *six_bytes(claim.lease_ms),
         claim.max_attempts,
-        *_split(claim.pending_ttl_ms),
-        *_split(claim.source_ttl_ms),
+        *six_bytes(claim.pending_ttl_ms),
+        *six_bytes(claim.source_ttl_ms),
         claim.position,
         claim.waited_ms,
     )
@@ -92,11 +93,11 @@ def pack_seal(seal: Seal) -> bytes:
         seal.token,
         seal.digest,
         seal.fence.epoch,
-        *_split(seal.fence.counter),
+        *six_bytes(seal.fence.counter),
         seal.sequence or 0,
         seal.metadata_hash,
-        *_split(seal.ttl_ms),
-        *_split(seal.source_ttl_ms),
+        *six_bytes(seal.ttl_ms),
+        *six_bytes(seal.source_ttl_ms),
         seal.flags,
         seal.waited_ms,
         seal.winner,
@@ -111,9 +112,9 @@ def pack_lease(lease: LeaseRef) -> bytes:
         lease.token,
         lease.digest,
         lease.epoch,
-        *_split(lease.lease_ms),
-        *_split(lease.pending_ttl_ms),
-        *_split(lease.source_ttl_ms),
+        *six_bytes(lease.lease_ms),
+        *six_bytes(lease.pending_ttl_ms),
+        *six_bytes(lease.source_ttl_ms),
     )
     return head + _long(lease.context)
 
@@ -169,7 +170,3 @@ def _record_or_none(data: bytes) -> KeyRecord | None:
 
 def _long(data: bytes) -> bytes:
     return len(data).to_bytes(4, "big") + data
-
-
-def _split(number: int) -> tuple[int, int]:
-    return number >> 32, number & 0xFFFFFFFF
