@@ -18,7 +18,13 @@ from ragfence.stores.fences import FenceStore
 from ragfence.stores.objects import ObjectStore
 
 EMBEDDED = Path(".ragfence")
-FENCE_FORMS = "redis://host:6379/0, rediss://..., sqlite:///path/to/fences.db, or a folder"
+FENCE_FORMS = (
+    "redis://host:6379/0, redis+sentinel://host:26379,host:26379/service/0, redis+cluster://host:6379,host:6379 "
+    "(rediss... for TLS), sqlite:///path/to/fences.db, or a folder"
+)
+REDIS_SCHEMES = frozenset(
+    ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
+)
 OBJECT_FORMS = "s3://bucket/prefix, file:///path, or a folder"
 
 _LIKE_A_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
@@ -52,7 +58,7 @@ def open(
             wanted = _sqlite_path(where).parent / "objects"
     object_store = _open_objects(wanted) if isinstance(wanted, str | os.PathLike) else wanted
     try:
-        fence_store = _open_fences(where, tenant, solo=object_store is None)
+        fence_store = _open_fences(where, tenant, rules, solo=object_store is None)
         _refuse_misfit(fence_store, tenant, object_store)
     except BaseException:
         if object_store is not None and object_store is not objects:
@@ -95,12 +101,20 @@ def _refuse_misfit(fences: FenceStore, tenant: str, objects: ObjectStore | None)
         )
 
 
-def _open_fences(where: str | os.PathLike[str] | FenceStore, tenant: str, *, solo: bool) -> FenceStore:
+def _open_fences(
+    where: str | os.PathLike[str] | FenceStore, tenant: str, rules: Policy, *, solo: bool
+) -> FenceStore:
     if not isinstance(where, str | os.PathLike):
         return where
     if _is_server(where):
-        fences = _backend("ragfence.stores.fences_redis", "redis")
-        return fences.RedisFences(os.fspath(where), tenant, solo=solo)  # type: ignore[no-any-return]
+        fences, asked = _backend("ragfence.stores.fences_redis", "redis"), rules.durability
+        confirm = fences.Confirmation(asked.wait_replicas, asked.wait_aof, asked.wait_timeout_ms)
+        return fences.RedisFences(os.fspath(where), tenant, solo=solo, confirm=confirm)  # type: ignore[no-any-return]
+    if rules.durability.confirms:
+        raise PolicyError(
+            "durability: SQLite has no replicas and no append-only file to wait for",
+            hint="leave the section out; every commit of SQLite is on the disk before it answers",
+        )
     from ragfence.stores.fences_sqlite import SqliteFences
 
     return SqliteFences(_sqlite_path(where), tenant, solo=solo)
@@ -150,7 +164,7 @@ def _is_server(where: str | os.PathLike[str]) -> bool:
     scheme = _scheme(where, FENCE_FORMS)
     if scheme in ("", "sqlite"):
         return False
-    if scheme in ("redis", "rediss", "unix"):
+    if scheme in REDIS_SCHEMES:
         return True
     raise UnknownStore(
         f"{_without_password(os.fspath(where))!r} names no fence store ragfence knows", hint=f"use {FENCE_FORMS}"

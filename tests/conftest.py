@@ -25,6 +25,21 @@ def redis62_server() -> Iterator[servers.RedisServer]:
 
 
 @pytest.fixture(scope="session")
+def valkey_cluster_server() -> Iterator[servers.RedisCluster]:
+    """Shared: a test that kills or freezes nodes starts a cluster of its own."""
+    with servers.valkey_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def valkey_tls_server() -> Iterator[servers.TlsRedisServer]:
+    """Its certificate is verified, and it asks for none."""
+    with servers.valkey(tls="server") as server:
+        assert isinstance(server, servers.TlsRedisServer)
+        yield server
+
+
+@pytest.fixture(scope="session")
 def moto_server() -> Iterator[servers.S3Server]:
     with servers.moto_s3() as server:
         yield server

@@ -104,9 +104,17 @@ class Wait(_Section):
 
 
 class Durability(_Section):
+    """What a seal waits for on Redis, beside the primary's memory. Too few in time: the seal is tried again."""
+
     wait_replicas: int = Field(default=0, ge=0, le=64)
+    """replicas that must have it, by WAIT"""
     wait_aof: bool = False
+    """on the disk of the primary too, and of `wait_replicas` replicas, by WAITAOF"""
     wait_timeout_ms: int = Field(default=1000, ge=1, le=600_000)
+
+    @property
+    def confirms(self) -> bool:
+        return self.wait_replicas > 0 or self.wait_aof
 
 
 class Results(_Section):
@@ -254,9 +262,6 @@ def _first(own: float | None, general: float) -> float:
 
 def _broken_promises(policy: Policy) -> Iterator[str]:
     """What each field allows, and all of them together do not."""
-    if policy.durability != Durability():
-        # Accepted in silence, it would promise what nobody keeps.
-        yield "durability: this version does not wait for replicas or the AOF yet; leave the section out"
     ttl = policy.stores.ttl
     yield from _too_short(policy, "webhook", "stores.ttl.webhook_days", ttl.webhook_days, hours_per_unit=24)
     yield from _too_short(policy, "api", "stores.ttl.api_hours", ttl.api_hours)

@@ -1,8 +1,11 @@
 """Decision rows: what was decided, for whom, and why. One binary form, written by Python and by the Lua scripts.
 
-    row_id:17 ts_ms:6 decision:1 flags:1 attempt:2 epoch:8 counter:6 first_seen_ms:6 sealed_at_ms:6 expires_ms:6
-    waited_ms:4 key:33 fingerprint:16 winner:16, then effect_id and error_code (length:1 + bytes), context (length:4)
+    version:1 row_id:17 ts_ms:6 decision:1 flags:1 waited_ms:4 expires_ms:6 key:33
+    fingerprint:16 winner:16 epoch:8 counter:6 attempt:2 first_seen_ms:6 sealed_at_ms:6
+    then effect_id and error_code (length:1 + bytes), context (length:4 + bytes)
 
+The second line is the header of the record that was answered with, byte for byte, so that a row is cut and joined
+rather than decoded and encoded.
 `row_id` is the token of the attempt and the position of the call within it, so a row that is written twice (a lost
 reply, a replayed drain) is the same row. `context` is the canonical JSON of what only the caller knows.
 """
@@ -19,14 +22,15 @@ from typing import Any
 from ragfence.core.decisions import NOBODY
 from ragfence.core.operations import Fence, Operation
 from ragfence.core.receipts import Decision
-from ragfence.errors import FormatCorrupt
+from ragfence.errors import FormatCorrupt, FormatTooNew
 
 SEAL_POSITION = 250
 RELEASE_POSITION = 251
 CONFLICT_POSITION = 252
 END_POSITION = 253
 
-_ROW = struct.Struct(">16sBHIBBHQHIHIHIHII33s16s16s")
+VERSION = 1
+_ROW = struct.Struct(">B16sBHIBBIHI33s16s16sQHIHHIHI")
 
 NO_FENCE = Fence(0, 0)
 
@@ -103,21 +107,22 @@ class Row:
 
     def encode(self) -> bytes:
         head = _ROW.pack(
+            VERSION,
             self.token,
             self.position,
             *six_bytes(self.ts_ms),
             self.kind,
             self.flags,
-            self.attempt,
-            self.fence.epoch,
-            *six_bytes(self.fence.counter),
-            *six_bytes(self.first_seen_ms),
-            *six_bytes(self.sealed_at_ms),
-            *six_bytes(self.expires_ms),
             self.waited_ms,
+            *six_bytes(self.expires_ms),
             self.key,
             self.fingerprint,
             self.winner,
+            self.fence.epoch,
+            *six_bytes(self.fence.counter),
+            self.attempt,
+            *six_bytes(self.first_seen_ms),
+            *six_bytes(self.sealed_at_ms),
         )
         effect_id, error = self.effect_id.encode()[:255], self.error_code.encode()[:255]
         return b"".join(
@@ -168,10 +173,12 @@ def decode_rows(data: bytes) -> Iterator[Row]:
 
 
 def _decode_one(data: bytes, at: int) -> tuple[Row, int]:
-    (token, position, th, tl, kind, flags, attempt, epoch, ch, cl, fh, fl, sh, sl, eh, el, waited, *rest) = (
-        _ROW.unpack_from(data, at)
+    if data[at] > VERSION:
+        raise FormatTooNew(f"a decision row has format {data[at]}; this ragfence knows {VERSION}")
+    (_, token, position, th, tl, kind, flags, waited, eh, el, key, fingerprint, winner, *rest) = _ROW.unpack_from(
+        data, at
     )
-    key, fingerprint, winner = rest
+    epoch, ch, cl, attempt, fh, fl, sh, sl = rest
     at += _ROW.size
     texts = []
     for _ in range(2):

@@ -11,12 +11,11 @@ process that answers. After a restart, failover or flush they are hydrated from 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from importlib.resources import files
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any, TypeVar
 
 import redis
-from redis.backoff import ExponentialBackoff
-from redis.retry import Retry
 
 from ragfence.core.decisions import (
     Claim,
@@ -34,20 +33,60 @@ from ragfence.core.records import Head, KeyRecord, SourceRecord, park, short, un
 from ragfence.core.rows import Row, decode_rows
 from ragfence.errors import StoreUnavailable, StoreUnsafe
 from ragfence.stores.fences import Loaded, LoadedSource, Lookup, Marker, Scanned, Stats
-from ragfence.stores.redis_errors import understood, without_credentials
-from ragfence.stores.redis_wire import Names, lease_done, outcome_of, pack_claim, pack_lease, pack_seal, verdict_of
+from ragfence.stores.redis_errors import understood
+from ragfence.stores.redis_link import Call, Command, Link
+from ragfence.stores.redis_reading import Reader, Snapshot
+from ragfence.stores.redis_scripts import Script, scripts
+from ragfence.stores.redis_urls import open_link
+from ragfence.stores.redis_wire import (
+    Names,
+    is_replay,
+    lease_done,
+    outcome_of,
+    pack_claim,
+    pack_lease,
+    pack_seal,
+    replay_row,
+    verdict_of,
+)
 
 OLDEST = (6, 2)
 SOLO_ROWS_PER_SHARD = 2_000
 """Without an object store nothing drains the rows: the newest batches are kept."""
 
-_LUA = files("ragfence.stores") / "lua"
-_REAL_NOW = "local function now() local t = redis.call('TIME') return t[1] * 1000 + math.floor(t[2] / 1000) end"
-_TEST_NOW = "local function now() return tonumber(redis.call('GET', '{}')) end"
-# Redis 6 refuses writes after TIME and INFO unless a script replicates its effects; later ones always do.
-_EFFECTS = "if redis.replicate_commands then redis.replicate_commands() end"
-
 Item = TypeVar("Item", Claim, Seal, LeaseRef)
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmation:
+    """What a seal waits for before it counts: replicas that have it, and disks that have it."""
+
+    replicas: int = 0
+    aof: bool = False
+    timeout_ms: int = 1000
+
+    @property
+    def command(self) -> Command | None:
+        if self.aof:
+            return (b"WAITAOF", 1, self.replicas, self.timeout_ms)
+        return (b"WAIT", self.replicas, self.timeout_ms) if self.replicas else None
+
+    def missing(self, reply: Any) -> str:
+        """What did not come in time, in words; empty when all did."""
+        disks, replicas = (reply[0], reply[1]) if self.aof else (1, reply)
+        if disks < 1:
+            return "its own append-only file"
+        return f"{self.replicas - replicas} of {self.replicas} replicas" if replicas < self.replicas else ""
+
+
+@dataclass(slots=True)
+class _Group:
+    """The items of one shard: what a script needs to know of them, and where they stand in the batch."""
+
+    shard: int
+    keys: list[bytes]
+    args: list[Any]
+    members: list[int]
 
 
 class RedisFences:
@@ -57,7 +96,7 @@ class RedisFences:
         tenant: str = "default",
         *,
         solo: bool = False,
-        client: Any = None,
+        confirm: Confirmation | None = None,
         timeout_s: float = 5.0,
         test_clock: str | None = None,
     ) -> None:
@@ -66,47 +105,31 @@ class RedisFences:
         self._names = Names(tenant)
         self._most_rows = SOLO_ROWS_PER_SHARD if solo else 0
         self._test_clock = test_clock
-        self.url = without_credentials(url)
+        self._confirm = confirm or Confirmation()
+        patience_s = max(timeout_s, self._confirm.timeout_ms / 1000 + 1)
+        self._link: Link = open_link(url, timeout_s=patience_s, hash_tags=self._names.prefixes)
+        self.url = self._link.url
+        self._scripts = scripts(test_clock, clustered=self._link.clustered)
+        self._reader = Reader(self._link, self._names, test_clock)
         try:
-            self._client: Any = client or redis.Redis.from_url(
-                url,
-                socket_timeout=timeout_s,
-                socket_connect_timeout=min(timeout_s, 3.0),
-                retry=Retry(ExponentialBackoff(cap=0.2, base=0.01), retries=3),
-                health_check_interval=30,
-            )
-        except ValueError:
-            # Not its words: they quote what was taken for the port, which may be the start of a password.
-            raise StoreUnavailable(
-                f"{self.url} is no Redis URL",
-                hint="redis://user:password@host:6379/0, with / ? # and @ in the password percent-encoded",
-            ) from None
-        now_lua = _TEST_NOW.format(test_clock) if test_clock else _REAL_NOW
-        records = (_LUA / "records.lua").read_text()
-        self._scripts = {
-            name: self._client.register_script(
-                "\n".join((_EFFECTS, now_lua, records, (_LUA / f"{name}.lua").read_text()))
-            )
-            for name in ("claim", "seal", "lease", "epoch")
-        }
-        self._refuse_unsafe_server()
+            self._refuse_unsafe_servers()
+        except BaseException:
+            self._link.close()
+            raise
 
     def claim(self, claims: Sequence[Claim]) -> list[Verdict]:
         if len(claims) == 1:
             return self._claim_by_script(claims, {})
-        now_ms, hits = self._replays(claims)
-        rows: dict[int, list[bytes]] = {}
-        for at, verdict in hits.items():
-            if row := row_for_claim(claims[at], verdict, now_ms):
-                rows.setdefault(claims[at].key[0], []).append(row.encode())
-        misses = [claim for at, claim in enumerate(claims) if at not in hits]
+        hits, rows = self._replays(claims) if claims else ([], {})
+        misses = [claim for claim, hit in zip(claims, hits, strict=True) if hit is None]
         rest = iter(self._claim_by_script(misses, rows))
-        return [hits[at] if at in hits else next(rest) for at in range(len(claims))]
+        return [hit or next(rest) for hit in hits]
 
     def seal(self, seals: Sequence[Seal]) -> list[SealOutcome]:
-        keys, args, order = self._grouped(seals, pack_seal, with_counter=False, with_prefix=True)
-        replies = self._call("seal", keys, [*self._common(order), *args])
-        return _in_order(order, [outcome_of(reply) for reply in replies])
+        groups = self._grouped(seals, pack_seal, with_prefix=True)
+        waited_for = self._confirm.command
+        replies = self._run("seal", groups, after=(waited_for,) if waited_for else ())
+        return [outcome_of(reply) for reply in replies]
 
     def renew(self, leases: Sequence[LeaseRef]) -> list[bool]:
         return self._lease_call("renew", leases)
@@ -118,57 +141,52 @@ class RedisFences:
         return self._lease_call("pardon", leases)
 
     def read(self, lookups: Sequence[Lookup]) -> list[Held]:
-        return self._read(lookups)[1]
-
-    def _read(self, lookups: Sequence[Lookup]) -> tuple[int, list[Held]]:
-        shards = sorted({lookup.key[0] for lookup in lookups})
-        names = [self._names.record(lookup.key) for lookup in lookups]
-        names += [self._names.source(lookup.key[0], lookup.source) for lookup in lookups]
-        run_id, now_ms, values = self._snapshot([*(self._names.markers[shard] for shard in shards), *names])
-        epochs = dict(zip(shards, (_usable(raw, run_id) for raw in values), strict=False))
-        records, sources = values[len(shards) :][: len(lookups)], values[len(shards) + len(lookups) :]
-        return now_ms, [
-            self._held(lookup, record, source, epochs[lookup.key[0]])
-            for lookup, record, source in zip(lookups, records, sources, strict=True)
+        if not lookups:
+            return []
+        found = self._snapshot(lookups)
+        sources = iter(found.values[len(lookups) :])
+        return [
+            self._held(lookup, data, next(sources) if lookup.source else None, found.epochs[lookup.key[0]])
+            for lookup, data in zip(lookups, found.values, strict=False)
         ]
 
     def heads(self, shard: int) -> Iterator[tuple[bytes, Head]]:
-        run_id, _, (marker,) = self._snapshot([self._names.markers[shard]])
-        epoch = _usable(marker, run_id)
+        epoch = self._reader.snapshot([], [shard]).epochs[shard]
         if epoch is None and not self.solo:
             return
         prefix = len(self._names.prefixes[shard]) + 1
-        for name, data, _ in self._scan(self._names.pattern(b"s", shard)):
+        for name, data, _ in self._reader.scan(b"s", shard):
             source = SourceRecord.decode(data)
             if source.head and (self.solo or source.stamp == epoch):
                 yield name[prefix:], source.head
 
     def scan(self, shard: int | None = None) -> Iterator[Scanned]:
-        for name, data, expires_ms in self._scan(self._names.pattern(b"k", shard)):
-            at = name.index(b"}")
-            key = bytes.fromhex(name[at - 2 : at].decode()) + name[at + 2 :]
+        for name, data, expires_ms in self._reader.scan(b"k", shard):
+            key = bytes((self._names.shard_of(name),)) + name[name.index(b"}") + 2 :]
             # Parked records start with their stamp, whose first byte is 0; a record with its version.
             record = KeyRecord.decode(data) if data[0] else unpark(data, None)
             if record:
                 yield Scanned(key, record, expires_ms)
 
     def forget(self, keys: Sequence[bytes]) -> None:
-        names = [self._names.record(key) for key in keys]
-        with understood(self.url):
-            for name, data in zip(names, self._client.mget(names), strict=True):
-                if data and data[0] and KeyRecord.decode(data).ended:
-                    self._client.delete(name)
+        by_shard: dict[int, list[bytes]] = {}
+        for key in keys:
+            by_shard.setdefault(key[0], []).append(self._names.record(key))
+        self._epoch_call("forget_ended", {shard: (names, []) for shard, names in by_shard.items()})
 
     def stats(self) -> Stats:
         counted: dict[tuple[str, str], int] = {}
         for found in self.scan():
             slot = (found.record.kind, found.record.state.name.lower())
             counted[slot] = counted.get(slot, 0) + 1
-        sources = sum(1 for _ in self._scan(self._names.pattern(b"s")))
+        sources = sum(1 for _ in self._reader.scan(b"s"))
+        lengths = self._exchange([Call(shard, (b"XLEN", name)) for shard, name in enumerate(self._names.rows)])
+        return Stats(counted, sources, sum(lengths), sum(int(info.get("used_memory", 0)) for info in self.infos()))
+
+    def infos(self) -> list[dict[str, Any]]:
+        """What each server that takes writes says of itself: its INFO, and `node`, its address."""
         with understood(self.url):
-            rows = sum(self._client.xlen(name) for name in self._names.rows)
-            used = self._client.info("memory").get("used_memory")
-        return Stats(counted, sources, rows, used)
+            return [{**client.info(), "node": name} for name, client in self._link.primaries()]
 
     def purge_expired(self, limit: int = 1000) -> int:
         """Redis drops what expired by itself."""
@@ -178,42 +196,45 @@ class RedisFences:
         entries: dict[int, list[bytes]] = {}
         for row in rows:
             entries.setdefault(row.key[0], []).append(row.encode())
-        with understood(self.url), self._client.pipeline(transaction=False) as pipe:
-            for shard, encoded in entries.items():
-                most = {"maxlen": self._most_rows, "approximate": True} if self._most_rows else {}
-                pipe.xadd(self._names.rows[shard], {b"d": b"".join(encoded)}, **most)
-            pipe.execute()
+        most = (b"MAXLEN", b"~", self._most_rows) if self._most_rows else ()
+        self._exchange(
+            [
+                Call(shard, (b"XADD", self._names.rows[shard], *most, b"*", b"d", b"".join(encoded)))
+                for shard, encoded in entries.items()
+            ]
+        )
 
     def rows(self, since_ms: int = 0) -> Iterator[Row]:
         # A replaced clock says nothing about the ids of the stream, so only the real one bounds the range.
         first = "-" if self._test_clock else str(since_ms)
-        for name in self._names.rows:
-            start = first
+        for shard, name in enumerate(self._names.rows):
+            start: str | bytes = first
             while True:
-                with understood(self.url):
-                    page = self._client.xrange(name, start, "+", count=500)
-                for entry, fields in page:
+                (page,) = self._exchange([Call(shard, (b"XRANGE", name, start, b"+", b"COUNT", 500))])
+                for entry, (_, data) in page:
                     start = b"(" + entry
-                    yield from (row for row in decode_rows(fields[b"d"]) if row.ts_ms >= since_ms)
+                    yield from (row for row in decode_rows(data) if row.ts_ms >= since_ms)
                 if len(page) < 500:
                     break
 
     def now_ms(self) -> int:
-        return self._snapshot([self._names.markers[0]])[1]
+        return self._reader.snapshot([], [0]).now_ms
 
     def markers(self) -> list[Marker | None]:
-        run_id, _, values = self._snapshot(self._names.markers)
+        shards = range(len(self._names.markers))
+        snapshot = self._reader.snapshot([], shards)
         found: list[Marker | None] = []
-        for raw in values:
-            if raw is None:
+        for shard in shards:
+            if (raw := snapshot.markers[shard]) is None:
                 found.append(None)
                 continue
-            state, epoch, run = raw.split(b":", 2)
-            found.append(Marker(int(epoch), state == b"R", state == b"R" and run == run_id))
+            state, epoch, _ = raw.split(b":", 2)
+            found.append(Marker(int(epoch), state == b"R", snapshot.epochs[shard] is not None))
         return found
 
     def begin_epoch(self, epoch: int) -> bool:
-        return bool(self._call("epoch", self._names.markers, ["begin", epoch]))
+        self._refuse_unsafe_servers()  # after a failover it is another server than the one that was opened
+        return self._epoch_call("begin", self._every_shard(), epoch)
 
     def load(self, epoch: int, items: Sequence[Loaded]) -> bool:
         by_shard: dict[int, tuple[list[bytes], list[bytes]]] = {}
@@ -227,58 +248,72 @@ class RedisFences:
             names, values = by_shard.setdefault(shard, ([], []))
             names.append(name)
             values.append(data)
-        return all(
-            self._call("epoch", [self._names.markers[shard], *names], ["load", epoch, *values])
-            for shard, (names, values) in by_shard.items()
-        )
+        return self._epoch_call("load", by_shard, epoch)
 
     def finish_epoch(self, epoch: int) -> bool:
-        return bool(self._call("epoch", self._names.markers, ["finish", epoch]))
+        return self._epoch_call("finish", self._every_shard(), epoch)
 
     def forget_markers(self, below: int) -> None:
-        self._call("epoch", self._names.markers, ["forget", below])
+        self._epoch_call("forget", self._every_shard(), below)
 
     def lock(self, name: str, token: str, ttl_ms: int) -> bool:
         key = self._names.lock(name)
         with understood(self.url):
-            if self._client.set(key, token, nx=True, px=ttl_ms):
+            if self._link.client.set(key, token, nx=True, px=ttl_ms):
                 return True
-            return bool(self._client.get(key) == token.encode() and self._client.pexpire(key, ttl_ms))
+            return bool(self._link.client.get(key) == token.encode() and self._link.client.pexpire(key, ttl_ms))
 
     def unlock(self, name: str, token: str) -> None:
         key = self._names.lock(name)
         with understood(self.url):
-            if self._client.get(key) == token.encode():
-                self._client.delete(key)
+            if self._link.client.get(key) == token.encode():
+                self._link.client.delete(key)
 
     def close(self) -> None:
-        self._client.close()
+        self._link.close()
 
     def _claim_by_script(self, claims: Sequence[Claim], rows: dict[int, list[bytes]]) -> list[Verdict]:
-        keys, args, order = self._grouped(claims, pack_claim, with_counter=True, with_prefix=True, rows=rows)
-        if not order and not rows:
-            return []
-        groups = len({claim.key[0] for claim in claims} | set(rows))
-        replies = self._call("claim", keys, [*self._common(order, groups), *args])
-        return _in_order(order, [verdict_of(reply) for reply in replies])
+        groups = self._grouped(claims, pack_claim, with_prefix=True, rows=rows)
+        return [verdict_of(reply) for reply in self._run("claim", groups)]
 
-    def _replays(self, claims: Sequence[Claim]) -> tuple[int, dict[int, Verdict]]:
-        """The claims that an MGET can answer: sealed, same payload, and no lease anywhere near."""
-        lookups = [Lookup(claim.key, claim.mode, claim.source) for claim in claims]
-        answered: dict[int, Verdict] = {}
-        now_ms, found = self._read(lookups)
+    def _replays(self, claims: Sequence[Claim]) -> tuple[list[Verdict | None], dict[int, list[bytes]]]:
+        """The claims that an MGET can answer: sealed, same payload, and no lease anywhere near. And their rows."""
+        found = self._snapshot(claims)
+        sources = iter(found.values[len(claims) :])
+        answers: list[Verdict | None] = []
+        rows: dict[int, list[bytes]] = {}
         unclear: set[bytes] = set()
-        for at, held in enumerate(found):
-            claim = claims[at]
-            verdict = decide(held, claim, 0)
-            free = not (held.source and held.source.lease) and claim.source not in unclear
-            if free and isinstance(verdict, Replay) and verdict.record is not None:
-                answered[at] = verdict
-            elif claim.mode is Mode.DOCUMENT:  # it may get a lease, so whoever comes after it in this batch must see it
-                unclear.add(claim.source)
-        return now_ms, answered
+        ts = found.now_ms.to_bytes(6, "big")
+        for claim, data in zip(claims, found.values, strict=False):
+            source = next(sources) if claim.source else None
+            shard = claim.key[0]
+            answer: Verdict | None = None
+            if claim.mode is Mode.KEYED:
+                if data is not None and found.epochs[shard] is not None and is_replay(data, claim.fingerprint):
+                    answer = Replay(KeyRecord.decode(data))
+                    rows.setdefault(shard, []).append(replay_row(claim, data, ts))
+            else:
+                held = self._held(claim, data, source, found.epochs[shard])
+                verdict = decide(held, claim, 0)
+                free = not (held.source and held.source.lease) and claim.source not in unclear
+                if free and isinstance(verdict, Replay) and verdict.record is not None:
+                    answer = verdict
+                    if row := row_for_claim(claim, verdict, found.now_ms):
+                        rows.setdefault(shard, []).append(row.encode())
+                elif (
+                    claim.mode is Mode.DOCUMENT
+                ):  # it may get a lease: whoever comes after it in this batch must see it
+                    unclear.add(claim.source)
+            answers.append(answer)
+        return answers, rows
 
-    def _held(self, lookup: Lookup, record: bytes | None, source: bytes | None, epoch: int | None) -> Held:
+    def _snapshot(self, asked: Sequence[Lookup] | Sequence[Claim]) -> Snapshot:
+        """All records, then the sources of those who have one."""
+        wanted = [(each.key[0], self._names.record(each.key)) for each in asked]
+        wanted += [(each.key[0], self._names.source(each.key[0], each.source)) for each in asked if each.source]
+        return self._reader.snapshot(wanted)
+
+    def _held(self, lookup: Lookup | Claim, record: bytes | None, source: bytes | None, epoch: int | None) -> Held:
         if epoch is None and not self.solo:
             return Held()
         stamp = None if self.solo else epoch
@@ -292,115 +327,124 @@ class RedisFences:
         return Held(found, there)
 
     def _lease_call(self, action: str, leases: Sequence[LeaseRef], error: bytes = b"") -> list[bool]:
-        keys, args, order = self._grouped(leases, pack_lease, with_counter=False, with_prefix=False)
-        replies = self._call("lease", keys, [*self._common(order), action, error, *args])
-        return _in_order(order, [lease_done(reply) for reply in replies])
-
-    def _common(self, order: Sequence[Sequence[int]], groups: int | None = None) -> list[Any]:
-        return ["1" if self.solo else "0", len(order) if groups is None else groups, self._most_rows]
+        groups = self._grouped(leases, pack_lease)
+        return [lease_done(reply) for reply in self._run("lease", groups, action, error)]
 
     def _grouped(
         self,
         items: Sequence[Item],
         pack: Callable[[Item], bytes],
         *,
-        with_counter: bool,
-        with_prefix: bool,
+        with_prefix: bool = False,
         rows: dict[int, list[bytes]] | None = None,
-    ) -> tuple[list[bytes], list[Any], list[list[int]]]:
-        """KEYS and ARGV with the items grouped by shard, and which item stands where in the reply."""
-        by_shard: dict[int, list[int]] = {shard: [] for shard in rows or ()}
+    ) -> list[_Group]:
+        """KEYS and ARGV with the items grouped by shard. Those of claims, which have `rows`, name the counter too."""
+        groups: dict[int, _Group] = {}
+        for shard in rows or ():
+            groups[shard] = _Group(shard, [], [], [])
         for at, item in enumerate(items):
-            by_shard.setdefault(item.key[0], []).append(at)
-        keys: list[bytes] = []
-        args: list[Any] = []
-        for shard, members in by_shard.items():
-            keys.append(self._names.markers[shard])
-            if with_counter:
-                keys.append(self._names.counters[shard])
-            keys.append(self._names.rows[shard])
-            args.append(bytes((shard,)))
-            if with_prefix:
-                args.append(self._names.prefixes[shard])
+            group = groups.get(item.key[0])
+            if group is None:
+                group = groups[item.key[0]] = _Group(item.key[0], [], [], [])
+            group.members.append(at)
+        for shard, group in groups.items():
+            group.keys.append(self._names.markers[shard])
             if rows is not None:
-                args.append(b"".join(rows.get(shard, ())))
-            args.append(len(members))
-            for at in members:
-                keys += self._names.keys_of(items[at])
-                args.append(pack(items[at]))
-        return keys, args, list(by_shard.values())
+                group.keys.append(self._names.counters[shard])
+            group.keys.append(self._names.rows[shard])
+            group.args.append(bytes((shard,)))
+            if with_prefix:
+                group.args.append(self._names.prefixes[shard])
+            if rows is not None:
+                group.args.append(b"".join(rows.get(shard, ())))
+            group.args.append(len(group.members))
+            for at in group.members:
+                group.keys += self._names.keys_of(items[at])
+                group.args.append(pack(items[at]))
+        return list(groups.values())
 
-    def _call(self, script: str, keys: Sequence[bytes], args: Sequence[Any]) -> Any:
+    def _run(self, script: str, groups: Sequence[_Group], *common: Any, after: Sequence[Command] = ()) -> list[Any]:
+        """The replies of a script in the order of the items: one call, or on a cluster one per shard."""
+        if not groups:
+            return []
+        solo = b"1" if self.solo else b"0"
+        batches = [[group] for group in groups] if self._link.clustered else [groups]
+        calls = []
+        for batch in batches:
+            keys = list(chain.from_iterable(group.keys for group in batch))
+            args = chain.from_iterable(group.args for group in batch)
+            given = (solo, len(batch), self._most_rows, *common, *args)
+            calls.append(Call(batch[0].shard, self._scripts[script].call(keys, given)))
+        answered = self._called(self._scripts[script], calls, after)
+        if len(groups) == 1 and len(groups[0].members) == 1:
+            return list(answered[0])
+        replies: list[Any] = [None] * sum(len(group.members) for group in groups)
+        order = chain.from_iterable(group.members for group in groups)
+        for at, reply in zip(order, chain.from_iterable(answered), strict=True):
+            replies[at] = reply
+        return replies
+
+    def _every_shard(self) -> dict[int, tuple[list[bytes], list[bytes]]]:
+        return {shard: ([], []) for shard in range(len(self._names.markers))}
+
+    def _epoch_call(self, action: str, shards: dict[int, tuple[list[bytes], list[bytes]]], epoch: int = 0) -> bool:
+        """For each shard its marker, then names and values. All of one server at once, unless there are values."""
+        script = self._scripts["epoch"]
+        if self._link.clustered or action in ("load", "forget_ended"):
+            calls = [
+                Call(shard, script.call([self._names.markers[shard], *names], (action, epoch, *values)))
+                for shard, (names, values) in shards.items()
+            ]
+        else:
+            calls = [Call(0, script.call([self._names.markers[shard] for shard in shards], (action, epoch)))]
+        return all(self._called(script, calls))
+
+    def _called(self, script: Script, calls: Sequence[Call], after: Sequence[Command] = ()) -> list[Any]:
         with understood(self.url):
-            return self._scripts[script](keys=keys, args=args)
+            done = self._link.exchange(calls, after)
+            if any(isinstance(reply, redis.exceptions.NoScriptError) for reply in done.replies):
+                # On every server concerned; one that has it already answers what it answered before.
+                done = self._link.exchange([Call(call.shard, script.load) for call in calls])
+                done = self._link.exchange(calls, after)
+            for reply in chain(done.replies, *done.after):
+                if isinstance(reply, Exception):
+                    raise reply
+        if after:
+            self._refuse_unconfirmed(done.after)
+        return done.replies
 
-    def _snapshot(self, names: Sequence[bytes]) -> tuple[bytes, int, list[bytes | None]]:
-        """The run_id of the process that answers, its time, and the values: one connection, one round trip."""
-        with understood(self.url), self._client.pipeline(transaction=False) as pipe:
-            pipe.info("server")
-            self._ask_time(pipe)
-            pipe.mget(names)
-            info, now, values = pipe.execute()
-        return str(info["run_id"]).encode(), self._told_ms(now), values
+    def _refuse_unconfirmed(self, answers: Sequence[Sequence[Any]]) -> None:
+        for (reply,) in answers:
+            if missing := self._confirm.missing(reply):
+                raise StoreUnavailable(
+                    f"{self.url} has the seal, but {missing} did not confirm it within {self._confirm.timeout_ms} ms",
+                    hint="check the replicas and durability: in the policy; the seal is tried again",
+                )
 
-    def _ask_time(self, pipe: Any) -> None:
-        pipe.time() if self._test_clock is None else pipe.get(self._test_clock)
-
-    def _told_ms(self, now: Any) -> int:
-        return int(now[0]) * 1000 + int(now[1]) // 1000 if self._test_clock is None else int(now)
-
-    def _scan(self, pattern: bytes) -> Iterator[tuple[bytes, bytes, int | None]]:
-        """Name, value, and when it expires."""
+    def _exchange(self, calls: Sequence[Call]) -> list[Any]:
         with understood(self.url):
-            batch: list[bytes] = []
-            for name in self._client.scan_iter(pattern, count=1000):
-                batch.append(name)
-                if len(batch) == 500:
-                    yield from self._fetch(batch)
-                    batch = []
-            yield from self._fetch(batch)
+            replies = self._link.exchange(calls).replies
+            for reply in replies:
+                if isinstance(reply, Exception):
+                    raise reply
+        return replies
 
-    def _fetch(self, names: list[bytes]) -> Iterator[tuple[bytes, bytes, int | None]]:
-        if not names:
-            return
-        with self._client.pipeline(transaction=False) as pipe:
-            self._ask_time(pipe)
-            pipe.mget(names)
-            for name in names:
-                pipe.pttl(name)
-            now, values, *ttls = pipe.execute()
-        now_ms = self._told_ms(now)
-        for name, data, ttl_ms in zip(names, values, ttls, strict=True):
-            if data is not None:
-                yield name, data, now_ms + ttl_ms if ttl_ms > 0 else None
-
-    def _refuse_unsafe_server(self) -> None:
-        with understood(self.url):
-            server, memory = self._client.info("server"), self._client.info("memory")
-            role = self._client.info("replication").get("role")
-        version = str(server.get("redis_version", "0"))
-        if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
-            raise StoreUnsafe(f"{self.url} is Redis {version}", hint="ragfence needs Redis 6.2 or newer, or Valkey")
-        policy = memory.get("maxmemory_policy", "noeviction")
-        if policy != "noeviction":
-            raise StoreUnsafe(
-                f"{self.url} may evict fences: its maxmemory-policy is {policy!r}",
-                hint="run `CONFIG SET maxmemory-policy noeviction`, or use a Redis of its own: an evicted fence is a "
-                "repeated effect",
-            )
-        if role != "master":
-            raise StoreUnsafe(f"{self.url} is a replica", hint="open the primary: a replica may lag behind it")
+    def _refuse_unsafe_servers(self) -> None:
+        for info in self.infos():
+            refuse_unsafe(self.url, info)
 
 
-def _usable(raw: bytes | None, run_id: bytes) -> int | None:
-    if raw is None:
-        return None
-    state, epoch, run = raw.split(b":", 2)
-    return int(epoch) if state == b"R" and run == run_id else None
-
-
-def _in_order(order: Sequence[Sequence[int]], replies: Sequence[Any]) -> list[Any]:
-    result: list[Any] = [None] * len(replies)
-    for at, reply in zip((at for members in order for at in members), replies, strict=True):
-        result[at] = reply
-    return result
+def refuse_unsafe(url: str, info: dict[str, Any]) -> None:
+    """Refuses a server that could forget a fence behind our back."""
+    version = str(info.get("redis_version", "0"))
+    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
+        raise StoreUnsafe(f"{url} is Redis {version}", hint="ragfence needs Redis 6.2 or newer, or Valkey")
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        raise StoreUnsafe(
+            f"{url} may evict fences: its maxmemory-policy is {policy!r}",
+            hint="run `CONFIG SET maxmemory-policy noeviction`, or use a Redis of its own: an evicted fence is a "
+            "repeated effect",
+        )
+    if info.get("role") != "master":
+        raise StoreUnsafe(f"{url} is a replica", hint="open the primary: a replica may lag behind it")

@@ -39,5 +39,5 @@ def understood(url: str) -> Iterator[None]:
                 hint="raise maxmemory; nothing was lost, and what expires makes room by itself",
             ) from refused
         raise StoreUnavailable(f"{url} refused a command: {text}") from refused
-    except redis.RedisError as broken:
+    except (redis.RedisError, redis.exceptions.RedisClusterException) as broken:
         raise StoreUnavailable(f"{url}: {broken}") from broken

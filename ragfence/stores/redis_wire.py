@@ -23,14 +23,17 @@ from ragfence.core.decisions import (
     Verdict,
 )
 from ragfence.core.operations import encoded
-from ragfence.core.records import KeyRecord, SourceRecord, short
-from ragfence.core.rows import six_bytes
+from ragfence.core.records import VERSION, KeyRecord, SourceRecord, State, short
+from ragfence.core.rows import VERSION as ROW_VERSION
+from ragfence.core.rows import RowKind, six_bytes
 from ragfence.errors import FormatCorrupt, FormatTooNew
 
-_CLAIM = struct.Struct(">BB16s16s32sq16sHIHHIHIBI")
+_CLAIM = struct.Struct(">BB16sBI32s16sq16sHIHHIHI")
 _SEAL = struct.Struct(">BB16s32sQHIq16sHIHIBI16s")
 _LEASE = struct.Struct(">B16s32sQHIHIHI")
 _SEQUENCE = struct.Struct(">q")
+_REPLAY = struct.Struct(">B16sB6sBBI6x")
+_ENDED = frozenset((State.SEALED, State.FAILED))
 
 
 class Names:
@@ -57,6 +60,10 @@ class Names:
         prefix = b"rf{%s:??}" % self.tenant.encode() if shard is None else self.prefixes[shard]
         return prefix + what + b"*"
 
+    def shard_of(self, name: bytes) -> int:
+        at = name.index(b"}")
+        return int(name[at - 2 : at], 16)
+
     def keys_of(self, what: Claim | Seal | LeaseRef) -> list[bytes]:
         if what.mode is Mode.KEYED:
             return [self.record(what.key)]
@@ -64,26 +71,56 @@ class Names:
 
 
 def pack_claim(claim: Claim) -> bytes:
+    """mode:1 flags:1 token:16 position:1 waited:4 digest:32 fingerprint:16 sequence:8 metadata_hash:16 lease:6
+    max_attempts:2 pending_ttl:6 source_ttl:6, then kind and owner (length:1), payload and context (length:4)."""
     flags = (claim.sequence is not None) | (2 if claim.retract else 0) | (4 if claim.row_on_conflict else 0)
     head = _CLAIM.pack(
         claim.mode,
         flags,
-        claim.fingerprint,
         claim.token,
+        claim.position,
+        claim.waited_ms,
         claim.digest,
+        claim.fingerprint,
         claim.sequence or 0,
         claim.metadata_hash,
         *six_bytes(claim.lease_ms),
         claim.max_attempts,
         *six_bytes(claim.pending_ttl_ms),
         *six_bytes(claim.source_ttl_ms),
-        claim.position,
-        claim.waited_ms,
     )
     return b"".join((head, short(claim.kind), short(claim.owner), _long(claim.payload), _long(claim.context)))
 
 
+def is_replay(data: bytes, fingerprint: bytes) -> bool:
+    """Whether these bytes are an ended record of this payload, which answers a claim without a sequence."""
+    if data[0] != VERSION:
+        KeyRecord.decode(data)  # refuses it, before anything of its batch is granted
+    return data[1] in _ENDED and data[2:18] == fingerprint
+
+
+def replay_row(claim: Claim, data: bytes, ts: bytes) -> bytes:
+    """The row of a claim that was answered with this record: cut and joined, as claim.lua does it."""
+    effect = 63 + data[62]
+    effect += 1 + data[effect]
+    effect += 1 + data[effect]
+    context = claim.context
+    return b"".join(
+        (
+            _REPLAY.pack(ROW_VERSION, claim.token, claim.position, ts, RowKind.DUPLICATE, 0, claim.waited_ms),
+            claim.key,
+            data[2:62],
+            data[effect : effect + 1 + data[effect]],
+            b"\0",
+            len(context).to_bytes(4, "big"),
+            context,
+        )
+    )
+
+
 def pack_seal(seal: Seal) -> bytes:
+    """mode:1 flags:1 token:16 digest:32 epoch:8 counter:6 sequence:8 metadata_hash:16 ttl:6 source_ttl:6 row_flags:1
+    waited:4 winner:16, then error and effect_id (length:1), result and context (length:4)."""
     flags = (
         (seal.sequence is not None) | (2 if seal.failed else 0) | (4 if seal.live else 0) | (8 if seal.duplicate else 0)
     )
@@ -102,7 +139,7 @@ def pack_seal(seal: Seal) -> bytes:
         seal.waited_ms,
         seal.winner,
     )
-    tail = (short(seal.effect_id), short(seal.error), _long(seal.result), _long(seal.context))
+    tail = (short(seal.error), short(seal.effect_id), _long(seal.result), _long(seal.context))
     return b"".join((head, *tail))
 
 

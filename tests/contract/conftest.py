@@ -21,7 +21,7 @@ from ragfence.stores.redis_wire import Names  # noqa: E402
 from ragfence.testing.clock import VirtualClock  # noqa: E402
 from ragfence.testing.fence_calls import start_epoch  # noqa: E402
 from ragfence.testing.fences import MemoryFences  # noqa: E402
-from tests.servers import RedisServer  # noqa: E402
+from tests.servers import RedisCluster, RedisServer  # noqa: E402
 
 CLOCK_KEY = "test-clock"
 
@@ -110,19 +110,20 @@ class SqliteUnderTest:
 
 
 class RedisUnderTest:
-    def __init__(self, server: RedisServer) -> None:
+    def __init__(self, server: RedisServer | RedisCluster) -> None:
         self._url = server.url
-        self._server = redis.Redis.from_url(server.url)
+        self._server: Any = server.client()
         self._server.flushall()
         self._now_ms = 0
-        self.clock = VirtualClock(on_change=self._pass)
         self._handles: list[RedisFences] = []
+        self.clock = VirtualClock(on_change=self._pass)
         self.store = self.reopen()
         start_epoch(self.store, 1)
 
     def reopen(self, tenant: str = "default", *, solo: bool = False) -> RedisFences:
         handle = RedisFences(self._url, tenant, solo=solo, test_clock=CLOCK_KEY)
         self._handles.append(handle)
+        self._set_clock(handle)
         return handle
 
     def restart(self) -> None:
@@ -150,11 +151,25 @@ class RedisUnderTest:
     def _pass(self, now_ms: int) -> None:
         """Sets the clock, and lets what has a TTL grow old by as much."""
         passed_ms, self._now_ms = now_ms - self._now_ms, now_ms
+        for handle in self._handles:
+            self._set_clock(handle)
         self._server.set(CLOCK_KEY, now_ms)
         for name in self._server.scan_iter(count=1000):
             left_ms = self._server.pttl(name)
             if left_ms > 0:
                 self._server.pexpire(name, left_ms - passed_ms)  # deletes it when nothing is left
+
+    def _set_clock(self, handle: RedisFences) -> None:
+        """One key is enough for a server; see `ClusterUnderTest`."""
+
+
+class ClusterUnderTest(RedisUnderTest):
+    def _set_clock(self, handle: RedisFences) -> None:
+        """A script may not look into another slot: every shard has a clock of its own."""
+        with self._server.pipeline() as pipe:
+            for prefix in Names(handle.tenant).prefixes:
+                pipe.set(prefix + b"t", self._now_ms)
+            pipe.execute()
 
 
 @pytest.fixture
@@ -172,5 +187,12 @@ def sqlite_fences(tmp_path: Path) -> Iterator[SqliteUnderTest]:
 @pytest.fixture
 def redis_fences(any_redis: RedisServer) -> Iterator[RedisUnderTest]:
     under_test = RedisUnderTest(any_redis)
+    yield under_test
+    under_test.close()
+
+
+@pytest.fixture
+def cluster_fences(valkey_cluster_server: RedisCluster) -> Iterator[ClusterUnderTest]:
+    under_test = ClusterUnderTest(valkey_cluster_server)
     yield under_test
     under_test.close()

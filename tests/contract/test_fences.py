@@ -31,6 +31,14 @@ class TestRedis(FenceStoreContract):
         return redis_fences
 
 
+class TestCluster(FenceStoreContract):
+    """Three Valkey nodes: every shard on its own, none of them in one call with another."""
+
+    @pytest.fixture
+    def fences(self, cluster_fences: FencesUnderTest) -> FencesUnderTest:
+        return cluster_fences
+
+
 class TestFaultyWithoutFaults(FenceStoreContract):
     @pytest.fixture
     def fences(self, memory_fences: FencesUnderTest) -> FencesUnderTest:

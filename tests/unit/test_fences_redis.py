@@ -17,7 +17,7 @@ from ragfence.core.operations import Fence
 from ragfence.core.records import KeyRecord, State
 from ragfence.errors import RagfenceError, StoreAuth, StoreUnavailable, StoreUnsafe
 from ragfence.stores.fences import LoadedReceipt, Marker
-from ragfence.stores.fences_redis import RedisFences
+from ragfence.stores.fences_redis import RedisFences, refuse_unsafe
 from ragfence.testing.fence_calls import (
     ALL_MODES,
     SHARD,
@@ -153,15 +153,9 @@ def test_a_replica_is_refused(server: servers.RedisServer, kind: Callable[..., A
 
 
 def test_a_server_that_is_too_old_is_refused() -> None:
-    class Old:
-        def register_script(self, script: str) -> None:
-            pass
-
-        def info(self, section: str) -> dict[str, str]:
-            return {"redis_version": "6.0.20", "maxmemory_policy": "noeviction", "role": "master"}
-
+    info = {"redis_version": "6.0.20", "maxmemory_policy": "noeviction", "role": "master"}
     with pytest.raises(StoreUnsafe, match=r"Redis 6\.0\.20"):
-        RedisFences("redis://host:6379/0", client=Old())
+        refuse_unsafe("redis://host:6379/0", info)
 
 
 @ALL_MODES
@@ -186,8 +180,8 @@ def test_scripts_that_the_server_forgot_within_a_batch_are_sent_again(
     receipt = sealed(store, claim(Mode.KEYED, "0"))
     snapshot = store._snapshot
 
-    def forgetful(names: Any) -> Any:
-        found = snapshot(names)
+    def forgetful(asked: Any) -> Any:
+        found = snapshot(asked)
         client.script_flush()  # after the MGET, before the script
         return found
 

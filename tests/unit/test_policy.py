@@ -289,6 +289,7 @@ def test_every_column_of_a_decision_row_can_be_logged() -> None:
     assert "tenant" in ROW_FIELDS
 
 
-def test_a_promise_that_nobody_keeps_yet_is_refused():
-    with pytest.raises(PolicyError, match="does not wait for replicas"):
-        Policy.from_mapping({"durability": {"wait_replicas": 1}})
+def test_confirmations_can_be_asked_for():
+    assert not Policy().durability.confirms
+    assert Policy.from_mapping({"durability": {"wait_replicas": 1}}).durability.confirms
+    assert Policy.from_mapping({"durability": {"wait_aof": True}}).durability.confirms

@@ -1,191 +1,18 @@
 -- Claims, in groups of one shard each: decides, writes records and decision rows. core/decisions.py in Lua.
+-- What most claims are, a first one or a replay of an operation without a sequence, is done here, by cutting and
+-- joining bytes. Everything else goes through rules(), claim_rules.lua, whose functions are made only when needed.
 --
 -- KEYS   per group: marker, counter, rows; then per claim: record, and source unless the mode is KEYED
 -- ARGV   [1] '1' if no object store stands behind this Redis, [2] number of groups, [3] most rows to keep, or '0'
 --        per group: the shard as one byte, the keys' common prefix, encoded rows to write as they are,
---        the number of claims; then per claim one packed string (see `unpack_claim`)
+--        the number of claims; then per claim one packed string (see redis_wire.pack_claim)
 -- Returns, per claim, in order: {'N'} not ready | {'G', takeover, record, prior, source} | {'R', record}
 --        | {'C', record} | {'I', until_ms, quarantined, record} | {'S', newest} | {'X', record of a newer format}
 
-local function unpack_claim(data)
-  local c = {}
-  local at
-  c.mode, c.flags, c.fingerprint, c.token, c.digest, c.sequence, c.metadata_hash, c.lease_ms, c.max_attempts,
-    c.pending_ttl, c.source_ttl, c.position, c.waited, at =
-    struct.unpack('>BBc16c16c32c8c16I6I2I6I6BI4', data)
-  if c.flags % 2 < 1 then c.sequence = nil end
-  c.retract = c.flags % 4 >= 2
-  c.row_on_conflict = c.flags % 8 >= 4
-  c.kind, at = read_short(data, at)
-  c.owner, at = read_short(data, at)
-  c.payload, at = read_long(data, at)
-  c.context, at = read_long(data, at)
-  return c
-end
-
-local function raises(sequence, head)
-  if not sequence then return false end
-  return not head or not head.sequence or compare_sequences(sequence, head.sequence) > 0
-end
-
-local function held_at(r, now_ms) return r.state == HELD and now_ms < r.when end
-
-local function next_attempt(before, claim, takeover, prior)
-  if before.state == QUARANTINED then return { code = 'I', record = before, quarantined = true } end
-  if before.attempt >= claim.max_attempts then
-    return { code = 'Q', record = copy_record(before, { state = QUARANTINED }), unsettled = takeover }
-  end
-  return { code = 'G', attempt = before.attempt + 1, first_seen = before.first_seen, takeover = takeover,
-    prior = prior, error = before.error }
-end
-
-local function decide_keyed(known, claim, now_ms)
-  if not known then return { code = 'G', attempt = 1, first_seen = now_ms, error = '' } end
-  if ended(known) then return { code = 'R', record = known } end
-  if known.state == HELD and known.token == claim.token then return { code = 'G', again = known } end
-  if held_at(known, now_ms) then return { code = 'I', record = known } end
-  return next_attempt(known, claim, known.state == HELD, nil)
-end
-
-local function decide_sequenced(head, lease, known, claim, now_ms)
-  local sealed = ended(known) and known or nil
-  if sealed and not raises(claim.sequence, head) then return { code = 'R', record = sealed } end
-  local takeover = lease ~= nil and lease.record.state == HELD
-  if takeover then
-    if lease.record.token == claim.token then return { code = 'G', again = lease.record, prior = sealed } end
-    if held_at(lease.record, now_ms) then return { code = 'I', record = lease.record } end
-  end
-  local mine = known
-  if lease and lease.digest == claim.digest then mine = lease.record end
-  if not mine or ended(mine) then
-    return { code = 'G', attempt = 1, first_seen = now_ms, takeover = takeover, prior = sealed, error = '' }
-  end
-  return next_attempt(mine, claim, takeover, sealed)
-end
-
-local function decide_document(head, lease, parked, claim, now_ms)
-  local prior = parked
-  if head and head.digest == claim.digest then prior = head.record end
-  if lease and lease.record.state == HELD then
-    if lease.record.token == claim.token then return { code = 'G', again = lease.record, prior = prior } end
-    if held_at(lease.record, now_ms) then return { code = 'I', record = lease.record } end
-  end
-  local unsettled = lease ~= nil and (lease.record.state == HELD or lease.unsettled)
-  local same = claim.retract
-  if head then same = head.digest == claim.digest end
-  if same and not unsettled and not raises(claim.sequence, head) then
-    if not head then return { code = 'R' } end
-    if head.metadata_hash == claim.metadata_hash then return { code = 'R', record = head.record } end
-  end
-  if lease and lease.digest == claim.digest then return next_attempt(lease.record, claim, unsettled, prior) end
-  return { code = 'G', attempt = 1, first_seen = now_ms, takeover = unsettled, prior = prior, error = '' }
-end
-
-local function decide(held, claim, now_ms)
-  local head = held.source and held.source.head
-  local lease = held.source and held.source.lease
-  if claim.sequence and head and head.sequence and compare_sequences(claim.sequence, head.sequence) < 0 then
-    return { code = 'S', newest = head.sequence }
-  end
-  local known = held.record
-  if head and head.digest == claim.digest and head.record then
-    known = head.record
-  elseif lease and lease.digest == claim.digest and not ended(held.record) then
-    known = lease.record
-  end
-  if known and known.fingerprint ~= claim.fingerprint then return { code = 'C', record = known } end
-  if lease and lease.digest == claim.digest and lease.record.fingerprint ~= claim.fingerprint then
-    return { code = 'C', record = lease.record }
-  end
-  if head and claim.sequence and head.sequence and head.digest ~= claim.digest and
-    compare_sequences(claim.sequence, head.sequence) == 0 then
-    return { code = 'C' }
-  end
-  if claim.mode == KEYED then return decide_keyed(known, claim, now_ms) end
-  if claim.mode == SEQUENCED then return decide_sequenced(head, lease, known, claim, now_ms) end
-  return decide_document(head, lease, held.record, claim, now_ms)
-end
-
--- Where a pending record belongs: under its key, or in the one lease of its source.
-local function place(claim, held, record, unsettled, epoch, prefix)
-  if claim.mode == KEYED then
-    put(claim.record_key, record.raw, claim.pending_ttl)
-    return ''
-  end
-  local before = held.source and held.source.lease
-  if claim.mode == SEQUENCED then
-    if held.record and not ended(held.record) then redis.call('DEL', claim.record_key) end
-    if before and before.digest ~= claim.digest then
-      local aside_key = prefix .. 'k' .. before.digest
-      if redis.call('EXISTS', aside_key) == 0 then put(aside_key, before.record.raw, claim.pending_ttl) end
-    end
-  end
-  local source = { stamp = epoch, head = held.source and held.source.head,
-    lease = { digest = claim.digest, record = record, unsettled = unsettled } }
-  local raw = encode_source(source)
-  put(claim.source_key, raw, claim.source_ttl)
-  return raw
-end
-
-local function claim_row(claim, answer, now_ms, shard)
-  local r = answer.record
-  local row = { token = claim.token, position = claim.position, ts = now_ms, key = shard .. claim.digest,
-    fingerprint = claim.fingerprint, waited = claim.waited, context = claim.context }
-  if answer.code == 'G' then
-    row.kind, row.flags = ROW.new, answer.takeover and 1 or 0
-  elseif answer.code == 'R' then
-    row.kind = ROW.duplicate
-  elseif answer.code == 'C' then
-    if not claim.row_on_conflict then return '' end
-    row.kind = ROW.conflict
-  elseif answer.code == 'I' then
-    row.kind, row.error = ROW.in_flight, answer.quarantined and 'QUARANTINED' or ''
-  else
-    row.kind = ROW.stale
-  end
-  if r then
-    row.attempt, row.epoch, row.counter, row.first_seen = r.attempt, r.epoch, r.counter, r.first_seen
-    if ended(r) then
-      row.sealed_at, row.effect_id = answer.code ~= 'G' and r.when or 0, r.effect_id
-    end
-    if answer.code ~= 'C' then row.winner = r.token end
-  end
-  return encode_row(row)
-end
-
-local function settle(claim, epoch, solo, now_ms, counter_key, prefix, shard)
-  local held = read_held(claim, epoch, solo)
-  if held.newer then return { 'X', held.newer }, '' end
-  local answer = decide(held, claim, now_ms)
-  if answer.code == 'Q' then
-    place(claim, held, answer.record, answer.unsettled, epoch, prefix)
-    answer = { code = 'I', record = answer.record, quarantined = true }
-  elseif answer.code == 'G' then
-    if answer.again then
-      answer.record, answer.source = answer.again, held.source and held.source.raw or ''
-    else
-      answer.record = { state = HELD, fingerprint = claim.fingerprint, token = claim.token, epoch = epoch,
-        counter = redis.call('INCR', counter_key), attempt = answer.attempt, first_seen = answer.first_seen,
-        when = now_ms + claim.lease_ms, kind = claim.kind, owner = claim.owner, error = answer.error,
-        effect_id = '', payload = claim.payload, result = '' }
-      encode_record(answer.record)
-      answer.source = place(claim, held, answer.record, false, epoch, prefix)
-    end
-  end
-  local row = claim_row(claim, answer, now_ms, shard)
-  local raw = answer.record and answer.record.raw or ''
-  if answer.code == 'G' then
-    return { 'G', answer.takeover and 1 or 0, raw, answer.prior and answer.prior.raw or '', answer.source }, row
-  elseif answer.code == 'I' then
-    return { 'I', answer.quarantined and 0 or answer.record.when, answer.quarantined and 1 or 0, raw }, row
-  elseif answer.code == 'S' then
-    return { 'S', answer.newest }, row
-  end
-  return { answer.code, raw }, row
-end
-
 local solo, groups, most_rows = ARGV[1] == '1', tonumber(ARGV[2]), tonumber(ARGV[3])
 local run, now_ms = run_id(), now()
+local ts, none = struct.pack('>I6', now_ms), '\0\0\0\0\0\0'
+local settle
 local replies, k, a = {}, 1, 4
 for _ = 1, groups do
   local marker_key, counter_key, rows_key = KEYS[k], KEYS[k + 1], KEYS[k + 2]
@@ -194,21 +21,50 @@ for _ = 1, groups do
   k, a = k + 3, a + 4
   local epoch = usable_epoch(marker_key, run, solo, now_ms)
   for _ = 1, count do
-    local claim = unpack_claim(ARGV[a])
-    a = a + 1
-    claim.record_key = KEYS[k]
-    k = k + 1
-    if claim.mode ~= KEYED then
-      claim.source_key = KEYS[k]
+    local claim, record_key, source_key = ARGV[a], KEYS[k], nil
+    local mode = byte(claim)
+    a, k = a + 1, k + 1
+    if mode ~= KEYED then
+      source_key = KEYS[k]
       k = k + 1
     end
+    local reply, row
     if not epoch then
-      replies[#replies + 1] = { 'N' }
-    else
-      local reply, row = settle(claim, epoch, solo, now_ms, counter_key, prefix, shard)
-      replies[#replies + 1] = reply
-      rows[#rows + 1] = row
+      reply = { 'N' }
+    elseif mode == KEYED then
+      local data = redis.call('GET', record_key)
+      local version, state
+      if data then version, state = byte(data, 1, 2) end
+      if not data or (version == 1 and (state == SEALED or state == FAILED) and
+        sub(data, 3, 18) == sub(claim, 56, 71)) then
+        local names_end = 117 + byte(claim, 116)
+        names_end = names_end + byte(claim, names_end)
+        local context = names_end + 5 + struct.unpack('>I4', claim, names_end + 1)
+        if data then
+          local effect = 64 + byte(data, 63)
+          effect = effect + 1 + byte(data, effect)
+          effect = effect + 1 + byte(data, effect)
+          reply = { 'R', data }
+          row = '\1' .. sub(claim, 3, 19) .. ts .. '\2\0' .. sub(claim, 20, 23) .. none .. shard .. sub(claim, 24, 55) ..
+            sub(data, 3, 62) .. sub(data, effect, effect + byte(data, effect)) .. '\0' .. sub(claim, context)
+        else
+          local lease_ms = struct.unpack('>I6', claim, 96)
+          data = '\1\1' .. sub(claim, 56, 71) .. sub(claim, 3, 18) ..
+            struct.pack('>I8I6I2I6I6', epoch, redis.call('INCR', counter_key), 1, now_ms, now_ms + lease_ms) ..
+            sub(claim, 116, names_end) .. '\0\0' .. sub(claim, names_end + 1, context - 1)
+          put(record_key, data, struct.unpack('>I6', claim, 104))
+          reply = { 'G', 0, data, '', '' }
+          row = '\1' .. sub(claim, 3, 19) .. ts .. '\1\0' .. sub(claim, 20, 23) .. none .. shard .. sub(claim, 24, 55) ..
+            sub(data, 3, 56) .. none .. '\0\0' .. sub(claim, context)
+        end
+      end
     end
+    if not reply then
+      settle = settle or rules()
+      reply, row = settle(claim, record_key, source_key, epoch, solo, now_ms, counter_key, prefix, shard)
+    end
+    replies[#replies + 1] = reply
+    rows[#rows + 1] = row
   end
   add_rows(rows_key, table.concat(rows), most_rows)
 end

@@ -1,7 +1,8 @@
 -- Markers and hydration. Every write compares the marker first, so a hydration that was overtaken does nothing.
 --
--- KEYS   the markers of the shards concerned; for 'load', after the one marker, the keys to write
--- ARGV   [1] 'begin', 'load', 'finish' or 'forget', [2] the epoch; for 'load' the values, in the order of KEYS
+-- KEYS   the markers of the shards concerned; for 'load' and 'forget_ended', after the one marker, the records
+-- ARGV   [1] 'begin', 'load', 'finish', 'forget' (the markers of older epochs) or 'forget_ended' (records that ended),
+--        [2] the epoch; for 'load' the values, in the order of KEYS
 -- Returns 1 done | 0 the markers are not what the step needs
 
 local action, epoch = ARGV[1], tonumber(ARGV[2])
@@ -27,6 +28,11 @@ elseif action == 'finish' then
     if not hydrating(marker_key) then return 0 end
   end
   for _, marker_key in ipairs(KEYS) do write_marker(marker_key, 'R', epoch, run) end
+elseif action == 'forget_ended' then
+  for i = 2, #KEYS do
+    local version, state = byte(redis.call('GET', KEYS[i]) or '', 1, 2)
+    if version == 1 and (state == SEALED or state == FAILED) then redis.call('DEL', KEYS[i]) end
+  end
 else
   for _, marker_key in ipairs(KEYS) do
     local m = read_marker(marker_key)

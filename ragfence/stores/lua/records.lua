@@ -1,11 +1,7 @@
 -- The binary records of core/records.py and core/rows.py, read and written in Lua.
--- now() is put in front of this file by the client: it reads TIME, and tests replace it.
 
-local HELD, RELEASED, QUARANTINED, SEALED, FAILED = 1, 2, 3, 4, 5
-local KEYED, SEQUENCED, DOCUMENT = 0, 1, 2
 local NO_METADATA = string.rep('\0', 16)
 local NOBODY = NO_METADATA
-local byte, sub, char = string.byte, string.sub, string.char
 
 local function short(text) return char(#text) .. text end
 local function long(text) return struct.pack('>I4', #text) .. text end
@@ -110,38 +106,6 @@ local function compare_sequences(a, b)
   return 0
 end
 
--- The epoch of a shard that may answer, or nil. `solo`: no object store stands behind this Redis, so a marker
--- that is absent or of another run is set here, to an epoch above every earlier one.
-local function run_id() return string.match(redis.call('INFO', 'server'), 'run_id:(%x+)') end
-
-local function read_marker(marker_key)
-  local text = redis.call('GET', marker_key)
-  if not text then return nil end
-  local state, epoch, run = string.match(text, '^([RH]):(%d+):(.*)$')
-  return { ready = state == 'R', epoch = tonumber(epoch), run = run }
-end
-
-local function write_marker(marker_key, state, epoch, run)
-  redis.call('SET', marker_key, string.format('%s:%.0f:%s', state, epoch, run))
-end
-
-local function usable_epoch(marker_key, run, solo, now_ms)
-  local m = read_marker(marker_key)
-  if m and m.ready and m.run == run then return m.epoch end
-  if not solo then return nil end
-  local epoch = math.max(m and m.epoch + 1 or 0, now_ms * 1000)
-  write_marker(marker_key, 'R', epoch, run)
-  return epoch
-end
-
-local function put(key, data, ttl_ms)
-  if ttl_ms > 0 then
-    redis.call('SET', key, data, 'PX', string.format('%.0f', ttl_ms))
-  else
-    redis.call('SET', key, data)
-  end
-end
-
 -- What the store holds for one item: its record and, but for KEYED, its source. Void records are left out.
 local function read_held(item, epoch, solo)
   local held = {}
@@ -168,18 +132,8 @@ end
 local ROW = { duplicate = 2, new = 1, conflict = 3, in_flight = 4, stale = 5 }
 
 local function encode_row(r)
-  return struct.pack('>c16BI6BBI2I8I6I6I6I6I4c33c16c16', r.token, r.position, r.ts, r.kind, r.flags or 0,
-    r.attempt or 0, r.epoch or 0, r.counter or 0, r.first_seen or 0, r.sealed_at or 0, r.expires or 0,
-    r.waited or 0, r.key, r.fingerprint, r.winner or NOBODY) ..
+  return struct.pack('>Bc16BI6BBI4I6c33c16c16I8I6I2I6I6', 1, r.token, r.position, r.ts, r.kind, r.flags or 0,
+    r.waited or 0, r.expires or 0, r.key, r.fingerprint, r.winner or NOBODY, r.epoch or 0, r.counter or 0,
+    r.attempt or 0, r.first_seen or 0, r.sealed_at or 0) ..
     short(r.effect_id or '') .. short(r.error or '') .. long(r.context)
-end
-
--- One stream entry per batch and shard. `most_rows` bounds the stream where nothing can be drained from it.
-local function add_rows(rows_key, data, most_rows)
-  if data == '' then return end
-  if most_rows > 0 then
-    redis.call('XADD', rows_key, 'MAXLEN', '~', most_rows, '*', 'd', data)
-  else
-    redis.call('XADD', rows_key, '*', 'd', data)
-  end
 end

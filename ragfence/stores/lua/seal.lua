@@ -1,96 +1,19 @@
 -- Seals: compares the token, then acts; sealed is terminal. `settle_seal` of core/decisions.py in Lua.
+-- The owner's own seal of an operation without a sequence is done here, by cutting and joining bytes; everything else
+-- goes through rules(), seal_rules.lua.
 --
 -- KEYS   per group: marker, rows; then per seal: record, and source unless the mode is KEYED
 -- ARGV   [1] '1' if no object store stands behind this Redis, [2] number of groups, [3] most rows to keep, or '0'
 --        per group: the shard as one byte, the keys' common prefix, the number of seals; then per seal one packed
---        string (see `unpack_seal`)
+--        string (see redis_wire.pack_seal)
 -- Returns, per seal, in order: {'S', record} sealed | {'F', what stands there instead or ''} fenced out
 --        | {'N'} not ready | {'X', record of a newer format}
 
-local function unpack_seal(data)
-  local s = {}
-  local at
-  s.mode, s.flags, s.token, s.digest, s.epoch, s.counter, s.sequence, s.metadata_hash, s.ttl, s.source_ttl,
-    s.row_flags, s.waited, s.winner, at = struct.unpack('>BBc16c32I8I6c8c16I6I6BI4c16', data)
-  if s.flags % 2 < 1 then s.sequence = nil end
-  s.failed = s.flags % 4 >= 2
-  s.live = s.flags % 8 >= 4
-  s.duplicate = s.flags % 16 >= 8
-  s.effect_id, at = read_short(data, at)
-  s.error, at = read_short(data, at)
-  s.result, at = read_long(data, at)
-  s.context, at = read_long(data, at)
-  return s
-end
-
-local function standing(held, seal)
-  local head = held.source and held.source.head
-  if head and head.digest == seal.digest and head.record then return head.record end
-  return held.record
-end
-
-local function holds(record, token) return record.state == HELD and record.token == token end
-
-local function end_record(record, seal, now_ms)
-  return copy_record(record, { state = seal.failed and FAILED or SEALED, when = now_ms, owner = '',
-    token = seal.winner == NOBODY and record.token or seal.winner,
-    error = seal.error, effect_id = seal.effect_id, result = seal.result })
-end
-
-local function settle_keyed(record, seal, now_ms)
-  if not record then return 'F', nil end
-  if ended(record) then return record.token == seal.token and 'S' or 'F', record end
-  if not holds(record, seal.token) then return 'F', record end
-  local after = end_record(record, seal, now_ms)
-  put(seal.record_key, after.raw, seal.ttl)
-  return 'S', after
-end
-
-local function settle(seal, held, epoch, now_ms, prefix)
-  if seal.epoch ~= epoch then return 'F', standing(held, seal) end
-  if seal.mode == KEYED then return settle_keyed(held.record, seal, now_ms) end
-  local lease = held.source and held.source.lease
-  if not (lease and lease.digest == seal.digest and holds(lease.record, seal.token)) then
-    local there = standing(held, seal)
-    if ended(there) and there.token == seal.token then return 'S', there end
-    return 'F', there
-  end
-  local record, head = end_record(lease.record, seal, now_ms), held.source.head
-  local sequence = seal.sequence or (head and head.sequence)
-  if seal.mode == SEQUENCED then
-    local kept = ended(held.record) and held.record or nil
-    if not kept then put(seal.record_key, record.raw, seal.ttl) end
-    local moved = { digest = seal.digest, live = true, sequence = sequence, metadata_hash = NO_METADATA }
-    put(seal.source_key, encode_source({ stamp = epoch, head = moved }), seal.source_ttl)
-    return 'S', kept or record
-  end
-  if held.stored then redis.call('DEL', seal.record_key) end
-  if head and head.live and head.digest ~= seal.digest and head.record then
-    put(prefix .. 'k' .. head.digest, struct.pack('>I8', epoch) .. head.record.raw, 0)
-  end
-  local moved = { digest = seal.digest, live = seal.live, sequence = sequence,
-    metadata_hash = seal.metadata_hash, record = record }
-  put(seal.source_key, encode_source({ stamp = epoch, head = moved }), seal.source_ttl)
-  return 'S', record
-end
-
-local function seal_row(seal, code, r, now_ms, shard)
-  if not r then return '' end
-  local fenced = code == 'F'
-  local flags = seal.row_flags
-  if fenced and flags % 32 < 16 then flags = flags + 16 end
-  return encode_row({ token = seal.token, position = 250, ts = now_ms,
-    kind = (seal.duplicate or fenced) and ROW.duplicate or ROW.new, key = shard .. seal.digest,
-    fingerprint = r.fingerprint, flags = flags, attempt = r.attempt,
-    epoch = fenced and r.epoch or seal.epoch, counter = fenced and r.counter or seal.counter,
-    first_seen = r.first_seen, sealed_at = ended(r) and r.when or 0,
-    expires = (not fenced and seal.ttl > 0) and now_ms + seal.ttl or 0, waited = seal.waited, winner = r.token,
-    effect_id = r.effect_id, error = fenced and 'LEASE.fenced_out' or (seal.failed and r.error or ''),
-    context = seal.context })
-end
-
 local solo, groups, most_rows = ARGV[1] == '1', tonumber(ARGV[2]), tonumber(ARGV[3])
 local run, now_ms = run_id(), now()
+local ts, none = struct.pack('>I6', now_ms), '\0\0\0\0\0\0'
+local nobody = string.rep('\0', 16)
+local settle
 local replies, k, a = {}, 1, 4
 for _ = 1, groups do
   local marker_key, rows_key = KEYS[k], KEYS[k + 1]
@@ -98,27 +21,49 @@ for _ = 1, groups do
   k, a = k + 2, a + 3
   local rows = {}
   local epoch = usable_epoch(marker_key, run, solo, now_ms)
+  local epoch_bytes = epoch and struct.pack('>I8', epoch)
   for _ = 1, count do
-    local seal = unpack_seal(ARGV[a])
-    a = a + 1
-    seal.record_key = KEYS[k]
-    k = k + 1
-    if seal.mode ~= KEYED then
-      seal.source_key = KEYS[k]
+    local seal, record_key, source_key = ARGV[a], KEYS[k], nil
+    local mode, flags = byte(seal, 1, 2)
+    a, k = a + 1, k + 1
+    if mode ~= KEYED then
+      source_key = KEYS[k]
       k = k + 1
     end
+    local reply, row
     if not epoch then
-      replies[#replies + 1] = { 'N' }
-    else
-      local held = read_held(seal, epoch, solo)
-      if held.newer then
-        replies[#replies + 1] = { 'X', held.newer }
-      else
-        local code, record = settle(seal, held, epoch, now_ms, prefix)
-        replies[#replies + 1] = { code, record and record.raw or '' }
-        rows[#rows + 1] = seal_row(seal, code, record, now_ms, shard)
+      reply = { 'N' }
+    elseif mode == KEYED and sub(seal, 51, 58) == epoch_bytes then
+      local data = redis.call('GET', record_key)
+      local version, state
+      if data then version, state = byte(data, 1, 2) end
+      if version == 1 and state == HELD and sub(data, 19, 34) == sub(seal, 3, 18) then
+        local failed, duplicate = flags % 4 >= 2, flags % 16 >= 8
+        local ttl, winner = struct.unpack('>I6', seal, 89), sub(seal, 106, 121)
+        local effect = 123 + byte(seal, 122)
+        local result = effect + 1 + byte(seal, effect)
+        local context = result + 4 + struct.unpack('>I4', seal, result)
+        local kind_end = 63 + byte(data, 63)
+        local payload = kind_end + 1
+        for _ = 1, 3 do payload = payload + 1 + byte(data, payload) end
+        local payload_end = payload + 3 + struct.unpack('>I4', data, payload)
+        data = (failed and '\1\5' or '\1\4') .. sub(data, 3, 18) ..
+          (winner == nobody and sub(seal, 3, 18) or winner) .. sub(data, 35, 56) .. ts .. sub(data, 63, kind_end) ..
+          '\0' .. sub(seal, 122, result - 1) .. sub(data, payload, payload_end) .. sub(seal, result + 4, context - 1)
+        put(record_key, data, ttl)
+        reply = { 'S', data }
+        row = '\1' .. sub(seal, 3, 18) .. '\250' .. ts .. (duplicate and '\2' or '\1') .. sub(seal, 101, 105) ..
+          (ttl > 0 and struct.pack('>I6', now_ms + ttl) or none) .. shard .. sub(seal, 19, 50) .. sub(data, 3, 34) ..
+          sub(seal, 51, 64) .. sub(data, 49, 62) ..
+          sub(seal, effect, result - 1) .. (failed and sub(seal, 122, effect - 1) or '\0') .. sub(seal, context)
       end
     end
+    if not reply then
+      settle = settle or rules()
+      reply, row = settle(seal, record_key, source_key, epoch, solo, now_ms, prefix, shard)
+    end
+    replies[#replies + 1] = reply
+    rows[#rows + 1] = row
   end
   add_rows(rows_key, table.concat(rows), most_rows)
 end

@@ -1,0 +1,49 @@
+-- What every script needs: constants, the markers, and writing. Kept short: a script makes its functions anew each
+-- time it is called, and that costs more than most of what they do.
+-- now() is put in front of this file by the client: it reads TIME, and tests replace it.
+
+local HELD, RELEASED, QUARANTINED, SEALED, FAILED = 1, 2, 3, 4, 5
+local KEYED, SEQUENCED, DOCUMENT = 0, 1, 2
+local byte, sub, char = string.byte, string.sub, string.char
+
+-- The epoch of a shard that may answer, or nil. `solo`: no object store stands behind this Redis, so a marker
+-- that is absent or of another run is set here, to an epoch above every earlier one.
+local function run_id() return string.match(redis.call('INFO', 'server'), 'run_id:(%x+)') end
+
+local function read_marker(marker_key)
+  local text = redis.call('GET', marker_key)
+  if not text then return nil end
+  local state, epoch, run = string.match(text, '^([RH]):(%d+):(.*)$')
+  return { ready = state == 'R', epoch = tonumber(epoch), run = run }
+end
+
+local function write_marker(marker_key, state, epoch, run)
+  redis.call('SET', marker_key, string.format('%s:%.0f:%s', state, epoch, run))
+end
+
+local function usable_epoch(marker_key, run, solo, now_ms)
+  local m = read_marker(marker_key)
+  if m and m.ready and m.run == run then return m.epoch end
+  if not solo then return nil end
+  local epoch = math.max(m and m.epoch + 1 or 0, now_ms * 1000)
+  write_marker(marker_key, 'R', epoch, run)
+  return epoch
+end
+
+local function put(key, data, ttl_ms)
+  if ttl_ms > 0 then
+    redis.call('SET', key, data, 'PX', ttl_ms)
+  else
+    redis.call('SET', key, data)
+  end
+end
+
+-- One stream entry per batch and shard. `most_rows` bounds the stream where nothing can be drained from it.
+local function add_rows(rows_key, data, most_rows)
+  if data == '' then return end
+  if most_rows > 0 then
+    redis.call('XADD', rows_key, 'MAXLEN', '~', most_rows, '*', 'd', data)
+  else
+    redis.call('XADD', rows_key, '*', 'd', data)
+  end
+end

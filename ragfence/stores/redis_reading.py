@@ -1,0 +1,110 @@
+"""Reading from Redis without deciding: consistent snapshots of records and markers, and scans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ragfence.stores.redis_errors import understood
+from ragfence.stores.redis_link import Call, Command, Link
+from ragfence.stores.redis_wire import Names
+
+SCAN_PAGE = 500
+_INFO: Command = (b"INFO", b"server")
+_TIME: Command = (b"TIME",)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    now_ms: int
+    markers: dict[int, bytes | None]
+    epochs: dict[int, int | None]
+    """per shard: its epoch, or None where it may not answer"""
+    values: list[bytes | None]
+
+
+class Reader:
+    def __init__(self, link: Link, names: Names, test_clock: str | None) -> None:
+        self._link = link
+        self._names = names
+        self._test_clock = test_clock
+
+    def snapshot(self, wanted: Sequence[tuple[int, bytes]], shards: Sequence[int] = ()) -> Snapshot:
+        """The values of (shard, name), and of the markers, each with the run_id of the very server that answered."""
+        by_shard: dict[int, list[int]] = {shard: [] for shard in shards}
+        for at, (shard, _) in enumerate(wanted):
+            by_shard.setdefault(shard, []).append(at)
+        batches = [[shard] for shard in by_shard] if self._link.clustered else [list(by_shard)]
+        calls, places = [], []
+        for batch in batches:
+            members = [at for shard in batch for at in by_shard[shard]]
+            names = [*self._clock(batch[0]), *(self._names.markers[shard] for shard in batch)]
+            calls.append(Call(batch[0], (b"MGET", *names, *(wanted[at][1] for at in members))))
+            places.append(members)
+        done = self._answered(calls, after=(_INFO,) if self._test_clock else (_INFO, _TIME))
+        now_ms = 0
+        markers: dict[int, bytes | None] = {}
+        epochs: dict[int, int | None] = {}
+        values: list[bytes | None] = [None] * len(wanted)
+        for batch, members, reply, (info, *time) in zip(batches, places, done.replies, done.after, strict=True):
+            found = iter(reply)
+            now_ms = max(now_ms, int(next(found)) if self._test_clock else _milliseconds(time[0]))
+            run_id = _run_id(info)
+            for shard in batch:
+                markers[shard] = marker = next(found)
+                epochs[shard] = _usable(marker, run_id)
+            for at, value in zip(members, found, strict=True):
+                values[at] = value
+        return Snapshot(now_ms, markers, epochs, values)
+
+    def scan(self, what: bytes, shard: int | None = None) -> Iterator[tuple[bytes, bytes, int | None]]:
+        """Name, value, and when it expires. A name may come twice, as SCAN has it."""
+        with understood(self._link.url):
+            for _, client in self._link.primaries():
+                page: list[bytes] = []
+                for name in client.scan_iter(self._names.pattern(what, shard), count=1000):
+                    page.append(name)
+                    if len(page) == SCAN_PAGE:
+                        yield from self._fetched(page)
+                        page = []
+                yield from self._fetched(page)
+
+    def _fetched(self, names: list[bytes]) -> Iterator[tuple[bytes, bytes, int | None]]:
+        if not names:
+            return
+        shards = [self._names.shard_of(name) for name in names]
+        snapshot = self.snapshot(list(zip(shards, names, strict=True)))
+        ttls = self._answered([Call(shard, (b"PTTL", name)) for shard, name in zip(shards, names, strict=True)]).replies
+        for name, data, ttl_ms in zip(names, snapshot.values, ttls, strict=True):
+            if data is not None:
+                yield name, data, snapshot.now_ms + ttl_ms if ttl_ms > 0 else None
+
+    def _answered(self, calls: Sequence[Call], after: Sequence[Command] = ()) -> Any:
+        with understood(self._link.url):
+            done = self._link.exchange(calls, after)
+            for reply in (*done.replies, *(done.after[0] if done.after else ())):
+                if isinstance(reply, Exception):
+                    raise reply
+        return done
+
+    def _clock(self, shard: int) -> tuple[bytes, ...]:
+        if self._test_clock is None:
+            return ()
+        return (self._names.prefixes[shard] + b"t" if self._link.clustered else self._test_clock.encode(),)
+
+
+def _run_id(info: bytes) -> bytes:
+    at = info.find(b"run_id:") + 7
+    return info[at : info.find(b"\r", at)]
+
+
+def _milliseconds(time: Sequence[bytes]) -> int:
+    return int(time[0]) * 1000 + int(time[1]) // 1000
+
+
+def _usable(marker: bytes | None, run_id: bytes) -> int | None:
+    if marker is None:
+        return None
+    state, epoch, run = marker.split(b":", 2)
+    return int(epoch) if state == b"R" and run == run_id else None
