@@ -27,7 +27,7 @@ from ragfence.core.jsonable import (
 )
 from ragfence.errors import NotJson
 
-__all__ = ["MAX_SAFE_INTEGER", "JsonValue", "canonical_json", "parse_json", "to_jsonable"]
+__all__ = ["MAX_SAFE_INTEGER", "JsonValue", "canonical_json", "canonical_payload", "parse_json", "to_jsonable"]
 
 MAX_SAFE_INTEGER = 2**53 - 1
 
@@ -48,6 +48,13 @@ def canonical_json(value: object) -> bytes:
     pieces: list[str] = []
     _write(value, [], pieces.append)
     return "".join(pieces).encode()
+
+
+def canonical_payload(value: object) -> bytes:
+    """The canonical JSON of whatever a caller passes: models, dataclasses and dates as `to_jsonable` has them."""
+    if _is_plain(value, 0):
+        return _encode_plain(value).encode("ascii")
+    return canonical_json(to_jsonable(value))
 
 
 def parse_json(text: str | bytes) -> Any:

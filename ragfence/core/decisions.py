@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import NamedTuple
 
 from ragfence.core.operations import Fence
 from ragfence.core.records import (
@@ -41,8 +42,7 @@ class Mode(IntEnum):
     DOCUMENT = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class Claim(NamedTuple):
     """An attempt to become the one who performs the operation."""
 
     key: bytes
@@ -242,7 +242,7 @@ def _next_attempt(
     if before.state is State.QUARANTINED:
         return InFlight(0, before, quarantined=True)
     if before.attempt >= claim.max_attempts:
-        return _Quarantine(replace(before, state=State.QUARANTINED), takeover)
+        return _Quarantine(before._replace(state=State.QUARANTINED), takeover)
     return _Grant(before.attempt + 1, before.first_seen_ms, takeover, prior, before.error)
 
 
@@ -298,8 +298,7 @@ def _place(held: Held, claim: Claim, record: KeyRecord, stamp: int, *, unsettled
     return Change(source=source, set_aside=aside, drop_record=pending_copy)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seal:
+class Seal(NamedTuple):
     """The end of a lease with an outcome: it stores the receipt, for ever."""
 
     key: bytes
@@ -398,8 +397,7 @@ def _holds(record: KeyRecord, token: bytes) -> bool:
 
 
 def _ended(record: KeyRecord, seal: Seal, now_ms: int) -> KeyRecord:
-    return replace(
-        record,
+    return record._replace(
         state=State.FAILED if seal.failed else State.SEALED,
         # Whoever committed it may still come to seal it: the token of the effect, not of its healer, is the one kept.
         token=record.token if seal.winner == NOBODY else seal.winner,
@@ -435,7 +433,7 @@ def settle_renew(held: Held, lease: LeaseRef, now_ms: int, *, epoch: int) -> tup
     record = _held_by(held, lease)
     if record is None or lease.epoch != epoch:
         return False, None
-    return True, _replaced(held, lease, replace(record, when_ms=now_ms + lease.lease_ms))
+    return True, _replaced(held, lease, record._replace(when_ms=now_ms + lease.lease_ms))
 
 
 def settle_release(
@@ -446,9 +444,9 @@ def settle_release(
     if record is None:
         return None, None
     if expire:
-        after = replace(record, when_ms=now_ms, error=error)
+        after = record._replace(when_ms=now_ms, error=error)
     else:
-        after = replace(record, state=State.RELEASED, when_ms=now_ms, error=error)
+        after = record._replace(state=State.RELEASED, when_ms=now_ms, error=error)
     return after, _replaced(held, lease, after)
 
 
@@ -456,8 +454,7 @@ def settle_pardon(held: Held, lease: LeaseRef, now_ms: int) -> tuple[KeyRecord |
     """New attempts for a pending key, whoever holds it. What may hide a commit stays unsettled."""
     place = held.source.lease if held.source else None
     if lease.mode is not Mode.KEYED and place and place.digest == lease.digest:
-        after = replace(
-            place.record,
+        after = place.record._replace(
             state=State.HELD if place.may_hide_a_commit else State.RELEASED,
             when_ms=now_ms,
             attempt=0,
@@ -465,7 +462,7 @@ def settle_pardon(held: Held, lease: LeaseRef, now_ms: int) -> tuple[KeyRecord |
         return after, _replaced(held, lease, after)
     if held.record is None or held.record.ended:
         return None, None
-    after = replace(held.record, state=State.RELEASED, when_ms=now_ms, attempt=0)
+    after = held.record._replace(state=State.RELEASED, when_ms=now_ms, attempt=0)
     return after, Change(record=after)
 
 

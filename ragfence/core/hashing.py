@@ -7,24 +7,32 @@ changed digest would silently perform a user's effects again.
 
 from __future__ import annotations
 
+from functools import cache
 from hashlib import sha256
 from typing import Literal
 
 import xxhash
 
 SHARDS = 64
+_SIZES = [size.to_bytes(8, "big") for size in range(256)]
 
 Algorithm = Literal["xxh3", "sha256"]
 
 
 def framed(domain: str, parts: tuple[bytes, ...]) -> bytes:
     """The unambiguous byte string that stands for `parts` under `domain`."""
-    tag = domain.encode()
-    pieces = [len(tag).to_bytes(2, "big"), tag]
+    pieces = [_tag(domain)]
     for part in parts:
-        pieces.append(len(part).to_bytes(8, "big"))
+        size = len(part)
+        pieces.append(_SIZES[size] if size < 256 else size.to_bytes(8, "big"))
         pieces.append(part)
     return b"".join(pieces)
+
+
+@cache
+def _tag(domain: str) -> bytes:
+    tag = domain.encode()
+    return len(tag).to_bytes(2, "big") + tag
 
 
 def digest(domain: str, *parts: bytes) -> bytes:

@@ -23,6 +23,9 @@ SEQUENCE_MIN, SEQUENCE_MAX = -(2**63), 2**63 - 1
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
+_TEXTS = ("kind", "source_id", "revision", "source_type", "index_hash", "action", "tenant")
+
+
 class Fence(NamedTuple):
     """A number that only grows for a source: later owners always hold a higher one than earlier owners."""
 
@@ -60,11 +63,13 @@ class Operation:
                 raise ValidationError(f"sequence {self.sequence} does not fit into 64 bits")
             if self.revision == "":
                 object.__setattr__(self, "revision", str(self.sequence))
-        for field in ("kind", "source_id", "revision", "source_type", "index_hash", "action", "tenant"):
-            object.__setattr__(self, field, _checked(field, getattr(self, field)))
+        for field in _TEXTS:
+            given = getattr(self, field)
+            if given != "" and (text := _checked(field, given)) is not given:
+                object.__setattr__(self, field, text)
         if not self.kind:
             raise ValidationError("an operation needs a kind", hint='for example kind="ticket"')
-        if len(self.kind.encode()) > MAX_KIND_BYTES:
+        if 4 * len(self.kind) > MAX_KIND_BYTES and len(self.kind.encode()) > MAX_KIND_BYTES:
             raise ValidationError(f"kind is longer than {MAX_KIND_BYTES} bytes: {self.kind[:40]!r}...")
         if not self.source_id:
             raise ValidationError(
@@ -108,6 +113,8 @@ def _checked(field: str, value: object) -> str:
     if not isinstance(value, str):
         raise ValidationError(f"{field} must be text, got {type(value).__name__}", hint=f"pass str({field})")
     if value.isascii() and value.isprintable():
+        if len(value) <= MAX_ID_BYTES:
+            return value
         text = value
     else:
         if found := _CONTROL.search(value):

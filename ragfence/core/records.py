@@ -20,6 +20,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import NamedTuple
 
 from ragfence.core.operations import Fence
 from ragfence.errors import FormatCorrupt, FormatTooNew
@@ -52,10 +53,12 @@ class State(IntEnum):
 
 
 ENDED = frozenset({State.SEALED, State.FAILED})
+_STATES = {int(state): state for state in State}
 
 
-@dataclass(frozen=True, slots=True)
-class KeyRecord:
+class KeyRecord(NamedTuple):
+    """A tuple, and so are claims and seals: one is made for every call, and a frozen dataclass costs three times."""
+
     state: State
     fingerprint: bytes
     token: bytes
@@ -100,33 +103,32 @@ class KeyRecord:
     @classmethod
     def decode(cls, data: bytes) -> KeyRecord:
         try:
-            _refuse_newer(data[0], "record")
+            if data[0] != VERSION:
+                _refuse_newer(data[0], "record")
             _, state, fingerprint, token, epoch, ch, cl, attempt, fh, fl, wh, wl = _HEADER.unpack_from(data)
-            at = _HEADER.size
-            texts = []
-            for _ in range(4):
-                end = at + 1 + data[at]
-                texts.append(data[at + 1 : end].decode())
-                at = end
-            payload_end = at + 4 + int.from_bytes(data[at : at + 4], "big")
-            if payload_end > len(data):
+            owner = _HEADER.size + 1 + data[_HEADER.size]
+            error = owner + 1 + data[owner]
+            effect_id = error + 1 + data[error]
+            payload = effect_id + 1 + data[effect_id]
+            result = payload + 4 + int.from_bytes(data[payload : payload + 4], "big")
+            if result > len(data):
                 raise IndexError
             return cls(
-                State(state),
+                _STATES[state],
                 fingerprint,
                 token,
                 Fence(epoch, ch << 32 | cl),
                 attempt,
                 fh << 32 | fl,
                 wh << 32 | wl,
-                texts[0],
-                texts[1],
-                texts[2],
-                texts[3],
-                data[at + 4 : payload_end],
-                data[payload_end:],
+                data[_HEADER.size + 1 : owner].decode(),
+                data[owner + 1 : error].decode(),
+                data[error + 1 : effect_id].decode(),
+                data[effect_id + 1 : payload].decode(),
+                data[payload + 4 : result],
+                data[result:],
             )
-        except (struct.error, IndexError, ValueError) as broken:
+        except (struct.error, IndexError, KeyError, ValueError) as broken:
             raise FormatCorrupt(f"{len(data)} bytes in the fence store are no key record: {broken}") from broken
 
 

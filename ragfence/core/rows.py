@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
@@ -30,6 +30,8 @@ CONFLICT_POSITION = 252
 END_POSITION = 253
 
 VERSION = 1
+_quoted: Callable[[str], str] = json.encoder.encode_basestring
+"""as json.dumps(..., ensure_ascii=False) does it; a row is written for every call, and that costs three times"""
 _ROW = struct.Struct(">B16sBHIBBIHI33s16s16sQHIHHIHI")
 
 NO_FENCE = Fence(0, 0)
@@ -212,12 +214,18 @@ def _decode_one(data: bytes, at: int) -> tuple[Row, int]:
 
 def context_of(operation: Operation, **known: str | int | None) -> bytes:
     """The caller's part of a row. Empty fields are left out: most rows are small."""
-    values: dict[str, str | int] = {}
-    for field in ("kind", "source_type", "source_id", "revision", "index_hash", "action"):
-        if text := getattr(operation, field):
-            values[field] = text
-    values.update({field: value for field, value in known.items() if value})
-    return json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode()
+    pieces = [f'"kind":{_quoted(operation.kind)}']
+    for field, value in (
+        ("source_type", operation.source_type),
+        ("source_id", operation.source_id),
+        ("revision", operation.revision),
+        ("index_hash", operation.index_hash),
+        ("action", operation.action),
+        *known.items(),
+    ):
+        if value:
+            pieces += (f'"{field}":{_quoted(value) if isinstance(value, str) else value}',)
+    return f"{{{','.join(pieces)}}}".encode()
 
 
 def with_context(row: Row, **known: str | int | None) -> Row:

@@ -17,6 +17,9 @@ from ragfence.core.decisions import LeaseRef
 from ragfence.core.operations import Fence, key_to_text
 from ragfence.errors import LeaseLost
 
+IDLE_S = 5.0
+"""how long the heartbeat thread stays when there is nothing to renew"""
+
 current: contextvars.ContextVar[tuple[Lease, ...]] = contextvars.ContextVar("ragfence_leases", default=())
 
 
@@ -110,14 +113,17 @@ class Heartbeat:
         self._between_renewals = threading.Lock()
         self._held: dict[Lease, tuple[Renewer, float]] = {}
         self._thread: threading.Thread | None = None
+        self._wakes_at = 0.0
 
     def add(self, store: Renewer, lease: Lease) -> None:
+        due = time.monotonic() + _beat_s(lease)
         with self._changed:
-            self._held[lease] = (store, time.monotonic() + _beat_s(lease))
+            self._held[lease] = (store, due)
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="ragfence-heartbeat", daemon=True)
                 self._thread.start()
-            self._changed.notify()
+            elif due < self._wakes_at:  # most leases end before their first beat: waking for each would cost more
+                self._changed.notify()
 
     def remove(self, lease: Lease) -> None:
         lease.ended = True
@@ -143,14 +149,16 @@ class Heartbeat:
             with self._changed:
                 now = time.monotonic()
                 next_beat = min((due for _, due in self._held.values()), default=None)
+                self._wakes_at = now + IDLE_S if next_beat is None else next_beat
                 if next_beat is None:
-                    if not self._changed.wait(timeout=5.0) and not self._held:
+                    if not self._changed.wait(timeout=IDLE_S) and not self._held:
                         self._thread = None
                         return
                     continue
                 if next_beat > now:
                     self._changed.wait(timeout=next_beat - now)
                     continue
+                self._wakes_at = 0.0  # it looks again by itself once the renewals are through
                 # Everything due within the next half beat goes along: one round trip instead of many.
                 due = [(lease, store) for lease, (store, at) in self._held.items() if at <= now + _beat_s(lease) / 2]
             self._renew(due)

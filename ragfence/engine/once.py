@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec
 
@@ -76,6 +76,7 @@ class Once:
         self._function = function
         self._options = options
         self._signature = inspect.signature(function)
+        self._plain_arguments = _plain_arguments(self._signature)
 
     def wrap(self) -> Callable[..., Any]:
         if self._is_async:
@@ -220,6 +221,10 @@ class Once:
 
     def _request(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Request:
         options = self._options
+        if len(args) == self._plain_arguments and not kwargs:
+            payload = options.payload(*args) if options.payload else self._payload(args)
+            made = options.key(payload) if isinstance(options.key, KeyStrategy) else options.key(*args)
+            return self._engine.request(self._operation(made), payload)
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as wrong:
@@ -227,9 +232,12 @@ class Once:
         # As bound: `f(req)` and `f(req=req)` are the same call, whatever key= calls its parameters.
         args, kwargs = bound.args, bound.kwargs
         bound.apply_defaults()
-        payload = options.payload(*args, **kwargs) if options.payload else _payload_of(bound)
+        payload = options.payload(*args, **kwargs) if options.payload else _payload_of(bound.arguments)
         made = options.key(payload) if isinstance(options.key, KeyStrategy) else options.key(*args, **kwargs)
         return self._engine.request(self._operation(made), payload)
+
+    def _payload(self, args: tuple[Any, ...]) -> object:
+        return _payload_of(dict(zip(self._signature.parameters, args, strict=True)))
 
     def _operation(self, made: object) -> Operation:
         if isinstance(made, Operation):
@@ -250,9 +258,12 @@ class Once:
             source_type=options.source_type,
             action=options.action,
             index_hash=options.index_hash,
+            tenant=self._engine.tenant,
         )
 
     def _text(self, what: str, part: object) -> str:
+        if type(part) is str:
+            return part
         # Never str() of anything: a missing id would be "None" for everybody, and an object its address.
         plain = part if part is None else to_jsonable(part)
         if isinstance(plain, bool) or not isinstance(plain, str | int):
@@ -263,10 +274,17 @@ class Once:
         return str(plain)
 
 
-def _payload_of(bound: inspect.BoundArguments) -> object:
+def _payload_of(arguments: Mapping[str, object]) -> object:
     """What the fingerprint is made of: the arguments; the argument itself where there is just one."""
-    arguments = {name: value for name, value in bound.arguments.items() if name not in ("self", "cls")}
-    return next(iter(arguments.values())) if len(arguments) == 1 else arguments
+    named = {name: value for name, value in arguments.items() if name not in ("self", "cls")}
+    return next(iter(named.values())) if len(named) == 1 else named
+
+
+def _plain_arguments(signature: inspect.Signature) -> int:
+    """How many arguments a call has that needs no binding: all of them, by position. -1: every call needs it."""
+    plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = signature.parameters.values()
+    return len(parameters) if all(each.kind in plain for each in parameters) else -1
 
 
 def _successful(receipt: Receipt) -> Receipt:

@@ -148,7 +148,6 @@ class Performer:
             position += 1
             if position > LAST_CLAIM_POSITION:
                 token, position = os.urandom(16), 0
-            flags = Flags(waited_ms=claim.waited_ms)
             match verdict:
                 case Granted():
                     answer = self._granted(request, verdict, asked_at, claim.waited_ms)
@@ -157,7 +156,7 @@ class Performer:
                         return
                 case Replay(record):
                     assert record is not None  # only documents have nothing to retract
-                    flags = replace(flags, attempt=record.attempt)
+                    flags = Flags(attempt=record.attempt, waited_ms=claim.waited_ms)
                     yield self.results.receipt(request.key, record, Decision.DUPLICATE, flags)
                     return
                 case Conflict(record):
@@ -264,12 +263,12 @@ class Performer:
             return None
         (held,) = self.fences.read([request.lookup])
         head = held.source.head if held.source else None
-        return self._earlier.find(request, head, replace(claim, position=CONFLICT_POSITION, row_on_conflict=True))
+        return self._earlier.find(request, head, claim._replace(position=CONFLICT_POSITION, row_on_conflict=True))
 
     def _overruled(self, request: Request, claim: Claim, found: Commit) -> Receipt:
         """The record is of another payload, which was refused; ours is the committed one."""
         self._raise_sequence(request, found)
-        answered = replace(claim, position=CONFLICT_POSITION)
+        answered = claim._replace(position=CONFLICT_POSITION)
         self.fences.record([row_for_answer(answered, RowKind.DUPLICATE, found.record(), self.fences.now_ms())])
         flags = Flags(attempt=found.attempt, healed=True, waited_ms=claim.waited_ms)
         return self.results.receipt(request.key, found.record(), Decision.DUPLICATE, flags)
@@ -401,7 +400,7 @@ class Performer:
             until_ms = record.when_ms
 
     def _claim_for_rows(self, won: Won, position: int) -> Claim:
-        return replace(won.request.claim(won.granted.record.token, position, won.waited_ms), row_on_conflict=True)
+        return won.request.claim(won.granted.record.token, position, won.waited_ms)._replace(row_on_conflict=True)
 
     def _flags(self, won: Won) -> Flags:
         return Flags(

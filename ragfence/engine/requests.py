@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from ragfence.core.canonical import canonical_json
+from ragfence.core.canonical import canonical_payload
 from ragfence.core.decisions import NOBODY, Claim, Granted, LeaseRef, Mode, Seal
 from ragfence.core.hashing import digest
-from ragfence.core.jsonable import to_jsonable
 from ragfence.core.operations import Operation, key_to_text
 from ragfence.core.policy import KindRules
 from ragfence.core.records import FINGERPRINT_BYTES
@@ -16,8 +15,7 @@ from ragfence.stores.fences import SOURCE_BYTES, Lookup
 MAX_KEPT_PAYLOAD = 16 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     operation: Operation
     fingerprint: bytes
     rules: KindRules
@@ -135,11 +133,14 @@ class Request:
         return max(self.rules.ttl_ms, self.rules.pending_ttl_ms)
 
 
+_OF_NOTHING = digest("ragfence/payload/none/1")[:FINGERPRINT_BYTES]
+
+
 def fingerprint_of(payload: object) -> tuple[bytes, bytes]:
     """The fingerprint of a payload, and its canonical JSON where it has one (bytes are taken as they are)."""
     if payload is None:
-        return digest("ragfence/payload/none/1")[:FINGERPRINT_BYTES], b""
+        return _OF_NOTHING, b""
     if isinstance(payload, bytes | bytearray | memoryview):
         return digest("ragfence/payload/bytes/1", bytes(payload))[:FINGERPRINT_BYTES], b""
-    text = canonical_json(to_jsonable(payload))
+    text = canonical_payload(payload)
     return digest("ragfence/payload/json/1", text)[:FINGERPRINT_BYTES], text

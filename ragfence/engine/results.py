@@ -20,6 +20,7 @@ from ragfence.stores.objects import ObjectStore
 
 _INLINE, _REFERENCE, _FAILURE = b"j", b"r", b"f"
 MAX_EFFECT_ID_BYTES = 255
+_decode = json.JSONDecoder().decode
 
 
 class Results:
@@ -68,7 +69,7 @@ class Results:
         if tag == b"":
             return None
         if tag in (_INLINE, _FAILURE):
-            return json.loads(data)
+            return _decode(data.decode())
         if tag != _REFERENCE:
             raise FormatCorrupt(f"a stored result starts with {tag!r}")
         if self._objects is None:

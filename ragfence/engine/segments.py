@@ -13,7 +13,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ragfence.core.decisions import (
     Claim,
@@ -139,7 +139,7 @@ class SegmentWriter:
 
     def _claim(self, wanted: dict[int, _Wanted]) -> dict[int, Verdict]:
         # A new token per attempt: with the position it also names the decision row.
-        claims = [replace(want.move.claim, token=os.urandom(16)) for want in wanted.values()]
+        claims = [want.move.claim._replace(token=os.urandom(16)) for want in wanted.values()]
         return dict(zip(wanted, self._fences.claim(claims), strict=True))
 
     def _perform(
@@ -174,7 +174,7 @@ class SegmentWriter:
             rows = [self._row(seals[at], grant) for at, grant in granted.items()]
             name = self._epochs.segment_name(epoch, os.urandom(16).hex())
             for at, grant in granted.items():
-                record = replace(grant.record, state=State.SEALED, result=results[at])
+                record = grant.record._replace(state=State.SEALED, result=results[at])
                 wanted[at].segments.append((name, epoch, Moved(record, grant.prior is not None)))
                 wanted[at].unsure = False
             sent = True

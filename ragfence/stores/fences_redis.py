@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeVar
 
-import redis
+from redis.exceptions import NoScriptError
 
 from ragfence.core.decisions import (
     Claim,
@@ -33,7 +33,7 @@ from ragfence.core.records import Head, KeyRecord, SourceRecord, park, short, un
 from ragfence.core.rows import Row, decode_rows
 from ragfence.errors import StoreUnavailable, StoreUnsafe
 from ragfence.stores.fences import Loaded, LoadedSource, Lookup, Marker, Scanned, Stats
-from ragfence.stores.redis_errors import understood
+from ragfence.stores.redis_errors import REDIS_ERRORS, in_our_words, understood
 from ragfence.stores.redis_link import Call, Command, Link
 from ragfence.stores.redis_reading import Reader, Snapshot
 from ragfence.stores.redis_scripts import Script, scripts
@@ -55,6 +55,8 @@ SOLO_ROWS_PER_SHARD = 2_000
 """Without an object store nothing drains the rows: the newest batches are kept."""
 
 Item = TypeVar("Item", Claim, Seal, LeaseRef)
+_Heads = list[tuple[tuple[bytes, ...], tuple[bytes, ...]]]
+"""Per shard the KEYS and the ARGV that stand before those of its items."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,20 @@ class _Group:
     members: list[int]
 
 
+def _heads_of(names: Names) -> dict[str, _Heads]:
+    shards = range(len(names.prefixes))
+    return {
+        "claim": [
+            ((names.markers[shard], names.counters[shard], names.rows[shard]), (bytes((shard,)), names.prefixes[shard]))
+            for shard in shards
+        ],
+        "seal": [
+            ((names.markers[shard], names.rows[shard]), (bytes((shard,)), names.prefixes[shard])) for shard in shards
+        ],
+        "lease": [((names.markers[shard], names.rows[shard]), (bytes((shard,)),)) for shard in shards],
+    }
+
+
 class RedisFences:
     def __init__(
         self,
@@ -104,6 +120,8 @@ class RedisFences:
         self.solo = solo
         self._names = Names(tenant)
         self._most_rows = SOLO_ROWS_PER_SHARD if solo else 0
+        self._solo = b"1" if solo else b"0"
+        self._heads = _heads_of(self._names)
         self._test_clock = test_clock
         self._confirm = confirm or Confirmation()
         patience_s = max(timeout_s, self._confirm.timeout_ms / 1000 + 1)
@@ -119,17 +137,20 @@ class RedisFences:
 
     def claim(self, claims: Sequence[Claim]) -> list[Verdict]:
         if len(claims) == 1:
-            return self._claim_by_script(claims, {})
+            return [verdict_of(self._alone("claim", claims[0], pack_claim(claims[0])))]
         hits, rows = self._replays(claims) if claims else ([], {})
         misses = [claim for claim, hit in zip(claims, hits, strict=True) if hit is None]
-        rest = iter(self._claim_by_script(misses, rows))
+        groups = self._grouped(misses, pack_claim, self._heads["claim"], rows)
+        rest = iter([verdict_of(reply) for reply in self._run("claim", groups)])
         return [hit or next(rest) for hit in hits]
 
     def seal(self, seals: Sequence[Seal]) -> list[SealOutcome]:
-        groups = self._grouped(seals, pack_seal, with_prefix=True)
         waited_for = self._confirm.command
-        replies = self._run("seal", groups, after=(waited_for,) if waited_for else ())
-        return [outcome_of(reply) for reply in replies]
+        after = (waited_for,) if waited_for else ()
+        if len(seals) == 1:
+            return [outcome_of(self._alone("seal", seals[0], pack_seal(seals[0]), after))]
+        groups = self._grouped(seals, pack_seal, self._heads["seal"])
+        return [outcome_of(reply) for reply in self._run("seal", groups, after=after)]
 
     def renew(self, leases: Sequence[LeaseRef]) -> list[bool]:
         return self._lease_call("renew", leases)
@@ -272,10 +293,6 @@ class RedisFences:
     def close(self) -> None:
         self._link.close()
 
-    def _claim_by_script(self, claims: Sequence[Claim], rows: dict[int, list[bytes]]) -> list[Verdict]:
-        groups = self._grouped(claims, pack_claim, with_prefix=True, rows=rows)
-        return [verdict_of(reply) for reply in self._run("claim", groups)]
-
     def _replays(self, claims: Sequence[Claim]) -> tuple[list[Verdict | None], dict[int, list[bytes]]]:
         """The claims that an MGET can answer: sealed, same payload, and no lease anywhere near. And their rows."""
         found = self._snapshot(claims)
@@ -327,18 +344,35 @@ class RedisFences:
         return Held(found, there)
 
     def _lease_call(self, action: str, leases: Sequence[LeaseRef], error: bytes = b"") -> list[bool]:
-        groups = self._grouped(leases, pack_lease)
+        groups = self._grouped(leases, pack_lease, self._heads["lease"])
         return [lease_done(reply) for reply in self._run("lease", groups, action, error)]
+
+    def _alone(self, script: str, item: Claim | Seal, packed: bytes, after: Sequence[Command] = ()) -> Any:
+        """The reply to a batch of one, which most are: nothing to group, nothing to put in order."""
+        shard = item.key[0]
+        keys, args = self._heads[script][shard]
+        rows = (b"",) if script == "claim" else ()
+        keys = (*keys, *self._names.keys_of(item))
+        given = (self._solo, b"1", self._most_rows, *args, *rows, b"1", packed)
+        call = Call(shard, self._scripts[script].call(keys, given))
+        if not after:
+            try:
+                answered = self._link.ask(call)
+            except REDIS_ERRORS as error:
+                raise in_our_words(self.url, error) from error
+            if not isinstance(answered, Exception):
+                return answered[0]
+        ((reply,),) = self._called(self._scripts[script], [call], after)
+        return reply
 
     def _grouped(
         self,
         items: Sequence[Item],
         pack: Callable[[Item], bytes],
-        *,
-        with_prefix: bool = False,
+        heads: _Heads,
         rows: dict[int, list[bytes]] | None = None,
     ) -> list[_Group]:
-        """KEYS and ARGV with the items grouped by shard. Those of claims, which have `rows`, name the counter too."""
+        """KEYS and ARGV with the items grouped by shard; with the `rows` that are to be written besides."""
         groups: dict[int, _Group] = {}
         for shard in rows or ():
             groups[shard] = _Group(shard, [], [], [])
@@ -348,13 +382,9 @@ class RedisFences:
                 group = groups[item.key[0]] = _Group(item.key[0], [], [], [])
             group.members.append(at)
         for shard, group in groups.items():
-            group.keys.append(self._names.markers[shard])
-            if rows is not None:
-                group.keys.append(self._names.counters[shard])
-            group.keys.append(self._names.rows[shard])
-            group.args.append(bytes((shard,)))
-            if with_prefix:
-                group.args.append(self._names.prefixes[shard])
+            keys, args = heads[shard]
+            group.keys += keys
+            group.args += args
             if rows is not None:
                 group.args.append(b"".join(rows.get(shard, ())))
             group.args.append(len(group.members))
@@ -367,17 +397,14 @@ class RedisFences:
         """The replies of a script in the order of the items: one call, or on a cluster one per shard."""
         if not groups:
             return []
-        solo = b"1" if self.solo else b"0"
         batches = [[group] for group in groups] if self._link.clustered else [groups]
         calls = []
         for batch in batches:
             keys = list(chain.from_iterable(group.keys for group in batch))
             args = chain.from_iterable(group.args for group in batch)
-            given = (solo, len(batch), self._most_rows, *common, *args)
+            given = (self._solo, len(batch), self._most_rows, *common, *args)
             calls.append(Call(batch[0].shard, self._scripts[script].call(keys, given)))
         answered = self._called(self._scripts[script], calls, after)
-        if len(groups) == 1 and len(groups[0].members) == 1:
-            return list(answered[0])
         replies: list[Any] = [None] * sum(len(group.members) for group in groups)
         order = chain.from_iterable(group.members for group in groups)
         for at, reply in zip(order, chain.from_iterable(answered), strict=True):
@@ -400,21 +427,27 @@ class RedisFences:
         return all(self._called(script, calls))
 
     def _called(self, script: Script, calls: Sequence[Call], after: Sequence[Command] = ()) -> list[Any]:
-        with understood(self.url):
+        try:
             done = self._link.exchange(calls, after)
-            if any(isinstance(reply, redis.exceptions.NoScriptError) for reply in done.replies):
-                # On every server concerned; one that has it already answers what it answered before.
-                done = self._link.exchange([Call(call.shard, script.load) for call in calls])
-                done = self._link.exchange(calls, after)
-            for reply in chain(done.replies, *done.after):
+            for reply in done.replies:
+                if isinstance(reply, NoScriptError):
+                    # On every server concerned; what was answered already is answered the same again.
+                    self._link.exchange([Call(call.shard, script.load) for call in calls])
+                    done = self._link.exchange(calls, after)
+                    break
+            for reply in done.replies:
                 if isinstance(reply, Exception):
                     raise reply
+        except REDIS_ERRORS as error:
+            raise in_our_words(self.url, error) from error
         if after:
             self._refuse_unconfirmed(done.after)
         return done.replies
 
     def _refuse_unconfirmed(self, answers: Sequence[Sequence[Any]]) -> None:
         for (reply,) in answers:
+            if isinstance(reply, Exception):
+                raise in_our_words(self.url, reply) from reply
             if missing := self._confirm.missing(reply):
                 raise StoreUnavailable(
                     f"{self.url} has the seal, but {missing} did not confirm it within {self._confirm.timeout_ms} ms",

@@ -16,11 +16,11 @@ import redis
 
 from ragfence.core.policy import Durability
 from ragfence.stores.checkups import Check, fail, ok, warn
+from ragfence.stores.fences_redis import OLDEST
 from ragfence.stores.redis_errors import understood
 from ragfence.stores.redis_urls import open_link
 from ragfence.stores.redis_wire import Names
 
-OLDEST = (6, 2)
 WAITAOF_SINCE = (7, 2)
 CLOCK_OFF_MS = 1000
 LAG_S = 10
@@ -93,10 +93,10 @@ def needed_commands(key: bytes, durability: Durability) -> dict[str, tuple[Any, 
         "pexpire": ("PEXPIRE", key, 1000),
         "del": ("DEL", key),
     }
-    if durability.wait_replicas:
-        calls["wait"] = ("WAIT", 0, 1)
     if durability.wait_aof:
         calls["waitaof"] = ("WAITAOF", 0, 0, 1)
+    elif durability.wait_replicas:
+        calls["wait"] = ("WAIT", 0, 1)
     return calls
 
 

@@ -6,8 +6,11 @@ import contextlib
 from collections.abc import Iterator
 
 import redis
+from redis.exceptions import NoPermissionError, OutOfMemoryError, RedisClusterException
 
-from ragfence.errors import StoreAuth, StoreUnavailable
+from ragfence.errors import RagfenceError, StoreAuth, StoreUnavailable
+
+REDIS_ERRORS = (redis.RedisError, RedisClusterException)
 
 
 def without_credentials(url: str) -> str:
@@ -21,23 +24,23 @@ def understood(url: str) -> Iterator[None]:
     """Redis errors as ours, each with what to do next."""
     try:
         yield
-    except redis.AuthenticationError as refused:
-        raise StoreAuth(f"{url} refused the login: {refused}", hint="check user and password in the URL") from refused
-    except redis.exceptions.NoPermissionError as refused:
-        raise StoreAuth(
-            f"{url} refused a command: {refused}", hint="grant the ACL listed in docs/operations.md"
-        ) from refused
-    except (redis.ConnectionError, redis.TimeoutError) as gone:
-        raise StoreUnavailable(f"{url} did not answer: {gone}") from gone
-    except redis.ResponseError as refused:
-        text = str(refused)
-        if "NOAUTH" in text or "WRONGPASS" in text:
-            raise StoreAuth(f"{url} refused the login: {text}", hint="check user and password") from refused
-        if isinstance(refused, redis.exceptions.OutOfMemoryError) or "OOM command" in text:
-            raise StoreUnavailable(
-                f"{url} is out of memory",
-                hint="raise maxmemory; nothing was lost, and what expires makes room by itself",
-            ) from refused
-        raise StoreUnavailable(f"{url} refused a command: {text}") from refused
-    except (redis.RedisError, redis.exceptions.RedisClusterException) as broken:
-        raise StoreUnavailable(f"{url}: {broken}") from broken
+    except REDIS_ERRORS as error:
+        raise in_our_words(url, error) from error
+
+
+def in_our_words(url: str, error: Exception) -> RagfenceError:
+    text = str(error)
+    if isinstance(error, redis.AuthenticationError) or "NOAUTH" in text or "WRONGPASS" in text:
+        return StoreAuth(f"{url} refused the login: {text}", hint="check user and password in the URL")
+    if isinstance(error, NoPermissionError):
+        return StoreAuth(f"{url} refused a command: {text}", hint="grant the ACL listed in docs/operations.md")
+    if isinstance(error, redis.ConnectionError | redis.TimeoutError):
+        return StoreUnavailable(f"{url} did not answer: {text}")
+    if isinstance(error, OutOfMemoryError) or "OOM command" in text:
+        return StoreUnavailable(
+            f"{url} is out of memory",
+            hint="raise maxmemory; nothing was lost, and what expires makes room by itself",
+        )
+    if isinstance(error, redis.ResponseError):
+        return StoreUnavailable(f"{url} refused a command: {text}")
+    return StoreUnavailable(f"{url}: {text}")

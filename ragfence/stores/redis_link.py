@@ -9,15 +9,21 @@ repeatable; the scripts are, by their tokens.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import redis
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import AskError, ClusterDownError, MovedError, SlotNotCoveredError, TryAgainError
 from redis.retry import Retry
+
+_pack: Any
+try:
+    from hiredis import pack_command as _pack
+except ImportError:  # redis-py packs as well, only slower
+    _pack = None
 
 RETRIES = 3
 
@@ -47,11 +53,41 @@ class Link(Protocol):
 
     def exchange(self, calls: Sequence[Call], after: Sequence[Command] = ()) -> Exchange: ...
 
+    def ask(self, call: Call) -> Any:
+        """The reply to a single call, which most are; a refusal is an exception object."""
+        ...
+
     def primaries(self) -> list[tuple[str, Any]]:
         """Name and client of each server that takes writes."""
         ...
 
     def close(self) -> None: ...
+
+
+class Lines:
+    """Connections of a redis-py pool that stay ours between exchanges: asking the pool costs as much as a command.
+
+    A line that broke is closed, and connects again (to the server the pool then names) when it is next used.
+    """
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+        self._pid = os.getpid()
+        self._free: list[Any] = []
+
+    def take(self) -> Any:
+        if self._pid != os.getpid():  # the child of a fork must not write into its parent's sockets
+            self._pid, self._free = os.getpid(), []
+        try:
+            return self._free.pop()
+        except IndexError:
+            return self._pool.get_connection()
+
+    def give_back(self, line: Any, *, broken: bool = False) -> None:
+        if broken:  # replies may be on their way: nobody must read them as theirs
+            line.disconnect()
+        if line.pid == os.getpid():
+            self._free.append(line)
 
 
 class ServerLink:
@@ -62,29 +98,45 @@ class ServerLink:
     def __init__(self, url: str, client: Any) -> None:
         self.url = url
         self.client = client
-        self._pool = client.connection_pool
+        self._lines = Lines(client.connection_pool)
         self._retry = retry()
 
     def exchange(self, calls: Sequence[Call], after: Sequence[Command] = ()) -> Exchange:
-        commands = [call.command for call in calls]
-        replies = self._exchange(commands if not after else [*commands, *after])
+        replies = self.send([*(call.command for call in calls), *after])
         rest = replies[len(calls) :]
         return Exchange(replies[: len(calls)], [rest] * len(calls))
 
+    def ask(self, call: Call) -> Any:
+        return self.send((call.command,))[0]
+
+    def send(self, commands: Sequence[Command]) -> list[Any]:
+        try:
+            return self._sent(commands)
+        except _BROKEN as broken:
+            return self._again(commands, broken)
+
     def primaries(self) -> list[tuple[str, Any]]:
-        with self._borrowed() as connection:
-            host = getattr(connection, "host", None)
-            name = f"{host}:{connection.port}" if host else str(getattr(connection, "path", self.url))
-        return [(name, self.client)]
+        line = self._lines.take()
+        try:
+            line.connect()
+            host = getattr(line, "host", None)
+            return [(f"{host}:{line.port}" if host else str(getattr(line, "path", self.url)), self.client)]
+        finally:
+            self._lines.give_back(line)
 
     def close(self) -> None:
         self.client.close()
 
-    def _exchange(self, commands: Sequence[Command]) -> list[Any]:
+    def _sent(self, commands: Sequence[Command]) -> list[Any]:
+        line = self._lines.take()
+        broken = True
         try:
-            return self._exchanged(commands)
-        except _BROKEN as broken:
-            return self._again(commands, broken)
+            _send(line, commands)
+            replies = _replies(line, len(commands))
+            broken = False
+        finally:
+            self._lines.give_back(line, broken=broken)
+        return replies
 
     def _again(self, commands: Sequence[Command], broken: Exception) -> list[Any]:
         first: list[Exception] = [broken]
@@ -92,18 +144,10 @@ class ServerLink:
         def attempt() -> list[Any]:
             if first:  # counts as the attempt that failed already
                 raise first.pop()
-            return self._exchanged(commands)
+            return self._sent(commands)
 
         answered: list[Any] = self._retry.call_with_retry(attempt, lambda _: None)
         return answered
-
-    def _exchanged(self, commands: Sequence[Command]) -> list[Any]:
-        with self._borrowed() as connection:
-            _send(connection, commands)
-            return _replies(connection, len(commands))
-
-    def _borrowed(self) -> _Borrowed:
-        return _Borrowed(self._pool)
 
 
 class ClusterLink:
@@ -115,6 +159,8 @@ class ClusterLink:
         self.url = url
         self.client = connect()
         self._slots = [self.client.keyslot(tag) for tag in hash_tags]
+        self._lines: dict[str, Lines] = {}
+        """by the name of the node"""
         self._backoff = ExponentialBackoff(cap=0.5, base=0.02)
 
     def exchange(self, calls: Sequence[Call], after: Sequence[Command] = ()) -> Exchange:
@@ -130,6 +176,9 @@ class ClusterLink:
                 self._learn_slots()
         return done
 
+    def ask(self, call: Call) -> Any:
+        return self.exchange((call,)).replies[0]
+
     def primaries(self) -> list[tuple[str, Any]]:
         return [(node.name, self.client.get_redis_connection(node)) for node in self.client.get_primaries()]
 
@@ -139,43 +188,52 @@ class ClusterLink:
     def _round(
         self, calls: Sequence[Call], left: Sequence[int], after: Sequence[Command], done: Exchange
     ) -> tuple[list[int], Exception | None]:
-        """Sends what is left. Returns what has to be sent again because of the error."""
+        """Sends what is left, to all servers before any is read. Returns what has to be sent again, and why."""
         again: list[int] = []
         error: Exception | None = None
-        asked: list[tuple[list[int], _Borrowed, Any]] = []
+        asked: list[tuple[list[int], Lines, Any]] = []
+        answered = 0
         try:
             for node, members in self._by_node(calls, left):
                 try:
-                    pool = self.client.get_redis_connection(node).connection_pool
-                    borrowed = _Borrowed(pool)
-                    connection = borrowed.__enter__()
-                    asked.append((members, borrowed, connection))
-                    _send(connection, [*(calls[at].command for at in members), *after])
+                    lines = self._lines_to(node)
+                    line = lines.take()
+                    asked.append((members, lines, line))
+                    _send(line, [*(calls[at].command for at in members), *after])
                 except _BROKEN as broken:
                     again, error = [*again, *members], broken
-            for members, _, connection in asked:
-                if members[0] in again:
-                    continue
+            for members, lines, line in asked:
+                failed = members[0] in again
                 try:
-                    replies = _replies(connection, len(members) + len(after))
+                    if not failed:
+                        failed = True
+                        replies = _replies(line, len(members) + len(after))
+                        failed = False
                 except _BROKEN as broken:
                     again, error = [*again, *members], broken
+                finally:
+                    lines.give_back(line, broken=failed)
+                    answered += 1
+                if failed:
                     continue
-                rest = replies[len(members) :]
                 for at, reply in zip(members, replies, strict=False):
                     if isinstance(reply, MovedError | ClusterDownError):
                         again, error = [*again, at], reply
                     else:
                         done.replies[at] = self._redirected(calls[at], reply)
-                        done.after[at] = rest
+                        done.after[at] = replies[len(members) :]
         except SlotNotCoveredError as uncovered:
-            return list(left), uncovered
+            again, error = list(left), uncovered
         finally:
-            for members, borrowed, connection in asked:
-                if members[0] in again:
-                    connection.disconnect()
-                borrowed.__exit__(None, None, None)
+            for _, lines, line in asked[answered:]:
+                lines.give_back(line, broken=True)
         return again, error
+
+    def _lines_to(self, node: Any) -> Lines:
+        lines = self._lines.get(node.name)
+        if lines is None:
+            lines = self._lines[node.name] = Lines(self.client.get_redis_connection(node).connection_pool)
+        return lines
 
     def _by_node(self, calls: Sequence[Call], left: Sequence[int]) -> list[tuple[Any, list[int]]]:
         found: dict[str, tuple[Any, list[int]]] = {}
@@ -199,26 +257,12 @@ class ClusterLink:
             self.client.nodes_manager.initialize()
 
 
-@dataclass(slots=True)
-class _Borrowed:
-    """A connection of a pool, given back in a state in which somebody else can use it."""
-
-    pool: Any
-    connection: Any = None
-
-    def __enter__(self) -> Any:
-        self.connection = self.pool.get_connection()
-        return self.connection
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:  # replies may be on their way: nobody must read them as theirs
-            self.connection.disconnect()
-        self.pool.release(self.connection)
-
-
 def _send(connection: Any, commands: Sequence[Command]) -> None:
-    pieces = [piece for command in commands for piece in connection.pack_command(*command)]
-    connection.send_packed_command(pieces if len(pieces) == 1 else [b"".join(pieces)])
+    if _pack is not None:
+        packed = [_pack(command) for command in commands]
+    else:
+        packed = [piece for command in commands for piece in connection.pack_command(*command)]
+    connection.send_packed_command(packed if len(packed) == 1 else (b"".join(packed),))
 
 
 def _replies(connection: Any, count: int) -> list[Any]:

@@ -13,7 +13,6 @@ store. `contract_fences_keeping.py` holds the other half: epochs, batches, rows,
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -666,7 +665,7 @@ def _bring_into(fences: FencesUnderTest, asked: Claim, state: str) -> None:
             fences.store.release([lease(asked, answer)], "TIMEOUT")
         case "quarantined":
             fences.clock.advance(asked.lease_ms)
-            refused = verdict(fences.store, replace(asked, token=b"quarantined by me"[:16], max_attempts=1))
+            refused = verdict(fences.store, asked._replace(token=b"quarantined by me"[:16], max_attempts=1))
             assert isinstance(refused, InFlight)
             assert refused.quarantined
         case "sealed" | "failed":

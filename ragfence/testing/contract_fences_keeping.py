@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -598,7 +597,7 @@ class UpkeepContract:
         keys = [bytes((shard,)) + mark * 16 for shard in (0, 42, 63) for mark in (b"}k", b"*?", b"\x00\xff", b"[]")]
         for key in keys:
             sealed(fences.store, claim(Mode.KEYED, by=key.hex(), key=key), result=key)
-        sealed(fences.store, replace(claim(Mode.DOCUMENT, by="one"), source=b"}k" * 10))  # only a head: no record
+        sealed(fences.store, claim(Mode.DOCUMENT, by="one")._replace(source=b"}k" * 10))  # only a head: no record
         found = {each.key: each for each in fences.store.scan()}
         assert sorted(found) == sorted(keys)
         assert all(each.record.result == key for key, each in found.items())

@@ -1,1 +1,1 @@
-"""`make bench`: ragfence beside the floor it stands on, interleaved in one run."""
+"""`make bench`: ragfence beside raw redis-py and AWS Lambda Powertools, interleaved in one run."""

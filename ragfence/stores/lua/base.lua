@@ -8,13 +8,17 @@ local byte, sub, char = string.byte, string.sub, string.char
 
 -- The epoch of a shard that may answer, or nil. `solo`: no object store stands behind this Redis, so a marker
 -- that is absent or of another run is set here, to an epoch above every earlier one.
-local function run_id() return string.match(redis.call('INFO', 'server'), 'run_id:(%x+)') end
+local function run_id()
+  local info = redis.call('INFO', 'server')
+  local at = string.find(info, 'run_id:', 1, true)
+  return sub(info, at + 7, at + 46)
+end
 
+-- `R:<epoch>:<run_id>` or `H:<epoch>:<run_id>`; a run_id has 40 digits.
 local function read_marker(marker_key)
   local text = redis.call('GET', marker_key)
   if not text then return nil end
-  local state, epoch, run = string.match(text, '^([RH]):(%d+):(.*)$')
-  return { ready = state == 'R', epoch = tonumber(epoch), run = run }
+  return { ready = byte(text) == 82, epoch = tonumber(sub(text, 3, -42)), run = sub(text, -40) }
 end
 
 local function write_marker(marker_key, state, epoch, run)
@@ -22,9 +26,10 @@ local function write_marker(marker_key, state, epoch, run)
 end
 
 local function usable_epoch(marker_key, run, solo, now_ms)
-  local m = read_marker(marker_key)
-  if m and m.ready and m.run == run then return m.epoch end
+  local text = redis.call('GET', marker_key)
+  if text and byte(text) == 82 and sub(text, -40) == run then return tonumber(sub(text, 3, -42)) end
   if not solo then return nil end
+  local m = read_marker(marker_key)
   local epoch = math.max(m and m.epoch + 1 or 0, now_ms * 1000)
   write_marker(marker_key, 'R', epoch, run)
   return epoch
