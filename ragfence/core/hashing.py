@@ -37,6 +37,8 @@ def _tag(domain: str) -> bytes:
 
 def digest(domain: str, *parts: bytes) -> bytes:
     """32 bytes of sha256 over the framed parts. `domain` ends in its version: `ragfence/operation/1`."""
+    if len(parts) == 1 and len(parts[0]) < 256:
+        return sha256(_tag(domain) + _SIZES[len(parts[0])] + parts[0]).digest()
     return sha256(framed(domain, parts)).digest()
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from ragfence.core.hashing import digest
 
@@ -36,23 +36,32 @@ class Flags:
     waited_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """The outcome of a key. Two receipts are equal when key, effect_id, snippet_ids and result are."""
+class Receipt(NamedTuple):
+    """The outcome of a key. Two receipts are equal when key, effect_id, snippet_ids, result and failure are.
+
+    What follows these is particular to one call, and takes no part in equality.
+    """
 
     key: str
     effect_id: str
     snippet_ids: tuple[str, ...] = ()
     result: Any = None
     failure: Mapping[str, Any] | None = None
-    decision: Decision = field(default=Decision.NEW, compare=False)
-    flags: Flags = field(default=Flags(), compare=False)
-    fence: str = field(default="", compare=False)
-    first_seen_ms: int | None = field(default=None, compare=False)
-    sealed_at_ms: int | None = field(default=None, compare=False)
+    decision: Decision = Decision.NEW
+    flags: Flags = Flags()
+    fence: str = ""
+    first_seen_ms: int | None = None
+    sealed_at_ms: int | None = None
 
-    # `result` may hold dicts and lists, so equality is by value and receipts are not hashable.
-    __hash__ = None  # type: ignore[assignment]
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Receipt) and self[:_COMPARED] == other[:_COMPARED]
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        # `result` may hold dicts and lists, so equality is by value.
+        raise TypeError("receipts are not hashable; receipt.key is")
 
     @property
     def is_new(self) -> bool:
@@ -63,6 +72,9 @@ class Receipt:
         return self.failure is not None
 
 
+_COMPARED = Receipt._fields.index("decision")
+
+
 def default_effect_id(key: bytes) -> str:
     """The effect_id of an effect that names none: a function of its key, so it needs no room in the stores."""
-    return "ef_" + digest("ragfence/effect/1", key)[:16].hex()
+    return f"ef_{digest('ragfence/effect/1', key).hex()[:32]}"

@@ -20,6 +20,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import lru_cache
 from typing import NamedTuple
 
 from ragfence.core.operations import Fence
@@ -31,7 +32,7 @@ TOKEN_BYTES = 16
 METADATA_HASH_BYTES = 16
 NO_METADATA = bytes(METADATA_HASH_BYTES)
 
-_HEADER = struct.Struct(">BB16s16sQHIHHIHI")
+_HEADER = struct.Struct(">BB16s16sQQHIHI")
 _SOURCE = struct.Struct(">BBQ")
 _HEAD = struct.Struct(">32sq16sI")
 _LEASE = struct.Struct(">32sI")
@@ -89,9 +90,7 @@ class KeyRecord(NamedTuple):
             self.fingerprint,
             self.token,
             self.fence.epoch,
-            self.fence.counter >> 32,
-            self.fence.counter & 0xFFFFFFFF,
-            self.attempt,
+            self.fence.counter << 16 | self.attempt,
             self.first_seen_ms >> 32,
             self.first_seen_ms & 0xFFFFFFFF,
             self.when_ms >> 32,
@@ -105,7 +104,7 @@ class KeyRecord(NamedTuple):
         try:
             if data[0] != VERSION:
                 _refuse_newer(data[0], "record")
-            _, state, fingerprint, token, epoch, ch, cl, attempt, fh, fl, wh, wl = _HEADER.unpack_from(data)
+            _, state, fingerprint, token, epoch, counted, fh, fl, wh, wl = _HEADER.unpack_from(data)
             owner = _HEADER.size + 1 + data[_HEADER.size]
             error = owner + 1 + data[owner]
             effect_id = error + 1 + data[error]
@@ -117,14 +116,14 @@ class KeyRecord(NamedTuple):
                 _STATES[state],
                 fingerprint,
                 token,
-                Fence(epoch, ch << 32 | cl),
-                attempt,
+                Fence(epoch, counted >> 16),
+                counted & 0xFFFF,
                 fh << 32 | fl,
                 wh << 32 | wl,
                 data[_HEADER.size + 1 : owner].decode(),
-                data[owner + 1 : error].decode(),
-                data[error + 1 : effect_id].decode(),
-                data[effect_id + 1 : payload].decode(),
+                data[owner + 1 : error].decode() if data[owner] else "",
+                data[error + 1 : effect_id].decode() if data[error] else "",
+                data[effect_id + 1 : payload].decode() if data[effect_id] else "",
                 data[payload + 4 : result],
                 data[result:],
             )
@@ -215,6 +214,7 @@ def without_lease(source: SourceRecord) -> SourceRecord:
     return replace(source, lease=None)
 
 
+@lru_cache(maxsize=4096)
 def short(text: str) -> bytes:
     """length:1 + bytes; what does not fit is cut off between two characters."""
     data = text.encode()

@@ -323,7 +323,7 @@ class Performer:
         self.give_back(won, FencedOut.code)
         answer = self.acquire(won.request)
         if isinstance(answer, Receipt):
-            return replace(answer, flags=replace(answer.flags, fenced_out=fenced_out))
+            return answer._replace(flags=replace(answer.flags, fenced_out=fenced_out))
         self.give_back(answer, FencedOut.code)
         raise FencedOut(f"{won.lease.key} lost its lease and its commit cannot be found", key=won.lease.key)
 

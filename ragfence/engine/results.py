@@ -11,14 +11,14 @@ from hashlib import sha256
 from typing import Any
 
 from ragfence.core.jsonable import to_jsonable
-from ragfence.core.operations import encoded, key_to_text
+from ragfence.core.operations import encoded
 from ragfence.core.policy import Policy
 from ragfence.core.receipts import Decision, Flags, Receipt, default_effect_id
 from ragfence.core.records import KeyRecord, State
 from ragfence.errors import FormatCorrupt, NotJson, ObjectsRequired, ResultTooBig, ValidationError
 from ragfence.stores.objects import ObjectStore
 
-_INLINE, _REFERENCE, _FAILURE = b"j", b"r", b"f"
+_TEXT, _INLINE, _REFERENCE, _FAILURE = b"t", b"j", b"r", b"f"
 MAX_EFFECT_ID_BYTES = 255
 _decode = json.JSONDecoder().decode
 
@@ -46,7 +46,7 @@ class Results:
         except (ValueError, UnicodeEncodeError) as bad:
             raise NotJson(f"the result of {key} is not JSON: {bad}", key=key) from bad
         if len(data) <= self._limits.inline_max_bytes:
-            return _INLINE + data
+            return _TEXT + result.encode() if type(result) is str else _INLINE + data
         if len(data) > self._limits.max_bytes:
             raise ResultTooBig(
                 f"the result of {key} has {len(data):,} bytes, the policy allows {self._limits.max_bytes:,}",
@@ -68,6 +68,8 @@ class Results:
         tag, data = stored[:1], stored[1:]
         if tag == b"":
             return None
+        if tag == _TEXT:
+            return data.decode()
         if tag in (_INLINE, _FAILURE):
             return _decode(data.decode())
         if tag != _REFERENCE:
@@ -85,15 +87,16 @@ class Results:
         value = self.load(record.result)
         failed = record.state is State.FAILED
         return Receipt(
-            key=key_to_text(key),
-            effect_id=record.effect_id or default_effect_id(key),
-            result=None if failed else value,
-            failure=value if failed else None,
-            decision=decision,
-            flags=flags,
-            fence=str(record.fence),
-            first_seen_ms=record.first_seen_ms,
-            sealed_at_ms=record.when_ms,
+            key.hex(),
+            record.effect_id or default_effect_id(key),
+            (),
+            None if failed else value,
+            value if failed else None,
+            decision,
+            flags,
+            f"{record.fence.epoch}.{record.fence.counter}",
+            record.first_seen_ms,
+            record.when_ms,
         )
 
 

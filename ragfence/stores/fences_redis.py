@@ -302,31 +302,34 @@ class RedisFences:
         unclear: set[bytes] = set()
         ts = found.now_ms.to_bytes(6, "big")
         for claim, data in zip(claims, found.values, strict=False):
-            source = next(sources) if claim.source else None
-            shard = claim.key[0]
-            answer: Verdict | None = None
+            shard, answer, row = claim.key[0], None, b""
             if claim.mode is Mode.KEYED:
                 if data is not None and found.epochs[shard] is not None and is_replay(data, claim.fingerprint):
-                    answer = Replay(KeyRecord.decode(data))
-                    rows.setdefault(shard, []).append(replay_row(claim, data, ts))
+                    answer, row = Replay(KeyRecord.decode(data)), replay_row(claim, data, ts)
             else:
-                held = self._held(claim, data, source, found.epochs[shard])
-                verdict = decide(held, claim, 0)
-                free = not (held.source and held.source.lease) and claim.source not in unclear
-                if free and isinstance(verdict, Replay) and verdict.record is not None:
-                    answer = verdict
-                    if row := row_for_claim(claim, verdict, found.now_ms):
-                        rows.setdefault(shard, []).append(row.encode())
-                elif (
-                    claim.mode is Mode.DOCUMENT
-                ):  # it may get a lease: whoever comes after it in this batch must see it
-                    unclear.add(claim.source)
+                answer = self._replay_of_source(claim, data, next(sources), found.epochs[shard], unclear)
+                row = made.encode() if answer and (made := row_for_claim(claim, answer, found.now_ms)) else b""
+            if row:
+                rows.setdefault(shard, []).append(row)
             answers.append(answer)
         return answers, rows
 
+    def _replay_of_source(
+        self, claim: Claim, data: bytes | None, source: bytes | None, epoch: int | None, unclear: set[bytes]
+    ) -> Replay | None:
+        held = self._held(claim, data, source, epoch)
+        verdict = decide(held, claim, 0)
+        free = not (held.source and held.source.lease) and claim.source not in unclear
+        if free and isinstance(verdict, Replay) and verdict.record is not None:
+            return verdict
+        if claim.mode is Mode.DOCUMENT:  # it may get a lease: whoever comes after it in this batch must see it
+            unclear.add(claim.source)
+        return None
+
     def _snapshot(self, asked: Sequence[Lookup] | Sequence[Claim]) -> Snapshot:
         """All records, then the sources of those who have one."""
-        wanted = [(each.key[0], self._names.record(each.key)) for each in asked]
+        record = self._names.record
+        wanted = [(each.key[0], record(each.key)) for each in asked]
         wanted += [(each.key[0], self._names.source(each.key[0], each.source)) for each in asked if each.source]
         return self._reader.snapshot(wanted)
 

@@ -45,6 +45,9 @@ def look(url: str, tenant: str, durability: Durability, *, timeout_s: float = 5.
     """The facts of each node that takes writes. Raises what opening the store would raise when it cannot be reached."""
     names = Names(tenant)
     link = open_link(url, timeout_s=timeout_s, hash_tags=names.prefixes)
+    if not link.clustered:
+        # The health checks of redis-py are PINGs, and a server that cannot save refuses even those.
+        link.client.connection_pool.connection_kwargs["health_check_interval"] = 0
     try:
         with understood(link.url):
             return [_facts(node, client, names, durability) for node, client in link.primaries()]
@@ -101,17 +104,17 @@ def needed_commands(key: bytes, durability: Durability) -> dict[str, tuple[Any, 
 
 
 def _facts(node: str, client: Any, names: Names, durability: Durability) -> NodeFacts:
-    client.ping()  # connects, so that the time taken next is that of a round trip
     denied = tuple(_denied(client, names, durability))
     if "info" in denied:
         return NodeFacts(node, {}, denied=denied)
     info = client.info()
-    trips = sorted(_round_trip_ms(client) for _ in range(5)) if "ping" not in denied else [0.0]
+    told = [_asked_the_time(client) for _ in range(5)] if "time" not in denied else [(0.0, 0)]
+    round_trip_ms, clock_off_ms = min(told)
     return NodeFacts(
         node,
         info,
-        round_trip_ms=trips[len(trips) // 2],
-        clock_off_ms=_clock_off_ms(client) if "time" not in denied else 0,
+        round_trip_ms=round_trip_ms,
+        clock_off_ms=clock_off_ms,
         settings=_settings(client),
         cluster_state=_cluster_state(client) if info.get("cluster_enabled") else "",
         denied=denied,
@@ -129,16 +132,12 @@ def _denied(client: Any, names: Names, durability: Durability) -> Iterator[str]:
             continue  # allowed, and then something else: no such script, another node's slot, a replica
 
 
-def _round_trip_ms(client: Any) -> float:
-    started = time.perf_counter()
-    client.ping()
-    return (time.perf_counter() - started) * 1000
-
-
-def _clock_off_ms(client: Any) -> int:
+def _asked_the_time(client: Any) -> tuple[float, int]:
+    """How long a round trip took, and how far off the server's clock is; the shortest trip knows best."""
     before = time.time()
     seconds, micros = client.time()
-    return int(seconds * 1000 + micros / 1000 - (before + time.time()) / 2 * 1000)
+    after = time.time()
+    return (after - before) * 1000, int(seconds * 1000 + micros / 1000 - (before + after) / 2 * 1000)
 
 
 def _settings(client: Any) -> dict[str, str] | None:

@@ -32,16 +32,11 @@ class Reader:
 
     def snapshot(self, wanted: Sequence[tuple[int, bytes]], shards: Sequence[int] = ()) -> Snapshot:
         """The values of (shard, name), and of the markers, each with the run_id of the very server that answered."""
-        by_shard: dict[int, list[int]] = {shard: [] for shard in shards}
-        for at, (shard, _) in enumerate(wanted):
-            by_shard.setdefault(shard, []).append(at)
-        batches = [[shard] for shard in by_shard] if self._link.clustered else [list(by_shard)]
-        calls, places = [], []
-        for batch in batches:
-            members = [at for shard in batch for at in by_shard[shard]]
+        batches, places = self._parted(wanted, shards)
+        calls = []
+        for batch, members in zip(batches, places, strict=True):
             names = [*self._clock(batch[0]), *(self._names.markers[shard] for shard in batch)]
-            calls.append(Call(batch[0], (b"MGET", *names, *(wanted[at][1] for at in members))))
-            places.append(members)
+            calls.append(Call(batch[0], (b"MGET", *names, *[wanted[at][1] for at in members])))
         done = self._answered(calls, after=(_INFO,) if self._test_clock else (_INFO, _TIME))
         now_ms = 0
         markers: dict[int, bytes | None] = {}
@@ -54,9 +49,23 @@ class Reader:
             for shard in batch:
                 markers[shard] = marker = next(found)
                 epochs[shard] = _usable(marker, run_id)
-            for at, value in zip(members, found, strict=True):
-                values[at] = value
+            if len(batches) == 1:
+                values = list(found)
+            else:
+                for at, value in zip(members, found, strict=True):
+                    values[at] = value
         return Snapshot(now_ms, markers, epochs, values)
+
+    def _parted(
+        self, wanted: Sequence[tuple[int, bytes]], shards: Sequence[int]
+    ) -> tuple[list[list[int]], list[Sequence[int]]]:
+        """Which shards are asked together, and which of the wanted belong to them: all, unless it is a cluster."""
+        if not self._link.clustered:
+            return [list({*shards, *(shard for shard, _ in wanted)})], [range(len(wanted))]
+        by_shard: dict[int, list[int]] = {shard: [] for shard in shards}
+        for at, (shard, _) in enumerate(wanted):
+            by_shard.setdefault(shard, []).append(at)
+        return [[shard] for shard in by_shard], list(by_shard.values())
 
     def scan(self, what: bytes, shard: int | None = None) -> Iterator[tuple[bytes, bytes, int | None]]:
         """Name, value, and when it expires. A name may come twice, as SCAN has it."""

@@ -32,7 +32,8 @@ _CLAIM = struct.Struct(">BB16sBI32s16sq16sHIHHIHI")
 _SEAL = struct.Struct(">BB16s32sQHIq16sHIHIBI16s")
 _LEASE = struct.Struct(">B16s32sQHIHIHI")
 _SEQUENCE = struct.Struct(">q")
-_REPLAY = struct.Struct(">B16sB6sBBI6x")
+_REPLAY = struct.Struct(">B16sB6sBBI6x33s")
+_NO_ERROR = struct.Struct(">xI")
 _ENDED = frozenset((State.SEALED, State.FAILED))
 
 
@@ -101,21 +102,12 @@ def is_replay(data: bytes, fingerprint: bytes) -> bool:
 
 def replay_row(claim: Claim, data: bytes, ts: bytes) -> bytes:
     """The row of a claim that was answered with this record: cut and joined, as claim.lua does it."""
-    effect = 63 + data[62]
-    effect += 1 + data[effect]
-    effect += 1 + data[effect]
-    context = claim.context
-    return b"".join(
-        (
-            _REPLAY.pack(ROW_VERSION, claim.token, claim.position, ts, RowKind.DUPLICATE, 0, claim.waited_ms),
-            claim.key,
-            data[2:62],
-            data[effect : effect + 1 + data[effect]],
-            b"\0",
-            len(context).to_bytes(4, "big"),
-            context,
-        )
-    )
+    owner = 63 + data[62]
+    error = owner + 1 + data[owner]
+    effect = error + 1 + data[error]
+    head = _REPLAY.pack(ROW_VERSION, claim.token, claim.position, ts, RowKind.DUPLICATE, 0, claim.waited_ms, claim.key)
+    tail = _NO_ERROR.pack(len(claim.context)) + claim.context
+    return head + data[2:62] + data[effect : effect + 1 + data[effect]] + tail
 
 
 def pack_seal(seal: Seal) -> bytes:

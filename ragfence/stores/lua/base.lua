@@ -52,3 +52,16 @@ local function add_rows(rows_key, data, most_rows)
     redis.call('XADD', rows_key, '*', 'd', data)
   end
 end
+
+-- The values of a group's records, in one call, when nothing in the group can change another's record: all are KEYED
+-- and no key stands twice. Otherwise nil, and each is read when its turn comes. `keys` stand from `k` on.
+local function read_ahead(packed_from, k, count)
+  if count < 2 or count > 1000 then return nil end -- more would not fit on Lua's stack
+  local names, seen = {}, {}
+  for i = 1, count do
+    local name = KEYS[k + i - 1]
+    if byte(ARGV[packed_from + i - 1]) ~= KEYED or seen[name] then return nil end
+    seen[name], names[i] = true, name
+  end
+  return redis.call('MGET', unpack(names))
+end

@@ -20,7 +20,9 @@ for _ = 1, groups do
   local rows = { ARGV[a + 2] }
   k, a = k + 3, a + 4
   local epoch = usable_epoch(marker_key, run, solo, now_ms)
-  for _ = 1, count do
+  local ahead = epoch and read_ahead(a, k, count)
+  local counter  -- of a group read ahead: counted here, and written once
+  for i = 1, count do
     local claim, record_key, source_key = ARGV[a], KEYS[k], nil
     local mode = byte(claim)
     a, k = a + 1, k + 1
@@ -32,7 +34,8 @@ for _ = 1, groups do
     if not epoch then
       reply = { 'N' }
     elseif mode == KEYED then
-      local data = redis.call('GET', record_key)
+      local data
+      if ahead then data = ahead[i] else data = redis.call('GET', record_key) end
       local version, state
       if data then version, state = byte(data, 1, 2) end
       if not data or (version == 1 and (state == SEALED or state == FAILED) and
@@ -48,9 +51,15 @@ for _ = 1, groups do
           row = '\1' .. sub(claim, 3, 19) .. ts .. '\2\0' .. sub(claim, 20, 23) .. none .. shard .. sub(claim, 24, 55) ..
             sub(data, 3, 62) .. sub(data, effect, effect + byte(data, effect)) .. '\0' .. sub(claim, context)
         else
-          local lease_ms = struct.unpack('>I6', claim, 96)
+          local lease_ms, number = struct.unpack('>I6', claim, 96), nil
+          if ahead then
+            counter = (counter or tonumber(redis.call('GET', counter_key) or 0)) + 1
+            number = counter
+          else
+            number = redis.call('INCR', counter_key)
+          end
           data = '\1\1' .. sub(claim, 56, 71) .. sub(claim, 3, 18) ..
-            struct.pack('>I8I6I2I6I6', epoch, redis.call('INCR', counter_key), 1, now_ms, now_ms + lease_ms) ..
+            struct.pack('>I8I6I2I6I6', epoch, number, 1, now_ms, now_ms + lease_ms) ..
             sub(claim, 116, names_end) .. '\0\0' .. sub(claim, names_end + 1, context - 1)
           put(record_key, data, struct.unpack('>I6', claim, 104))
           reply = { 'G', 0, data, '', '' }
@@ -61,11 +70,16 @@ for _ = 1, groups do
     end
     if not reply then
       settle = settle or rules()
+      if counter then
+        redis.call('SET', counter_key, counter)
+        counter = nil
+      end
       reply, row = settle(claim, record_key, source_key, epoch, solo, now_ms, counter_key, prefix, shard)
     end
     replies[#replies + 1] = reply
     rows[#rows + 1] = row
   end
+  if counter then redis.call('SET', counter_key, counter) end
   add_rows(rows_key, table.concat(rows), most_rows)
 end
 return replies

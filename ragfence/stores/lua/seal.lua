@@ -22,7 +22,8 @@ for _ = 1, groups do
   local rows = {}
   local epoch = usable_epoch(marker_key, run, solo, now_ms)
   local epoch_bytes = epoch and struct.pack('>I8', epoch)
-  for _ = 1, count do
+  local ahead = epoch and read_ahead(a, k, count)
+  for i = 1, count do
     local seal, record_key, source_key = ARGV[a], KEYS[k], nil
     local mode, flags = byte(seal, 1, 2)
     a, k = a + 1, k + 1
@@ -34,7 +35,8 @@ for _ = 1, groups do
     if not epoch then
       reply = { 'N' }
     elseif mode == KEYED and sub(seal, 51, 58) == epoch_bytes then
-      local data = redis.call('GET', record_key)
+      local data
+      if ahead then data = ahead[i] else data = redis.call('GET', record_key) end
       local version, state
       if data then version, state = byte(data, 1, 2) end
       if version == 1 and state == HELD and sub(data, 19, 34) == sub(seal, 3, 18) then
