@@ -112,13 +112,18 @@ class Stale(TerminalError):
 
 class EffectFailed(TerminalError):
     code = "EFFECT.failed"
-    default_hint = "this outcome is final for the key; `fence.release(key)` lets it be tried again"
+    default_hint = (
+        "this outcome is final for the key; `fence.release(key)` or `ragfence release KEY` lets it be tried again"
+    )
     carries = frozenset({"key", "receipt"})
 
 
 class Quarantined(TerminalError):
     code = "QUARANTINED"
-    default_hint = "find out why the effect keeps failing, then `fence.release(key)` gives it new attempts"
+    default_hint = (
+        "find out why the effect keeps failing (`ragfence explain KEY`), then `fence.release(key)` or "
+        "`ragfence release KEY` gives it new attempts"
+    )
     carries = frozenset({"key", "attempt", "error_code"})
 
 
@@ -151,7 +156,9 @@ class FormatTooNew(TerminalError):
 
 class FormatCorrupt(TerminalError):
     code = "FORMAT.corrupt"
-    default_hint = "nothing was changed; `fence.hydrate()` rebuilds a fence store from its object store"
+    default_hint = (
+        "nothing was changed; `fence.hydrate()` or `ragfence hydrate` rebuilds a fence store from its objects"
+    )
 
 
 class InFlight(TransientError):

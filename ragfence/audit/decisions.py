@@ -8,8 +8,9 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from ragfence.audit.checking import Report, check
+from ragfence.audit.story import Story, tell
 from ragfence.core.decisions import NOBODY
-from ragfence.core.operations import Operation
+from ragfence.core.operations import Operation, key_from_text
 from ragfence.core.receipts import default_effect_id
 from ragfence.core.rows import Row
 from ragfence.errors import ValidationError
@@ -61,6 +62,15 @@ class Audit:
     def check(self) -> Report:
         """Replays all rows and proves the invariants, or names the rows that break them."""
         return check(self.rows())
+
+    def explain(self, key: str, *, every: bool = False) -> Story:
+        """What happened to a key, in the order in which it happened; without events when no row names it.
+
+        Answers that repeat each other are told once, with their count; `every=True` tells each.
+        """
+        wanted = key_from_text(key)
+        stories = tell((row for row in self._fences.rows() if row.key == wanted), every=every)
+        return stories[0] if stories else Story(wanted.hex())
 
     def operation_of(self, key: bytes) -> Operation:
         """The operation behind a key, from its rows."""

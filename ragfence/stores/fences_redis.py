@@ -29,7 +29,7 @@ from ragfence.core.decisions import (
     decide,
 )
 from ragfence.core.ledger import row_for_claim
-from ragfence.core.records import Head, KeyRecord, SourceRecord, park, short, unpark
+from ragfence.core.records import Head, KeyRecord, SourceRecord, checked_epoch, park, short, unpark
 from ragfence.core.rows import Row, decode_rows
 from ragfence.errors import StoreUnavailable, StoreUnsafe
 from ragfence.stores.fences import Loaded, LoadedSource, Lookup, Marker, Scanned, Stats
@@ -51,6 +51,7 @@ from ragfence.stores.redis_wire import (
 )
 
 OLDEST = (6, 2)
+WAITAOF_SINCE = (7, 2)
 SOLO_ROWS_PER_SHARD = 2_000
 """Without an object store nothing drains the rows: the newest batches are kept."""
 
@@ -255,7 +256,7 @@ class RedisFences:
 
     def begin_epoch(self, epoch: int) -> bool:
         self._refuse_unsafe_servers()  # after a failover it is another server than the one that was opened
-        return self._epoch_call("begin", self._every_shard(), epoch)
+        return self._epoch_call("begin", self._every_shard(), checked_epoch(epoch))
 
     def load(self, epoch: int, items: Sequence[Loaded]) -> bool:
         by_shard: dict[int, tuple[list[bytes], list[bytes]]] = {}
@@ -468,12 +469,32 @@ class RedisFences:
     def _refuse_unsafe_servers(self) -> None:
         for info in self.infos():
             refuse_unsafe(self.url, info)
+            if self._confirm.aof:
+                refuse_without_aof(self.url, info)
+
+
+def refuse_without_aof(url: str, info: dict[str, Any]) -> None:
+    """Refuses a server that can never confirm what the policy waits for."""
+    if _version(info) < WAITAOF_SINCE:
+        raise StoreUnsafe(
+            f"{url} is Redis {info.get('redis_version')} and has no WAITAOF",
+            hint="durability.wait_aof needs Redis 7.2 or newer, or Valkey",
+        )
+    if not info.get("aof_enabled"):
+        raise StoreUnsafe(
+            f"{url} keeps no append-only file to wait for",
+            hint="run `CONFIG SET appendonly yes`, or leave durability.wait_aof out of the policy",
+        )
+
+
+def _version(info: dict[str, Any]) -> tuple[int, ...]:
+    return tuple(int(part) for part in str(info.get("redis_version", "0")).split(".")[:2])
 
 
 def refuse_unsafe(url: str, info: dict[str, Any]) -> None:
     """Refuses a server that could forget a fence behind our back."""
-    version = str(info.get("redis_version", "0"))
-    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
+    version = info.get("redis_version", "0")
+    if _version(info) < OLDEST:
         raise StoreUnsafe(f"{url} is Redis {version}", hint="ragfence needs Redis 6.2 or newer, or Valkey")
     policy = info.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import redis
 from redis.exceptions import NoPermissionError, OutOfMemoryError, RedisClusterException
+from redis.sentinel import MasterNotFoundError
 
 from ragfence.errors import RagfenceError, StoreAuth, StoreUnavailable
 
@@ -30,6 +31,12 @@ def understood(url: str) -> Iterator[None]:
 
 def in_our_words(url: str, error: Exception) -> RagfenceError:
     text = str(error)
+    if isinstance(error, MasterNotFoundError):  # its own words are pages of connection settings
+        if "AuthenticationError" in text:
+            return StoreAuth(f"{url}: the Sentinels refused the login", hint="add ?sentinel_password=... to the URL")
+        return StoreUnavailable(
+            f"{url}: no Sentinel names a primary", hint="check the hosts and the name of the service, then try again"
+        )
     if isinstance(error, redis.AuthenticationError) or "NOAUTH" in text or "WRONGPASS" in text:
         return StoreAuth(f"{url} refused the login: {text}", hint="check user and password in the URL")
     if isinstance(error, NoPermissionError):

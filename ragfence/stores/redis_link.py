@@ -79,9 +79,15 @@ class Lines:
         if self._pid != os.getpid():  # the child of a fork must not write into its parent's sockets
             self._pid, self._free = os.getpid(), []
         try:
-            return self._free.pop()
+            line = self._free.pop()
         except IndexError:
             return self._pool.get_connection()
+        try:
+            line.connect()  # if it is not: Sentinels are asked here, and not by sending
+        except BaseException:
+            self._free.append(line)
+            raise
+        return line
 
     def give_back(self, line: Any, *, broken: bool = False) -> None:
         if broken:  # replies may be on their way: nobody must read them as theirs

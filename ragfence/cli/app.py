@@ -1,0 +1,78 @@
+"""All commands, and how every one of them ends: a message and a hint instead of a traceback."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from ragfence.cli import show
+from ragfence.cli.decisions import audit, decisions
+from ragfence.cli.doctor import doctor
+from ragfence.cli.explain import explain
+from ragfence.cli.keys import keys
+from ragfence.cli.opening import JSON_WANTED
+from ragfence.cli.policy import policy
+from ragfence.cli.release import release
+from ragfence.cli.status import status
+from ragfence.cli.upkeep import hydrate, purge_expired
+from ragfence.errors import RagfenceError
+
+
+class Commands(TyperGroup):
+    """Expected errors end with 1, wrong usage with 2, Ctrl-C with 130, and a closed pipe in silence."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()  # here a closed pipe is still somebody's business
+        except RagfenceError as error:
+            show.error(error, as_json=ctx.meta.get(JSON_WANTED, False))
+            raise typer.Exit(1) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+        return result
+
+
+app = typer.Typer(
+    cls=Commands,
+    help="One effect per key: look at the fences, find out what happened, and set right what got stuck.",
+    epilog="Stores come from --store and --objects, or RAGFENCE_STORE, RAGFENCE_OBJECTS, RAGFENCE_TENANT, "
+    "RAGFENCE_POLICY. Without any: SQLite and a folder under .ragfence/.",
+    no_args_is_help=True,
+    add_completion=False,
+    # Its frames show local variables, which may hold credentials.
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from ragfence._version import __version__
+
+        typer.echo(f"ragfence {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+app.command("status")(status)
+app.command("keys")(keys)
+app.command("explain")(explain)
+app.command("release")(release)
+app.command("decisions")(decisions)
+app.add_typer(audit, name="audit")
+app.command("doctor")(doctor)
+app.command("hydrate")(hydrate)
+app.command("purge-expired")(purge_expired)
+app.add_typer(policy, name="policy")

@@ -1,0 +1,177 @@
+"""`ragfence doctor`: is everything as it has to be? Works also where `ragfence.open` would refuse."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ragfence.cli import show
+from ragfence.cli.opening import Json, Objects, Place, PolicyFile, Store, Tenant
+from ragfence.cli.policy import policy_file
+from ragfence.errors import RagfenceError
+
+if TYPE_CHECKING:
+    from ragfence.core.policy import Policy
+    from ragfence.stores.checkups import Check
+
+
+def doctor(
+    store: Store = None,
+    objects: Objects = None,
+    tenant: Tenant = None,
+    policy: PolicyFile = None,
+    as_json: Json = False,
+    strict: Annotated[bool, typer.Option("--strict", help="A warning counts as a failure, too.")] = False,
+    journal: Annotated[
+        Path | None,
+        typer.Option("--journal", metavar="FOLDER", help="Where `open` journals, if not .ragfence/journal."),
+    ] = None,
+) -> None:
+    """Checks policy, stores and journal, one line each; ends with 1 when something has to be mended."""
+    from ragfence.stores.checkups import Level, worst
+
+    checks = []
+    for check in _checks(Place(store, objects, tenant, policy), journal):
+        checks.append(check)
+        if not as_json:
+            _print(check)
+    level = worst(checks)
+    if as_json:
+        told = [
+            {"subject": check.subject, "level": check.level, "text": check.text, "advice": check.advice or None}
+            for check in checks
+        ]
+        show.document({"level": level, "checks": told})
+    else:
+        counts = {each: sum(check.level is each for check in checks) for each in Level}
+        show.say(", ".join(f"{count} {each}" for each, count in counts.items()))
+    if level is Level.FAIL or (strict and level is Level.WARN):
+        raise typer.Exit(1)
+
+
+def _checks(place: Place, journal: Path | None) -> Iterator[Check]:
+    from ragfence.core.policy import Policy
+    from ragfence.core.settings import load_policy
+    from ragfence.stores.checkups import fail, policy_check, refused
+
+    rules, file = Policy(), place.policy or policy_file()
+    try:
+        rules = load_policy(file)
+        yield policy_check(rules, file)
+    except RagfenceError as error:  # the rest is checked as if there were none
+        for problem in error.details.get("problems", ()):
+            yield fail("policy", f"{file}: {problem}", "correct it; nothing is opened with a policy that is refused")
+        if not error.details.get("problems"):
+            yield refused("policy", error)
+    yield from _fences(place, rules)
+    yield from _objects(place)
+    yield _journal(journal, place.tenant_name, rules)
+
+
+def _fences(place: Place, rules: Policy) -> Iterator[Check]:
+    from ragfence.opening import _refuse_other_backend
+    from ragfence.stores.checkups import Level, refused, worst
+
+    try:
+        file, solo = place.sqlite_file(), place.objects_at is None
+    except RagfenceError as error:
+        yield refused("store", error)
+        return
+    subject = "sqlite" if file else "redis"
+    try:
+        _refuse_other_backend(place.fences_at, rules)
+    except RagfenceError as error:
+        yield refused("policy", error)
+    try:
+        checks = list(_sqlite(file) if file else _redis(place, rules, solo=solo))
+    except RagfenceError as error:
+        yield refused(subject, error)
+        return
+    yield from checks
+    # One that is broken has said why, and one that is not there has no markers.
+    if worst(checks) is not Level.FAIL and (file is None or file.exists()):
+        yield from _markers(place, rules, subject, solo=solo)
+
+
+def _redis(place: Place, rules: Policy, *, solo: bool) -> Iterator[Check]:
+    from ragfence.opening import _backend
+
+    checkup = _backend("ragfence.stores.redis_checkup", "redis")
+    facts = checkup.look(str(place.fences_at), place.tenant_name, rules.durability)
+    yield from checkup.redis_checks(facts, rules.durability, solo=solo)
+
+
+def _sqlite(file: Path) -> Iterator[Check]:
+    from ragfence.stores.disk_checkup import sqlite_checks
+
+    yield from sqlite_checks(file)
+
+
+def _markers(place: Place, rules: Policy, subject: str, *, solo: bool) -> Iterator[Check]:
+    """The store itself, opened as a claim would open it."""
+    from ragfence.opening import _open_fences
+    from ragfence.stores.checkups import markers_check, refused
+
+    try:
+        fences = _open_fences(place.fences_at, place.tenant_name, rules, solo=solo)
+        try:
+            yield markers_check(subject, fences.markers(), solo=solo)
+        finally:
+            fences.close()
+    except RagfenceError as error:
+        yield refused(subject, error)
+
+
+def _objects(place: Place) -> Iterator[Check]:
+    from ragfence.opening import _backend, _open_objects
+    from ragfence.stores.checkups import refused
+    from ragfence.stores.disk_checkup import folder_checks
+
+    try:
+        where = place.objects_at
+    except RagfenceError:
+        return  # beside a store that is none, which has been said
+    if where is None:
+        return
+    try:
+        if folder := place.objects_folder():
+            yield from folder_checks(folder)
+            return
+        store = _open_objects(where)
+    except RagfenceError as error:
+        yield refused("objects", error)
+        return
+    try:
+        yield from _backend("ragfence.stores.s3_checkup", "s3").s3_checks(store)
+    finally:
+        store.close()
+
+
+def _journal(folder: Path | None, tenant: str, rules: Policy) -> Check:
+    from ragfence.engine.journal import Journal
+    from ragfence.engine.results import Results
+    from ragfence.opening import EMBEDDED
+    from ragfence.stores.checkups import journal_check, refused
+
+    place = (folder or EMBEDDED / "journal").absolute()
+    try:
+        entries = Journal(place, tenant, Results(tenant, rules, None)).entries()
+    except RagfenceError as error:
+        return refused("journal", error)
+    oldest = min((entry.at_ms for entry in entries), default=0)
+    return journal_check(str(place), len(entries), oldest_age=show.ago(oldest, time.time_ns() // 1_000_000))
+
+
+def _print(check: Check) -> None:
+    from rich.text import Text
+
+    styles = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+    line = Text(f"{check.level:<4}", style=styles[check.level])
+    line.append(f"  {check.subject}: {show.plain(check.text)}", style="default")
+    if check.advice:
+        line.append(f"\n      -> {show.plain(check.advice)}", style="default")
+    show.out().print(line, soft_wrap=True)

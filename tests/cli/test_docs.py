@@ -1,0 +1,47 @@
+"""Every command line in the README and in docs/cli.md is one that exists."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import run
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = {name: (ROOT / name).read_text() for name in ("README.md", "docs/cli.md")}
+LINES = [
+    line.partition("#")[0].strip()
+    for text in PAGES.values()
+    for block in re.findall(r"^```sh\n(.*?)^```", text, re.S | re.M)
+    for line in block.splitlines()
+    if line.startswith("ragfence ")
+]
+GROUPS = ("audit", "policy")
+
+
+def test_there_are_lines() -> None:
+    assert len(LINES) >= 15
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_command_and_its_options_exist(line: str) -> None:
+    _, *words = shlex.split(line)
+    path = words[: 2 if words[0] in GROUPS else 1]
+    told = run(*path, "--help", env={"COLUMNS": "200"})
+    assert told.exit_code == 0, told.output
+    for option in (word for word in words if word.startswith("--")):
+        assert re.search(rf"(?<!\S){option}(?!\S)", told.stdout), f"{path} has no {option}"
+
+
+def test_the_page_names_every_command() -> None:
+    from ragfence.cli.app import app
+
+    named = {command.name for command in app.registered_commands} | {"audit check", "policy check"}
+    listed = {
+        name.split(" KEY")[0].removesuffix(" [FILE]")
+        for name in re.findall(r"^\| `([^`]+)`", PAGES["docs/cli.md"], re.M)
+    }
+    assert named == listed
