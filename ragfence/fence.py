@@ -11,6 +11,7 @@ from ragfence.core.policy import Policy
 from ragfence.core.strategies import KeyStrategy
 from ragfence.engine.claiming import Claimed
 from ragfence.engine.engine import Engine
+from ragfence.engine.expiry import Purged
 from ragfence.engine.hydration import Progress
 from ragfence.engine.journal import Reconciled
 from ragfence.engine.once import Key, OnceOptions, Recovered
@@ -120,6 +121,17 @@ class Fence:
     def hydrate(self, progress: Progress | None = None) -> None:
         """Rebuilds the fence store from the object store. Happens by itself when the store forgot something."""
         self._engine.hydrate(progress)
+
+    def purge_expired(self, limit: int = 1000, *, after: str = "") -> Purged:
+        """Removes what has outlived its lifetime: up to `limit` records, and what is over of the next `limit` commits.
+
+        A key that was purged is new again. Run it now and then; it may be stopped anywhere and run by many at once.
+
+        >>> purged = fence.purge_expired()  # doctest: +SKIP
+        >>> while purged.after:  # doctest: +SKIP
+        ...     purged = fence.purge_expired(after=purged.after)
+        """
+        return self._engine.purge_expired(limit, after)
 
     def reconcile_journal(self) -> Reconciled:
         """Seals the effects that ran while the fence store was down."""

@@ -47,6 +47,11 @@ class Report:
 class _Life:
     seal: Row | None = None
     answers: dict[tuple[str, bytes], Row] = field(default_factory=dict)
+    ended: bytes | None = None
+    """whose outcome an `ended` row took back; it is removed after that row, so it may be told until a new one is"""
+
+    def goes_on_with(self, row: Row) -> bool:
+        return self.ended is None or self.ended == row.winner
 
 
 def check(rows: Iterable[Row]) -> Report:
@@ -67,11 +72,13 @@ def _check_key(key: bytes, rows: list[Row]) -> Iterable[Finding]:
     life = _Life()
     for row in rows:
         if row.kind is RowKind.ENDED:
-            life = _Life()
+            life.ended = row.winner
             continue
+        if (_is_seal(row) or _is_answer(row)) and not life.goes_on_with(row):
+            life = _Life()
         if _is_seal(row):
             if life.seal is not None and _expired(life.seal, row.ts_ms):
-                life = _Life()
+                life = _Life(ended=life.ended)
             if life.seal is not None and life.seal.winner != row.winner:
                 lost = life.seal.fence.epoch < row.fence.epoch
                 yield Finding(
@@ -84,7 +91,7 @@ def _check_key(key: bytes, rows: list[Row]) -> Iterable[Finding]:
             life.seal = life.seal or row
         if _is_answer(row):
             if life.seal is not None and _expired(life.seal, row.ts_ms):
-                life = _Life()
+                life = _Life(ended=life.ended)
             answer = (row.effect_id, row.winner)
             if life.answers and answer not in life.answers:
                 other = next(iter(life.answers.values()))

@@ -77,6 +77,8 @@ class Audit:
         for row in self._fences.rows():
             if row.key == key:
                 values = row.columns()
+                if not values["source_id"]:  # written by a purge, which knows only its digest
+                    continue
                 names = ("kind", "source_type", "source_id", "revision", "index_hash", "action")
                 sequence = values.get("sequence")
                 operation = Operation(

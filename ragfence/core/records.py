@@ -3,12 +3,18 @@
     key record     one operation: who may perform it, or how it ended
     source record  one source: its head (the newest sealed revision) and at most one lease
 
-    key record      version:1 state:1 fingerprint:16 token:16 epoch:8 counter:6 attempt:2 first_seen_ms:6 when_ms:6
-                    then kind, owner, error, effect_id (each length:1 + bytes), payload (length:4 + bytes), result
+    key record      version:1 state:1 fingerprint:16 token:12 epoch:7 counter:5 attempt:2 first_seen_ms:6 when_ms:6
+                    kind (length:1 + bytes)
+                    [owner] [error] [effect_id] (each length:1 + bytes) [payload (length:4 + bytes)]
+                    result, to the end
     source record   version:1 flags:1 stamp:8
                     [head   digest:32 sequence:8 metadata_hash:16 record (length:4 + bytes)]
                     [lease  digest:32 record (length:4 + bytes)]
     parked record   stamp:8, then a key record: a document's superseded revision
+
+The state proper is the state byte % 16. Its upper bits announce those in brackets, which are written only when they
+are not empty: 16 owner, 32 error, 64 effect_id, 128 payload. Most sealed records have none of them: a Redis that holds
+millions of records pays for every byte.
 
 All numbers are big-endian. `when_ms` is the lease's expiry while pending and the time of the seal afterwards.
 `stamp` is the epoch in which the record was written: after a hydration, what the log did not bring back is void.
@@ -24,15 +30,21 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ragfence.core.operations import Fence
-from ragfence.errors import FormatCorrupt, FormatTooNew
+from ragfence.errors import FormatCorrupt, FormatTooNew, StoreUnsafe
 
 VERSION = 1
 FINGERPRINT_BYTES = 16
-TOKEN_BYTES = 16
+TOKEN_BYTES = 12
 METADATA_HASH_BYTES = 16
 NO_METADATA = bytes(METADATA_HASH_BYTES)
+MAX_EPOCH = 2**53 - 1
+"""The highest that Lua can count; seven bytes hold it. Solo epochs are microseconds: it lasts until the year 2255."""
+MAX_COUNTER = 2**40 - 1
 
-_HEADER = struct.Struct(">BB16s16sQQHIHI")
+_HEADER = struct.Struct(f">BB{FINGERPRINT_BYTES}s{TOKEN_BYTES}sQIHHIHI")
+HEADER_BYTES = _HEADER.size
+HAS_OWNER, HAS_ERROR, HAS_EFFECT_ID, HAS_PAYLOAD = 16, 32, 64, 128
+_STATE = 15
 _SOURCE = struct.Struct(">BBQ")
 _HEAD = struct.Struct(">32sq16sI")
 _LEASE = struct.Struct(">32sI")
@@ -83,49 +95,70 @@ class KeyRecord(NamedTuple):
         return self.state is State.HELD and now_ms < self.when_ms
 
     def encode(self) -> bytes:
-        kind, owner, error, effect_id = map(short, (self.kind, self.owner, self.error, self.effect_id))
+        flags: int = self.state
+        texts = short(self.kind)
+        if self.owner:
+            flags |= HAS_OWNER
+            texts += short(self.owner)
+        if self.error:
+            flags |= HAS_ERROR
+            texts += short(self.error)
+        if self.effect_id:
+            flags |= HAS_EFFECT_ID
+            texts += short(self.effect_id)
+        if self.payload:
+            flags |= HAS_PAYLOAD
+            texts += len(self.payload).to_bytes(4, "big") + self.payload
         header = _HEADER.pack(
             VERSION,
-            self.state,
+            flags,
             self.fingerprint,
             self.token,
-            self.fence.epoch,
-            self.fence.counter << 16 | self.attempt,
+            *fence_fields(self.fence),
+            self.attempt,
             self.first_seen_ms >> 32,
             self.first_seen_ms & 0xFFFFFFFF,
             self.when_ms >> 32,
             self.when_ms & 0xFFFFFFFF,
         )
-        payload = len(self.payload).to_bytes(4, "big") + self.payload
-        return b"".join((header, kind, owner, error, effect_id, payload, self.result))
+        return header + texts + self.result
 
     @classmethod
     def decode(cls, data: bytes) -> KeyRecord:
         try:
             if data[0] != VERSION:
                 _refuse_newer(data[0], "record")
-            _, state, fingerprint, token, epoch, counted, fh, fl, wh, wl = _HEADER.unpack_from(data)
-            owner = _HEADER.size + 1 + data[_HEADER.size]
-            error = owner + 1 + data[owner]
-            effect_id = error + 1 + data[error]
-            payload = effect_id + 1 + data[effect_id]
-            result = payload + 4 + int.from_bytes(data[payload : payload + 4], "big")
-            if result > len(data):
-                raise IndexError
+            _, state, fingerprint, token, high, low, attempt, fh, fl, wh, wl = _HEADER.unpack_from(data)
+            at = HEADER_BYTES + 1 + data[HEADER_BYTES]
+            kind = data[HEADER_BYTES + 1 : at].decode()
+            owner, error, effect_id, payload = "", "", "", b""
+            if state > _STATE:
+                if state & HAS_OWNER:
+                    owner, at = _short_at(data, at)
+                if state & HAS_ERROR:
+                    error, at = _short_at(data, at)
+                if state & HAS_EFFECT_ID:
+                    effect_id, at = _short_at(data, at)
+                if state & HAS_PAYLOAD:
+                    start = at + 4
+                    at = start + int.from_bytes(data[at:start], "big")
+                    payload = data[start:at]
+            if at > len(data):
+                raise IndexError("cut off")
             return cls(
-                _STATES[state],
+                _STATES[state & _STATE],
                 fingerprint,
                 token,
-                Fence(epoch, counted >> 16),
-                counted & 0xFFFF,
+                Fence(high >> 8, (high & 0xFF) << 32 | low),
+                attempt,
                 fh << 32 | fl,
                 wh << 32 | wl,
-                data[_HEADER.size + 1 : owner].decode(),
-                data[owner + 1 : error].decode() if data[owner] else "",
-                data[error + 1 : effect_id].decode() if data[error] else "",
-                data[effect_id + 1 : payload].decode() if data[effect_id] else "",
-                data[payload + 4 : result],
-                data[result:],
+                kind,
+                owner,
+                error,
+                effect_id,
+                payload,
+                data[at:],
             )
         except (struct.error, IndexError, KeyError, ValueError) as broken:
             raise FormatCorrupt(f"{len(data)} bytes in the fence store are no key record: {broken}") from broken
@@ -221,6 +254,33 @@ def short(text: str) -> bytes:
     if len(data) > 255:
         data = data[:255].decode(errors="ignore").encode()
     return bytes((len(data),)) + data
+
+
+def fence_fields(fence: Fence) -> tuple[int, int]:
+    """epoch:7 counter:5 for two fields of a struct, `QI`: Python has no such formats, Lua has."""
+    epoch, counter = fence
+    if epoch >> 53 | counter >> 40:  # a number cut off would let a stale owner in
+        checked_epoch(epoch)
+        raise StoreUnsafe(
+            f"the counter of fence {fence} is out of range: the highest is {MAX_COUNTER}",
+            hint="a shard has made that many claims, or its counter was changed by hand; use a new fence store",
+        )
+    return epoch << 8 | counter >> 32, counter & 0xFFFFFFFF
+
+
+def checked_epoch(epoch: int) -> int:
+    """The epoch, if records can hold it."""
+    if 0 <= epoch <= MAX_EPOCH:
+        return epoch
+    raise StoreUnsafe(
+        f"epoch {epoch} is out of range: the highest is {MAX_EPOCH}",
+        hint="check the clock of the fence store, its markers, and the names under <tenant>/epochs/ in its objects",
+    )
+
+
+def _short_at(data: bytes, at: int) -> tuple[str, int]:
+    end = at + 1 + data[at]
+    return data[at + 1 : end].decode(), end
 
 
 def _refuse_newer(version: int, what: str) -> None:

@@ -1,11 +1,11 @@
 """Decision rows: what was decided, for whom, and why. One binary form, written by Python and by the Lua scripts.
 
-    version:1 row_id:17 ts_ms:6 decision:1 flags:1 waited_ms:4 expires_ms:6 key:33
-    fingerprint:16 winner:16 epoch:8 counter:6 attempt:2 first_seen_ms:6 sealed_at_ms:6
+    version:1 token:12 position:1 ts_ms:6 decision:1 flags:1 waited_ms:4 expires_ms:6 key:33
+    fingerprint:16 winner:12 epoch:7 counter:5 attempt:2 first_seen_ms:6 sealed_at_ms:6
     then effect_id and error_code (length:1 + bytes), context (length:4 + bytes)
 
-The second line is the header of the record that was answered with, byte for byte, so that a row is cut and joined
-rather than decoded and encoded.
+The second line is the header of the record that was answered with, byte for byte from its fingerprint on, so that a
+row is cut and joined rather than decoded and encoded.
 `row_id` is the token of the attempt and the position of the call within it, so a row that is written twice (a lost
 reply, a replayed drain) is the same row. `context` is the canonical JSON of what only the caller knows.
 """
@@ -20,8 +20,9 @@ from enum import IntEnum
 from typing import Any
 
 from ragfence.core.decisions import NOBODY
-from ragfence.core.operations import Fence, Operation
+from ragfence.core.operations import KEY_BYTES, Fence, Operation
 from ragfence.core.receipts import Decision
+from ragfence.core.records import FINGERPRINT_BYTES, TOKEN_BYTES, fence_fields
 from ragfence.errors import FormatCorrupt, FormatTooNew
 
 SEAL_POSITION = 250
@@ -32,7 +33,7 @@ END_POSITION = 253
 VERSION = 1
 _quoted: Callable[[str], str] = json.encoder.encode_basestring
 """as json.dumps(..., ensure_ascii=False) does it; a row is written for every call, and that costs three times"""
-_ROW = struct.Struct(">B16sBHIBBIHI33s16s16sQHIHHIHI")
+_ROW = struct.Struct(f">B{TOKEN_BYTES}sBHIBBIHI{KEY_BYTES}s{FINGERPRINT_BYTES}s{TOKEN_BYTES}sQIHHIHI")
 
 NO_FENCE = Fence(0, 0)
 
@@ -120,8 +121,7 @@ class Row:
             self.key,
             self.fingerprint,
             self.winner,
-            self.fence.epoch,
-            *six_bytes(self.fence.counter),
+            *fence_fields(self.fence),
             self.attempt,
             *six_bytes(self.first_seen_ms),
             *six_bytes(self.sealed_at_ms),
@@ -180,7 +180,7 @@ def _decode_one(data: bytes, at: int) -> tuple[Row, int]:
     (_, token, position, th, tl, kind, flags, waited, eh, el, key, fingerprint, winner, *rest) = _ROW.unpack_from(
         data, at
     )
-    epoch, ch, cl, attempt, fh, fl, sh, sl = rest
+    high, low, attempt, fh, fl, sh, sl = rest
     at += _ROW.size
     texts = []
     for _ in range(2):
@@ -199,7 +199,7 @@ def _decode_one(data: bytes, at: int) -> tuple[Row, int]:
         fingerprint=fingerprint,
         flags=flags,
         attempt=attempt,
-        fence=Fence(epoch, ch << 32 | cl),
+        fence=Fence(high >> 8, (high & 0xFF) << 32 | low),
         first_seen_ms=fh << 32 | fl,
         sealed_at_ms=sh << 32 | sl,
         expires_ms=eh << 32 | el,

@@ -9,16 +9,21 @@ Whoever finds such an object knows the effect happened, whatever the fence store
 from __future__ import annotations
 
 import json
+import re
 from base64 import b64decode, b64encode
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from urllib.parse import unquote
 
-from ragfence.core.operations import SEQUENCE_MIN, Fence, Operation, encoded
+from ragfence.core.operations import KEY_BYTES, SEQUENCE_MIN, Fence, Operation, encoded
 from ragfence.core.records import KeyRecord, State
-from ragfence.errors import FormatCorrupt, FormatTooNew
-from ragfence.stores.objects import ObjectStore
+from ragfence.errors import FormatCorrupt, FormatTooNew, ValidationError
+from ragfence.stores.objects import Entry, ObjectStore
 
 VERSION = 1
+
+_PLACE = re.compile(rf"([^/]+)/([0-9a-f]{{64}})/([0-9a-f]{{{2 * KEY_BYTES}}})(?:@([0-9]{{20}}))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,56 @@ class Commit:
             result=self.result,
         )
 
+    @classmethod
+    def of(cls, key: str, record: KeyRecord, sequence: int | None) -> Commit:
+        """The commit that an ended record stands for: `record` the other way round."""
+        return cls(
+            key=key,
+            fingerprint=record.fingerprint.hex(),
+            token=record.token.hex(),
+            fence=str(record.fence),
+            attempt=record.attempt,
+            first_seen_ms=record.first_seen_ms,
+            sealed_at_ms=record.when_ms,
+            sequence=sequence,
+            failed=record.state is State.FAILED,
+            error=record.error,
+            effect_id=record.effect_id,
+            result=record.result,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    sequence: int
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What the object store keeps of one key, as far as a page shows it."""
+
+    kind: str
+    source: str
+    key: str
+    commit: Entry | None
+    marks: tuple[Mark, ...]
+    """the lowest sequence first"""
+    goes_on: bool
+    """a higher mark follows on the next page"""
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        return (*((self.commit,) if self.commit else ()), *(mark.entry for mark in self.marks))
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    kept: tuple[Kept, ...]
+    scanned: int
+    after: str
+    """where the next page begins; empty: this was the last one"""
+
 
 class Commits:
     """The commits of one tenant."""
@@ -74,9 +129,7 @@ class Commits:
         self._objects = objects
 
     def find(self, operation: Operation) -> Commit | None:
-        name = self._name(operation)
-        data = self._objects.get(name)
-        return Commit.decode(name, data) if data is not None else None
+        return self._at(self._name(operation))
 
     def put(self, operation: Operation, commit: Commit) -> Commit | None:
         """None when this commit won; the winner's commit when it lost."""
@@ -102,15 +155,98 @@ class Commits:
             yield key, int(number) + SEQUENCE_MIN if mark else None
 
     def read(self, operation: Operation, key: str) -> Commit | None:
-        name = f"{self._folder(operation)}/{key}"
-        data = self._objects.get(name)
-        return Commit.decode(name, data) if data is not None else None
+        return self._at(f"{self._folder(operation)}/{key}")
 
     def delete(self, operation: Operation) -> None:
         self._objects.delete([self._name(operation)])
+
+    def page(self, after: str, limit: int) -> Page:
+        """The next `limit` objects behind the name `after`, by key.
+
+        A last key that does not fit is left to the next page; one that fits no page is shown in parts.
+        """
+        if after and not after.startswith(f"{self._root}/"):
+            raise ValidationError(
+                f"{after[:120]!r} is no place among the commits of this tenant",
+                hint="pass what the call before returned as `after`; leave it out to begin at the beginning",
+            )
+        # One more than asked for tells whether the last key goes on.
+        found = list(self._objects.list(f"{self._root}/", start_after=after, limit=limit + 1))
+        shown, beyond = found[:limit], found[limit:]
+        keys = [list(entries) for _, entries in groupby(shown, _unmarked)]
+        cut = bool(beyond) and _unmarked(beyond[0]) == _unmarked(shown[-1])
+        if cut and len(keys) > 1:
+            del keys[-1]
+            cut = False
+        kept = [made for entries in keys if (made := self._kept(entries, goes_on=cut))]
+        scanned = sum(map(len, keys))
+        return Page(tuple(kept), scanned, shown[scanned - 1].name if beyond else "")
+
+    def of(self, kept: Kept) -> Commit | None:
+        """The commit itself; None: there is none, or it has gone since it was listed."""
+        return self._at(kept.commit.name) if kept.commit else None
+
+    def beside(self, kept: Kept) -> tuple[int | None, str] | None:
+        """Sequence and key of the first of the source's other objects. None: there are none.
+
+        A mark of the same key that was not there before is told without a sequence: it outdoes nobody else.
+        """
+        folder, own = f"{self._folder_of(kept)}/", {entry.name for entry in kept.entries}
+        # Two more than its own: a commit may have a mark beside it, and that is its sequence then.
+        shown = [entry for entry in self._objects.list(folder, limit=len(own) + 2) if entry.name not in own]
+        if not shown:
+            return None
+        key = _unmarked(shown[0]).removeprefix(folder)
+        if key == kept.key:
+            return None, key
+        known = [self._sequence_at(entry) for entry in shown if _unmarked(entry) == f"{folder}{key}"]
+        return max((number for number in known if number is not None), default=None), key
+
+    def remove(self, entries: Sequence[Entry]) -> None:
+        """In two steps, so that no crash leaves a commit without the mark that makes older events stale."""
+        marks = [entry.name for entry in entries if "@" in entry.name]
+        for names in ([entry.name for entry in entries if "@" not in entry.name], marks):
+            if names:
+                self._objects.delete(names)
+
+    def put_back(self, kept: Kept, commit: Commit) -> None:
+        """Unless something stands there."""
+        self._objects.put_new(f"{self._folder_of(kept)}/{kept.key}", commit.encode())
+
+    def _at(self, name: str) -> Commit | None:
+        data = self._objects.get(name)
+        return Commit.decode(name, data) if data is not None else None
+
+    def _sequence_at(self, entry: Entry) -> int | None:
+        _, mark, number = entry.name.partition("@")
+        if mark:
+            return int(number) + SEQUENCE_MIN
+        commit = self._at(entry.name)
+        return commit.sequence if commit else None
+
+    def _kept(self, entries: Sequence[Entry], *, goes_on: bool) -> Kept | None:
+        """None: a name that ragfence never gave."""
+        first, commit, marks = None, None, []
+        for entry in entries:
+            if place := _PLACE.fullmatch(entry.name, len(self._root) + 1):
+                first = first or place
+                if place[4] is None:
+                    commit = entry
+                else:
+                    marks.append(Mark(int(place[4]) + SEQUENCE_MIN, entry))
+        if first is None:
+            return None
+        return Kept(unquote(first[1]), first[2], first[3], commit, tuple(marks), goes_on)
+
+    def _folder_of(self, kept: Kept) -> str:
+        return f"{self._root}/{encoded(kept.kind)}/{kept.source}"
 
     def _folder(self, operation: Operation) -> str:
         return f"{self._root}/{encoded(operation.kind)}/{operation.source}"
 
     def _name(self, operation: Operation) -> str:
         return f"{self._folder(operation)}/{operation.key.hex()}"
+
+
+def _unmarked(entry: Entry) -> str:
+    return entry.name.partition("@")[0]

@@ -6,7 +6,6 @@ import functools
 import os
 import socket
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,10 +15,11 @@ from ragfence.core.operations import Operation
 from ragfence.core.policy import Policy
 from ragfence.core.receipts import Receipt
 from ragfence.core.records import KeyRecord, State
-from ragfence.core.rows import END_POSITION, Row, RowKind, context_of
+from ragfence.core.rows import context_of
 from ragfence.engine.claiming import Claimed
 from ragfence.engine.commits import Commits
 from ragfence.engine.epochs import Epochs
+from ragfence.engine.expiry import Expiry, Purged, row_for_end
 from ragfence.engine.hydration import EpochWatch, Hydrator, Progress
 from ragfence.engine.journal import Entry, Journal, Reconciled
 from ragfence.engine.once import Once, OnceOptions
@@ -126,6 +126,24 @@ class Engine:
         if not self.backing.hydrator.try_hydrate(progress):
             self.backing.hydrator.ensure_ready(progress)
 
+    def purge_expired(self, limit: int, after: str) -> Purged:
+        """Removes what has outlived its lifetime; see `expiry`."""
+        if limit < 1:
+            raise ValidationError(f"limit must be at least 1, not {limit}")
+        records = self.fences.purge_expired(limit)
+        if self.backing is None:
+            return Purged(records, objects=0, scanned=0, after="")
+        expiry = Expiry(
+            self.fences,
+            self.backing.commits,
+            self.backing.hydrator,
+            self.policy,
+            owner=self.owner,
+            run_id=self._run_id,
+        )
+        page, removed = expiry.purge(limit, after)
+        return Purged(records, removed, page.scanned, page.after)
+
     def reconcile_journal(self) -> Reconciled:
         """Seals what ran while the store was down."""
         settled: dict[str, list[str]] = {"sealed": [], "doubled": [], "left": []}
@@ -147,7 +165,7 @@ class Engine:
             self.objects.close()
 
     def _reconcile(self, entry: Entry) -> Literal["sealed", "doubled", "left"]:
-        request = replace(self.request(entry.operation, None), fingerprint=entry.fingerprint)
+        request = self.request(entry.operation, None)._replace(fingerprint=entry.fingerprint)
         won: Won | None = None
         try:
             answer = self.performer.acquire(request, wait_ms=0, token=entry.token)
@@ -186,22 +204,8 @@ class Engine:
 
     def _end_life(self, request: Request, ended: KeyRecord, why: str) -> None:
         """The row first, then the object, then the record: whatever is cut off in between is still one life."""
-        row = Row(
-            token=os.urandom(16),
-            position=END_POSITION,
-            ts_ms=self.fences.now_ms(),
-            kind=RowKind.ENDED,
-            key=request.key,
-            fingerprint=ended.fingerprint,
-            attempt=ended.attempt,
-            # Of the life that ends: within the same millisecond the fence decides which row came first.
-            fence=ended.fence,
-            first_seen_ms=ended.first_seen_ms,
-            winner=ended.token,
-            error_code=why,
-            context=request.context,
-        )
-        self.fences.record([row])
+        now_ms = self.fences.now_ms()
+        self.fences.record([row_for_end(request.key, ended, why=why, now_ms=now_ms, context=request.context)])
         if self.backing:
             self.backing.commits.delete(request.operation)
         self.fences.forget([request.key])

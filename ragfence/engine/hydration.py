@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Protocol
 
+from ragfence.core.records import checked_epoch
 from ragfence.engine import points
 from ragfence.engine.epochs import Epochs
 from ragfence.errors import NotReady, RagfenceError
@@ -83,7 +84,7 @@ class Hydrator:
 
     def _hydrate(self, token: str, progress: Progress | None) -> bool:
         known = [marker.epoch for marker in self._fences.markers() if marker]
-        epoch = max([self._epochs.known().newest_begun, *known]) + 1
+        epoch = checked_epoch(max([self._epochs.known().newest_begun, *known]) + 1)
         if not self._epochs.begin(epoch, token):
             return False
         points.reach(points.AFTER_BEGUN)

@@ -22,6 +22,7 @@ from typing import IO, Any
 
 from ragfence.core.operations import Operation, encoded, key_to_text
 from ragfence.core.receipts import Decision, Flags, Receipt, default_effect_id
+from ragfence.core.records import TOKEN_BYTES
 from ragfence.engine.performing import Outcome
 from ragfence.engine.requests import Request
 from ragfence.engine.results import Results
@@ -94,7 +95,7 @@ class Journal:
         entry = Entry(
             request.operation,
             request.fingerprint,
-            token or os.urandom(16),
+            token or os.urandom(TOKEN_BYTES),
             outcome.effect_id,
             outcome.result,
             time.time_ns() // 1_000_000,

@@ -31,7 +31,7 @@ from ragfence.core.decisions import (
 from ragfence.core.ledger import row_for_answer
 from ragfence.core.policy import Policy
 from ragfence.core.receipts import Decision, Flags, Receipt
-from ragfence.core.records import KeyRecord, State
+from ragfence.core.records import TOKEN_BYTES, KeyRecord, State
 from ragfence.core.rows import (
     CONFLICT_POSITION,
     FENCED_OUT,
@@ -140,14 +140,14 @@ class Performer:
         refuse_nested(request)
         started = time.monotonic()
         give_up_at = started + (request.rules.wait_ms if wait_ms is None else wait_ms) / 1000
-        token, position = token or os.urandom(16), 0
+        token, position = token or os.urandom(TOKEN_BYTES), 0
         while True:
             asked_at = time.monotonic()
             claim = request.claim(token, position, int((asked_at - started) * 1000))
             verdict = self._claimed(claim)
             position += 1
             if position > LAST_CLAIM_POSITION:
-                token, position = os.urandom(16), 0
+                token, position = os.urandom(TOKEN_BYTES), 0
             match verdict:
                 case Granted():
                     answer = self._granted(request, verdict, asked_at, claim.waited_ms)

@@ -39,11 +39,7 @@ class Request(NamedTuple):
         kept_payload: bytes = b"",
         diff_wanted: bool = False,
     ) -> Request:
-        slot = b""
-        if operation.sequence is not None:
-            # The kind too: sequences of different kinds of effect on one source do not order each other.
-            named = operation.kind.encode(), bytes.fromhex(operation.source)
-            slot = digest("ragfence/slot/1", *named)[:SOURCE_BYTES]
+        slot = b"" if operation.sequence is None else slot_of(operation.kind, operation.source)
         key = operation.key
         return cls(operation, fingerprint, rules, context, owner, kept_payload, diff_wanted, key, slot)
 
@@ -131,6 +127,12 @@ class Request(NamedTuple):
         if self.rules.ttl_ms == 0 or self.rules.pending_ttl_ms == 0:
             return 0
         return max(self.rules.ttl_ms, self.rules.pending_ttl_ms)
+
+
+def slot_of(kind: str, source: str) -> bytes:
+    """Where the fence store keeps a source with sequences."""
+    # The kind too: sequences of different kinds of effect on one source do not order each other.
+    return digest("ragfence/slot/1", kind.encode(), bytes.fromhex(source))[:SOURCE_BYTES]
 
 
 _OF_NOTHING = digest("ragfence/payload/none/1")[:FINGERPRINT_BYTES]

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from ragfence.core.decisions import NOBODY
 from ragfence.core.operations import Fence
 from ragfence.core.records import Head, KeyRecord, State
 from ragfence.errors import FormatCorrupt, FormatTooNew, StoreUnavailable
@@ -37,7 +38,7 @@ class LogRow:
         return KeyRecord(
             State.SEALED,
             self.fingerprint,
-            bytes(16),
+            NOBODY,
             self.fence,
             1,
             0,

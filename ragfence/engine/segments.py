@@ -29,7 +29,7 @@ from ragfence.core.decisions import (
     Stale,
     Verdict,
 )
-from ragfence.core.records import KeyRecord, State
+from ragfence.core.records import TOKEN_BYTES, KeyRecord, State
 from ragfence.core.rows import REVIVED
 from ragfence.engine import points
 from ragfence.engine.epochs import Epochs
@@ -139,7 +139,7 @@ class SegmentWriter:
 
     def _claim(self, wanted: dict[int, _Wanted]) -> dict[int, Verdict]:
         # A new token per attempt: with the position it also names the decision row.
-        claims = [want.move.claim._replace(token=os.urandom(16)) for want in wanted.values()]
+        claims = [want.move.claim._replace(token=os.urandom(TOKEN_BYTES)) for want in wanted.values()]
         return dict(zip(wanted, self._fences.claim(claims), strict=True))
 
     def _perform(

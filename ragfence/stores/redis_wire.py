@@ -22,17 +22,32 @@ from ragfence.core.decisions import (
     Stale,
     Verdict,
 )
-from ragfence.core.operations import encoded
-from ragfence.core.records import VERSION, KeyRecord, SourceRecord, State, short
+from ragfence.core.operations import KEY_BYTES, encoded
+from ragfence.core.records import (
+    FINGERPRINT_BYTES,
+    HAS_EFFECT_ID,
+    HAS_ERROR,
+    HAS_OWNER,
+    HEADER_BYTES,
+    METADATA_HASH_BYTES,
+    TOKEN_BYTES,
+    VERSION,
+    KeyRecord,
+    SourceRecord,
+    State,
+    checked_epoch,
+    fence_fields,
+    short,
+)
 from ragfence.core.rows import VERSION as ROW_VERSION
 from ragfence.core.rows import RowKind, six_bytes
 from ragfence.errors import FormatCorrupt, FormatTooNew
 
-_CLAIM = struct.Struct(">BB16sBI32s16sq16sHIHHIHI")
-_SEAL = struct.Struct(">BB16s32sQHIq16sHIHIBI16s")
-_LEASE = struct.Struct(">B16s32sQHIHIHI")
+_CLAIM = struct.Struct(f">BB{TOKEN_BYTES}sBI32s{FINGERPRINT_BYTES}sq{METADATA_HASH_BYTES}sHIHHIHI")
+_SEAL = struct.Struct(f">BB{TOKEN_BYTES}s32sQIq{METADATA_HASH_BYTES}sHIHIBI{TOKEN_BYTES}s")
+_LEASE = struct.Struct(f">B{TOKEN_BYTES}s32s7sHIHIHI")
 _SEQUENCE = struct.Struct(">q")
-_REPLAY = struct.Struct(">B16sB6sBBI6x33s")
+_REPLAY = struct.Struct(f">B{TOKEN_BYTES}sB6sBBI6x{KEY_BYTES}s")
 _NO_ERROR = struct.Struct(">xI")
 _ENDED = frozenset((State.SEALED, State.FAILED))
 
@@ -72,7 +87,7 @@ class Names:
 
 
 def pack_claim(claim: Claim) -> bytes:
-    """mode:1 flags:1 token:16 position:1 waited:4 digest:32 fingerprint:16 sequence:8 metadata_hash:16 lease:6
+    """mode:1 flags:1 token:12 position:1 waited:4 digest:32 fingerprint:16 sequence:8 metadata_hash:16 lease:6
     max_attempts:2 pending_ttl:6 source_ttl:6, then kind and owner (length:1), payload and context (length:4)."""
     flags = (claim.sequence is not None) | (2 if claim.retract else 0) | (4 if claim.row_on_conflict else 0)
     head = _CLAIM.pack(
@@ -97,22 +112,26 @@ def is_replay(data: bytes, fingerprint: bytes) -> bool:
     """Whether these bytes are an ended record of this payload, which answers a claim without a sequence."""
     if data[0] != VERSION:
         KeyRecord.decode(data)  # refuses it, before anything of its batch is granted
-    return data[1] in _ENDED and data[2:18] == fingerprint
+    return data[1] % 16 in _ENDED and data[2:18] == fingerprint
 
 
 def replay_row(claim: Claim, data: bytes, ts: bytes) -> bytes:
     """The row of a claim that was answered with this record: cut and joined, as claim.lua does it."""
-    owner = 63 + data[62]
-    error = owner + 1 + data[owner]
-    effect = error + 1 + data[error]
+    state, at, effect_id = data[1], HEADER_BYTES + 1 + data[HEADER_BYTES], b"\0"
+    if state & HAS_EFFECT_ID:
+        if state & HAS_OWNER:
+            at += 1 + data[at]
+        if state & HAS_ERROR:
+            at += 1 + data[at]
+        effect_id = data[at : at + 1 + data[at]]
     head = _REPLAY.pack(ROW_VERSION, claim.token, claim.position, ts, RowKind.DUPLICATE, 0, claim.waited_ms, claim.key)
     tail = _NO_ERROR.pack(len(claim.context)) + claim.context
-    return head + data[2:62] + data[effect : effect + 1 + data[effect]] + tail
+    return head + data[2:HEADER_BYTES] + effect_id + tail
 
 
 def pack_seal(seal: Seal) -> bytes:
-    """mode:1 flags:1 token:16 digest:32 epoch:8 counter:6 sequence:8 metadata_hash:16 ttl:6 source_ttl:6 row_flags:1
-    waited:4 winner:16, then error and effect_id (length:1), result and context (length:4)."""
+    """mode:1 flags:1 token:12 digest:32 epoch:7 counter:5 sequence:8 metadata_hash:16 ttl:6 source_ttl:6 row_flags:1
+    waited:4 winner:12, then error and effect_id (length:1), result and context (length:4)."""
     flags = (
         (seal.sequence is not None) | (2 if seal.failed else 0) | (4 if seal.live else 0) | (8 if seal.duplicate else 0)
     )
@@ -121,8 +140,7 @@ def pack_seal(seal: Seal) -> bytes:
         flags,
         seal.token,
         seal.digest,
-        seal.fence.epoch,
-        *six_bytes(seal.fence.counter),
+        *fence_fields(seal.fence),
         seal.sequence or 0,
         seal.metadata_hash,
         *six_bytes(seal.ttl_ms),
@@ -131,16 +149,16 @@ def pack_seal(seal: Seal) -> bytes:
         seal.waited_ms,
         seal.winner,
     )
-    tail = (short(seal.error), short(seal.effect_id), _long(seal.result), _long(seal.context))
-    return b"".join((head, *tail))
+    return b"".join((head, short(seal.error), short(seal.effect_id), _long(seal.result), _long(seal.context)))
 
 
 def pack_lease(lease: LeaseRef) -> bytes:
+    """mode:1 token:12 digest:32 epoch:7 lease:6 pending_ttl:6 source_ttl:6, then context (length:4)."""
     head = _LEASE.pack(
         lease.mode,
         lease.token,
         lease.digest,
-        lease.epoch,
+        checked_epoch(lease.epoch).to_bytes(7, "big"),
         *six_bytes(lease.lease_ms),
         *six_bytes(lease.pending_ttl_ms),
         *six_bytes(lease.source_ttl_ms),

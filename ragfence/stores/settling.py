@@ -30,7 +30,7 @@ from ragfence.core.decisions import (
 from ragfence.core.hashing import SHARDS
 from ragfence.core.ledger import row_for_claim, row_for_release, row_for_seal
 from ragfence.core.operations import Fence
-from ragfence.core.records import KeyRecord, SourceRecord, park, unpark
+from ragfence.core.records import KeyRecord, SourceRecord, checked_epoch, park, unpark
 from ragfence.core.rows import Row
 from ragfence.stores.fences import Loaded, LoadedSource, Lookup, Marker
 
@@ -164,7 +164,7 @@ def usable_epoch(shelf: Shelf, shard: int) -> int | None:
     if ready is not None or not shelf.solo:
         return ready
     marker = shelf.get_marker(shard)
-    epoch = max(marker[1] + 1 if marker else 0, shelf.now_ms * 1000)
+    epoch = checked_epoch(max(marker[1] + 1 if marker else 0, shelf.now_ms * 1000))
     shelf.put_marker(shard, (True, epoch, shelf.run_id))
     return epoch
 
@@ -290,7 +290,7 @@ class ShelvedFences(ABC):
 
     def begin_epoch(self, epoch: int) -> bool:
         with self._transaction() as shelf:
-            return begin_epoch(shelf, epoch)
+            return begin_epoch(shelf, checked_epoch(epoch))
 
     def load(self, epoch: int, items: Sequence[Loaded]) -> bool:
         with self._transaction() as shelf:

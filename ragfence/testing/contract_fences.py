@@ -30,7 +30,7 @@ from ragfence.core.decisions import (
     Sealed,
     Stale,
 )
-from ragfence.core.records import NO_METADATA, State
+from ragfence.core.records import NO_METADATA, TOKEN_BYTES, State
 from ragfence.testing.contract_fences_keeping import KeepingContract
 from ragfence.testing.fence_calls import (
     ALL_MODES,
@@ -665,7 +665,7 @@ def _bring_into(fences: FencesUnderTest, asked: Claim, state: str) -> None:
             fences.store.release([lease(asked, answer)], "TIMEOUT")
         case "quarantined":
             fences.clock.advance(asked.lease_ms)
-            refused = verdict(fences.store, asked._replace(token=b"quarantined by me"[:16], max_attempts=1))
+            refused = verdict(fences.store, asked._replace(token=b"quarantined by me"[:TOKEN_BYTES], max_attempts=1))
             assert isinstance(refused, InFlight)
             assert refused.quarantined
         case "sealed" | "failed":

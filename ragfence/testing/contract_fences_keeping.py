@@ -22,7 +22,7 @@ from ragfence.core.decisions import (
 )
 from ragfence.core.hashing import SHARDS
 from ragfence.core.operations import Fence
-from ragfence.core.records import Head, KeyRecord, SourceLease, SourceRecord, State, park
+from ragfence.core.records import MAX_EPOCH, TOKEN_BYTES, Head, KeyRecord, SourceLease, SourceRecord, State, park
 from ragfence.core.rows import (
     FENCED_OUT,
     HEALED,
@@ -32,7 +32,7 @@ from ragfence.core.rows import (
     Row,
     RowKind,
 )
-from ragfence.errors import FormatTooNew
+from ragfence.errors import FormatTooNew, StoreUnsafe
 from ragfence.stores.fences import FenceStore, Loaded, LoadedReceipt, LoadedSource, Lookup, Marker
 from ragfence.testing.fence_calls import (
     ALL_MODES,
@@ -125,6 +125,29 @@ class EpochContract:
         assert fences.store.begin_epoch(6)
         assert not fences.store.begin_epoch(6)
         assert fences.store.begin_epoch(7)
+
+    @ALL_MODES
+    def test_the_highest_epoch_is_told_apart_from_the_one_before(self, fences: FencesUnderTest, mode: Mode) -> None:
+        """Seven bytes, and Lua's numbers, hold it exactly: else an owner of the epoch before could seal."""
+        asked, other = claim(mode, owner="host:1"), claim(mode, by="two", source="other")
+        start_epoch(fences.store, MAX_EPOCH - 1)
+        before = granted(fences.store, other)
+        start_epoch(fences.store, MAX_EPOCH)
+        first = granted(fences.store, asked)
+        assert (before.record.fence.epoch, first.record.fence.epoch) == (MAX_EPOCH - 1, MAX_EPOCH)
+        assert fences.store.renew([lease(asked, first), lease(other, before)]) == [True, False]
+        outcomes = fences.store.seal([seal(asked, first), seal(other, before)])
+        assert isinstance(outcomes[0], Sealed)
+        assert isinstance(outcomes[1], Fenced)
+        assert outcomes[0].record.fence == first.record.fence
+        (row,) = [row for row in rows_of(fences.store) if row.position == SEAL_POSITION and row.token == asked.token]
+        assert row.fence == first.record.fence
+
+    def test_an_epoch_that_records_cannot_hold_is_refused(self, fences: FencesUnderTest) -> None:
+        for refused in (MAX_EPOCH + 1, 2**56, -1):
+            with pytest.raises(StoreUnsafe, match=f"epoch {refused} is out of range"):
+                fences.store.begin_epoch(refused)
+        assert fences.store.markers() == [Marker(1, ready=True, usable=True)] * SHARDS
 
     @pytest.mark.parametrize("why", ["ready", "a lower epoch", "a higher epoch", "another run", "absent"])
     def test_hydration_writes_nothing_unless_its_own_epoch_is_hydrating(
@@ -467,9 +490,9 @@ class RowContract:
     @ALL_MODES
     def test_a_seal_of_an_effect_that_was_found_leaves_a_duplicate(self, fences: FencesUnderTest, mode: Mode) -> None:
         asked = claim(mode, by="one")
-        sealed(fences.store, asked, duplicate=True, winner=b"w" * 16)
+        sealed(fences.store, asked, duplicate=True, winner=b"w" * TOKEN_BYTES)
         (row,) = [row for row in rows_of(fences.store) if row.position == SEAL_POSITION]
-        assert (row.kind, row.token, row.winner) == (RowKind.DUPLICATE, asked.token, b"w" * 16)
+        assert (row.kind, row.token, row.winner) == (RowKind.DUPLICATE, asked.token, b"w" * TOKEN_BYTES)
 
     @ALL_MODES
     def test_a_stale_owner_that_seals_leaves_a_row_that_says_so(self, fences: FencesUnderTest, mode: Mode) -> None:
@@ -494,7 +517,13 @@ class RowContract:
     def test_rows_can_be_written_by_the_caller(self, fences: FencesUnderTest) -> None:
         rows = [
             Row(
-                bytes((n,)) * 16, n, fences.clock(), RowKind.ENDED, bytes((n,)) + b"k" * 32, b"f" * 16, error_code="why"
+                bytes((n,)) * TOKEN_BYTES,
+                n,
+                fences.clock(),
+                RowKind.ENDED,
+                bytes((n,)) + b"k" * 32,
+                b"f" * 16,
+                error_code="why",
             )
             for n in (1, 2, 3)
         ]

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import pytest
 
 from ragfence.core.decisions import Claim, Granted, Held, LeaseRef, Mode, Seal, Sealed, Verdict
-from ragfence.core.records import KeyRecord
+from ragfence.core.records import FINGERPRINT_BYTES, TOKEN_BYTES, KeyRecord
 from ragfence.core.rows import Row
 from ragfence.stores.fences import SOURCE_BYTES, FenceStore, Lookup
 from ragfence.testing.clock import VirtualClock
@@ -70,8 +70,8 @@ def claim(
     return Claim(
         **{
             "key": bytes((shard,)) + sha256(f"{source}/{revision}".encode()).digest(),
-            "fingerprint": _sixteen(content or revision),
-            "token": _sixteen(by),
+            "fingerprint": _digest(content or revision)[:FINGERPRINT_BYTES],
+            "token": _digest(by)[:TOKEN_BYTES],
             "mode": mode,
             "source": b"" if mode is Mode.KEYED else source_of(source),
             "lease_ms": LEASE_MS,
@@ -161,5 +161,5 @@ def start_epoch(store: FenceStore, epoch: int) -> None:
     assert store.finish_epoch(epoch)
 
 
-def _sixteen(text: str) -> bytes:
-    return sha256(text.encode()).digest()[:16]
+def _digest(text: str) -> bytes:
+    return sha256(text.encode()).digest()

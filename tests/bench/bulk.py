@@ -16,6 +16,7 @@ import redis
 from ragfence.core.decisions import Claim, Granted, Replay, Seal, Sealed
 from ragfence.core.policy import Policy
 from ragfence.core.receipts import Decision, Flags, Receipt
+from ragfence.core.records import TOKEN_BYTES
 from ragfence.engine.results import Results
 from ragfence.stores.fences_redis import RedisFences
 from tests.bench.rounds import Subject, clocked
@@ -42,7 +43,7 @@ class Bulk:
             Claim(
                 key=key,
                 fingerprint=FINGERPRINT,
-                token=os.urandom(16),
+                token=os.urandom(TOKEN_BYTES),
                 pending_ttl_ms=TTL_MS,
                 kind=KIND,
                 owner="bench:1",

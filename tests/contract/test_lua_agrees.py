@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from ragfence.core.decisions import Claim, LeaseRef, Mode, Seal
 from ragfence.core.operations import Fence
+from ragfence.core.records import TOKEN_BYTES
 from ragfence.stores.fences import Lookup
 from ragfence.stores.fences_redis import RedisFences
 from ragfence.testing.clock import VirtualClock
@@ -15,7 +16,7 @@ from ragfence.testing.fences import MemoryFences
 
 CLOCK_KEY = "test-clock"
 KEYS = [bytes((7,)) + bytes((i,)) * 32 for i in range(3)]
-TOKENS = [bytes((i,)) * 16 for i in range(1, 5)]
+TOKENS = [bytes((i,)) * TOKEN_BYTES for i in range(1, 5)]
 FINGERPRINTS = [b"p" * 16, b"q" * 16]
 SEQUENCES = [None, -(2**63), -1, 3, 4, 5, 2**53, 2**53 + 1, 2**63 - 1]
 HASHES = [b"m" * 16, b"n" * 16]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ragfence.core.decisions import Claim, Conflict, Mode, Replay, Stale
+from ragfence.core.decisions import NOBODY, Claim, Conflict, Mode, Replay, Stale
 from ragfence.core.hashing import digest
 from ragfence.engine.epochs import Epochs
 from ragfence.engine.segment_log import PlainCodec, SegmentLoader
@@ -61,7 +61,7 @@ class DocumentWorld(World):
             claim = Claim(
                 key=key_of(value or RETRACT),
                 fingerprint=(value or "none").encode().ljust(16, b"."),
-                token=bytes(16),
+                token=NOBODY,
                 mode=Mode.DOCUMENT,
                 source=SOURCE,
                 sequence=sequence,

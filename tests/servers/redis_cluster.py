@@ -117,6 +117,7 @@ def valkey_cluster(
     *,
     password: str | None = None,
     args: Sequence[str] = (),
+    data_dir: Path | None = None,
     node_timeout_ms: int = 1000,
     full_coverage: bool = False,
     tls: TlsKind | None = None,
@@ -126,7 +127,7 @@ def valkey_cluster(
     `full_coverage` is Valkey's own default, under which nobody answers anything while a node is away; without it the
     slots of the others go on.
     """
-    with _cluster(valkey_binary(), nodes, password, args, node_timeout_ms, full_coverage, tls) as cluster:
+    with _cluster(valkey_binary(), nodes, password, args, data_dir, node_timeout_ms, full_coverage, tls) as cluster:
         yield cluster
 
 
@@ -136,11 +137,12 @@ def redis62_cluster(
     *,
     password: str | None = None,
     args: Sequence[str] = (),
+    data_dir: Path | None = None,
     node_timeout_ms: int = 1000,
     full_coverage: bool = False,
 ) -> Iterator[RedisCluster]:
     """The same with Redis 6.2."""
-    with _cluster(redis62_binary(), nodes, password, args, node_timeout_ms, full_coverage, None) as cluster:
+    with _cluster(redis62_binary(), nodes, password, args, data_dir, node_timeout_ms, full_coverage, None) as cluster:
         yield cluster
 
 
@@ -150,6 +152,7 @@ def _cluster(
     count: int,
     password: str | None,
     args: Sequence[str],
+    data_dir: Path | None,
     node_timeout_ms: int,
     full_coverage: bool,
     tls: TlsKind | None,
@@ -179,7 +182,7 @@ def _cluster(
         url = f"{scheme}://{login(password)}{','.join(f'{HOST}:{port}' for port in shown)}{query}"
         return RedisCluster(tuple(nodes), url, password, pems, tuple(proxies))
 
-    with folder_for() as folder:
+    with folder_for(data_dir) as folder:
         pems = certificates(folder / "tls") if tls else None
         cluster: RedisCluster = started(make)
         try:

@@ -79,15 +79,28 @@ class SentinelPair:
         """
         wait_until(self._replicating, f"{self.service} replicates")
 
+    def cut_replication(self) -> RedisServer:
+        """The replica, which gets nothing any more until `mend_replication`: as if the network were cut."""
+        cut = self.replica()
+        with cut.client() as replica, self.primary().client() as primary:
+            replica.config_set("masterauth", "no longer the password")  # it comes back at once, and is not let in
+            primary.execute_command("CLIENT", "KILL", "TYPE", "replica")
+        return cut
+
+    def mend_replication(self, cut: RedisServer) -> None:
+        with cut.client() as client:
+            client.config_set("masterauth", self.password or "")
+
     def _primary(self) -> RedisServer | None:
         votes: Counter[int] = Counter()
         for sentinel in self.sentinels:
-            with contextlib.suppress(Exception), sentinel.client(socket_timeout=1) as client:
+            with contextlib.suppress(Exception), sentinel.client() as client:
                 address = client.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.service)
                 votes[int(address[1])] += 1
         for node in self.nodes:
             if votes[self._seen_port(node)] > len(self.sentinels) // 2 and node.alive:
-                return node if node.info("replication")["role"] == "master" else None
+                # A frozen one says nothing: soon asked again, somebody else may be the primary by then.
+                return node if node.info("replication", socket_timeout=0.5)["role"] == "master" else None
         return None
 
     def _replicating(self) -> bool:
@@ -137,17 +150,17 @@ def valkey_pair(
     password: str | None = None,
     sentinel_password: str | None = None,
     args: Sequence[str] = (),
+    data_dir: Path | None = None,
     down_after_ms: int = 500,
     failover_timeout_ms: int = 3000,
     tls: TlsKind | None = None,
 ) -> Iterator[SentinelPair]:
     """Two Valkey servers with an append-only file each, under sentinels that fail over in about a second.
 
-    `password` is that of the servers. The sentinels have the same one, if any, unless `sentinel_password` is given.
+    `password` is that of the servers; the sentinels have one of their own, or none.
     """
     common = ["--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1"]
     common += ["--masterauth", password] if password else []
-    guard_password = password if sentinel_password is None else sentinel_password or None
 
     def make() -> SentinelPair:
         ports = free_ports(2 + sentinels)
@@ -170,15 +183,17 @@ def valkey_pair(
         monitor += [f"sentinel failover-timeout {service} {failover_timeout_ms}"]
         monitor += [f"sentinel auth-pass {service} {password}"] if password else []
         guards = [
-            _sentinel(port, seen(port), folder / f"sentinel-{port}", monitor, guard_password) for port in watching
+            _sentinel(port, seen(port), folder / f"sentinel-{port}", monitor, sentinel_password) for port in watching
         ]
-        query = f"?{pems.query(client=tls == 'mutual')}" if pems else ""
+        said = [f"sentinel_password={sentinel_password}"] if sentinel_password else []
+        said += [pems.query(client=tls == "mutual")] if pems else []
+        query = f"?{'&'.join(said)}" if said else ""
         scheme = "rediss+sentinel" if pems else "redis+sentinel"
         hosts = ",".join(f"{HOST}:{seen(port)}" for port in watching)
         url = f"{scheme}://{login(password)}{hosts}/{service}/0{query}"
         return SentinelPair(nodes, tuple(guards), service, url, password, pems, proxies)
 
-    with folder_for() as folder:
+    with folder_for(data_dir) as folder:
         pems = certificates(folder / "tls") if tls else None
         pair: SentinelPair = started(make)
         try:

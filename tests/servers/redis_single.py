@@ -22,13 +22,14 @@ class RedisServer(Server):
     password: str | None = None
 
     def client(self, **more: Any) -> Any:
-        """A plain redis-py client, past every proxy."""
+        """A plain redis-py client, past every proxy. It asks once: who waits for a server does so in his own way."""
         import redis
 
-        return redis.Redis(self.host, self.port, password=self.password, **{"socket_timeout": 5, **more})
+        options: dict[str, Any] = {"password": self.password, "socket_timeout": 2.0, "retry": None, **more}
+        return redis.Redis(self.host, self.port, **options)
 
-    def info(self, section: str) -> dict[str, Any]:
-        with self.client() as client:
+    def info(self, section: str, **options: Any) -> dict[str, Any]:
+        with self.client(**options) as client:
             told: dict[str, Any] = client.info(section)
             return told
 

@@ -12,8 +12,10 @@ import pytest
 
 from ragfence import Decision, Fence, Operation
 from ragfence.audit import Report, check
+from ragfence.core.decisions import NOBODY
 from ragfence.core.operations import Fence as FenceNumber
 from ragfence.core.policy import ROW_FIELDS
+from ragfence.core.records import TOKEN_BYTES
 from ragfence.core.rows import (
     END_POSITION,
     FENCED_OUT,
@@ -219,7 +221,7 @@ def test_a_store_that_forgot_a_life_is_found(solo: World) -> None:
 
 
 KEY, OTHER_KEY = b"\x07" + b"k" * 32, b"\x07" + b"o" * 32
-A, B = b"a" * 16, b"b" * 16
+A, B = b"a" * TOKEN_BYTES, b"b" * TOKEN_BYTES
 
 
 def row(
@@ -257,7 +259,7 @@ def invariants(*rows: Row) -> list[str]:
     return sorted({finding.invariant for finding in report.findings})
 
 
-ENDED = row(5, b"e" * 16, RowKind.ENDED, position=END_POSITION)
+ENDED = row(5, b"e" * TOKEN_BYTES, RowKind.ENDED, position=END_POSITION)
 
 
 @pytest.mark.parametrize(
@@ -316,14 +318,21 @@ def test_the_auditor_finds(rows: list[Row], found: list[str]) -> None:
         pytest.param([sealed(1, A), sealed(1, A)], id="a row that was written twice"),
         pytest.param([row(1, A), row(2, A, position=1)], id="a claim that was granted again to its token"),
         pytest.param(
-            [sealed(1, A, expires_ms=9), sealed(9, B, fence=(1, 2)), replay(10, b"c" * 16, B)], id="a life that expired"
+            [sealed(1, A, expires_ms=9), sealed(9, B, fence=(1, 2)), replay(10, b"c" * TOKEN_BYTES, B)],
+            id="a life that expired",
         ),
         pytest.param(
-            [sealed(1, A, expires_ms=9), replay(8, b"c" * 16, A), row(9, B, fence=(1, 2)), replay(10, b"d" * 16, B)],
+            [
+                sealed(1, A, expires_ms=9),
+                replay(8, b"c" * TOKEN_BYTES, A),
+                row(9, B, fence=(1, 2)),
+                replay(10, b"d" * TOKEN_BYTES, B),
+            ],
             id="an answer of the next life, whose seal's row is missing",
         ),
         pytest.param(
-            [sealed(1, A), ENDED, sealed(9, B, fence=(1, 2)), replay(10, b"c" * 16, B)], id="a life that was ended"
+            [sealed(1, A), ENDED, sealed(9, B, fence=(1, 2)), replay(10, b"c" * TOKEN_BYTES, B)],
+            id="a life that was ended",
         ),
         pytest.param(
             [
@@ -331,7 +340,7 @@ def test_the_auditor_finds(rows: list[Row], found: list[str]) -> None:
                 ENDED,
                 row(5, B, fence=(1, 2)),
                 sealed(5, B, fence=(1, 2)),
-                replay(5, b"c" * 16, B, fence=(1, 2)),
+                replay(5, b"c" * TOKEN_BYTES, B, fence=(1, 2)),
             ],
             id="a life that was ended in the same millisecond",
         ),
@@ -348,7 +357,11 @@ def test_the_auditor_finds(rows: list[Row], found: list[str]) -> None:
             id="a seal that was fenced out",
         ),
         pytest.param(
-            [row(1, A), replay(9, B, A, position=SEAL_POSITION, flags=HEALED, fence=(1, 2)), replay(10, b"c" * 16, A)],
+            [
+                row(1, A),
+                replay(9, B, A, position=SEAL_POSITION, flags=HEALED, fence=(1, 2)),
+                replay(10, b"c" * TOKEN_BYTES, A),
+            ],
             id="a commit that was healed",
         ),
         pytest.param(
@@ -358,7 +371,7 @@ def test_the_auditor_finds(rows: list[Row], found: list[str]) -> None:
         pytest.param([row(1, A), row(2, B, key=b"\x08" + b"k" * 32)], id="the same fence in another shard"),
         pytest.param([row(1, A, fence=(1, 9)), row(2, B, fence=(2, 1))], id="a new epoch with a new counter"),
         pytest.param(
-            [row(1, A, fence=(1, 2)), row(2, B, RowKind.CONFLICT, fence=(1, 1), winner=bytes(16))], id="a conflict"
+            [row(1, A, fence=(1, 2)), row(2, B, RowKind.CONFLICT, fence=(1, 1), winner=NOBODY)], id="a conflict"
         ),
     ],
 )

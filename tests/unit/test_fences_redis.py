@@ -12,7 +12,7 @@ import pytest
 import redis
 from redis.connection import AbstractConnection
 
-from ragfence.core.decisions import Fenced, Granted, Held, Mode, NotReady, Replay, Sealed
+from ragfence.core.decisions import NOBODY, Fenced, Granted, Held, Mode, NotReady, Replay, Sealed
 from ragfence.core.operations import Fence
 from ragfence.core.records import KeyRecord, State
 from ragfence.errors import RagfenceError, StoreAuth, StoreUnavailable, StoreUnsafe
@@ -34,7 +34,7 @@ from ragfence.testing.fence_calls import (
 from tests import servers
 
 SECRET = "hunter2"
-RECEIPT = KeyRecord(State.SEALED, b"f" * 16, bytes(16), Fence(1, 1), 1, 0, 0)
+RECEIPT = KeyRecord(State.SEALED, b"f" * 16, NOBODY, Fence(1, 1), 1, 0, 0)
 
 
 @pytest.fixture(params=["valkey", "redis-6.2"])

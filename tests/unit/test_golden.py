@@ -21,7 +21,7 @@ from ragfence.core.hashing import content_hash, digest, shard_of
 from ragfence.core.operations import Fence, Operation, encoded, key_from_text, key_to_text
 from ragfence.core.policy import Policy
 from ragfence.core.receipts import default_effect_id
-from ragfence.core.records import Head, KeyRecord, SourceLease, SourceRecord, State, park, unpark
+from ragfence.core.records import TOKEN_BYTES, Head, KeyRecord, SourceLease, SourceRecord, State, park, unpark
 from ragfence.core.rows import HEALED, TAKEOVER, Row, RowKind, context_of, decode_rows
 from ragfence.core.strategies import KeyStrategy
 from ragfence.engine.commits import Commit, Commits
@@ -38,7 +38,7 @@ POLICY = Policy()
 SEALED = KeyRecord(
     state=State.SEALED,
     fingerprint=bytes(range(16)),
-    token=bytes(range(16, 32)),
+    token=bytes(range(16, 28)),
     fence=Fence(2**40 + 3, 2**33 + 5),
     attempt=2,
     first_seen_ms=1_700_000_000_001,
@@ -48,16 +48,20 @@ SEALED = KeyRecord(
     payload=b'{"a":1}',
     result=b'j{"id":7}',
 )
-HELD = KeyRecord(State.HELD, b"f" * 16, b"t" * 16, Fence(1, 1), 1, 1_700_000_000_000, 1_700_000_030_000, "é", "host:1")
-FAILED = KeyRecord(State.FAILED, b"f" * 16, b"t" * 16, Fence(1, 2), 65_535, 0, 0, error="CARD.declined", result=b"f{}")
+HELD = KeyRecord(
+    State.HELD, b"f" * 16, b"t" * TOKEN_BYTES, Fence(1, 1), 1, 1_700_000_000_000, 1_700_000_030_000, "é", "host:1"
+)
+FAILED = KeyRecord(
+    State.FAILED, b"f" * 16, b"t" * TOKEN_BYTES, Fence(1, 2), 65_535, 0, 0, error="CARD.declined", result=b"f{}"
+)
 HEAD = Head(bytes(range(32)), True, -(2**63), b"m" * 16, SEALED)
 GONE = Head(b"d" * 32, False, None)
 RECORDS = {
     "sealed": SEALED,
     "held": HELD,
     "failed": FAILED,
-    "released": KeyRecord(State.RELEASED, b"f" * 16, b"t" * 16, Fence(1, 3), 3, 1, 2, error="TIMEOUT"),
-    "quarantined": KeyRecord(State.QUARANTINED, b"f" * 16, b"t" * 16, Fence(1, 4), 5, 1, 2),
+    "released": KeyRecord(State.RELEASED, b"f" * 16, b"t" * TOKEN_BYTES, Fence(1, 3), 3, 1, 2, error="TIMEOUT"),
+    "quarantined": KeyRecord(State.QUARANTINED, b"f" * 16, b"t" * TOKEN_BYTES, Fence(1, 4), 5, 1, 2),
 }
 SOURCES = {
     "empty": SourceRecord(1),
@@ -66,9 +70,9 @@ SOURCES = {
     "unsettled": SourceRecord(7, Head(b"d" * 32, True, 2**63 - 1), SourceLease(b"l" * 32, HELD, unsettled=True)),
 }
 ROWS = {
-    "new": Row(b"t" * 16, 3, 1_700_000_000_000, RowKind.NEW, b"\x07" + b"k" * 32, b"f" * 16, context=b"{}"),
+    "new": Row(b"t" * TOKEN_BYTES, 3, 1_700_000_000_000, RowKind.NEW, b"\x07" + b"k" * 32, b"f" * 16, context=b"{}"),
     "full": Row(
-        token=bytes(range(16)),
+        token=bytes(range(12)),
         position=250,
         ts_ms=2**42 + 1,
         kind=RowKind.DUPLICATE,
@@ -76,12 +80,12 @@ ROWS = {
         fingerprint=bytes(range(16, 32)),
         flags=TAKEOVER | HEALED,
         attempt=513,
-        fence=Fence(2**50, 2**40 + 1),
+        fence=Fence(2**50, 2**39 + 1),
         first_seen_ms=2**41,
         sealed_at_ms=2**41 + 2,
         expires_ms=2**41 + 3,
         waited_ms=70_000,
-        winner=b"w" * 16,
+        winner=b"w" * TOKEN_BYTES,
         effect_id="ef_1",
         error_code="LEASE.fenced_out",
         context='{"kind":"é"}'.encode(),

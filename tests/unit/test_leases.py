@@ -17,7 +17,7 @@ import pytest
 
 import ragfence
 from ragfence import Decision, Fence, Operation, Receipt
-from ragfence.core.decisions import LeaseRef
+from ragfence.core.decisions import NOBODY, LeaseRef
 from ragfence.core.operations import Fence as FenceNumber
 from ragfence.core.records import State
 from ragfence.engine import leases
@@ -68,7 +68,7 @@ def record_of(fence: Fence, operation: Operation = JOB) -> Any:
 
 
 def a_lease(ttl_ms: int = 300, max_runtime_ms: int = 60_000, granted_at: float = 0.0) -> Lease:
-    ref = LeaseRef(key=JOB.key, token=bytes(16), lease_ms=ttl_ms, epoch=1)
+    ref = LeaseRef(key=JOB.key, token=NOBODY, lease_ms=ttl_ms, epoch=1)
     return Lease(
         ref,
         fence=FenceNumber(1, 1),

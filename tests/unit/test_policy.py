@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError as PydanticValidationError
 
+from ragfence.core.decisions import NOBODY
 from ragfence.core.policy import ROW_FIELDS, KindRules, Policy
 from ragfence.core.retention import SHORTEST_HOURS, WEBHOOK_HORIZONS_HOURS
 from ragfence.core.rows import Row, RowKind
@@ -284,7 +285,7 @@ def test_a_policy_is_frozen_and_crosses_process_boundaries() -> None:
 
 
 def test_every_column_of_a_decision_row_can_be_logged() -> None:
-    row = Row(token=bytes(16), position=0, ts_ms=1, kind=RowKind.NEW, key=bytes(33), fingerprint=bytes(16))
+    row = Row(token=NOBODY, position=0, ts_ms=1, kind=RowKind.NEW, key=bytes(33), fingerprint=bytes(16))
     assert set(row.columns()) <= ROW_FIELDS
     assert "tenant" in ROW_FIELDS
 

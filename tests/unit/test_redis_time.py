@@ -8,11 +8,12 @@ import pytest
 import redis
 
 from ragfence.core.decisions import Claim, Granted, InFlight
+from ragfence.core.records import TOKEN_BYTES
 from ragfence.stores.fences_redis import RedisFences
 
 
 def claim(token: int, lease_ms: int) -> Claim:
-    return Claim(key=b"\x01" + b"k" * 32, fingerprint=b"f" * 16, token=bytes((token,)) * 16, lease_ms=lease_ms)
+    return Claim(key=b"\x01" + b"k" * 32, fingerprint=b"f" * 16, token=bytes((token,)) * TOKEN_BYTES, lease_ms=lease_ms)
 
 
 @pytest.fixture

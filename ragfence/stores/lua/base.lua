@@ -21,7 +21,9 @@ local function read_marker(marker_key)
   return { ready = byte(text) == 82, epoch = tonumber(sub(text, 3, -42)), run = sub(text, -40) }
 end
 
+-- Records hold an epoch in seven bytes, and Lua counts to 2^53: one cut off would let a stale owner in.
 local function write_marker(marker_key, state, epoch, run)
+  if epoch >= 2^53 then error(string.format('epoch %.0f is out of range', epoch)) end
   redis.call('SET', marker_key, string.format('%s:%.0f:%s', state, epoch, run))
 end
 
@@ -33,6 +35,12 @@ local function usable_epoch(marker_key, run, solo, now_ms)
   local epoch = math.max(m and m.epoch + 1 or 0, now_ms * 1000)
   write_marker(marker_key, 'R', epoch, run)
   return epoch
+end
+
+-- Records hold the number of a claim in five bytes.
+local function checked_number(number)
+  if number >= 2^40 then error(string.format('fence number %.0f is out of range', number)) end
+  return number
 end
 
 local function put(key, data, ttl_ms)

@@ -36,35 +36,48 @@ for _ = 1, groups do
     elseif mode == KEYED then
       local data
       if ahead then data = ahead[i] else data = redis.call('GET', record_key) end
-      local version, state
-      if data then version, state = byte(data, 1, 2) end
+      local version, flags, state
+      if data then
+        version, flags = byte(data, 1, 2)
+        state = flags % 16
+      end
       if not data or (version == 1 and (state == SEALED or state == FAILED) and
-        sub(data, 3, 18) == sub(claim, 56, 71)) then
-        local names_end = 117 + byte(claim, 116)
-        names_end = names_end + byte(claim, names_end)
-        local context = names_end + 5 + struct.unpack('>I4', claim, names_end + 1)
+        sub(data, 3, 18) == sub(claim, 52, 67)) then
+        local owner = 113 + byte(claim, 112)
+        local payload = owner + 1 + byte(claim, owner)
+        local context = payload + 4 + struct.unpack('>I4', claim, payload)
         if data then
-          local effect = 64 + byte(data, 63)
-          effect = effect + 1 + byte(data, effect)
-          effect = effect + 1 + byte(data, effect)
+          local effect_id, at = '\0', 58 + byte(data, 57)
+          if flags % 128 >= 64 then
+            if flags % 32 >= 16 then at = at + 1 + byte(data, at) end
+            if flags % 64 >= 32 then at = at + 1 + byte(data, at) end
+            effect_id = sub(data, at, at + byte(data, at))
+          end
           reply = { 'R', data }
-          row = '\1' .. sub(claim, 3, 19) .. ts .. '\2\0' .. sub(claim, 20, 23) .. none .. shard .. sub(claim, 24, 55) ..
-            sub(data, 3, 62) .. sub(data, effect, effect + byte(data, effect)) .. '\0' .. sub(claim, context)
+          row = '\1' .. sub(claim, 3, 15) .. ts .. '\2\0' .. sub(claim, 16, 19) .. none .. shard .. sub(claim, 20, 51) ..
+            sub(data, 3, 56) .. effect_id .. '\0' .. sub(claim, context)
         else
-          local lease_ms, number = struct.unpack('>I6', claim, 96), nil
+          local number
           if ahead then
-            counter = (counter or tonumber(redis.call('GET', counter_key) or 0)) + 1
+            if not counter then
+              counter = tonumber(redis.call('GET', counter_key) or 0)
+              checked_number(counter + count)  -- before any of them is used: after an error nobody would write it
+            end
+            counter = counter + 1
             number = counter
           else
-            number = redis.call('INCR', counter_key)
+            number = checked_number(redis.call('INCR', counter_key))
           end
-          data = '\1\1' .. sub(claim, 56, 71) .. sub(claim, 3, 18) ..
-            struct.pack('>I8I6I2I6I6', epoch, number, 1, now_ms, now_ms + lease_ms) ..
-            sub(claim, 116, names_end) .. '\0\0' .. sub(claim, names_end + 1, context - 1)
-          put(record_key, data, struct.unpack('>I6', claim, 104))
+          local state_byte, first, last = HELD, owner, context - 1
+          if payload > owner + 1 then state_byte = state_byte + 16 else first = payload end
+          if context > payload + 4 then state_byte = state_byte + 128 else last = payload - 1 end
+          data = '\1' .. char(state_byte) .. sub(claim, 52, 67) .. sub(claim, 3, 14) ..
+            struct.pack('>I7I5I2I6I6', epoch, number, 1, now_ms, now_ms + struct.unpack('>I6', claim, 92)) ..
+            sub(claim, 112, owner - 1) .. sub(claim, first, last)
+          put(record_key, data, struct.unpack('>I6', claim, 100))
           reply = { 'G', 0, data, '', '' }
-          row = '\1' .. sub(claim, 3, 19) .. ts .. '\1\0' .. sub(claim, 20, 23) .. none .. shard .. sub(claim, 24, 55) ..
-            sub(data, 3, 56) .. none .. '\0\0' .. sub(claim, context)
+          row = '\1' .. sub(claim, 3, 15) .. ts .. '\1\0' .. sub(claim, 16, 19) .. none .. shard .. sub(claim, 20, 51) ..
+            sub(data, 3, 50) .. none .. '\0\0' .. sub(claim, context)
         end
       end
     end

@@ -4,7 +4,7 @@ local function unpack_claim(data)
   local c = {}
   local at
   c.mode, c.flags, c.token, c.position, c.waited, c.digest, c.fingerprint, c.sequence, c.metadata_hash, c.lease_ms,
-    c.max_attempts, c.pending_ttl, c.source_ttl, at = struct.unpack('>BBc16BI4c32c16c8c16I6I2I6I6', data)
+    c.max_attempts, c.pending_ttl, c.source_ttl, at = struct.unpack('>BBc12BI4c32c16c8c16I6I2I6I6', data)
   if c.flags % 2 < 1 then c.sequence = nil end
   c.retract = c.flags % 4 >= 2
   c.row_on_conflict = c.flags % 8 >= 4
@@ -159,8 +159,8 @@ local function settle(packed, record_key, source_key, epoch, solo, now_ms, count
       answer.record, answer.source = answer.again, held.source and held.source.raw or ''
     else
       answer.record = { state = HELD, fingerprint = claim.fingerprint, token = claim.token, epoch = epoch,
-        counter = redis.call('INCR', counter_key), attempt = answer.attempt, first_seen = answer.first_seen,
-        when = now_ms + claim.lease_ms, kind = claim.kind, owner = claim.owner, error = answer.error,
+        counter = checked_number(redis.call('INCR', counter_key)), attempt = answer.attempt,
+        first_seen = answer.first_seen, when = now_ms + claim.lease_ms, kind = claim.kind, owner = claim.owner, error = answer.error,
         effect_id = '', payload = claim.payload, result = '' }
       encode_record(answer.record)
       answer.source = place(claim, held, answer.record, false, epoch, prefix)

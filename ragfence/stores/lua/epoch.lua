@@ -31,7 +31,7 @@ elseif action == 'finish' then
 elseif action == 'forget_ended' then
   for i = 2, #KEYS do
     local version, state = byte(redis.call('GET', KEYS[i]) or '', 1, 2)
-    if version == 1 and (state == SEALED or state == FAILED) then redis.call('DEL', KEYS[i]) end
+    if version == 1 and (state % 16 == SEALED or state % 16 == FAILED) then redis.call('DEL', KEYS[i]) end
   end
 else
   for _, marker_key in ipairs(KEYS) do

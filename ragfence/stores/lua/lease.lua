@@ -11,7 +11,7 @@ local function unpack_lease(data)
   local l = {}
   local at
   l.mode, l.token, l.digest, l.epoch, l.lease_ms, l.pending_ttl, l.source_ttl, at =
-    struct.unpack('>Bc16c32I8I6I6I6', data)
+    struct.unpack('>Bc12c32I7I6I6I6', data)
   l.context, at = read_long(data, at)
   return l
 end

@@ -1,7 +1,7 @@
 -- The binary records of core/records.py and core/rows.py, read and written in Lua.
 
 local NO_METADATA = string.rep('\0', 16)
-local NOBODY = NO_METADATA
+local NOBODY = string.rep('\0', 12)
 
 local function short(text) return char(#text) .. text end
 local function long(text) return struct.pack('>I4', #text) .. text end
@@ -24,20 +24,27 @@ local function decode_record(data)
   local r = { raw = data }
   local at, _
   _, r.state, r.fingerprint, r.token, r.epoch, r.counter, r.attempt, r.first_seen, r.when, at =
-    struct.unpack('>BBc16c16I8I6I2I6I6', data)
+    struct.unpack('>BBc16c12I7I5I2I6I6', data)
+  local flags = r.state
+  r.state = flags % 16
+  r.owner, r.error, r.effect_id, r.payload = '', '', '', ''
   r.kind, at = read_short(data, at)
-  r.owner, at = read_short(data, at)
-  r.error, at = read_short(data, at)
-  r.effect_id, at = read_short(data, at)
-  r.payload, at = read_long(data, at)
+  if flags % 32 >= 16 then r.owner, at = read_short(data, at) end
+  if flags % 64 >= 32 then r.error, at = read_short(data, at) end
+  if flags % 128 >= 64 then r.effect_id, at = read_short(data, at) end
+  if flags >= 128 then r.payload, at = read_long(data, at) end
   r.result = sub(data, at)
   return r
 end
 
 local function encode_record(r)
-  local data = struct.pack('>BBc16c16I8I6I2I6I6', 1, r.state, r.fingerprint, r.token, r.epoch, r.counter,
-    r.attempt, r.first_seen, r.when) .. short(r.kind) .. short(r.owner) .. short(r.error) ..
-    short(r.effect_id) .. long(r.payload) .. r.result
+  local flags, texts = r.state, short(r.kind)
+  if r.owner ~= '' then flags, texts = flags + 16, texts .. short(r.owner) end
+  if r.error ~= '' then flags, texts = flags + 32, texts .. short(r.error) end
+  if r.effect_id ~= '' then flags, texts = flags + 64, texts .. short(r.effect_id) end
+  if r.payload ~= '' then flags, texts = flags + 128, texts .. long(r.payload) end
+  local data = struct.pack('>BBc16c12I7I5I2I6I6', 1, flags, r.fingerprint, r.token, r.epoch, r.counter,
+    r.attempt, r.first_seen, r.when) .. texts .. r.result
   r.raw = data
   return data
 end
@@ -132,7 +139,7 @@ end
 local ROW = { duplicate = 2, new = 1, conflict = 3, in_flight = 4, stale = 5 }
 
 local function encode_row(r)
-  return struct.pack('>Bc16BI6BBI4I6c33c16c16I8I6I2I6I6', 1, r.token, r.position, r.ts, r.kind, r.flags or 0,
+  return struct.pack('>Bc12BI6BBI4I6c33c16c12I7I5I2I6I6', 1, r.token, r.position, r.ts, r.kind, r.flags or 0,
     r.waited or 0, r.expires or 0, r.key, r.fingerprint, r.winner or NOBODY, r.epoch or 0, r.counter or 0,
     r.attempt or 0, r.first_seen or 0, r.sealed_at or 0) ..
     short(r.effect_id or '') .. short(r.error or '') .. long(r.context)

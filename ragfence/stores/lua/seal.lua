@@ -12,7 +12,7 @@
 local solo, groups, most_rows = ARGV[1] == '1', tonumber(ARGV[2]), tonumber(ARGV[3])
 local run, now_ms = run_id(), now()
 local ts, none = struct.pack('>I6', now_ms), '\0\0\0\0\0\0'
-local nobody = string.rep('\0', 16)
+local nobody = string.rep('\0', 12)
 local settle
 local replies, k, a = {}, 1, 4
 for _ = 1, groups do
@@ -21,7 +21,7 @@ for _ = 1, groups do
   k, a = k + 2, a + 3
   local rows = {}
   local epoch = usable_epoch(marker_key, run, solo, now_ms)
-  local epoch_bytes = epoch and struct.pack('>I8', epoch)
+  local epoch_bytes = epoch and struct.pack('>I7', epoch)
   local ahead = epoch and read_ahead(a, k, count)
   for i = 1, count do
     local seal, record_key, source_key = ARGV[a], KEYS[k], nil
@@ -34,30 +34,37 @@ for _ = 1, groups do
     local reply, row
     if not epoch then
       reply = { 'N' }
-    elseif mode == KEYED and sub(seal, 51, 58) == epoch_bytes then
+    elseif mode == KEYED and sub(seal, 47, 53) == epoch_bytes then
       local data
       if ahead then data = ahead[i] else data = redis.call('GET', record_key) end
-      local version, state
-      if data then version, state = byte(data, 1, 2) end
-      if version == 1 and state == HELD and sub(data, 19, 34) == sub(seal, 3, 18) then
+      local version, held
+      if data then version, held = byte(data, 1, 2) end
+      if version == 1 and held % 16 == HELD and sub(data, 19, 30) == sub(seal, 3, 14) then
         local failed, duplicate = flags % 4 >= 2, flags % 16 >= 8
-        local ttl, winner = struct.unpack('>I6', seal, 89), sub(seal, 106, 121)
-        local effect = 123 + byte(seal, 122)
+        local ttl, winner = struct.unpack('>I6', seal, 83), sub(seal, 100, 111)
+        local effect = 113 + byte(seal, 112)
         local result = effect + 1 + byte(seal, effect)
         local context = result + 4 + struct.unpack('>I4', seal, result)
-        local kind_end = 63 + byte(data, 63)
-        local payload = kind_end + 1
-        for _ = 1, 3 do payload = payload + 1 + byte(data, payload) end
-        local payload_end = payload + 3 + struct.unpack('>I4', data, payload)
-        data = (failed and '\1\5' or '\1\4') .. sub(data, 3, 18) ..
-          (winner == nobody and sub(seal, 3, 18) or winner) .. sub(data, 35, 56) .. ts .. sub(data, 63, kind_end) ..
-          '\0' .. sub(seal, 122, result - 1) .. sub(data, payload, payload_end) .. sub(seal, result + 4, context - 1)
+        local kind_end = 57 + byte(data, 57)
+        local state, error_code, effect_id, payload = failed and FAILED or SEALED, '', '', ''
+        if effect > 113 then state, error_code = state + 32, sub(seal, 112, effect - 1) end
+        if result > effect + 1 then state, effect_id = state + 64, sub(seal, effect, result - 1) end
+        if held >= 128 then
+          local at = kind_end + 1
+          if held % 32 >= 16 then at = at + 1 + byte(data, at) end
+          if held % 64 >= 32 then at = at + 1 + byte(data, at) end
+          if held % 128 >= 64 then at = at + 1 + byte(data, at) end
+          state, payload = state + 128, sub(data, at, at + 3 + struct.unpack('>I4', data, at))
+        end
+        data = '\1' .. char(state) .. sub(data, 3, 18) .. (winner == nobody and sub(seal, 3, 14) or winner) ..
+          sub(data, 31, 50) .. ts .. sub(data, 57, kind_end) .. error_code .. effect_id .. payload ..
+          sub(seal, result + 4, context - 1)
         put(record_key, data, ttl)
         reply = { 'S', data }
-        row = '\1' .. sub(seal, 3, 18) .. '\250' .. ts .. (duplicate and '\2' or '\1') .. sub(seal, 101, 105) ..
-          (ttl > 0 and struct.pack('>I6', now_ms + ttl) or none) .. shard .. sub(seal, 19, 50) .. sub(data, 3, 34) ..
-          sub(seal, 51, 64) .. sub(data, 49, 62) ..
-          sub(seal, effect, result - 1) .. (failed and sub(seal, 122, effect - 1) or '\0') .. sub(seal, context)
+        row = '\1' .. sub(seal, 3, 14) .. '\250' .. ts .. (duplicate and '\2' or '\1') .. sub(seal, 95, 99) ..
+          (ttl > 0 and struct.pack('>I6', now_ms + ttl) or none) .. shard .. sub(seal, 15, 46) .. sub(data, 3, 30) ..
+          sub(seal, 47, 58) .. sub(data, 43, 56) ..
+          sub(seal, effect, result - 1) .. (failed and sub(seal, 112, effect - 1) or '\0') .. sub(seal, context)
       end
     end
     if not reply then

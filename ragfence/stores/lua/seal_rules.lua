@@ -4,7 +4,7 @@ local function unpack_seal(data)
   local s = {}
   local at
   s.mode, s.flags, s.token, s.digest, s.epoch, s.counter, s.sequence, s.metadata_hash, s.ttl, s.source_ttl,
-    s.row_flags, s.waited, s.winner, at = struct.unpack('>BBc16c32I8I6c8c16I6I6BI4c16', data)
+    s.row_flags, s.waited, s.winner, at = struct.unpack('>BBc12c32I7I5c8c16I6I6BI4c12', data)
   if s.flags % 2 < 1 then s.sequence = nil end
   s.failed = s.flags % 4 >= 2
   s.live = s.flags % 8 >= 4

@@ -1,0 +1,330 @@
+"""Expiry: what has outlived its lifetime is removed, from the fence store and from the object store.
+
+A key is remembered for the `ttl` of its kind, counted from its first seal, and for longer whenever that is cheaper to
+prove safe. A call looks at a bounded number of objects and says where the next one goes on. Per key:
+
+    read the commit -> claim the key -> read it again -> `ended` row -> still ours? -> DELETE -> give the key back
+
+The claim is that of any caller, so nobody heals or performs the key meanwhile; whatever the fence store still holds of
+it (a record, a lease, the head of its source) protects its objects. A purger that is killed leaves a lease that runs
+out and takes its record along, and either the whole commit, which the next caller heals, or none: a new life.
+
+**Sequences.** The highest sequence of a source makes older events `stale`, so it goes last:
+
+- A key below it decides nothing any more: whoever asks with its sequence is told `stale`, with or without its commit.
+  It goes once its own time is over. It is not claimed: the claim would take the one lease of a source that is in use,
+  and could be ended only by a pending record that stays, or by moving the head.
+- The highest goes when it is the last object of its source, under a claim that holds the whole source.
+- `<key>@<sequence>` goes with its commit, after it; before that, as soon as a higher one stands beside it. A mark has
+  no time of its own: the object store's clock counts. A commit and its mark must fit the limit of a call, so 2 or more.
+
+**A purger that freezes** between its last look at the lease and its DELETE deletes what stands there when it wakes.
+That can be the commit which a successor has healed (its promised time is over), or even that of a new life. So whoever
+finds its lease gone after the DELETE puts back what the fence store has sealed. If it dies before that, the record
+still answers; only the loss of the fence store during that life would let the effect happen again.
+
+Results that are objects of their own are left alone: they are named by their content, so a commit that is under way
+may be about to name the very object that nobody else needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from ragfence.core.decisions import Claim, Granted, Held, LeaseRef, Mode, NotReady, Verdict
+from ragfence.core.operations import Fence
+from ragfence.core.policy import KindRules, Policy
+from ragfence.core.records import TOKEN_BYTES, KeyRecord
+from ragfence.core.rows import END_POSITION, Row, RowKind
+from ragfence.engine.commits import Commit, Commits, Kept, Page
+from ragfence.engine.hydration import Hydrator
+from ragfence.engine.leases import Lease, heartbeat
+from ragfence.engine.requests import slot_of
+from ragfence.errors import FormatCorrupt, FormatTooNew, LeaseLost, TransientError
+from ragfence.stores.fences import FenceStore, Lookup
+
+EXPIRED = "EXPIRED"
+
+AT_ONCE_MS = 1
+"""How long what a purger gives back is remembered: its record holds the payload of the life that is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Purged:
+    records: int
+    """of the fence store; Redis drops its own by itself"""
+    objects: int
+    scanned: int
+    after: str
+    """for the next call; empty when the end was reached"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Aged:
+    """A key whose time is over, as far as the object store knows."""
+
+    kept: Kept
+    commit: Commit | None
+    """None: only marks are shown, since a purger was cut off after the commit or the page begins behind it"""
+    rules: KindRules
+
+    @property
+    def key(self) -> bytes:
+        return bytes.fromhex(self.kept.key)
+
+    @property
+    def top(self) -> tuple[int, str] | None:
+        """The highest sequence it stands for; the key makes the order total. None: it has no sequence."""
+        known = [mark.sequence for mark in self.kept.marks]
+        if self.commit is not None and self.commit.sequence is not None:
+            known.append(self.commit.sequence)
+        return (max(known), self.kept.key) if known else None
+
+    @property
+    def lookup(self) -> Lookup:
+        if self.top is None:
+            return Lookup(self.key)
+        return Lookup(self.key, Mode.SEQUENCED, slot_of(self.kept.kind, self.kept.source))
+
+
+class Expiry:
+    """Removes the commits of one tenant whose time is over."""
+
+    def __init__(
+        self, fences: FenceStore, commits: Commits, hydrator: Hydrator, policy: Policy, *, owner: str, run_id: str
+    ) -> None:
+        self._fences = fences
+        self._commits = commits
+        self._hydrator = hydrator
+        self._policy = policy
+        self._owner = owner
+        self._run_id = run_id
+
+    def purge(self, limit: int, after: str) -> tuple[Page, int]:
+        """The page that was looked at, and how many objects of it were removed."""
+        page, now_ms = self._commits.page(after, limit), self._fences.now_ms()
+        removed, aged = 0, []
+        for shown in page.kept:
+            kept = self._without_outdone_marks(shown, now_ms)
+            removed += len(shown.entries) - len(kept.entries)
+            if found := self._aged(kept, now_ms):
+                aged.append(found)
+        if aged:
+            self._hydrator.ensure_ready()  # a store that is not ready shows nothing of what it protects
+            held = self._fences.read([key.lookup for key in aged])
+            by_source = groupby(zip(aged, held, strict=True), lambda pair: (pair[0].kept.kind, pair[0].kept.source))
+            removed += sum(self._purge_source(list(members)) for _, members in by_source)
+        return page, removed
+
+    def _without_outdone_marks(self, kept: Kept, now_ms: int) -> Kept:
+        """Of the marks of a key only the highest says anything."""
+        lower = kept.marks if kept.goes_on else kept.marks[:-1]
+        outdone = [mark for mark in lower if self._is_over(kept.kind, mark.entry.modified_ms, now_ms)]
+        self._commits.remove([mark.entry for mark in outdone])
+        return replace(kept, marks=tuple(mark for mark in kept.marks if mark not in outdone))
+
+    def _aged(self, kept: Kept, now_ms: int) -> _Aged | None:
+        # What the object store dates to a short while ago is not worth reading, whatever its clock says.
+        if kept.goes_on or not all(self._is_over(kept.kind, entry.modified_ms, now_ms) for entry in kept.entries):
+            return None
+        try:
+            commit = self._commits.of(kept)
+        except (FormatCorrupt, FormatTooNew):
+            return None  # nobody deletes what he cannot read; whoever claims the key is told
+        gone = kept.commit is not None and commit is None
+        if gone or (commit is not None and not self._is_over(kept.kind, commit.sealed_at_ms, now_ms)):
+            return None
+        return _Aged(kept, commit, self._policy.for_kind(kept.kind))
+
+    def _purge_source(self, members: list[tuple[_Aged, Held]]) -> int:
+        removed = 0
+        tops = [aged.top for aged, _ in members if aged.top is not None]
+        for aged, held in members:
+            if _known(aged, held):
+                continue
+            if aged.top is None:
+                removed += self._end(aged)
+            elif aged.top != max(tops):
+                removed += self._drop(aged)
+        for aged, held in members:  # once the others are gone
+            if aged.top is not None and aged.top == max(tops) and not _known(aged, held):
+                removed += self._purge_highest(aged, aged.top, held)
+        return removed
+
+    def _purge_highest(self, aged: _Aged, top: tuple[int, str], held: Held) -> int:
+        """The highest that this page shows of its source. A younger key, or another page, may have a higher one."""
+        try:
+            other = self._commits.beside(aged.kept)
+        except (FormatCorrupt, FormatTooNew):
+            return 0
+        if other is None:
+            return self._end(aged) if held.source is None else 0
+        sequence, key = other
+        return self._drop(aged) if sequence is not None and (sequence, key) > top else 0
+
+    def _drop(self, aged: _Aged) -> int:
+        """Without a claim: a higher sequence stays, so nobody is answered with this one unless it is raised."""
+        (held,) = self._fences.read([aged.lookup])
+        if _known(aged, held):
+            return 0
+        self._write_end(aged)
+        self._commits.remove(aged.kept.entries)
+        return 0 if self._put_back(aged) else len(aged.kept.entries)
+
+    def _end(self, aged: _Aged) -> int:
+        """Under a claim, so that nobody heals or performs the key meanwhile."""
+        if aged.commit is None:
+            return self._drop(aged)  # marks alone name no payload to claim with
+        asked_at = time.monotonic()
+        claim = self._claim_of(aged, aged.commit)
+        granted = self._claimed(claim)
+        if not isinstance(granted, Granted):
+            return 0
+        lease = self._lease_of(claim, granted, aged.rules, asked_at)
+        heartbeat.add(self._fences, lease)
+        sent = False
+        try:
+            if self._is_unchanged(aged):
+                self._write_end(aged, granted.record.fence)
+                lease.check()
+                sent = True
+                self._commits.remove(aged.kept.entries)
+        except LeaseLost:
+            pass  # somebody else is at it by now
+        except BaseException:
+            # A DELETE without an answer may arrive late. Nobody shall commit before it has: the lease runs out.
+            if not sent:
+                with contextlib.suppress(TransientError):
+                    self._give_back(claim, granted, aged.rules)
+            raise
+        finally:
+            heartbeat.remove(lease)
+        ours_to_the_end = self._give_back(claim, granted, aged.rules)
+        if not sent or (not ours_to_the_end and self._put_back(aged)):
+            return 0
+        return len(aged.kept.entries)
+
+    def _is_unchanged(self, aged: _Aged) -> bool:
+        if self._commits.of(aged.kept) != aged.commit:
+            return False
+        return aged.top is None or self._commits.beside(aged.kept) is None
+
+    def _put_back(self, aged: _Aged) -> bool:
+        """Whoever sealed the key while we deleted is promised a commit that stands."""
+        (held,) = self._fences.read([aged.lookup])
+        if held.record is None or not held.record.ended:
+            return False
+        sequence = aged.top[0] if aged.top else None
+        if held.source and held.source.head and held.source.head.digest == aged.key[1:]:
+            sequence = held.source.head.sequence
+        self._commits.put_back(aged.kept, Commit.of(aged.kept.key, held.record, sequence))
+        return True
+
+    def _write_end(self, aged: _Aged, fence: Fence | None = None) -> None:
+        if aged.commit is not None:
+            ended, now_ms = aged.commit.record(), self._fences.now_ms()
+            row = row_for_end(aged.key, ended, why=EXPIRED, now_ms=now_ms, context=self._context(aged), fence=fence)
+            self._fences.record([row])
+
+    def _claim_of(self, aged: _Aged, commit: Commit) -> Claim:
+        """As any caller's, but without a sequence: it must neither be `stale` nor move the head."""
+        where = aged.lookup
+        return Claim(
+            key=where.key,
+            mode=where.mode,
+            source=where.source,
+            fingerprint=bytes.fromhex(commit.fingerprint),
+            token=os.urandom(TOKEN_BYTES),
+            lease_ms=aged.rules.lease_ms,
+            max_attempts=aged.rules.max_attempts,
+            # No longer than the lease: what a killed purger leaves must not outlive it. In a source it is kept with the
+            # source, and the other lifetime is that of a revision it sets aside.
+            pending_ttl_ms=aged.rules.lease_ms if where.mode is Mode.KEYED else aged.rules.pending_ttl_ms,
+            source_ttl_ms=aged.rules.lease_ms,
+            kind=aged.kept.kind,
+            owner=self._owner,
+            context=self._context(aged),
+            row_on_conflict=False,
+        )
+
+    def _claimed(self, claim: Claim) -> Verdict:
+        while True:
+            (verdict,) = self._fences.claim([claim])
+            if not isinstance(verdict, NotReady):
+                return verdict
+            self._hydrator.ensure_ready()
+
+    def _lease_of(self, claim: Claim, granted: Granted, rules: KindRules, asked_at: float) -> Lease:
+        return Lease(
+            _ref(claim, granted, claim.pending_ttl_ms, claim.source_ttl_ms),
+            fence=granted.record.fence,
+            attempt=granted.record.attempt,
+            takeover=granted.takeover,
+            granted_at=asked_at,
+            store_ms=granted.record.when_ms - claim.lease_ms,
+            max_runtime_ms=rules.max_runtime_ms,
+        )
+
+    def _give_back(self, claim: Claim, granted: Granted, rules: KindRules) -> bool:
+        """False: somebody else may have held the key since the claim."""
+        # A head that came up since we looked stays: a newer revision was sealed.
+        source_ttl_ms = AT_ONCE_MS if granted.head is None else max(rules.ttl_ms, rules.pending_ttl_ms)
+        (released,) = self._fences.release([_ref(claim, granted, AT_ONCE_MS, source_ttl_ms)], EXPIRED)
+        return released
+
+    def _context(self, aged: _Aged) -> bytes:
+        """The caller's part of the rows. The source's id is not known: an object name has only its digest."""
+        values = {"kind": aged.kept.kind, "action": "purge", "owner": self._owner, "run_id": self._run_id}
+        return json.dumps({name: text for name, text in values.items() if text}, ensure_ascii=False).encode()
+
+    def _is_over(self, kind: str, since_ms: int, now_ms: int) -> bool:
+        ttl_ms = self._policy.for_kind(kind).ttl_ms
+        return ttl_ms > 0 and since_ms + ttl_ms <= now_ms
+
+
+def _known(aged: _Aged, held: Held) -> bool:
+    """The fence store still holds something of this very key."""
+    if held.record is not None:
+        return True
+    places = (held.source.head, held.source.lease) if held.source else ()
+    return any(place is not None and place.digest == aged.key[1:] for place in places)
+
+
+def _ref(claim: Claim, granted: Granted, pending_ttl_ms: int, source_ttl_ms: int) -> LeaseRef:
+    return LeaseRef(
+        key=claim.key,
+        token=claim.token,
+        mode=claim.mode,
+        source=claim.source,
+        lease_ms=claim.lease_ms,
+        pending_ttl_ms=pending_ttl_ms,
+        source_ttl_ms=source_ttl_ms,
+        epoch=granted.record.fence.epoch,
+        context=claim.context,
+    )
+
+
+def row_for_end(
+    key: bytes, ended: KeyRecord, *, why: str, now_ms: int, context: bytes, fence: Fence | None = None
+) -> Row:
+    """The row that ends a life. It is written before anything is removed: cut off in between, it is still one life."""
+    return Row(
+        token=os.urandom(TOKEN_BYTES),
+        position=END_POSITION,
+        ts_ms=now_ms,
+        kind=RowKind.ENDED,
+        key=key,
+        fingerprint=ended.fingerprint,
+        attempt=ended.attempt,
+        # Of the life that ends, unless a later one is known: within a millisecond it decides which row came first.
+        fence=fence or ended.fence,
+        first_seen_ms=ended.first_seen_ms,
+        winner=ended.token,
+        error_code=why,
+        context=context,
+    )
