@@ -12,7 +12,6 @@ import pytest
 
 pytest.register_assert_rewrite("ragfence.testing.contract_fences", "ragfence.testing.contract_fences_keeping")
 
-import redis  # noqa: E402
 
 from ragfence.core.operations import encoded  # noqa: E402
 from ragfence.stores.fences_redis import RedisFences  # noqa: E402

@@ -48,7 +48,7 @@ def _drill(site: Site, lose: Callable[[], None]) -> None:
     assert site.perform(1, 2, 3) == [*before, *site.perform(3)]
     assert site.performed == [1, 2, 3]
     again = site.ragfence("explain", before[0].key)
-    assert again["keys"][0]["record"]["effect_id"] == story["keys"][0]["record"]["effect_id"]
+    assert again["keys"][0]["now"]["effect_id"] == story["keys"][0]["now"]["effect_id"]
 
 
 def test_a_sqlite_file_that_was_deleted(tmp_path: Path) -> None:
