@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 SEED   ?= 1
 WORKERS ?= 2
 
-.PHONY: demo test lint format chaos mutants bench clean
+.PHONY: demo test lint format chaos drills mutants bench clean
 .DEFAULT_GOAL := test
 
 $(BIN)/uv:
@@ -36,11 +36,22 @@ format: $(READY)
 chaos: $(READY)  ## real processes killed, frozen and cut off; SEED=1 repeats a run
 	$(BIN)/python -m tests.chaos --seed $(SEED)
 
+drills: $(READY)  ## Redis replicated, sharded and plain loses servers under load; the table of docs/drills.md
+	$(BIN)/python -m tests.drills --seed $(SEED)
+
 mutants: $(READY)  ## deliberately broken variants; the suite must catch every one
 	$(BIN)/python -m tests.mutants
 
-bench: $(READY)
+# The peer has an environment of its own, made once and only for this. Without it, the rest is measured all the same.
+PEER := .venv-bench
+
+$(PEER)/.ready: | $(BIN)/uv
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(PEER) \
+	&& $(BIN)/uv pip install --quiet --python $(PEER)/bin/python 'aws-lambda-powertools[redis,aws-sdk]' hiredis \
+	&& touch $@ || { rm -rf $(PEER); echo 'the peer could not be installed'; }
+
+bench: $(READY) $(PEER)/.ready  ## ragfence beside raw redis-py and AWS Lambda Powertools; goals met or missed
 	$(BIN)/python -m tests.bench
 
 clean:
-	rm -rf $(VENV) .ragfence out .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .venv-bench .ragfence out .mypy_cache .ruff_cache .hypothesis build dist

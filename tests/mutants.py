@@ -27,6 +27,9 @@ LEASES = "ragfence/engine/leases.py"
 S3 = "ragfence/stores/objects_s3.py"
 LOCAL = "ragfence/stores/objects_local.py"
 REDIS = "ragfence/stores/fences_redis.py"
+LINK = "ragfence/stores/redis_link.py"
+SCRIPTS = "ragfence/stores/redis_scripts.py"
+EXPIRY = "ragfence/engine/expiry.py"
 LUA = "ragfence/stores/lua"
 
 CONTRACT = ("tests/contract/test_fences.py", "-k", "TestMemory")
@@ -37,6 +40,9 @@ FAILURES = ("tests/unit/test_failures.py",)
 HEARTBEAT = ("tests/unit/test_leases.py",)
 S3_FAULTS = ("tests/unit/test_objects_s3.py",)
 FOLDER = ("tests/contract/test_objects.py", "tests/unit/test_objects_local.py", "-k", "ocal")
+LUA_AGREES = ("tests/contract/test_lua_agrees.py", "-k", "valkey")
+AS_RUN = ("tests/unit/test_redis_as_run.py", "-k", "failover or replicas")
+EXPIRING = ("tests/unit/test_expiry.py", "tests/unit/test_expiry_races.py")
 REDIS_TIME = ("tests/unit/test_redis_time.py",)
 
 
@@ -59,10 +65,66 @@ MUTANTS = [
     ),
     Mutant(
         "no token check at the seal, in Lua",
-        f"{LUA}/seal.lua",
+        f"{LUA}/seal_rules.lua",
         "return record.state == HELD and record.token == token end",
         "return record.state == HELD end",
         ON_REDIS,
+    ),
+    Mutant(
+        "no token check at the seal, in Lua's short path",
+        f"{LUA}/seal.lua",
+        "held % 16 == HELD and sub(data, 19, 30) == sub(seal, 3, 14) then",
+        "held % 16 == HELD then",
+        ON_REDIS,
+    ),
+    Mutant(
+        "no epoch check at the seal, in Lua's short path",
+        f"{LUA}/seal.lua",
+        "elseif mode == KEYED and sub(seal, 47, 53) == epoch_bytes then",
+        "elseif mode == KEYED then",
+        ON_REDIS,
+    ),
+    Mutant(
+        "fingerprint ignored, in Lua's short path",
+        f"{LUA}/claim.lua",
+        "(state == SEALED or state == FAILED) and sub(data, 3, 18) == sub(claim, 52, 67)",
+        "(state == SEALED or state == FAILED)",
+        ON_REDIS,
+    ),
+    Mutant(
+        "a batch that is read ahead counts nothing, in Lua",
+        f"{LUA}/claim.lua",
+        "redis.call('INCRBY', counter_key, grants)",
+        "redis.call('INCRBY', counter_key, 0) + grants",
+        LUA_AGREES,
+    ),
+    Mutant(
+        "the replays of a batch are answered by any server",
+        REDIS,
+        "found.epochs[shard] is not None and is_replay",
+        "is_replay",
+        ON_REDIS,
+    ),
+    Mutant(
+        "too few confirmations are enough",
+        REDIS,
+        'return f"{self.replicas - replicas} of {self.replicas} replicas" if replicas < self.replicas else ""',
+        'return ""',
+        AS_RUN,
+    ),
+    Mutant(
+        "after a failover the old server is asked",
+        LINK,
+        "            line.connect()  # if it is not: Sentinels are asked here, and not by sending\n",
+        "            pass\n",
+        AS_RUN,
+    ),
+    Mutant(
+        "expired commits are deleted without a claim",
+        EXPIRY,
+        "        if not isinstance(granted, Granted):\n            return 0\n",
+        "        if not isinstance(granted, Granted):\n            return self._drop(aged)\n",
+        EXPIRING,
     ),
     Mutant(
         "lease per key instead of per source",
@@ -73,7 +135,7 @@ MUTANTS = [
     ),
     Mutant(
         "leases run out by the client's clock",
-        REDIS,
+        SCRIPTS,
         "local t = redis.call('TIME') return t[1] * 1000 + math.floor(t[2] / 1000) end\"",
         'return %d end" % (__import__("time").time_ns() // 1_000_000)',
         REDIS_TIME,
@@ -87,9 +149,9 @@ MUTANTS = [
     ),
     Mutant(
         "run_id not compared, in Lua",
-        f"{LUA}/records.lua",
-        "if m and m.ready and m.run == run then return m.epoch end",
-        "if m and m.ready then return m.epoch end",
+        f"{LUA}/base.lua",
+        "byte(text) == 82 and sub(text, -40) == run then",
+        "byte(text) == 82 then",
         ON_REDIS,
     ),
     Mutant(

@@ -8,19 +8,15 @@ python -m tests.chaos --seed 1 --only "SIGSTOP / valkey"  scenarios whose name h
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
-import tempfile
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from rich.console import Console
 
-from tests import servers
-from tests.chaos import crew, report
-from tests.chaos.scenarios import Outcome, Scenario, all_scenarios, run
-from tests.chaos.sites import VALKEY_S3
+from tests.chaos import report
+from tests.chaos.running import outcomes
+from tests.chaos.scenarios import Outcome, Scenario, all_scenarios
 
 
 def main() -> int:
@@ -31,19 +27,19 @@ def main() -> int:
         console.print(f"no scenario has {options.only!r} in its name")
         return 2
     try:
-        outcomes = list(_outcomes(chosen, options, console))
+        told = list(_outcomes(chosen, options, console))
     except KeyboardInterrupt:
         console.print("interrupted; every process has been stopped")
         return 130
-    outcomes.sort(key=lambda outcome: chosen.index(outcome.scenario))
-    report.print_table(console, outcomes)
-    bad = [outcome for outcome in outcomes if not outcome.ok]
+    told.sort(key=lambda outcome: chosen.index(outcome.scenario))
+    report.print_table(console, told)
+    bad = [outcome for outcome in told if not outcome.ok]
     for outcome in bad:
         report.print_problems(console, outcome, options.seed)
     if options.json:
-        report.write_json(options.json, outcomes, options.seed)
+        report.write_json(options.json, told, options.seed)
     violations = sum(len(outcome.evidence.problems) for outcome in bad)
-    console.print(f"chaos: {len(outcomes)} scenarios, {violations} violations, seed {options.seed}")
+    console.print(f"chaos: {len(told)} scenarios, {violations} violations, seed {options.seed}")
     return 1 if bad else 0
 
 
@@ -66,27 +62,11 @@ def _chosen(options: argparse.Namespace) -> list[Scenario]:
 
 
 def _outcomes(chosen: list[Scenario], options: argparse.Namespace, console: Console) -> Iterator[Outcome]:
-    with contextlib.ExitStack() as stack:
-        # Servers die with the thread that starts them: the shared one is started here, the others by their scenario.
-        needs_s3 = any(scenario.backend == VALKEY_S3 for scenario in chosen)
-        s3 = stack.enter_context(servers.seaweedfs()) if needs_s3 else None
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ragfence-chaos-", ignore_cleanup_errors=True))
-        nursery = stack.enter_context(crew.nursery(Path(folder)))
-        pool = stack.enter_context(ThreadPoolExecutor(options.jobs))
-        runs: list[Future[Outcome]] = [
-            pool.submit(run, scenario, seed=options.seed, nursery=nursery, s3=s3, keep=options.keep)
-            for scenario in chosen
-        ]
-        try:
-            for done, future in enumerate(as_completed(runs), 1):
-                outcome = future.result()
-                words = f"{outcome.scenario.name}: {report.verdict(outcome)}, {outcome.seconds:.1f} s"
-                console.print(f"[{done}/{len(chosen)}] {words}", style=None if outcome.ok else "bold red", markup=False)
-                yield outcome
-        except BaseException:
-            crew.stopping.set()
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
+    ended = outcomes(chosen, seed=options.seed, jobs=options.jobs, keep=options.keep)
+    for done, outcome in enumerate(ended, 1):
+        words = f"{outcome.scenario.name}: {report.verdict(outcome)}, {outcome.seconds:.1f} s"
+        console.print(f"[{done}/{len(chosen)}] {words}", style=None if outcome.ok else "bold red", markup=False)
+        yield outcome
 
 
 if __name__ == "__main__":

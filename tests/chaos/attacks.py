@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 from ragfence.engine.points import AFTER_COMMIT, AFTER_EFFECT, OPERATION_POINTS
 from tests.chaos.crew import Crew, Worker, until
@@ -15,10 +16,26 @@ from tests.faulty_http import Fault, FaultyProxy
 
 
 @dataclass(frozen=True, slots=True)
+class Outage:
+    """Something was away, by the clock that the workers' answers go by."""
+
+    what: str
+    since_s: float
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Stage:
     site: Site
     crew: Crew
     dice: random.Random
+    outages: list[Outage] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def away(self, what: str) -> Iterator[None]:
+        since_s = time.monotonic()
+        yield
+        self.outages.append(Outage(what, since_s, time.monotonic()))
 
 
 Attack = Callable[[Stage], list[Task]]

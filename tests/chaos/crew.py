@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.sites import Site
-from tests.chaos.work import Job, Strike, Task
+from tests.chaos.work import OPENING, SETTLING, Job, Strike, Task, lines
 from tests.servers import S3_ACCESS_KEY, S3_REGION, S3_SECRET_KEY
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -155,6 +155,7 @@ class Crew:
         self.lease_s, self.lock_ms = lease_s, lock_ms
         self.effects = site.folder / "effects.jsonl"
         self.effects.touch()
+        self._counted = [0, 0]
         self.workers: list[Worker] = []
 
     def start(self, tasks: Sequence[Task], strike: Strike | None = None, **more: Any) -> Worker:
@@ -190,8 +191,21 @@ class Crew:
         return other
 
     def performed(self) -> int:
-        """How many effects were performed so far."""
-        return self.effects.read_bytes().count(b"\n")
+        """How many effects were performed so far. Asked again and again, so only what is new is read."""
+        with self.effects.open("rb") as file:
+            file.seek(self._counted[0])
+            new = file.read()
+        self._counted[0] += len(new)
+        self._counted[1] += new.count(b"\n")
+        return self._counted[1]
+
+    def asked(self) -> list[Task]:
+        """Everything that any worker has asked for so far, answered or not, each once."""
+        names: dict[str, None] = {}
+        for path in (str(self.effects), *(worker.job.answers for worker in self.workers)):
+            for line in lines(path):
+                names[line["task"]] = None
+        return [Task.named(name) for name in names if name not in (OPENING, SETTLING)]
 
     def end(self) -> None:
         alive = [worker for worker in self.workers if worker.status is None]

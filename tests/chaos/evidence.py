@@ -17,7 +17,7 @@ from ragfence.stores.fences import FenceStore
 from ragfence.stores.objects import ObjectStore
 from tests.chaos.crew import Crew, Overdue, Worker, until
 from tests.chaos.sites import Site
-from tests.chaos.work import Task
+from tests.chaos.work import Task, lines
 
 
 @dataclass(slots=True)
@@ -33,14 +33,22 @@ class Evidence:
     pending: int = 0
     stale: int = 0
     """revisions that nobody got a receipt for, because a newer one of their source was first"""
+    double: int = 0
+    """keys with two different receipts, or two commits"""
     lost: int = 0
-    """keys that Redis alone has forgotten, and whose effect was then done again"""
+    """keys with a receipt that a later answer, or the store in the end, does not have; or with no answer at all"""
     lost_epochs: int = 0
-    """... of which the auditor knows, too; a FLUSHALL takes the decision rows along"""
+    """keys of which the auditor knows that they were lost; a FLUSHALL takes the decision rows along"""
+    redone: int = 0
+    """executions of an effect beyond its first"""
     errors: Counter[str] = field(default_factory=Counter)
     """by code: what callers were told before they had an answer"""
     flags: Counter[str] = field(default_factory=Counter)
     """how the answers came about: taken over, healed, fenced out"""
+    journal: Counter[str] = field(default_factory=Counter)
+    """what became of effects that ran while the store was down: sealed, doubled; left is what was so in the end"""
+    spans: list[tuple[float, float]] = field(default_factory=list, repr=False)
+    """of every answer: when it was asked for, and when it came"""
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -56,6 +64,10 @@ class Answers:
     stale: Counter[str]
     errors: Counter[str]
     flags: Counter[str]
+    spans: list[tuple[float, float]]
+    journal: Counter[str]
+    doubled: set[str]
+    """keys of which the journal says that somebody else had sealed them"""
     problems: list[str]
 
 
@@ -65,18 +77,22 @@ def gather(site: Site, crew: Crew, tasks: list[Task], *, may_lose: bool = False)
     answers = _answers(crew)
     found.problems += answers.problems
     found.errors, found.flags, found.answers = answers.errors, answers.flags, sum(answers.count.values())
+    found.spans, found.journal = answers.spans, answers.journal
     executions = _executions(crew, found)
     with site.opened() as (fence, fences, objects):
-        commits = _commits(site, fences, objects)
-        superseded = [task for task in tasks if _superseded(task, tasks, answers, site, commits, may_lose=may_lose)]
+        commits = _commits(site, fences, objects, found)
+        superseded = _superseded(tasks, answers, site, commits, may_lose=may_lose)
         found.stale = len(superseded)
+        found.lost += sum(task.name in answers.receipts for task in superseded)
         wanted = [task for task in tasks if task not in superseded]
         with contextlib.suppress(Overdue):
             until(lambda: not _pending(site, fences, wanted), "all is sealed", within_s=2 * crew.lease_s)
         found.pending = len(left := _pending(site, fences, wanted))
         found.problems += [f"{name} is still pending" for name in left]
         for task in wanted:
-            _judge(task, found, answers, executions, commits.get(_key(site, task)), may_lose=may_lose and site.solo)
+            key = _key(site, task)
+            excused = (may_lose and site.solo) or key in answers.doubled
+            _judge(task, found, answers, executions, commits.get(key), may_lose=excused)
         found.problems += _wrong_heads(site, fences, tasks, commits)
         for finding in fence.audit.check().findings:
             if finding.invariant == "lost_epoch" and may_lose and site.solo:
@@ -97,10 +113,11 @@ def _judge(
 ) -> None:
     receipts = answers.receipts.get(task.name, [])
     found.receipts += len(receipts)
+    found.lost += not receipts or any(receipt["result"] != commit for receipt in receipts)
     if not receipts:
         found.problems.append(f"{task.name} was never answered")
     if len(receipts) > 1:
-        found.lost += 1
+        found.double += 1
         if not may_lose:
             found.problems.append(f"{task.name} has {len(receipts)} different receipts, of {_executed(receipts)}")
     if commit is None:
@@ -120,15 +137,21 @@ def _executed(receipts: list[dict[str, Any]]) -> str:
 
 
 def _answers(crew: Crew) -> Answers:
-    answers = Answers(defaultdict(list), Counter(), Counter(), Counter(), Counter(), [])
+    answers = Answers(defaultdict(list), Counter(), Counter(), Counter(), Counter(), [], Counter(), set(), [])
     for worker in crew.workers:
         answers.problems.extend(_bad_end(worker))
-        for line in _lines(worker.job.answers):
+        left: list[str] = []
+        for line in lines(worker.job.answers):
             task = line.pop("task")
             if "error" in line:
                 answers.errors[line["error"]] += 1
+            elif "reconciled" in line:
+                left = line["reconciled"]["left"]
+                answers.journal.update({name: len(line["reconciled"][name]) for name in ("sealed", "doubled")})
+                answers.doubled.update(line["reconciled"]["doubled"])
             elif "stale" in line:
                 answers.stale[task] += 1
+                answers.spans.append((line["asked_s"], line["at_s"]))
             elif "unexpected" in line:
                 answers.problems.append(f"{worker} at {task}: {line['unexpected']}")
             elif "gave_up" in line:
@@ -136,9 +159,12 @@ def _answers(crew: Crew) -> Answers:
             else:
                 answers.count[task] += 1
                 answers.flags.update(name for name in line["flags"] if name not in ("attempt", "waited_ms"))
+                answers.spans.append((line["asked_s"], line["at_s"]))
                 receipt = {name: line[name] for name in ("key", "effect_id", "result")}
                 if receipt not in answers.receipts[task]:
                     answers.receipts[task].append(receipt)
+        answers.journal["left"] += len(left)
+        answers.problems.extend(f"{worker} has {key} still in its journal" for key in left)
     return answers
 
 
@@ -153,18 +179,22 @@ def _bad_end(worker: Worker) -> list[str]:
 def _executions(crew: Crew, found: Evidence) -> dict[str, list[dict[str, Any]]]:
     """By task. An attempt executes at most once: no two executions have the same fence, or the same attempt."""
     by_task: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for line in _lines(str(crew.effects)):
+    for line in lines(str(crew.effects)):
         by_task[line["task"]].append(line)
         found.executions += 1
-    for task, lines in by_task.items():
-        fences = Counter(line["fence"] for line in lines)
-        attempts = Counter((line["fence"].split(".")[0], line["attempt"]) for line in lines)
-        if max(fences.values()) > 1 or max(attempts.values()) > 1:
-            found.problems.append(f"{task} was executed more often than it was attempted: {lines}")
+    found.redone = found.executions - len(by_task)
+    for task, done in by_task.items():
+        fenced = [line for line in done if "journaled" not in line]
+        fences = Counter(line["fence"] for line in fenced)
+        attempts = Counter((line["fence"].split(".")[0], line["attempt"]) for line in fenced)
+        if any(count > 1 for count in (*fences.values(), *attempts.values())):
+            found.problems.append(f"{task} was executed more often than it was attempted: {done}")
     return by_task
 
 
-def _commits(site: Site, fences: FenceStore, objects: ObjectStore | None) -> dict[str, dict[str, Any]]:
+def _commits(
+    site: Site, fences: FenceStore, objects: ObjectStore | None, judged: Evidence
+) -> dict[str, dict[str, Any]]:
     """The outcome of each key as it is stored for ever."""
     if objects is None:
         return {item.key.hex(): json.loads(item.record.result[1:]) for item in fences.scan() if item.record.ended}
@@ -172,7 +202,9 @@ def _commits(site: Site, fences: FenceStore, objects: ObjectStore | None) -> dic
     for entry in objects.list(f"{encoded(site.tenant)}/sealed/"):
         if "@" not in entry.name:
             commit = Commit.decode(entry.name, objects.get(entry.name) or b"")
-            assert commit.key not in found, f"two objects for {commit.key}"
+            if commit.key in found:
+                judged.double += 1
+                judged.problems.append(f"there are two commits of {commit.key}")
             found[commit.key] = json.loads(commit.result[1:])
     return found
 
@@ -196,18 +228,25 @@ def _pending(site: Site, fences: FenceStore, tasks: list[Task]) -> list[str]:
 
 
 def _superseded(
-    task: Task, tasks: list[Task], answers: Answers, site: Site, commits: dict[str, dict[str, Any]], *, may_lose: bool
-) -> bool:
-    """Everybody was told `stale`, and rightly: a higher revision of the source is committed.
+    tasks: list[Task], answers: Answers, site: Site, commits: dict[str, dict[str, Any]], *, may_lose: bool
+) -> set[Task]:
+    """Of which everybody was told `stale`, and rightly: a higher revision of the source is committed.
 
     Where Redis alone lost what it had acknowledged, some may have got a receipt before.
     """
-    if task.sequence is None or not answers.stale[task.name]:
-        return False
-    if task.name in answers.receipts and not (may_lose and site.solo and _key(site, task) not in commits):
-        return False
-    higher = [other for other in tasks if other.source == task.source and (other.sequence or 0) > task.sequence]
-    return any(_key(site, other) in commits for other in higher)
+    committed = {task for task in tasks if task.sequence is not None and _key(site, task) in commits}
+    tops: dict[str, int] = {}
+    for task in committed:
+        tops[task.source] = max(tops.get(task.source, 0), task.sequence or 0)
+
+    def superseded(task: Task) -> bool:
+        if task.sequence is None or not answers.stale[task.name]:
+            return False
+        if task.name in answers.receipts and not (may_lose and site.solo and task not in committed):
+            return False
+        return tops.get(task.source, 0) > task.sequence
+
+    return {task for task in tasks if superseded(task)}
 
 
 def _wrong_heads(site: Site, fences: FenceStore, tasks: list[Task], commits: dict[str, dict[str, Any]]) -> list[str]:
@@ -235,12 +274,3 @@ def _request(site: Site, task: Task) -> Request:
 
 def _key(site: Site, task: Task) -> str:
     return _request(site, task).key_text
-
-
-def _lines(path: str) -> list[dict[str, Any]]:
-    """A worker that never got so far has no file."""
-    try:
-        with open(path) as file:
-            return [json.loads(line) for line in file]
-    except FileNotFoundError:
-        return []

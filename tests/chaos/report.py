@@ -6,11 +6,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tests.chaos.evidence import Evidence
 from tests.chaos.scenarios import Outcome
 
 
@@ -58,6 +60,10 @@ def print_problems(console: Console, outcome: Outcome, seed: int) -> None:
     console.print(f'  replay: .venv/bin/python -m tests.chaos --seed {seed} --only "{outcome.scenario.name}"')
 
 
+def evidence_json(found: Evidence) -> dict[str, Any]:
+    return {item.name: getattr(found, item.name) for item in fields(found) if item.name != "spans"}
+
+
 def write_json(path: Path, outcomes: Sequence[Outcome], seed: int) -> None:
     rows = [
         {
@@ -66,7 +72,7 @@ def write_json(path: Path, outcomes: Sequence[Outcome], seed: int) -> None:
             "ok": outcome.ok,
             "seconds": round(outcome.seconds, 2),
             "keys": outcome.evidence.expected,
-            **{item.name: getattr(outcome.evidence, item.name) for item in fields(outcome.evidence)},
+            **evidence_json(outcome.evidence),
         }
         for outcome in outcomes
     ]

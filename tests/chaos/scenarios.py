@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ragfence.engine.points import AFTER_COMMIT, HYDRATION_POINTS, OPERATION_POINTS
+from ragfence.errors import TransientError
 from tests import servers
 from tests.chaos import attacks
-from tests.chaos.attacks import Attack, Stage
+from tests.chaos.attacks import Attack, Outage, Stage
 from tests.chaos.crew import Crew, Nursery, Stopped
 from tests.chaos.evidence import Evidence, gather
 from tests.chaos.sites import REDIS62, REDIS62_FOLDER, SQLITE, VALKEY, VALKEY_FOLDER, VALKEY_S3, site
-from tests.chaos.work import shuffled
+from tests.chaos.work import Task, shuffled
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class Outcome:
     scenario: Scenario
     evidence: Evidence
     seconds: float
+    outages: tuple[Outage, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -124,10 +126,9 @@ def run(
     try:
         with site(scenario.backend, folder, s3=s3) as place:
             crew = Crew(nursery, place, lease_s=scenario.lease_s)
+            stage = Stage(place, crew, dice)
             try:
-                tasks = scenario.attack(Stage(place, crew, dice))
-                crew.wait(crew.start(shuffled(tasks, dice)))
-                evidence = gather(place, crew, tasks, may_lose=scenario.may_lose)
+                evidence = _judged(scenario, stage, scenario.attack(stage))
             except Stopped:
                 raise
             except Exception:
@@ -138,7 +139,27 @@ def run(
             shutil.copytree(folder, keep / folder.name, ignore=shutil.ignore_patterns("objects"))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return Outcome(scenario, evidence, time.monotonic() - started)
+    return Outcome(scenario, evidence, time.monotonic() - started, tuple(stage.outages))
+
+
+def _judged(scenario: Scenario, stage: Stage, tasks: list[Task], *, at_most: int = 4) -> Evidence:
+    """Everything is asked for once more, then judged; both again if the store was rebuilt or away meanwhile.
+
+    Sentinels may promote somebody at any time, also because the machine was busy. A rebuilt store knows the top of a
+    source again when it is next asked for, not before.
+    """
+    for left in reversed(range(at_most)):
+        try:
+            before = stage.site.epochs()
+            stage.crew.wait(stage.crew.start(shuffled(tasks, stage.dice)))
+            found = gather(stage.site, stage.crew, tasks, may_lose=scenario.may_lose)
+            if not left or stage.site.epochs() == before:
+                return found
+        except TransientError:
+            if not left:
+                raise
+            time.sleep(1.0)
+    raise AssertionError("unreachable")
 
 
 def _scratch() -> str | None:

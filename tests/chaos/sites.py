@@ -15,6 +15,8 @@ from tests import servers
 
 SQLITE, VALKEY, VALKEY_FOLDER, VALKEY_S3 = "sqlite+folder", "valkey", "valkey+folder", "valkey+seaweedfs"
 REDIS62, REDIS62_FOLDER = "redis6.2", "redis6.2+folder"
+VALKEY_FSYNC = "valkey, appendfsync always"
+PAIR, PAIR_FOLDER, CLUSTER_FOLDER = "valkey pair", "valkey pair+folder", "valkey cluster+folder"
 
 _one_start_at_a_time = threading.Lock()
 """Two servers started at once could choose the same port, and the first would answer for both."""
@@ -28,6 +30,8 @@ class Site:
     objects: str | None
     tenant: str = "chaos"
     redis: servers.RedisServer | None = None
+    pair: servers.SentinelPair | None = None
+    cluster: servers.RedisCluster | None = None
     s3: servers.S3Server | None = field(default=None, repr=False)
     s3_timeout_s: float | None = None
 
@@ -42,14 +46,19 @@ class Site:
             with self.opened() as (fence, _, _):
                 fence.hydrate()
 
+    def epochs(self) -> list[tuple[int, bool] | None]:
+        """Of every shard: its epoch, and whether it may answer. What was rebuilt has others than before."""
+        with self.opened() as (_, fences, _):
+            return [(marker.epoch, marker.usable) if marker else None for marker in fences.markers()]
+
     def forget(self) -> None:
         """The fence store loses everything."""
         if self.redis is not None:
-            import redis
-
-            with redis.Redis(self.redis.host, self.redis.port) as client:
+            with self.redis.client() as client:
                 client.flushall()
             return
+        assert self.pair is None
+        assert self.cluster is None
         for end in ("-shm", "-wal", ""):
             Path(self.store + end).unlink(missing_ok=True)
 
@@ -73,18 +82,9 @@ class Site:
     @contextlib.contextmanager
     def opened(self) -> Iterator[tuple[ragfence.Fence, FenceStore, ObjectStore | None]]:
         """The stores as the judge sees them: past every proxy."""
-        fences, objects = self._fences(), self._objects()
-        with ragfence.open(fences, objects=objects, tenant=self.tenant, policy=ragfence.Policy()) as fence:
-            yield fence, fences, objects
-
-    def _fences(self) -> FenceStore:
-        if self.redis is None:
-            from ragfence.stores.fences_sqlite import SqliteFences
-
-            return SqliteFences(self.store, self.tenant, solo=self.solo)
-        from ragfence.stores.fences_redis import RedisFences
-
-        return RedisFences(self.store, self.tenant, solo=self.solo)
+        objects = self._objects()
+        with ragfence.open(self.store, objects=objects, tenant=self.tenant, policy=ragfence.Policy()) as fence:
+            yield fence, fence._engine.fences, objects
 
     def _objects(self) -> ObjectStore | None:
         if self.s3 is not None:
@@ -112,8 +112,18 @@ def site(backend: str, folder: Path, *, s3: servers.S3Server | None = None) -> I
     if backend == VALKEY_S3:
         assert s3 is not None
         objects = f"s3://{s3.bucket}/{folder.name}?endpoint_url={s3.url}"
-    start = servers.redis62 if backend.startswith(REDIS62) else servers.valkey
     with contextlib.ExitStack() as stack:
         with _one_start_at_a_time:
-            server = stack.enter_context(start(appendonly=True))
-        yield Site(backend, folder, server.url, objects, redis=server, s3=s3 if backend == VALKEY_S3 else None)
+            if backend.startswith(PAIR):
+                pair = stack.enter_context(servers.valkey_pair(data_dir=folder / "servers"))
+                place = Site(backend, folder, pair.url, objects, pair=pair)
+            elif backend == CLUSTER_FOLDER:
+                cluster = stack.enter_context(servers.valkey_cluster(data_dir=folder / "servers"))
+                place = Site(backend, folder, cluster.url, objects, cluster=cluster)
+            else:
+                start = servers.redis62 if backend.startswith(REDIS62) else servers.valkey
+                args = ("--appendfsync", "always") if backend == VALKEY_FSYNC else ()
+                server = stack.enter_context(start(appendonly=True, args=args))
+                s3 = s3 if backend == VALKEY_S3 else None
+                place = Site(backend, folder, server.url, objects, redis=server, s3=s3)
+        yield place

@@ -16,17 +16,18 @@ import sys
 import time
 import traceback
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import ragfence
+from ragfence.core.hashing import shard_of
 from ragfence.engine import hydration
-from ragfence.errors import FencedOut, RagfenceError, SealUncertain, Stale
+from ragfence.errors import FencedOut, LeaseLost, RagfenceError, SealUncertain, Stale
 from ragfence.testing.points import freeze_at, kill_at
-from tests.chaos.work import KEYED, SEQUENCED, Job, Task
+from tests.chaos.work import KEYED, OPENING, SEQUENCED, SETTLING, Job, Task
 
 ANSWERED, BROKEN, GAVE_UP = 0, 1, 2
 
@@ -52,19 +53,22 @@ class Worker:
         self._answers = Lines(job.answers)
         self._dice = random.Random()
         self._give_up_at = time.monotonic() + job.patience_s
+        self._journaled = False
 
     def run(self) -> int:
         hydration.LOCK_MS = self._job.lock_ms
-        current = "open"
+        current = OPENING
         try:
-            fence = self._patiently("open", lambda: _opened(self._job))
+            fence = self._patiently(OPENING, lambda: _opened(self._job))
             perform = fence.once(kind=KEYED, key=lambda task: task["source"])(self._effect)
             strike = self._job.strike
             with _struck(self._job) if strike and strike.task is None else contextlib.nullcontext():
-                for at, task in enumerate(self._job.tasks):
+                for at, task in enumerate(self._tasks()):
                     current = task.name
                     with _struck(self._job) if strike and strike.task == at else contextlib.nullcontext():
                         self._answer(fence, perform, task)
+            current = SETTLING
+            self._settle(fence, to_the_end=True)
             fence.close()
             return ANSWERED
         except OutOfPatience:
@@ -74,22 +78,56 @@ class Worker:
             self._answers.add(task=current, unexpected=traceback.format_exc())
             return BROKEN
 
+    def _tasks(self) -> Iterator[Task]:
+        load = self._job.stream
+        if load is None:
+            yield from self._job.tasks
+            return
+        for task in load.tasks():
+            if os.path.exists(load.until):
+                return
+            if load.shards is not None and shard_of(self._job.tenant, task.source) not in load.shards:
+                continue
+            self._give_up_at = time.monotonic() + self._job.patience_s
+            yield task
+            time.sleep(load.pause_s * self._dice.uniform(0.5, 1.5))
+
     def _answer(self, fence: Any, perform: Callable[[Any], Any], task: Task) -> None:
         def ask() -> Any:
             return perform(task.payload) if task.sequence is None else self._move(fence, task)
 
+        asked_s = time.monotonic()
         try:
             receipt = self._patiently(task.name, ask)
         except Stale:
             if task.sequence is None:
                 raise
-            self._answers.add(task=task.name, stale=True)
+            self._answers.add(task=task.name, stale=True, asked_s=asked_s, at_s=time.monotonic())
             return
-        self._write(task, receipt)
+        self._write(task, receipt, asked_s)
+        if receipt.flags.journaled:
+            self._journaled = True
+        elif self._journaled:  # the store is back
+            self._settle(fence)
 
-    def _write(self, task: Task, receipt: Any) -> None:
+    def _settle(self, fence: Any, *, to_the_end: bool = False) -> None:
+        """Seals what ran while the store was down; what cannot be settled yet is tried again at the next answer."""
+        while self._journaled:
+            settled = fence.reconcile_journal()
+            self._journaled = bool(settled.left)
+            self._answers.add(task=SETTLING, reconciled=asdict(settled))
+            if not to_the_end:
+                return
+            if time.monotonic() >= self._give_up_at:
+                raise OutOfPatience
+            time.sleep(0.1 if self._journaled else 0.0)
+
+    def _write(self, task: Task, receipt: Any, asked_s: float) -> None:
+        # Seconds since the machine started: the same clock for all workers, and for whoever hurts their stores.
         self._answers.add(
             task=task.name,
+            asked_s=asked_s,
+            at_s=time.monotonic(),
             key=receipt.key,
             effect_id=receipt.effect_id,
             result=receipt.result,
@@ -110,12 +148,15 @@ class Worker:
         return op.receipt
 
     def _effect(self, payload: dict[str, Any]) -> dict[str, Any]:
-        lease = ragfence.current_lease()
         execution = uuid.uuid4().hex
-        task = Task(**payload).name
-        self._effects.add(
-            task=task, execution=execution, pid=os.getpid(), attempt=lease.attempt, fence=str(lease.fence)
-        )
+        done = {"task": Task(**payload).name, "execution": execution, "pid": os.getpid()}
+        try:
+            lease = ragfence.current_lease()
+            self._effects.add(**done, attempt=lease.attempt, fence=str(lease.fence))
+        except LeaseLost:
+            if self._job.journal is None:
+                raise
+            self._effects.add(**done, journaled=True)  # the store is down: there is no lease to be had
         time.sleep(self._job.effect_s)
         return {"execution": execution}
 
@@ -148,6 +189,7 @@ def _opened(job: Job) -> ragfence.Fence:
             # Attempts end in a kill here, so there may be many; patience is the worker's, not the engine's.
             "lease": {"ttl_s": job.lease_s, "max_attempts": 1000, "seal_retry_s": 5.0},
             "wait": {"deadline_s": 20.0},
+            **job.policy,
         }
     )
     objects: Any = job.objects
@@ -157,7 +199,7 @@ def _opened(job: Job) -> ragfence.Fence:
         parts = urlsplit(job.objects)
         endpoint = parse_qs(parts.query)["endpoint_url"][0]
         objects = S3Objects(parts.netloc, parts.path.strip("/"), endpoint_url=endpoint, read_timeout_s=job.s3_timeout_s)
-    return ragfence.open(job.store, objects=objects, tenant=job.tenant, policy=policy)
+    return ragfence.open(job.store, objects=objects, tenant=job.tenant, policy=policy, journal=job.journal)
 
 
 if __name__ == "__main__":

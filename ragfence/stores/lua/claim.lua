@@ -13,6 +13,14 @@ local solo, groups, most_rows = ARGV[1] == '1', tonumber(ARGV[2]), tonumber(ARGV
 local run, now_ms = run_id(), now()
 local ts, none = struct.pack('>I6', now_ms), '\0\0\0\0\0\0'
 local settle
+
+-- An ended record of the claim's own payload: it answers.
+local function replays(data, claim)
+  local version, flags = byte(data, 1, 2)
+  local state = flags % 16
+  return version == 1 and (state == SEALED or state == FAILED) and sub(data, 3, 18) == sub(claim, 52, 67)
+end
+
 local replies, k, a = {}, 1, 4
 for _ = 1, groups do
   local marker_key, counter_key, rows_key = KEYS[k], KEYS[k + 1], KEYS[k + 2]
@@ -21,7 +29,20 @@ for _ = 1, groups do
   k, a = k + 3, a + 4
   local epoch = usable_epoch(marker_key, run, solo, now_ms)
   local ahead = epoch and read_ahead(a, k, count)
-  local counter  -- of a group read ahead: counted here, and written once
+  local counter  -- of a group read ahead: raised once, before the first of its numbers is used
+  if ahead then
+    local grants = 0
+    for i = 1, count do
+      local data = ahead[i]
+      if not data then
+        grants = grants + 1
+      elseif not replays(data, ARGV[a + i - 1]) then
+        ahead = nil  -- the rules may grant it, and numbers are given in the order of the claims
+        break
+      end
+    end
+    if ahead and grants > 0 then counter = checked_number(redis.call('INCRBY', counter_key, grants)) - grants end
+  end
   for i = 1, count do
     local claim, record_key, source_key = ARGV[a], KEYS[k], nil
     local mode = byte(claim)
@@ -36,18 +57,12 @@ for _ = 1, groups do
     elseif mode == KEYED then
       local data
       if ahead then data = ahead[i] else data = redis.call('GET', record_key) end
-      local version, flags, state
-      if data then
-        version, flags = byte(data, 1, 2)
-        state = flags % 16
-      end
-      if not data or (version == 1 and (state == SEALED or state == FAILED) and
-        sub(data, 3, 18) == sub(claim, 52, 67)) then
+      if not data or replays(data, claim) then
         local owner = 113 + byte(claim, 112)
         local payload = owner + 1 + byte(claim, owner)
         local context = payload + 4 + struct.unpack('>I4', claim, payload)
         if data then
-          local effect_id, at = '\0', 58 + byte(data, 57)
+          local effect_id, at, flags = '\0', 58 + byte(data, 57), byte(data, 2)
           if flags % 128 >= 64 then
             if flags % 32 >= 16 then at = at + 1 + byte(data, at) end
             if flags % 64 >= 32 then at = at + 1 + byte(data, at) end
@@ -58,11 +73,7 @@ for _ = 1, groups do
             sub(data, 3, 56) .. effect_id .. '\0' .. sub(claim, context)
         else
           local number
-          if ahead then
-            if not counter then
-              counter = tonumber(redis.call('GET', counter_key) or 0)
-              checked_number(counter + count)  -- before any of them is used: after an error nobody would write it
-            end
+          if counter then
             counter = counter + 1
             number = counter
           else
@@ -83,16 +94,11 @@ for _ = 1, groups do
     end
     if not reply then
       settle = settle or rules()
-      if counter then
-        redis.call('SET', counter_key, counter)
-        counter = nil
-      end
       reply, row = settle(claim, record_key, source_key, epoch, solo, now_ms, counter_key, prefix, shard)
     end
     replies[#replies + 1] = reply
     rows[#rows + 1] = row
   end
-  if counter then redis.call('SET', counter_key, counter) end
   add_rows(rows_key, table.concat(rows), most_rows)
 end
 return replies
