@@ -101,9 +101,7 @@ def _refuse_misfit(fences: FenceStore, tenant: str, objects: ObjectStore | None)
         )
 
 
-def _open_fences(
-    where: str | os.PathLike[str] | FenceStore, tenant: str, rules: Policy, *, solo: bool
-) -> FenceStore:
+def _open_fences(where: str | os.PathLike[str] | FenceStore, tenant: str, rules: Policy, *, solo: bool) -> FenceStore:
     if not isinstance(where, str | os.PathLike):
         return where
     if _is_server(where):

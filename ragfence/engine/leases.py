@@ -114,6 +114,7 @@ class Heartbeat:
         self._held: dict[Lease, tuple[Renewer, float]] = {}
         self._thread: threading.Thread | None = None
         self._wakes_at = 0.0
+        self._paused = False
 
     def add(self, store: Renewer, lease: Lease) -> None:
         due = time.monotonic() + _beat_s(lease)
@@ -133,9 +134,12 @@ class Heartbeat:
     def pause(self) -> None:
         """Until a fork is over: a child that inherits a store in mid-call finds it locked for ever."""
         self._between_renewals.acquire()
+        self._paused = True
 
     def go_on(self) -> None:
-        self._between_renewals.release()
+        if self._paused:  # not if this module came to be while a fork was under way
+            self._paused = False
+            self._between_renewals.release()
 
     def forget_all(self) -> None:
         """In the child of a fork: its parent's thread and locks do not exist here."""
@@ -143,6 +147,7 @@ class Heartbeat:
         self._between_renewals = threading.Lock()
         self._held = {}
         self._thread = None
+        self._paused = False
 
     def _run(self) -> None:
         while True:

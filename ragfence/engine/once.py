@@ -102,6 +102,8 @@ class Once:
             except StoreUnavailable:
                 if not self._fail_open:
                     raise
+                if committed := self._engine.performer.committed(request):
+                    return _successful(committed)
                 self._engine.journal.prepare()
                 return self._journal(request, self._function(*args, **kwargs))
             if isinstance(answer, Receipt):
@@ -133,6 +135,8 @@ class Once:
             except StoreUnavailable:
                 if not self._fail_open:
                     raise
+                if committed := await to_the_end(self._engine.performer.committed, request):
+                    return _successful(committed)
                 await to_the_end(self._engine.journal.prepare)
                 return await to_the_end(self._journal, request, await self._function(*args, **kwargs))
             if isinstance(answer, Receipt):

@@ -212,6 +212,22 @@ class Performer:
         self.give_back(won, FencedOut.code)
         return self.results.receipt(won.request.key, record, Decision.NEW, flags)
 
+    def committed(self, request: Request) -> Receipt | None:
+        """What the object store alone knows of the key, while the fence store is away. Leaves no decision row."""
+        try:
+            found = self.backing.commits.find(request.operation) if self.backing else None
+        except TransientError:
+            return None  # away as well
+        if found is None:
+            return None
+        if found.fingerprint != request.fingerprint.hex():
+            raise ConflictError(
+                f"{request.operation.kind} {request.operation.source_id!r} is known with another payload",
+                key=request.key_text,
+            )
+        flags = Flags(attempt=found.attempt, healed=True)
+        return self.results.receipt(request.key, found.record(), Decision.DUPLICATE, flags)
+
     def give_back(self, won: Won, error: str) -> None:
         """Ends the lease without an outcome. If that cannot be said to the store, the lease runs out by itself."""
         heartbeat.remove(won.lease)

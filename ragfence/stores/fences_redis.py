@@ -56,6 +56,8 @@ SOLO_ROWS_PER_SHARD = 2_000
 """Without an object store nothing drains the rows: the newest batches are kept."""
 
 Item = TypeVar("Item", Claim, Seal, LeaseRef)
+_Needed = Callable[[list[Any]], bool]
+"""Whether these replies count only once they are confirmed."""
 _Heads = list[tuple[tuple[bytes, ...], tuple[bytes, ...]]]
 """Per shard the KEYS and the ARGV that stand before those of its items."""
 
@@ -92,6 +94,16 @@ class _Group:
     members: list[int]
 
 
+def _always(_: list[Any]) -> bool:
+    return True
+
+
+def _tells_of_a_seal(replies: list[Any]) -> bool:
+    """Whoever is answered with a seal relies on it as its owner does. The row of the answer was written after the seal,
+    so whoever confirms the row has the seal, too."""
+    return any(item[0] == b"R" for reply in replies for item in reply)
+
+
 def _heads_of(names: Names) -> dict[str, _Heads]:
     shards = range(len(names.prefixes))
     return {
@@ -125,6 +137,7 @@ class RedisFences:
         self._heads = _heads_of(self._names)
         self._test_clock = test_clock
         self._confirm = confirm or Confirmation()
+        self._waits_for = (self._confirm.command,) if self._confirm.command else ()
         patience_s = max(timeout_s, self._confirm.timeout_ms / 1000 + 1)
         self._link: Link = open_link(url, timeout_s=patience_s, hash_tags=self._names.prefixes)
         self.url = self._link.url
@@ -138,20 +151,19 @@ class RedisFences:
 
     def claim(self, claims: Sequence[Claim]) -> list[Verdict]:
         if len(claims) == 1:
-            return [verdict_of(self._alone("claim", claims[0], pack_claim(claims[0])))]
+            return [verdict_of(self._alone("claim", claims[0], pack_claim(claims[0]), _tells_of_a_seal))]
         hits, rows = self._replays(claims) if claims else ([], {})
         misses = [claim for claim, hit in zip(claims, hits, strict=True) if hit is None]
         groups = self._grouped(misses, pack_claim, self._heads["claim"], rows)
-        rest = iter([verdict_of(reply) for reply in self._run("claim", groups)])
+        replies = self._run("claim", groups, confirm=_always if rows else _tells_of_a_seal)
+        rest = iter([verdict_of(reply) for reply in replies])
         return [hit or next(rest) for hit in hits]
 
     def seal(self, seals: Sequence[Seal]) -> list[SealOutcome]:
-        waited_for = self._confirm.command
-        after = (waited_for,) if waited_for else ()
         if len(seals) == 1:
-            return [outcome_of(self._alone("seal", seals[0], pack_seal(seals[0]), after))]
+            return [outcome_of(self._alone("seal", seals[0], pack_seal(seals[0]), _always))]
         groups = self._grouped(seals, pack_seal, self._heads["seal"])
-        return [outcome_of(reply) for reply in self._run("seal", groups, after=after)]
+        return [outcome_of(reply) for reply in self._run("seal", groups, confirm=_always)]
 
     def renew(self, leases: Sequence[LeaseRef]) -> list[bool]:
         return self._lease_call("renew", leases)
@@ -351,7 +363,7 @@ class RedisFences:
         groups = self._grouped(leases, pack_lease, self._heads["lease"])
         return [lease_done(reply) for reply in self._run("lease", groups, action, error)]
 
-    def _alone(self, script: str, item: Claim | Seal, packed: bytes, after: Sequence[Command] = ()) -> Any:
+    def _alone(self, script: str, item: Claim | Seal, packed: bytes, confirm: _Needed) -> Any:
         """The reply to a batch of one, which most are: nothing to group, nothing to put in order."""
         shard = item.key[0]
         keys, args = self._heads[script][shard]
@@ -359,14 +371,14 @@ class RedisFences:
         keys = (*keys, *self._names.keys_of(item))
         given = (self._solo, b"1", self._most_rows, *args, *rows, b"1", packed)
         call = Call(shard, self._scripts[script].call(keys, given))
-        if not after:
+        if not self._waits_for:
             try:
                 answered = self._link.ask(call)
             except REDIS_ERRORS as error:
                 raise in_our_words(self.url, error) from error
             if not isinstance(answered, Exception):
                 return answered[0]
-        ((reply,),) = self._called(self._scripts[script], [call], after)
+        ((reply,),) = self._called(self._scripts[script], [call], confirm)
         return reply
 
     def _grouped(
@@ -397,7 +409,7 @@ class RedisFences:
                 group.args.append(pack(items[at]))
         return list(groups.values())
 
-    def _run(self, script: str, groups: Sequence[_Group], *common: Any, after: Sequence[Command] = ()) -> list[Any]:
+    def _run(self, script: str, groups: Sequence[_Group], *common: Any, confirm: _Needed | None = None) -> list[Any]:
         """The replies of a script in the order of the items: one call, or on a cluster one per shard."""
         if not groups:
             return []
@@ -408,7 +420,7 @@ class RedisFences:
             args = chain.from_iterable(group.args for group in batch)
             given = (self._solo, len(batch), self._most_rows, *common, *args)
             calls.append(Call(batch[0].shard, self._scripts[script].call(keys, given)))
-        answered = self._called(self._scripts[script], calls, after)
+        answered = self._called(self._scripts[script], calls, confirm)
         replies: list[Any] = [None] * sum(len(group.members) for group in groups)
         order = chain.from_iterable(group.members for group in groups)
         for at, reply in zip(order, chain.from_iterable(answered), strict=True):
@@ -430,7 +442,8 @@ class RedisFences:
             calls = [Call(0, script.call([self._names.markers[shard] for shard in shards], (action, epoch)))]
         return all(self._called(script, calls))
 
-    def _called(self, script: Script, calls: Sequence[Call], after: Sequence[Command] = ()) -> list[Any]:
+    def _called(self, script: Script, calls: Sequence[Call], confirm: _Needed | None = None) -> list[Any]:
+        after = self._waits_for if confirm else ()
         try:
             done = self._link.exchange(calls, after)
             for reply in done.replies:
@@ -444,7 +457,7 @@ class RedisFences:
                     raise reply
         except REDIS_ERRORS as error:
             raise in_our_words(self.url, error) from error
-        if after:
+        if after and confirm and confirm(done.replies):
             self._refuse_unconfirmed(done.after)
         return done.replies
 
@@ -455,7 +468,7 @@ class RedisFences:
             if missing := self._confirm.missing(reply):
                 raise StoreUnavailable(
                     f"{self.url} has the seal, but {missing} did not confirm it within {self._confirm.timeout_ms} ms",
-                    hint="check the replicas and durability: in the policy; the seal is tried again",
+                    hint="check the replicas and durability: in the policy, then try again",
                 )
 
     def _exchange(self, calls: Sequence[Call]) -> list[Any]:
@@ -468,6 +481,11 @@ class RedisFences:
 
     def _refuse_unsafe_servers(self) -> None:
         for info in self.infos():
+            if info.get("role") != "master" and self._link.elects:
+                raise StoreUnavailable(
+                    f"{self.url}: {info['node']} was named as a primary and is a replica",
+                    hint="a failover is under way; try again",
+                )
             refuse_unsafe(self.url, info)
             if self._confirm.aof:
                 refuse_without_aof(self.url, info)

@@ -9,7 +9,7 @@ import redis
 from redis.exceptions import NoPermissionError, OutOfMemoryError, RedisClusterException
 from redis.sentinel import MasterNotFoundError
 
-from ragfence.errors import RagfenceError, StoreAuth, StoreUnavailable
+from ragfence.errors import RagfenceError, StoreAuth, StoreUnavailable, StoreUnsafe
 
 REDIS_ERRORS = (redis.RedisError, RedisClusterException)
 
@@ -48,6 +48,8 @@ def in_our_words(url: str, error: Exception) -> RagfenceError:
             f"{url} is out of memory",
             hint="raise maxmemory; nothing was lost, and what expires makes room by itself",
         )
+    if "is out of range" in text:  # said by our own scripts
+        return StoreUnsafe(f"{url} refused a command: {text}", hint="its numbers are used up; with an object store `ragfence hydrate` starts a new epoch")
     if isinstance(error, redis.ResponseError):
         return StoreUnavailable(f"{url} refused a command: {text}")
     return StoreUnavailable(f"{url}: {text}")

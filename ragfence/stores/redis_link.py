@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import redis
-from redis.backoff import ExponentialBackoff
+from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.exceptions import AskError, ClusterDownError, MovedError, SlotNotCoveredError, TryAgainError
 from redis.retry import Retry
 
@@ -48,6 +48,8 @@ class Exchange(NamedTuple):
 class Link(Protocol):
     url: str
     clustered: bool
+    elects: bool
+    """others decide who the primary is, and may change their minds"""
     client: Any
     """redis-py's own client, for commands on a single key"""
 
@@ -101,8 +103,9 @@ class ServerLink:
 
     clustered = False
 
-    def __init__(self, url: str, client: Any) -> None:
+    def __init__(self, url: str, client: Any, *, elects: bool = False) -> None:
         self.url = url
+        self.elects = elects
         self.client = client
         self._lines = Lines(client.connection_pool)
         self._retry = retry()
@@ -160,6 +163,7 @@ class ClusterLink:
     """A cluster: calls go to the primaries of their slots, all servers at once."""
 
     clustered = True
+    elects = True
 
     def __init__(self, url: str, connect: Callable[[], Any], hash_tags: Sequence[bytes]) -> None:
         self.url = url
@@ -283,3 +287,8 @@ def _replies(connection: Any, count: int) -> list[Any]:
 
 def retry() -> Retry:
     return Retry(ExponentialBackoff(cap=0.2, base=0.01), retries=RETRIES)
+
+
+def once_more() -> Retry:
+    """For a connection itself: exchanges are repeated as a whole, and a server that is away should be known soon."""
+    return Retry(NoBackoff(), retries=1)

@@ -20,7 +20,7 @@ from redis.retry import Retry
 
 from ragfence.errors import StoreUnavailable
 from ragfence.stores.redis_errors import understood, without_credentials
-from ragfence.stores.redis_link import ClusterLink, Link, ServerLink, retry
+from ragfence.stores.redis_link import ClusterLink, Link, ServerLink, once_more
 
 SENTINEL, CLUSTER = "+sentinel", "+cluster"
 
@@ -40,13 +40,13 @@ def open_link(url: str, *, timeout_s: float, hash_tags: Sequence[bytes]) -> Link
     options |= {
         "socket_timeout": timeout_s,
         "socket_connect_timeout": min(timeout_s, 3.0),
-        "retry": retry(),
+        "retry": once_more(),
         "health_check_interval": 30,
     }
     scheme = url.partition("://")[0]
     with understood(shown):
         if scheme.endswith(SENTINEL):
-            return ServerLink(shown, _behind_sentinels(hosts, service, options))
+            return ServerLink(shown, _behind_sentinels(hosts, service, options), elects=True)
         if scheme.endswith(CLUSTER):
             return ClusterLink(shown, lambda: _cluster(hosts, options), hash_tags)
         return ServerLink(shown, redis.Redis.from_url(url, **_without_url_parts(options)))

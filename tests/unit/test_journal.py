@@ -70,6 +70,40 @@ def test_an_effect_that_fails_open_runs_and_is_answered_from_the_journal(
     assert job.done == 1
 
 
+def test_what_the_objects_know_is_not_performed_again_while_the_store_is_down(
+    backed: World, job: Job, down: threading.Event
+) -> None:
+    down.clear()
+    fence = opened_while_down(backed, down, **OPEN)
+    run = job.on(fence)
+    first = run()
+    down.set()
+    again = run()
+    assert again == first
+    assert (again.decision, again.flags.healed, again.flags.journaled) == (Decision.DUPLICATE, True, False)
+
+    async def effect() -> str:
+        return job.effect()
+
+    assert asyncio.run(fence.once(kind="job", key=lambda: "j1")(effect)()) == first
+    with pytest.raises(Conflict):
+        fence.once(kind="job", key=lambda: "j1", payload=lambda: "another")(job.effect)()
+    assert job.done == 1
+    assert fence.reconcile_journal() == Reconciled((), (), ())
+
+
+def test_where_the_objects_are_away_too_it_is_performed(backed: World, job: Job, down: threading.Event) -> None:
+    down.clear()
+    assert backed.objects is not None
+    objects = FaultyObjects(backed.objects)
+    run = job.on(backed.open(fences=lambda store: Down(store, down), objects=objects, **OPEN))
+    run()
+    down.set()
+    objects.on("get", match=COMMITS).fail_before()
+    assert run().flags.journaled
+    assert job.done == 2
+
+
 def test_one_function_may_fail_open_where_the_policy_fails_closed(
     memory: World, job: Job, down: threading.Event
 ) -> None:

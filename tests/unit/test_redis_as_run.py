@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,8 +12,11 @@ from typing import Any
 import pytest
 
 import ragfence
+from ragfence.core.decisions import Claim
 from ragfence.core.operations import Operation
-from ragfence.errors import PolicyError, RagfenceError, SealUncertain, StoreUnavailable, StoreUnsafe
+from ragfence.core.records import TOKEN_BYTES
+from ragfence.engine.requests import fingerprint_of
+from ragfence.errors import PolicyError, RagfenceError, SealUncertain, StoreUnavailable, StoreUnsafe, TransientError
 from ragfence.stores.fences_redis import Confirmation, RedisFences
 from ragfence.stores.redis_urls import _parsed
 from tests import servers
@@ -129,11 +135,27 @@ def test_a_seal_waits_until_the_replicas_have_it(pair: servers.SentinelPair) -> 
             assert unsure.value.receipt.result == 2
             cause = unsure.value.__cause__
             assert "1 of 1 replicas did not confirm it within 100 ms" in str(cause)
+            with pytest.raises(StoreUnavailable, match="did not confirm"):
+                effect(2)  # nobody is answered with a seal that may still be lost
+            assert [type(answer) for answer in _batch(pair.url, "confirmed", 2)] == [StoreUnavailable]
         finally:
             pair.mend_replication(cut)
         pair.wait_replicating()
         assert effect(2) == unsure.value.receipt
         assert not effect(2).is_new
+
+
+def test_whoever_opens_during_a_failover_may_try_again(pair: servers.SentinelPair) -> None:
+    pair.wait_replicating()
+    before = pair.primary()
+    with pair.sentinels[0].client(password="watch") as sentinel:
+        sentinel.execute_command("SENTINEL", "FAILOVER", pair.service)
+    give_up_at, promoted = time.monotonic() + 20, False
+    while not promoted and time.monotonic() < give_up_at:
+        promoted = pair._primary() not in (before, None)
+        with contextlib.suppress(TransientError):  # anything else would tell the caller to give up
+            RedisFences(pair.url, solo=True).close()
+    pair.wait_replicating()
 
 
 def test_a_seal_waits_for_the_disk() -> None:
@@ -195,6 +217,24 @@ def test_a_batch_that_a_node_of_the_cluster_cannot_answer_is_told_so() -> None:
         cluster.nodes[1].start()
         cluster.wait_whole()
         assert {type(answer) for answer in store.claim(batch)} == {Granted}
+        store.close()
+
+
+def _batch(url: str, tenant: str, *numbers: int) -> list[Any]:
+    """The answers to claims in one batch, or the error that all of them got."""
+    store = RedisFences(url, tenant, solo=True, confirm=Confirmation(replicas=1, timeout_ms=100))
+    operations = [Operation(kind="ticket", source_id=str(number), tenant=tenant) for number in numbers]
+    fingerprints = [fingerprint_of(number)[0] for number in numbers]
+    claims = [
+        Claim(key=operation.key, fingerprint=fingerprint, token=os.urandom(TOKEN_BYTES), position=at)
+        for operation, fingerprint in zip(operations, fingerprints, strict=True)
+        for at in range(2)  # a batch of one is a single claim
+    ]
+    try:
+        return list(store.claim(claims))
+    except RagfenceError as error:
+        return [error]
+    finally:
         store.close()
 
 
