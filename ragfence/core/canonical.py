@@ -31,9 +31,25 @@ __all__ = ["MAX_SAFE_INTEGER", "JsonValue", "canonical_json", "canonical_payload
 
 MAX_SAFE_INTEGER = 2**53 - 1
 
-_encode_plain = json.JSONEncoder(
+_plain = json.JSONEncoder(
     ensure_ascii=False, check_circular=False, allow_nan=False, sort_keys=True, separators=(",", ":")
-).encode
+)
+
+
+def _made_once() -> Callable[[Any], str]:
+    """The encoder of the standard library, which it would make anew for every value."""
+    try:
+        pieces = json.encoder.c_make_encoder(  # type: ignore[attr-defined]
+            None, _plain.default, json.encoder.encode_basestring, None, ":", ",", True, False, False
+        )
+        if "".join(pieces({"b": [1, None], "a": "x"}, 0)) != '{"a":"x","b":[1,null]}':
+            return _plain.encode
+    except (AttributeError, TypeError):  # another Python than CPython
+        return _plain.encode
+    return lambda value: "".join(pieces(value, 0))
+
+
+_encode_plain = _made_once()
 _quote: Callable[[str], str] = json.JSONEncoder(ensure_ascii=False).encode
 
 

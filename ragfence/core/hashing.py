@@ -44,7 +44,11 @@ def digest(domain: str, *parts: bytes) -> bytes:
 
 def shard_of(tenant: str, source_id: str) -> int:
     """Which of the 64 shards a source lives in: one notion for Redis slots, Dagster partitions and scans."""
-    return int(xxhash.xxh3_64_intdigest(framed("ragfence/shard/1", (tenant.encode(), source_id.encode())))) % SHARDS
+    return shard_of_bytes(tenant.encode(), source_id.encode())
+
+
+def shard_of_bytes(tenant: bytes, source_id: bytes) -> int:
+    return int(xxhash.xxh3_64_intdigest(framed("ragfence/shard/1", (tenant, source_id)))) % SHARDS
 
 
 def content_hash(data: bytes, algorithm: Algorithm = "xxh3") -> str:

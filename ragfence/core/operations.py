@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, NewType
 from urllib.parse import quote
 
-from ragfence.core.hashing import digest, shard_of
+from ragfence.core.hashing import digest, shard_of_bytes
 from ragfence.errors import ValidationError
 
 Key = NewType("Key", bytes)
@@ -65,7 +65,9 @@ class Operation:
                 object.__setattr__(self, "revision", str(self.sequence))
         for field in _TEXTS:
             given = getattr(self, field)
-            if given != "" and (text := _checked(field, given)) is not given:
+            if given == "" or (type(given) is str and len(given) < 256 and given.isascii() and given.isprintable()):
+                continue
+            if (text := _checked(field, given)) is not given:
                 object.__setattr__(self, field, text)
         if not self.kind:
             raise ValidationError("an operation needs a kind", hint='for example kind="ticket"')
@@ -91,17 +93,18 @@ class Operation:
 
     @property
     def key(self) -> Key:
-        parts = (
-            self.tenant,
-            self.kind,
-            self.source_type,
-            self.source_id,
-            self.revision,
-            self.index_hash,
-            self.action,
+        tenant, source_id = self.tenant.encode(), self.source_id.encode()
+        body = digest(
+            "ragfence/operation/1",
+            tenant,
+            self.kind.encode(),
+            self.source_type.encode(),
+            source_id,
+            self.revision.encode(),
+            self.index_hash.encode(),
+            self.action.encode(),
         )
-        body = digest("ragfence/operation/1", *(part.encode() for part in parts))
-        return Key(bytes((shard_of(self.tenant, self.source_id),)) + body)
+        return Key(bytes((shard_of_bytes(tenant, source_id),)) + body)
 
     @property
     def source(self) -> str:

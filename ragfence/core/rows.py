@@ -215,16 +215,18 @@ def _decode_one(data: bytes, at: int) -> tuple[Row, int]:
 def context_of(operation: Operation, **known: str | int | None) -> bytes:
     """The caller's part of a row. Empty fields are left out: most rows are small."""
     pieces = [f'"kind":{_quoted(operation.kind)}']
-    for field, value in (
-        ("source_type", operation.source_type),
-        ("source_id", operation.source_id),
-        ("revision", operation.revision),
-        ("index_hash", operation.index_hash),
-        ("action", operation.action),
-        *known.items(),
-    ):
-        if value:
-            pieces += (f'"{field}":{_quoted(value) if isinstance(value, str) else value}',)
+    if text := operation.source_type:
+        pieces.append(f'"source_type":{_quoted(text)}')
+    pieces.append(f'"source_id":{_quoted(operation.source_id)}')
+    if text := operation.revision:
+        pieces.append(f'"revision":{_quoted(text)}')
+    if text := operation.index_hash:
+        pieces.append(f'"index_hash":{_quoted(text)}')
+    if text := operation.action:
+        pieces.append(f'"action":{_quoted(text)}')
+    pieces += [
+        f'"{field}":{_quoted(value) if isinstance(value, str) else value}' for field, value in known.items() if value
+    ]
     return f"{{{','.join(pieces)}}}".encode()
 
 

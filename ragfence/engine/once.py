@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
+_NOT_PAYLOAD = frozenset(("self", "cls"))
+
 Key = Callable[..., "str | tuple[str, str] | tuple[str, str, int] | Operation"]
 
 
@@ -77,6 +79,7 @@ class Once:
         self._options = options
         self._signature = inspect.signature(function)
         self._plain_arguments = _plain_arguments(self._signature)
+        self._is_method = not _NOT_PAYLOAD.isdisjoint(self._signature.parameters)
 
     def wrap(self) -> Callable[..., Any]:
         if self._is_async:
@@ -241,6 +244,8 @@ class Once:
         return self._engine.request(self._operation(made), payload)
 
     def _payload(self, args: tuple[Any, ...]) -> object:
+        if len(args) == 1 and not self._is_method:
+            return args[0]
         return _payload_of(dict(zip(self._signature.parameters, args, strict=True)))
 
     def _operation(self, made: object) -> Operation:
@@ -280,7 +285,7 @@ class Once:
 
 def _payload_of(arguments: Mapping[str, object]) -> object:
     """What the fingerprint is made of: the arguments; the argument itself where there is just one."""
-    named = {name: value for name, value in arguments.items() if name not in ("self", "cls")}
+    named = {name: value for name, value in arguments.items() if name not in _NOT_PAYLOAD}
     return next(iter(named.values())) if len(named) == 1 else named
 
 

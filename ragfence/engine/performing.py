@@ -149,16 +149,16 @@ class Performer:
             if position > LAST_CLAIM_POSITION:
                 token, position = os.urandom(TOKEN_BYTES), 0
             match verdict:
-                case Granted():
-                    answer = self._granted(request, verdict, asked_at, claim.waited_ms)
-                    if answer is not None:
-                        yield answer
-                        return
                 case Replay(record):
                     assert record is not None  # only documents have nothing to retract
                     flags = Flags(attempt=record.attempt, waited_ms=claim.waited_ms)
                     yield self.results.receipt(request.key, record, Decision.DUPLICATE, flags)
                     return
+                case Granted():
+                    answer = self._granted(request, verdict, asked_at, claim.waited_ms)
+                    if answer is not None:
+                        yield answer
+                        return
                 case Conflict(record):
                     if record is None or record.ended or (found := self._known_to_objects(request, claim)) is None:
                         raise self._refusals.conflict(request, claim, record)

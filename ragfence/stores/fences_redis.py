@@ -134,6 +134,8 @@ class RedisFences:
         self._names = Names(tenant)
         self._most_rows = SOLO_ROWS_PER_SHARD if solo else 0
         self._solo = b"1" if solo else b"0"
+        self._common = (self._solo, b"1", b"%d" % self._most_rows)
+        """what stands before the single group of a batch of one"""
         self._heads = _heads_of(self._names)
         self._test_clock = test_clock
         self._confirm = confirm or Confirmation()
@@ -155,7 +157,7 @@ class RedisFences:
         hits, rows = self._replays(claims) if claims else ([], {})
         misses = [claim for claim, hit in zip(claims, hits, strict=True) if hit is None]
         groups = self._grouped(misses, pack_claim, self._heads["claim"], rows)
-        replies = self._run("claim", groups, confirm=_always if rows else _tells_of_a_seal)
+        replies = self._run("claim", groups, b"", confirm=_always if rows else _tells_of_a_seal)
         rest = iter([verdict_of(reply) for reply in replies])
         return [hit or next(rest) for hit in hits]
 
@@ -365,21 +367,20 @@ class RedisFences:
 
     def _alone(self, script: str, item: Claim | Seal, packed: bytes, confirm: _Needed) -> Any:
         """The reply to a batch of one, which most are: nothing to group, nothing to put in order."""
-        shard = item.key[0]
+        shard, made = item.key[0], self._scripts[script]
         keys, args = self._heads[script][shard]
-        rows = (b"",) if script == "claim" else ()
-        keys = (*keys, *self._names.keys_of(item))
-        given = (self._solo, b"1", self._most_rows, *args, *rows, b"1", packed)
-        call = Call(shard, self._scripts[script].call(keys, given))
+        start = made.call((*keys, *self._names.keys_of(item)), self._common)
+        if script == "seal":
+            return self._called(made, [Call(shard, (*start, *args, b"1", packed))], confirm)[0][0]
+        rest = (*args, b"", b"1", packed)
         if not self._waits_for:
             try:
-                answered = self._link.ask(call)
+                answered = self._link.ask(Call(shard, start), rest)
             except REDIS_ERRORS as error:
                 raise in_our_words(self.url, error) from error
             if not isinstance(answered, Exception):
                 return answered[0]
-        ((reply,),) = self._called(self._scripts[script], [call], confirm)
-        return reply
+        return self._called(made, [Call(shard, (*start, b"", *rest))], confirm)[0][0]
 
     def _grouped(
         self,

@@ -49,7 +49,10 @@ def in_our_words(url: str, error: Exception) -> RagfenceError:
             hint="raise maxmemory; nothing was lost, and what expires makes room by itself",
         )
     if "is out of range" in text:  # said by our own scripts
-        return StoreUnsafe(f"{url} refused a command: {text}", hint="its numbers are used up; with an object store `ragfence hydrate` starts a new epoch")
+        return StoreUnsafe(
+            f"{url} refused a command: {text}",
+            hint="its numbers are used up; with an object store `ragfence hydrate` starts a new epoch",
+        )
     if isinstance(error, redis.ResponseError):
         return StoreUnavailable(f"{url} refused a command: {text}")
     return StoreUnavailable(f"{url}: {text}")

@@ -55,8 +55,12 @@ class Link(Protocol):
 
     def exchange(self, calls: Sequence[Call], after: Sequence[Command] = ()) -> Exchange: ...
 
-    def ask(self, call: Call) -> Any:
-        """The reply to a single call, which most are; a refusal is an exception object."""
+    def ask(self, call: Call, knowing: Command) -> Any:
+        """The reply to a single call, which most are; a refusal is an exception object.
+
+        Between the two parts of the command goes the run_id of the server, as of when the connection was opened, or
+        nothing where that is not known.
+        """
         ...
 
     def primaries(self) -> list[tuple[str, Any]]:
@@ -66,36 +70,53 @@ class Link(Protocol):
     def close(self) -> None: ...
 
 
-class Lines:
-    """Connections of a redis-py pool that stay ours between exchanges: asking the pool costs as much as a command.
+class Line:
+    """A connection that stays ours between exchanges, and the run_id of the server process at its other end."""
 
-    A line that broke is closed, and connects again (to the server the pool then names) when it is next used.
+    __slots__ = ("connection", "run_id")
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+        connection.send_packed_command(connection.pack_command("INFO", "server"))
+        self.run_id = run_id_in(connection.read_response(disable_decoding=True))
+
+
+class Lines:
+    """Asking redis-py's pool for a connection costs as much as a command, so these are kept.
+
+    One that broke goes back to the pool, which connects it again, to the server that the Sentinels then name.
     """
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool
         self._pid = os.getpid()
-        self._free: list[Any] = []
+        self._free: list[Line] = []
 
-    def take(self) -> Any:
+    def take(self) -> Line:
         if self._pid != os.getpid():  # the child of a fork must not write into its parent's sockets
             self._pid, self._free = os.getpid(), []
         try:
-            line = self._free.pop()
+            return self._free.pop()
         except IndexError:
-            return self._pool.get_connection()
+            pass
+        connection = self._pool.get_connection()
         try:
-            line.connect()  # if it is not: Sentinels are asked here, and not by sending
+            return Line(connection)
         except BaseException:
-            self._free.append(line)
+            self._drop(connection)
             raise
-        return line
 
-    def give_back(self, line: Any, *, broken: bool = False) -> None:
-        if broken:  # replies may be on their way: nobody must read them as theirs
-            line.disconnect()
-        if line.pid == os.getpid():
+    def give_back(self, line: Line) -> None:
+        if line.connection.pid == self._pid:
             self._free.append(line)
+
+    def drop(self, line: Line) -> None:
+        """Replies may be on their way: nobody must read them as theirs."""
+        self._drop(line.connection)
+
+    def _drop(self, connection: Any) -> None:
+        connection.disconnect()
+        self._pool.release(connection)
 
 
 class ServerLink:
@@ -115,8 +136,25 @@ class ServerLink:
         rest = replies[len(calls) :]
         return Exchange(replies[: len(calls)], [rest] * len(calls))
 
-    def ask(self, call: Call) -> Any:
-        return self.send((call.command,))[0]
+    def ask(self, call: Call, knowing: Command) -> Any:
+        line = None
+        try:
+            line = self._lines.take()
+            command = (*call.command, line.run_id, *knowing)
+            connection = line.connection
+            connection.send_packed_command((_pack(command),) if _pack else connection.pack_command(*command))
+            reply = connection.read_response(disable_decoding=True)
+        except redis.ResponseError as refused:
+            reply = refused
+        except BaseException as broken:
+            if line is not None:
+                self._lines.drop(line)
+            if not isinstance(broken, _BROKEN):
+                raise
+            return self._again(((*call.command, b"", *knowing),), broken)[0]
+        if line is not None:
+            self._lines.give_back(line)
+        return reply
 
     def send(self, commands: Sequence[Command]) -> list[Any]:
         try:
@@ -127,9 +165,8 @@ class ServerLink:
     def primaries(self) -> list[tuple[str, Any]]:
         line = self._lines.take()
         try:
-            line.connect()
-            host = getattr(line, "host", None)
-            return [(f"{host}:{line.port}" if host else str(getattr(line, "path", self.url)), self.client)]
+            host, port = getattr(line.connection, "host", None), getattr(line.connection, "port", None)
+            return [(f"{host}:{port}" if host else str(getattr(line.connection, "path", self.url)), self.client)]
         finally:
             self._lines.give_back(line)
 
@@ -138,13 +175,13 @@ class ServerLink:
 
     def _sent(self, commands: Sequence[Command]) -> list[Any]:
         line = self._lines.take()
-        broken = True
         try:
-            _send(line, commands)
-            replies = _replies(line, len(commands))
-            broken = False
-        finally:
-            self._lines.give_back(line, broken=broken)
+            _send(line.connection, commands)
+            replies = _replies(line.connection, len(commands))
+        except BaseException:
+            self._lines.drop(line)
+            raise
+        self._lines.give_back(line)
         return replies
 
     def _again(self, commands: Sequence[Command], broken: Exception) -> list[Any]:
@@ -186,8 +223,8 @@ class ClusterLink:
                 self._learn_slots()
         return done
 
-    def ask(self, call: Call) -> Any:
-        return self.exchange((call,)).replies[0]
+    def ask(self, call: Call, knowing: Command) -> Any:
+        return self.exchange((Call(call.shard, (*call.command, b"", *knowing)),)).replies[0]
 
     def primaries(self) -> list[tuple[str, Any]]:
         return [(node.name, self.client.get_redis_connection(node)) for node in self.client.get_primaries()]
@@ -201,7 +238,7 @@ class ClusterLink:
         """Sends what is left, to all servers before any is read. Returns what has to be sent again, and why."""
         again: list[int] = []
         error: Exception | None = None
-        asked: list[tuple[list[int], Lines, Any]] = []
+        asked: list[tuple[list[int], Lines, Line]] = []
         answered = 0
         try:
             for node, members in self._by_node(calls, left):
@@ -209,7 +246,7 @@ class ClusterLink:
                     lines = self._lines_to(node)
                     line = lines.take()
                     asked.append((members, lines, line))
-                    _send(line, [*(calls[at].command for at in members), *after])
+                    _send(line.connection, [*(calls[at].command for at in members), *after])
                 except _BROKEN as broken:
                     again, error = [*again, *members], broken
             for members, lines, line in asked:
@@ -217,13 +254,13 @@ class ClusterLink:
                 try:
                     if not failed:
                         failed = True
-                        replies = _replies(line, len(members) + len(after))
+                        replies = _replies(line.connection, len(members) + len(after))
                         failed = False
                 except _BROKEN as broken:
                     again, error = [*again, *members], broken
                 finally:
-                    lines.give_back(line, broken=failed)
                     answered += 1
+                    lines.drop(line) if failed else lines.give_back(line)
                 if failed:
                     continue
                 for at, reply in zip(members, replies, strict=False):
@@ -236,7 +273,7 @@ class ClusterLink:
             again, error = list(left), uncovered
         finally:
             for _, lines, line in asked[answered:]:
-                lines.give_back(line, broken=True)
+                lines.drop(line)
         return again, error
 
     def _lines_to(self, node: Any) -> Lines:
@@ -283,6 +320,12 @@ def _replies(connection: Any, count: int) -> list[Any]:
         except redis.ResponseError as refused:
             replies.append(refused)
     return replies
+
+
+def run_id_in(info: bytes) -> bytes:
+    """The run_id in the answer to INFO."""
+    at = info.find(b"run_id:") + 7
+    return info[at : info.find(b"\r", at)]
 
 
 def retry() -> Retry:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ragfence.stores.redis_errors import understood
-from ragfence.stores.redis_link import Call, Command, Link
+from ragfence.stores.redis_link import Call, Command, Link, run_id_in
 from ragfence.stores.redis_wire import Names
 
 SCAN_PAGE = 500
@@ -45,7 +45,7 @@ class Reader:
         for batch, members, reply, (info, *time) in zip(batches, places, done.replies, done.after, strict=True):
             found = iter(reply)
             now_ms = max(now_ms, int(next(found)) if self._test_clock else _milliseconds(time[0]))
-            run_id = _run_id(info)
+            run_id = run_id_in(info)
             for shard in batch:
                 markers[shard] = marker = next(found)
                 epochs[shard] = _usable(marker, run_id)
@@ -101,11 +101,6 @@ class Reader:
         if self._test_clock is None:
             return ()
         return (self._names.prefixes[shard] + b"t" if self._link.clustered else self._test_clock.encode(),)
-
-
-def _run_id(info: bytes) -> bytes:
-    at = info.find(b"run_id:") + 7
-    return info[at : info.find(b"\r", at)]
 
 
 def _milliseconds(time: Sequence[bytes]) -> int:

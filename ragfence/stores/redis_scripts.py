@@ -39,8 +39,9 @@ def scripts(test_clock: str | None, *, clustered: bool) -> Mapping[str, Script]:
     if test_clock:
         now = _TEST_NOW_IN_SHARD if clustered else _TEST_NOW.format(test_clock)
     start, records = [_EFFECTS, now, _read("base")], _read("records")
+    at_once = [_EFFECTS, now, _read("claim_replay"), _read("base")]
     return {
-        "claim": _script(*start, "local function rules()", records, _read("claim_rules"), "end", _read("claim")),
+        "claim": _script(*at_once, "local function rules()", records, _read("claim_rules"), "end", _read("claim")),
         "seal": _script(*start, "local function rules()", records, _read("seal_rules"), "end", _read("seal")),
         "lease": _script(*start, records, _read("lease")),
         "epoch": _script(*start, _read("epoch")),

@@ -3,7 +3,8 @@
 -- joining bytes. Everything else goes through rules(), claim_rules.lua, whose functions are made only when needed.
 --
 -- KEYS   per group: marker, counter, rows; then per claim: record, and source unless the mode is KEYED
--- ARGV   [1] '1' if no object store stands behind this Redis, [2] number of groups, [3] most rows to keep, or '0'
+-- ARGV   [1] '1' if no object store stands behind this Redis, [2] number of groups, [3] most rows to keep, or '0',
+--        [4] the run_id that was read when the connection was opened, or '' (see claim_replay.lua)
 --        per group: the shard as one byte, the keys' common prefix, encoded rows to write as they are,
 --        the number of claims; then per claim one packed string (see redis_wire.pack_claim)
 -- Returns, per claim, in order: {'N'} not ready | {'G', takeover, record, prior, source} | {'R', record}
@@ -21,7 +22,7 @@ local function replays(data, claim)
   return version == 1 and (state == SEALED or state == FAILED) and sub(data, 3, 18) == sub(claim, 52, 67)
 end
 
-local replies, k, a = {}, 1, 4
+local replies, k, a = {}, 1, 5
 for _ = 1, groups do
   local marker_key, counter_key, rows_key = KEYS[k], KEYS[k + 1], KEYS[k + 2]
   local shard, prefix, count = ARGV[a], ARGV[a + 1], tonumber(ARGV[a + 3])
