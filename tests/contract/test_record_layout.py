@@ -18,7 +18,7 @@ from ragfence.core.rows import SEAL_POSITION, Row, RowKind
 from ragfence.engine.epochs import Epochs
 from ragfence.engine.hydration import Hydrator
 from ragfence.engine.segment_log import PlainCodec, SegmentLoader
-from ragfence.errors import FormatCorrupt, StoreUnavailable, StoreUnsafe
+from ragfence.errors import FormatCorrupt, StoreUnsafe
 from ragfence.stores.fences_redis import RedisFences
 from ragfence.stores.redis_wire import Names, pack_lease, pack_seal
 from ragfence.testing.clock import START_MS, VirtualClock
