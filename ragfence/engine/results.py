@@ -35,6 +35,8 @@ class Results:
         """The bytes that stand for the result in a record. Nothing is stored when it raises."""
         if result is None:
             return b""
+        if type(result) is str and 4 * len(result) <= self._limits.inline_max_bytes:
+            return _TEXT + self._encoded(result, key)
         try:
             data = json.dumps(to_jsonable(result), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
         except NotJson as bad:
@@ -63,6 +65,12 @@ class Results:
         digest = sha256(data).digest()
         self._objects.put_new(f"{self._folder}/{digest.hex()}", data)
         return _REFERENCE + digest
+
+    def _encoded(self, text: str, key: str) -> bytes:
+        try:
+            return text.encode()
+        except UnicodeEncodeError as bad:
+            raise NotJson(f"the result of {key} is not JSON: {bad}", key=key) from bad
 
     def load(self, stored: bytes) -> Any:
         tag, data = stored[:1], stored[1:]

@@ -165,7 +165,7 @@ class RedisFences:
         if len(seals) == 1:
             return [outcome_of(self._alone("seal", seals[0], pack_seal(seals[0]), _always))]
         groups = self._grouped(seals, pack_seal, self._heads["seal"])
-        return [outcome_of(reply) for reply in self._run("seal", groups, confirm=_always)]
+        return [outcome_of(reply) for reply in self._run("seal", groups, b"", confirm=_always)]
 
     def renew(self, leases: Sequence[LeaseRef]) -> list[bool]:
         return self._lease_call("renew", leases)
@@ -370,10 +370,8 @@ class RedisFences:
         shard, made = item.key[0], self._scripts[script]
         keys, args = self._heads[script][shard]
         start = made.call((*keys, *self._names.keys_of(item)), self._common)
-        if script == "seal":
-            return self._called(made, [Call(shard, (*start, *args, b"1", packed))], confirm)[0][0]
-        rest = (*args, b"", b"1", packed)
-        if not self._waits_for:
+        rest = (*args, b"", b"1", packed) if script == "claim" else (*args, b"1", packed)
+        if item.mode is Mode.KEYED and not self._waits_for:
             try:
                 answered = self._link.ask(Call(shard, start), rest)
             except REDIS_ERRORS as error:

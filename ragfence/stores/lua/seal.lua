@@ -3,18 +3,21 @@
 -- goes through rules(), seal_rules.lua.
 --
 -- KEYS   per group: marker, rows; then per seal: record, and source unless the mode is KEYED
--- ARGV   [1] '1' if no object store stands behind this Redis, [2] number of groups, [3] most rows to keep, or '0'
+-- ARGV   [1] '1' if no object store stands behind this Redis, [2] number of groups, [3] most rows to keep, or '0',
+--        [4] the run_id that was read when the connection was opened, or '': for a single seal without a sequence, which
+--        may stand on any server that has its lease
 --        per group: the shard as one byte, the keys' common prefix, the number of seals; then per seal one packed
 --        string (see redis_wire.pack_seal)
 -- Returns, per seal, in order: {'S', record} sealed | {'F', what stands there instead or ''} fenced out
 --        | {'N'} not ready | {'X', record of a newer format}
 
 local solo, groups, most_rows = ARGV[1] == '1', tonumber(ARGV[2]), tonumber(ARGV[3])
-local run, now_ms = run_id(), now()
+local run, now_ms = ARGV[4], now()
+if run == '' or sub(redis.call('GET', KEYS[1]) or '', -40) ~= run then run = run_id() end
 local ts, none = struct.pack('>I6', now_ms), '\0\0\0\0\0\0'
 local nobody = string.rep('\0', 12)
 local settle
-local replies, k, a = {}, 1, 4
+local replies, k, a = {}, 1, 5
 for _ = 1, groups do
   local marker_key, rows_key = KEYS[k], KEYS[k + 1]
   local shard, prefix, count = ARGV[a], ARGV[a + 1], tonumber(ARGV[a + 2])
