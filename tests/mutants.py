@@ -40,7 +40,6 @@ FAILURES = ("tests/unit/test_failures.py",)
 HEARTBEAT = ("tests/unit/test_leases.py",)
 S3_FAULTS = ("tests/unit/test_objects_s3.py",)
 FOLDER = ("tests/contract/test_objects.py", "tests/unit/test_objects_local.py", "-k", "ocal")
-LUA_AGREES = ("tests/contract/test_lua_agrees.py", "-k", "valkey")
 AS_RUN = ("tests/unit/test_redis_as_run.py", "-k", "failover or replicas")
 EXPIRING = ("tests/unit/test_expiry.py", "tests/unit/test_expiry_races.py")
 REDIS_TIME = ("tests/unit/test_redis_time.py",)
@@ -96,7 +95,7 @@ MUTANTS = [
         f"{LUA}/claim.lua",
         "redis.call('INCRBY', counter_key, grants)",
         "redis.call('INCRBY', counter_key, 0) + grants",
-        LUA_AGREES,
+        ON_REDIS,
     ),
     Mutant(
         "the replays of a batch are answered by any server",

@@ -339,6 +339,28 @@ class BatchContract:
         assert {type(answer).__name__ for answer in one_by_one} == {"Granted", "InFlight", "Conflict", "Replay"}
         assert sorted(rows_of(fences.store), key=_row_id) == sorted(rows_of(twin), key=_row_id)
 
+    @ALL_MODES
+    def test_batches_count_on_from_each_other(self, fences: FencesUnderTest, mode: Mode) -> None:
+        """However a store counts: no fence number is given twice, and later ones are higher."""
+        given = []
+        for batch in ("ABC", "DE", "F", "GH"):
+            asked = [claim(mode, name, by=name, source=name) for name in batch]
+            answers = fences.store.claim(asked)
+            given += [answer.record.fence.counter for answer in answers if isinstance(answer, Granted)]
+        assert given == list(range(given[0], given[0] + 8))
+
+    @ALL_MODES
+    def test_sealed_keys_of_a_shard_that_is_not_ready_are_not_answered(
+        self, fences: FencesUnderTest, mode: Mode
+    ) -> None:
+        names = "ABC"
+        for name in names:
+            sealed(fences.store, claim(mode, name, by=name, source=name))
+        fences.restart()
+        again = [claim(mode, name, by=f"{name} again", source=name) for name in names]
+        assert fences.store.claim(again) == [NotReady()] * 3
+        assert fences.store.claim(again[:1]) == [NotReady()]
+
     def test_the_same_document_twice_in_a_batch_is_answered_in_order(self, fences: FencesUnderTest) -> None:
         receipt = sealed(fences.store, claim(Mode.DOCUMENT, "A"))
         batch = [
