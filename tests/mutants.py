@@ -114,8 +114,8 @@ MUTANTS = [
     Mutant(
         "after a failover the old server is asked",
         LINK,
-        "            line.connect()  # if it is not: Sentinels are asked here, and not by sending\n",
-        "            pass\n",
+        "        self._drop(line.connection)\n",
+        "        line.connection.disconnect()\n        self._free.append(line)\n",
         AS_RUN,
     ),
     Mutant(
