@@ -106,7 +106,9 @@ def _open_fences(where: str | os.PathLike[str] | FenceStore, tenant: str, rules:
         return where
     if _is_server(where):
         fences, asked = _backend("ragfence.stores.fences_redis", "redis"), rules.durability
-        confirm = fences.Confirmation(asked.wait_replicas, asked.wait_aof, asked.wait_timeout_ms)
+        confirm = _backend("ragfence.stores.redis_safety", "redis").Confirmation(
+            asked.wait_replicas, asked.wait_aof, asked.wait_timeout_ms
+        )
         return fences.RedisFences(os.fspath(where), tenant, solo=solo, confirm=confirm)  # type: ignore[no-any-return]
     if rules.durability.confirms:
         raise PolicyError(

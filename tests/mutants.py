@@ -28,6 +28,7 @@ S3 = "ragfence/stores/objects_s3.py"
 LOCAL = "ragfence/stores/objects_local.py"
 REDIS = "ragfence/stores/fences_redis.py"
 LINK = "ragfence/stores/redis_link.py"
+SAFETY = "ragfence/stores/redis_safety.py"
 SCRIPTS = "ragfence/stores/redis_scripts.py"
 EXPIRY = "ragfence/engine/expiry.py"
 LUA = "ragfence/stores/lua"
@@ -106,7 +107,7 @@ MUTANTS = [
     ),
     Mutant(
         "too few confirmations are enough",
-        REDIS,
+        SAFETY,
         'return f"{self.replicas - replicas} of {self.replicas} replicas" if replicas < self.replicas else ""',
         'return ""',
         AS_RUN,

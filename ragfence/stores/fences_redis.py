@@ -31,11 +31,12 @@ from ragfence.core.decisions import (
 from ragfence.core.ledger import row_for_claim
 from ragfence.core.records import Head, KeyRecord, SourceRecord, checked_epoch, park, short, unpark
 from ragfence.core.rows import Row, decode_rows
-from ragfence.errors import StoreUnavailable, StoreUnsafe
+from ragfence.errors import StoreUnavailable
 from ragfence.stores.fences import Loaded, LoadedSource, Lookup, Marker, Scanned, Stats
 from ragfence.stores.redis_errors import REDIS_ERRORS, in_our_words, understood
-from ragfence.stores.redis_link import Call, Command, Link
+from ragfence.stores.redis_link import Call, Link
 from ragfence.stores.redis_reading import Reader, Snapshot
+from ragfence.stores.redis_safety import Confirmation, refuse_unsafe, refuse_without_aof
 from ragfence.stores.redis_scripts import Script, scripts
 from ragfence.stores.redis_urls import open_link
 from ragfence.stores.redis_wire import (
@@ -50,8 +51,6 @@ from ragfence.stores.redis_wire import (
     verdict_of,
 )
 
-OLDEST = (6, 2)
-WAITAOF_SINCE = (7, 2)
 SOLO_ROWS_PER_SHARD = 2_000
 """Without an object store nothing drains the rows: the newest batches are kept."""
 
@@ -60,28 +59,6 @@ _Needed = Callable[[list[Any]], bool]
 """Whether these replies count only once they are confirmed."""
 _Heads = list[tuple[tuple[bytes, ...], tuple[bytes, ...]]]
 """Per shard the KEYS and the ARGV that stand before those of its items."""
-
-
-@dataclass(frozen=True, slots=True)
-class Confirmation:
-    """What a seal waits for before it counts: replicas that have it, and disks that have it."""
-
-    replicas: int = 0
-    aof: bool = False
-    timeout_ms: int = 1000
-
-    @property
-    def command(self) -> Command | None:
-        if self.aof:
-            return (b"WAITAOF", 1, self.replicas, self.timeout_ms)
-        return (b"WAIT", self.replicas, self.timeout_ms) if self.replicas else None
-
-    def missing(self, reply: Any) -> str:
-        """What did not come in time, in words; empty when all did."""
-        disks, replicas = (reply[0], reply[1]) if self.aof else (1, reply)
-        if disks < 1:
-            return "its own append-only file"
-        return f"{self.replicas - replicas} of {self.replicas} replicas" if replicas < self.replicas else ""
 
 
 @dataclass(slots=True)
@@ -488,37 +465,3 @@ class RedisFences:
             refuse_unsafe(self.url, info)
             if self._confirm.aof:
                 refuse_without_aof(self.url, info)
-
-
-def refuse_without_aof(url: str, info: dict[str, Any]) -> None:
-    """Refuses a server that can never confirm what the policy waits for."""
-    if _version(info) < WAITAOF_SINCE:
-        raise StoreUnsafe(
-            f"{url} is Redis {info.get('redis_version')} and has no WAITAOF",
-            hint="durability.wait_aof needs Redis 7.2 or newer, or Valkey",
-        )
-    if not info.get("aof_enabled"):
-        raise StoreUnsafe(
-            f"{url} keeps no append-only file to wait for",
-            hint="run `CONFIG SET appendonly yes`, or leave durability.wait_aof out of the policy",
-        )
-
-
-def _version(info: dict[str, Any]) -> tuple[int, ...]:
-    return tuple(int(part) for part in str(info.get("redis_version", "0")).split(".")[:2])
-
-
-def refuse_unsafe(url: str, info: dict[str, Any]) -> None:
-    """Refuses a server that could forget a fence behind our back."""
-    version = info.get("redis_version", "0")
-    if _version(info) < OLDEST:
-        raise StoreUnsafe(f"{url} is Redis {version}", hint="ragfence needs Redis 6.2 or newer, or Valkey")
-    policy = info.get("maxmemory_policy", "noeviction")
-    if policy != "noeviction":
-        raise StoreUnsafe(
-            f"{url} may evict fences: its maxmemory-policy is {policy!r}",
-            hint="run `CONFIG SET maxmemory-policy noeviction`, or use a Redis of its own: an evicted fence is a "
-            "repeated effect",
-        )
-    if info.get("role") != "master":
-        raise StoreUnsafe(f"{url} is a replica", hint="open the primary: a replica may lag behind it")

@@ -16,12 +16,11 @@ import redis
 
 from ragfence.core.policy import Durability
 from ragfence.stores.checkups import Check, fail, ok, warn
-from ragfence.stores.fences_redis import OLDEST
 from ragfence.stores.redis_errors import understood
+from ragfence.stores.redis_safety import OLDEST, WAITAOF_SINCE, version_of
 from ragfence.stores.redis_urls import open_link
 from ragfence.stores.redis_wire import Names
 
-WAITAOF_SINCE = (7, 2)
 CLOCK_OFF_MS = 1000
 LAG_S = 10
 
@@ -179,14 +178,9 @@ def _server(subject: str, facts: NodeFacts) -> Check:
     info = facts.info
     valkey = info.get("server_name") == "valkey"
     shown = f"Valkey {info.get('valkey_version')}" if valkey else f"Redis {info.get('redis_version')}"
-    if _version(info) < OLDEST:
+    if version_of(info) < OLDEST:
         return fail(subject, f"is {shown}", "ragfence needs Redis 6.2 or newer, or Valkey")
     return ok(subject, f"{shown} answers in {facts.round_trip_ms:.1f} ms")
-
-
-def _version(info: Mapping[str, Any]) -> tuple[int, ...]:
-    digits = str(info.get("redis_version", "0")).split(".")[:2]
-    return tuple(int(part) if part.isdigit() else 0 for part in digits)
 
 
 def _loading(subject: str, info: Mapping[str, Any]) -> Iterator[Check]:
@@ -312,7 +306,7 @@ def _is_replica(name: str, value: Any) -> bool:
 def _waits_for_aof(subject: str, info: Mapping[str, Any], durability: Durability) -> Iterator[Check]:
     if not durability.wait_aof:
         return
-    if _version(info) < WAITAOF_SINCE:
+    if version_of(info) < WAITAOF_SINCE:
         yield fail(
             subject,
             f"the policy waits for the append-only file, and Redis {info.get('redis_version')} has no WAITAOF",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.ages import aging_world
 from tests.unit.jobs import Job
 from tests.unit.worlds import BACKENDS, WITH_OBJECTS, Tickets, World
 from tests.unit.worlds import world as make_world
@@ -50,3 +51,16 @@ def tickets() -> Tickets:
 @pytest.fixture
 def job() -> Job:
     return Job()
+
+
+@pytest.fixture(params=["embedded", "memory"])
+def old(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """In which time passes: commits grow old."""
+    with aging_world(request.param, tmp_path, monkeypatch) as made:
+        yield made
+
+
+@pytest.fixture
+def old_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    with aging_world("memory", tmp_path, monkeypatch) as made:
+        yield made

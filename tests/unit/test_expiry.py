@@ -34,18 +34,6 @@ from tests.unit.ages import (
 from tests.unit.worlds import World, Wrapped, rows_of
 
 
-@pytest.fixture(params=["embedded", "memory"])
-def old(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    with aging_world(request.param, tmp_path, monkeypatch) as made:
-        yield made
-
-
-@pytest.fixture
-def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    with aging_world("memory", tmp_path, monkeypatch) as made:
-        yield made
-
-
 def test_a_key_that_was_purged_is_new_again(old: World) -> None:
     fence = old.open()
     perform(fence, ticket(), result="first")
@@ -169,28 +157,28 @@ def test_the_lifetimes_are_those_of_who_purges(old: World) -> None:
 
 
 @pytest.mark.parametrize("kind", ["a/b", ".hidden", "50%", "~x", "größe", "a@b"])
-def test_a_kind_is_read_back_from_any_name(memory: World, kind: str) -> None:
-    fence = memory.open(kinds={kind: {"ttl_hours": 96}})
+def test_a_kind_is_read_back_from_any_name(old_memory: World, kind: str) -> None:
+    fence = old_memory.open(kinds={kind: {"ttl_hours": 96}})
     perform(fence, Operation(kind=kind, source_id="a"))
-    grow_old(memory)
+    grow_old(old_memory)
     assert fence.purge_expired().objects == 0
-    grow_old(memory)
+    grow_old(old_memory)
     assert fence.purge_expired().objects == 1
     (row,) = rows_of(fence, decision="ended")
     assert row["kind"] == kind
 
 
-def test_other_tenants_and_other_objects_are_left_alone(memory: World) -> None:
-    fence = memory.open(results={"inline_max_bytes": 10})
-    other = _of_tenant(memory, "default2")
+def test_other_tenants_and_other_objects_are_left_alone(old_memory: World) -> None:
+    fence = old_memory.open(results={"inline_max_bytes": 10})
+    other = _of_tenant(old_memory, "default2")
     perform(other, ticket())
     perform(fence, ticket(), result="more than ten bytes")
-    before = set(names(memory, ""))
-    grow_old(memory)
+    before = set(names(old_memory, ""))
+    grow_old(old_memory)
     assert fence.purge_expired().objects == 1
-    gone = before - set(names(memory, ""))
+    gone = before - set(names(old_memory, ""))
     assert [name.split("/")[:2] for name in gone] == [["default", "sealed"]]
-    assert any(name.startswith("default/results/") for name in names(memory, ""))
+    assert any(name.startswith("default/results/") for name in names(old_memory, ""))
 
 
 def _of_tenant(world: World, tenant: str) -> Fence:
@@ -200,66 +188,66 @@ def _of_tenant(world: World, tenant: str) -> Fence:
     return fence
 
 
-def test_what_the_object_store_dates_to_a_short_while_ago_is_not_even_read(memory: World) -> None:
-    objects = FaultyObjects(MemoryObjects(memory.clock))
-    fence = memory.open(objects=objects)
+def test_what_the_object_store_dates_to_a_short_while_ago_is_not_even_read(old_memory: World) -> None:
+    objects = FaultyObjects(MemoryObjects(old_memory.clock))
+    fence = old_memory.open(objects=objects)
     for number in range(20):
         perform(fence, ticket(str(number)))
-    grow_old(memory)
+    grow_old(old_memory)
     perform(fence, ticket("young"))
     objects.calls.clear()
     assert fence.purge_expired().objects == 20
     assert objects.calls["get"] == 40, "each that goes is read twice, the young one never"
 
 
-def test_an_object_store_whose_clock_is_behind_ends_no_life_early(memory: World) -> None:
-    objects = MemoryObjects(lambda: memory.clock() - 30 * DAY_MS)
-    fence = memory.open(objects=objects)
+def test_an_object_store_whose_clock_is_behind_ends_no_life_early(old_memory: World) -> None:
+    objects = MemoryObjects(lambda: old_memory.clock() - 30 * DAY_MS)
+    fence = old_memory.open(objects=objects)
     receipt = perform(fence, ticket(), result="first")
-    memory.store.flush()  # so that nothing but the commit's own time protects it
+    old_memory.store.flush()  # so that nothing but the commit's own time protects it
     assert fence.purge_expired().objects == 0
     assert perform(fence, ticket()) == receipt
 
 
-def test_a_store_that_forgot_is_hydrated_before_anything_is_purged(memory: World) -> None:
+def test_a_store_that_forgot_is_hydrated_before_anything_is_purged(old_memory: World) -> None:
     """Its records are still there, and protect; it only may not show them."""
-    fence = memory.open()
+    fence = old_memory.open()
     perform(fence, ticket("protected"), result="first")
     perform(fence, ticket("over"))
-    grow_old(memory)
+    grow_old(old_memory)
     perform(fence, ticket("protected"))
-    memory.store.restart()
+    old_memory.store.restart()
     assert fence.purge_expired().objects == 1
-    memory.store.flush()
+    old_memory.store.flush()
     assert perform(fence, ticket("protected")).result == "first"
     assert perform(fence, ticket("over")).is_new
     assert_audited(fence)
 
 
 @pytest.mark.parametrize("garbage", [b"", b"{}", b"\x00", b'{"version": 999}'])
-def test_what_nobody_can_read_is_left_alone_and_stops_nobody(memory: World, garbage: bytes) -> None:
-    fence = memory.open()
+def test_what_nobody_can_read_is_left_alone_and_stops_nobody(old_memory: World, garbage: bytes) -> None:
+    fence = old_memory.open()
     perform(fence, ticket("a"))
-    (name,) = names(memory)
-    memory.objects.delete([name])  # type: ignore[union-attr]
-    memory.objects.put_new(name, garbage)  # type: ignore[union-attr]
-    memory.objects.put_new("default/sealed/ticket/stranger", b"?")  # type: ignore[union-attr]
+    (name,) = names(old_memory)
+    old_memory.objects.delete([name])  # type: ignore[union-attr]
+    old_memory.objects.put_new(name, garbage)  # type: ignore[union-attr]
+    old_memory.objects.put_new("default/sealed/ticket/stranger", b"?")  # type: ignore[union-attr]
     perform(fence, ticket("b"))
-    grow_old(memory)
+    grow_old(old_memory)
     assert fence.purge_expired() == Purged(records=2, objects=1, scanned=3, after="")
-    assert names(memory) == sorted([name, "default/sealed/ticket/stranger"])
+    assert names(old_memory) == sorted([name, "default/sealed/ticket/stranger"])
 
 
 @pytest.mark.parametrize("limit", [0, -1])
-def test_a_limit_must_be_positive(memory: World, limit: int) -> None:
+def test_a_limit_must_be_positive(old_memory: World, limit: int) -> None:
     with pytest.raises(ValidationError, match="at least 1"):
-        memory.open().purge_expired(limit)
+        old_memory.open().purge_expired(limit)
 
 
 @pytest.mark.parametrize("after", ["x", "other/sealed/ticket", "default/segments/1"])
-def test_a_cursor_from_elsewhere_is_refused(memory: World, after: str) -> None:
+def test_a_cursor_from_elsewhere_is_refused(old_memory: World, after: str) -> None:
     with pytest.raises(ValidationError, match="no place among the commits") as refused:
-        memory.open().purge_expired(after=after)
+        old_memory.open().purge_expired(after=after)
     assert "`after`" in refused.value.hint
 
 
@@ -287,14 +275,14 @@ class Counting(Wrapped):
 
 @pytest.mark.parametrize("sequenced", [False, True])
 @pytest.mark.parametrize("limit", [1, 10, 100])
-def test_a_call_does_bounded_work_however_much_there_is(memory: World, limit: int, sequenced: bool) -> None:
-    fence = memory.open()
+def test_a_call_does_bounded_work_however_much_there_is(old_memory: World, limit: int, sequenced: bool) -> None:
+    fence = old_memory.open()
     for number in range(60):
         perform(fence, ticket("a", number) if sequenced else ticket(str(number)))
-    grow_old(memory, SOURCE_TTL_MS)
+    grow_old(old_memory, SOURCE_TTL_MS)
     fence.hydrate()
-    objects = Counting(memory.objects)
-    purger = memory.open(objects=objects)  # type: ignore[arg-type]
+    objects = Counting(old_memory.objects)
+    purger = old_memory.open(objects=objects)  # type: ignore[arg-type]
     purged = purger.purge_expired(limit)
     assert purged.scanned == min(limit, 60)
     assert 0 < purged.objects <= limit or (sequenced and limit == 1)
@@ -307,13 +295,13 @@ def test_a_call_does_bounded_work_however_much_there_is(memory: World, limit: in
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 7, 100])
-def test_the_cursor_walks_through_everything_once_while_others_come_and_go(memory: World, limit: int) -> None:
-    fence = memory.open()
+def test_the_cursor_walks_through_everything_once_while_others_come_and_go(old_memory: World, limit: int) -> None:
+    fence = old_memory.open()
     for number in range(20):
         perform(fence, ticket(str(number)))
         perform(fence, ticket("sequenced", number, revision=str(number % 3)))  # some of them leave marks
-    there, seen = set(names(memory)), []
-    commits = Commits("default", memory.objects)  # type: ignore[arg-type]
+    there, seen = set(names(old_memory)), []
+    commits = Commits("default", old_memory.objects)  # type: ignore[arg-type]
     after, coming = "", itertools.count(1000)
     scanned = 0
     while True:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +23,6 @@ from ragfence.testing.points import at_point
 from tests.unit.ages import (
     SOURCE_TTL_MS,
     Meeting,
-    aging_world,
     assert_audited,
     grow_old,
     names,
@@ -35,18 +33,6 @@ from tests.unit.ages import (
 )
 from tests.unit.test_audit import A, B, invariants, replay, row, sealed
 from tests.unit.worlds import Crash, Process, World, Wrapped, rows_of
-
-
-@pytest.fixture(params=["embedded", "memory"])
-def old(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    with aging_world(request.param, tmp_path, monkeypatch) as made:
-        yield made
-
-
-@pytest.fixture
-def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    with aging_world("memory", tmp_path, monkeypatch) as made:
-        yield made
 
 
 def expired(world: World, sequence: int | None = None) -> Fence:
@@ -143,22 +129,22 @@ def test_the_claim_alone_keeps_a_purger_from_a_key_that_was_healed(
 
 @pytest.mark.parametrize("sequence", [None, 3])
 def test_a_purger_that_comes_too_late_for_its_claim_leaves_the_next_life_alone(
-    memory: World, sequence: int | None
+    old_memory: World, sequence: int | None
 ) -> None:
     """Between its first look at the commit and its claim the key was purged by another, and lived again."""
-    fence = expired(memory, sequence)
+    fence = expired(old_memory, sequence)
 
     def live_again() -> Any:
-        memory.open().purge_expired()
-        memory.clock.advance(1)
+        old_memory.open().purge_expired()
+        old_memory.clock.advance(1)
         receipt = perform(fence, ticket(sequence=sequence), result="second")
-        memory.store.flush()  # not even the fence store protects it
+        old_memory.store.flush()  # not even the fence store protects it
         return receipt
 
     meeting = Meeting("claim", live_again)
-    assert memory.open(fences=meeting.on).purge_expired().objects == 0
+    assert old_memory.open(fences=meeting.on).purge_expired().objects == 0
     assert perform(fence, ticket(sequence=sequence)).result == "second"
-    assert len(names(memory)) == 1
+    assert len(names(old_memory)) == 1
 
 
 def test_two_purgers_at_once_remove_everything_once(old: World) -> None:
@@ -223,56 +209,56 @@ def test_a_purger_may_die_at_any_step(old: World, step: str, sequence: int | Non
 @pytest.mark.parametrize("sequence", [None, 3])
 @pytest.mark.parametrize("successor", ["heals", "lives again"])
 def test_a_purger_that_freezes_before_its_delete_puts_back_what_it_deleted(
-    memory: World, successor: str, sequence: int | None
+    old_memory: World, successor: str, sequence: int | None
 ) -> None:
     """It wakes up after its lease ran out, and its DELETE hits what a successor relies on."""
-    fence = expired(memory, sequence)
+    fence = expired(old_memory, sequence)
 
     def frozen() -> Any:
-        memory.let_leases_run_out()
+        old_memory.let_leases_run_out()
         if successor == "lives again":
-            assert memory.open().purge_expired().objects == 1
-            memory.clock.advance(1)
-        return perform(memory.open(), ticket(sequence=sequence), result="second")
+            assert old_memory.open().purge_expired().objects == 1
+            old_memory.clock.advance(1)
+        return perform(old_memory.open(), ticket(sequence=sequence), result="second")
 
     meeting = Meeting("delete", frozen)
-    purged = purger_that_meets(memory, meeting, fences=False).purge_expired()
+    purged = purger_that_meets(old_memory, meeting, fences=False).purge_expired()
     assert meeting.met.result == ("first" if successor == "heals" else "second")
     assert purged.objects == 0
-    memory.store.flush()
+    old_memory.store.flush()
     for _ in range(2):
         if sequence is not None:
             with pytest.raises(Stale):
                 perform(fence, ticket(sequence=sequence - 1))
         assert perform(fence, ticket(sequence=sequence)) == meeting.met
-        memory.store.flush()
+        old_memory.store.flush()
     assert_audited(fence)
-    grow_old(memory, SOURCE_TTL_MS)
+    grow_old(old_memory, SOURCE_TTL_MS)
     assert fence.purge_expired().objects == 1
     assert perform(fence, ticket(sequence=sequence), result="last").result == "last"
     assert_audited(fence)
 
 
-def test_what_is_put_back_is_the_commit_that_was_deleted(memory: World) -> None:
-    fence = memory.open()
+def test_what_is_put_back_is_the_commit_that_was_deleted(old_memory: World) -> None:
+    fence = old_memory.open()
     with pytest.raises(TerminalError), fence.claim(ticket(), payload={"v": 1}):
         raise TerminalError("never")
-    (name,) = names(memory)
-    first = Commit.decode(name, memory.objects.get(name) or b"")  # type: ignore[union-attr]
-    grow_old(memory)
+    (name,) = names(old_memory)
+    first = Commit.decode(name, old_memory.objects.get(name) or b"")  # type: ignore[union-attr]
+    grow_old(old_memory)
 
     def frozen() -> None:
-        memory.let_leases_run_out()
+        old_memory.let_leases_run_out()
         with pytest.raises(EffectFailed, match="never"):
-            perform(memory.open(), ticket(), payload={"v": 1})
+            perform(old_memory.open(), ticket(), payload={"v": 1})
 
-    purger_that_meets(memory, Meeting("delete", frozen), fences=False).purge_expired()
-    (again,) = names(memory)
-    second = Commit.decode(again, memory.objects.get(again) or b"")  # type: ignore[union-attr]
+    purger_that_meets(old_memory, Meeting("delete", frozen), fences=False).purge_expired()
+    (again,) = names(old_memory)
+    second = Commit.decode(again, old_memory.objects.get(again) or b"")  # type: ignore[union-attr]
     assert again == name
     same = ("key", "fingerprint", "token", "failed", "error", "effect_id", "result", "sequence")
     assert [getattr(second, field) for field in same] == [getattr(first, field) for field in same]
-    memory.store.flush()
+    old_memory.store.flush()
     with pytest.raises(EffectFailed, match="never"):
         perform(fence, ticket(), payload={"v": 1})
     with pytest.raises(Conflict):
@@ -280,21 +266,21 @@ def test_what_is_put_back_is_the_commit_that_was_deleted(memory: World) -> None:
 
 
 def test_a_purger_whose_lease_ran_out_before_its_last_look_deletes_nothing(
-    memory: World, monkeypatch: pytest.MonkeyPatch
+    old_memory: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fence = expired(memory)
+    fence = expired(old_memory)
     meeting = Meeting("record", lambda: monkeypatch.setattr(Lease, "lost", True), after=True)
-    assert memory.open(fences=meeting.on).purge_expired().objects == 0
+    assert old_memory.open(fences=meeting.on).purge_expired().objects == 0
     monkeypatch.undo()
-    assert len(names(memory)) == 1
-    memory.clock.advance(1)
+    assert len(names(old_memory)) == 1
+    old_memory.clock.advance(1)
     assert perform(fence, ticket()).result == "first"
     assert_audited(fence)
 
 
-def test_the_lease_is_renewed_while_the_object_store_is_slow(memory: World) -> None:
+def test_the_lease_is_renewed_while_the_object_store_is_slow(old_memory: World) -> None:
     """With a lease this short, a purge that was never renewed would have lost it at the first look."""
-    fence = expired(memory)
+    fence = expired(old_memory)
     renewed = threading.Event()
 
     class Renewing(Wrapped):
@@ -309,7 +295,9 @@ def test_the_lease_is_renewed_while_the_object_store_is_slow(memory: World) -> N
         return renewed.wait(20) and renewed.is_set()
 
     meeting = Meeting("get", wait_for_a_beat, nth=2)
-    purger = memory.open(fences=Renewing, objects=meeting.on(memory.objects), lease={"ttl_s": 0.3, "max_runtime_s": 60})
+    purger = old_memory.open(
+        fences=Renewing, objects=meeting.on(old_memory.objects), lease={"ttl_s": 0.3, "max_runtime_s": 60}
+    )
     assert purger.purge_expired().objects == 1
     assert meeting.met
     assert perform(fence, ticket(), result="second").result in ("second",)
@@ -319,11 +307,11 @@ def test_the_lease_is_renewed_while_the_object_store_is_slow(memory: World) -> N
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("method", ["list", "get", "delete"])
 def test_an_object_store_that_fails_is_told_and_the_next_call_finishes(
-    memory: World, method: Any, after: bool, sequence: int | None
+    old_memory: World, method: Any, after: bool, sequence: int | None
 ) -> None:
-    fence = expired(memory, sequence)
-    objects = FaultyObjects(memory.objects)  # type: ignore[arg-type]
-    purger = memory.open(objects=objects)
+    fence = expired(old_memory, sequence)
+    objects = FaultyObjects(old_memory.objects)  # type: ignore[arg-type]
+    purger = old_memory.open(objects=objects)
     order = objects.on(method, "default/sealed/*")
     order.fail_after() if after else order.fail_before()
     with pytest.raises(StoreUnavailable):
@@ -331,10 +319,10 @@ def test_an_object_store_that_fails_is_told_and_the_next_call_finishes(
     if method == "delete":
         with pytest.raises(InFlight):  # it may arrive late: nobody commits before the lease has run out
             perform(fence, ticket(sequence=sequence))
-    memory.let_leases_run_out()
+    old_memory.let_leases_run_out()
     assert purger.purge_expired().objects == (0 if method == "delete" and after else 1)
-    assert names(memory) == []
-    assert pending(memory, ticket(sequence=sequence)) == []
+    assert names(old_memory) == []
+    assert pending(old_memory, ticket(sequence=sequence)) == []
     assert perform(fence, ticket(sequence=sequence), result="second").result == "second"
     assert_audited(fence)
 
@@ -343,55 +331,55 @@ def test_an_object_store_that_fails_is_told_and_the_next_call_finishes(
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("method", ["purge_expired", "now_ms", "read", "claim", "record", "release"])
 def test_a_fence_store_that_fails_is_told_and_the_next_call_finishes(
-    memory: World, method: Any, after: bool, sequence: int | None
+    old_memory: World, method: Any, after: bool, sequence: int | None
 ) -> None:
-    fence = expired(memory, sequence)
+    fence = expired(old_memory, sequence)
     fence.hydrate()
-    fences = FaultyFences(memory.store)
-    purger = memory.open(fences=lambda _: fences)
+    fences = FaultyFences(old_memory.store)
+    purger = old_memory.open(fences=lambda _: fences)
     order = fences.on(method)
     order.fail_after() if after else order.fail_before()
     with pytest.raises(StoreUnavailable):
         purger.purge_expired()
-    memory.let_leases_run_out()
+    old_memory.let_leases_run_out()
     purger.purge_expired()
-    assert names(memory) == []
-    assert pending(memory, ticket(sequence=sequence)) == []
+    assert names(old_memory) == []
+    assert pending(old_memory, ticket(sequence=sequence)) == []
     assert perform(fence, ticket(sequence=sequence), result="second").result == "second"
     assert_audited(fence)
 
 
-def test_a_key_is_given_back_at_once_when_its_purge_fails_before_the_delete(memory: World) -> None:
-    fence = expired(memory)
-    objects = FaultyObjects(memory.objects)  # type: ignore[arg-type]
-    purger = memory.open(objects=objects)
+def test_a_key_is_given_back_at_once_when_its_purge_fails_before_the_delete(old_memory: World) -> None:
+    fence = expired(old_memory)
+    objects = FaultyObjects(old_memory.objects)  # type: ignore[arg-type]
+    purger = old_memory.open(objects=objects)
     meeting = Meeting("claim", lambda: objects.on("get", "default/sealed/*").fail_before(), after=True)
-    purger._engine.fences = meeting.on(memory.store)
+    purger._engine.fences = meeting.on(old_memory.store)
     with pytest.raises(StoreUnavailable):
         purger.purge_expired()
-    memory.clock.advance(1)
+    old_memory.clock.advance(1)
     assert perform(fence, ticket()).result == "first"
 
 
 @pytest.mark.parametrize("step", CLAIMED)
-def test_the_fence_store_may_forget_everything_at_any_step(memory: World, step: str) -> None:
-    fence = expired(memory)
+def test_the_fence_store_may_forget_everything_at_any_step(old_memory: World, step: str) -> None:
+    fence = expired(old_memory)
     method, nth, after, of_fences = STEPS[step]
-    meeting = Meeting(method, memory.store.flush, after=after, nth=nth)
-    purger_that_meets(memory, meeting, fences=of_fences).purge_expired()
+    meeting = Meeting(method, old_memory.store.flush, after=after, nth=nth)
+    purger_that_meets(old_memory, meeting, fences=of_fences).purge_expired()
     assert meeting.happened
     purge_all(fence)
-    assert names(memory) == []
-    memory.clock.advance(1)
+    assert names(old_memory) == []
+    old_memory.clock.advance(1)
     assert perform(fence, ticket(), result="second").result == "second"
     assert_audited(fence)
 
 
-def test_a_store_that_is_not_ready_for_the_claim_is_hydrated(memory: World) -> None:
-    fence = expired(memory)
-    meeting = Meeting("claim", memory.store.restart)
-    assert memory.open(fences=meeting.on).purge_expired().objects == 1
-    memory.clock.advance(1)
+def test_a_store_that_is_not_ready_for_the_claim_is_hydrated(old_memory: World) -> None:
+    fence = expired(old_memory)
+    meeting = Meeting("claim", old_memory.store.restart)
+    assert old_memory.open(fences=meeting.on).purge_expired().objects == 1
+    old_memory.clock.advance(1)
     assert perform(fence, ticket(), result="second").result == "second"
     assert_audited(fence)
 

@@ -17,7 +17,8 @@ from ragfence.core.operations import Fence
 from ragfence.core.records import KeyRecord, State
 from ragfence.errors import RagfenceError, StoreAuth, StoreUnavailable, StoreUnsafe
 from ragfence.stores.fences import LoadedReceipt, Marker
-from ragfence.stores.fences_redis import RedisFences, refuse_unsafe
+from ragfence.stores.fences_redis import RedisFences
+from ragfence.stores.redis_safety import refuse_unsafe
 from ragfence.testing.fence_calls import (
     ALL_MODES,
     SHARD,

@@ -17,7 +17,8 @@ from ragfence.core.operations import Operation
 from ragfence.core.records import TOKEN_BYTES
 from ragfence.engine.requests import fingerprint_of
 from ragfence.errors import PolicyError, RagfenceError, SealUncertain, StoreUnavailable, StoreUnsafe, TransientError
-from ragfence.stores.fences_redis import Confirmation, RedisFences
+from ragfence.stores.fences_redis import RedisFences
+from ragfence.stores.redis_safety import Confirmation
 from ragfence.stores.redis_urls import _parsed
 from tests import servers
 
