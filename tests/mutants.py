@@ -101,8 +101,8 @@ MUTANTS = [
     Mutant(
         "the replays of a batch are answered by any server",
         REDIS,
-        "found.epochs[shard] is not None and is_replay",
-        "is_replay",
+        "epochs[shard] is not None and (replay",
+        "(replay",
         ON_REDIS,
     ),
     Mutant(

@@ -105,8 +105,7 @@ class Granted:
     """the head that this move would follow"""
 
 
-@dataclass(frozen=True, slots=True)
-class Replay:
+class Replay(NamedTuple):
     record: KeyRecord | None
     """None: there was nothing to retract"""
 

@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from hashlib import sha256
 from typing import Any, NamedTuple
-
-from ragfence.core.hashing import framed
-from ragfence.core.operations import KEY_BYTES
 
 
 class Decision(StrEnum):
@@ -74,11 +70,9 @@ class Receipt(NamedTuple):
         return self.failure is not None
 
 
-_BEFORE_A_KEY = framed("ragfence/effect/1", (bytes(KEY_BYTES),))[:-KEY_BYTES]
-"""Nearly every receipt needs this digest, so its beginning is made once."""
 _COMPARED = Receipt._fields.index("decision")
 
 
 def default_effect_id(key: bytes) -> str:
-    """The effect_id of an effect that names none: a function of its key, so it needs no room in the stores."""
-    return f"ef_{sha256(_BEFORE_A_KEY + key).hexdigest()[:32]}"
+    """The effect_id of an effect that names none: a part of its key, so it needs no room in the stores."""
+    return f"ef_{key[1:17].hex()}"

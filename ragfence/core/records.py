@@ -67,6 +67,7 @@ class State(IntEnum):
 
 ENDED = frozenset({State.SEALED, State.FAILED})
 _STATES = {int(state): state for state in State}
+_tuple = tuple.__new__
 
 
 class KeyRecord(NamedTuple):
@@ -130,7 +131,7 @@ class KeyRecord(NamedTuple):
                 _refuse_newer(data[0], "record")
             _, state, fingerprint, token, high, low, attempt, fh, fl, wh, wl = _HEADER.unpack_from(data)
             at = HEADER_BYTES + 1 + data[HEADER_BYTES]
-            kind = data[HEADER_BYTES + 1 : at].decode()
+            kind = _kind(data[HEADER_BYTES + 1 : at])
             owner, error, effect_id, payload = "", "", "", b""
             if state > _STATE:
                 if state & HAS_OWNER:
@@ -145,20 +146,24 @@ class KeyRecord(NamedTuple):
                     payload = data[start:at]
             if at > len(data):
                 raise IndexError("cut off")
-            return cls(
-                _STATES[state & _STATE],
-                fingerprint,
-                token,
-                Fence(high >> 8, (high & 0xFF) << 32 | low),
-                attempt,
-                fh << 32 | fl,
-                wh << 32 | wl,
-                kind,
-                owner,
-                error,
-                effect_id,
-                payload,
-                data[at:],
+            # As tuples, past the constructors: a batch of replays decodes one for each document.
+            return _tuple(
+                cls,
+                (
+                    _STATES[state & _STATE],
+                    fingerprint,
+                    token,
+                    _tuple(Fence, (high >> 8, (high & 0xFF) << 32 | low)),
+                    attempt,
+                    fh << 32 | fl,
+                    wh << 32 | wl,
+                    kind,
+                    owner,
+                    error,
+                    effect_id,
+                    payload,
+                    data[at:],
+                ),
             )
         except (struct.error, IndexError, KeyError, ValueError) as broken:
             raise FormatCorrupt(f"{len(data)} bytes in the fence store are no key record: {broken}") from broken
@@ -245,6 +250,11 @@ def unpark(data: bytes, stamp: int | None) -> KeyRecord | None:
 
 def without_lease(source: SourceRecord) -> SourceRecord:
     return replace(source, lease=None)
+
+
+@lru_cache(maxsize=4096)
+def _kind(data: bytes) -> str:
+    return data.decode()
 
 
 @lru_cache(maxsize=4096)

@@ -21,6 +21,7 @@ from ragfence.stores.objects import ObjectStore
 _TEXT, _INLINE, _REFERENCE, _FAILURE = b"t", b"j", b"r", b"f"
 MAX_EFFECT_ID_BYTES = 255
 _decode = json.JSONDecoder().decode
+_tuple = tuple.__new__
 
 
 class Results:
@@ -92,19 +93,24 @@ class Results:
         return json.loads(found)
 
     def receipt(self, key: bytes, record: KeyRecord, decision: Decision, flags: Flags) -> Receipt:
-        value = self.load(record.result)
-        failed = record.state is State.FAILED
-        return Receipt(
-            key.hex(),
-            record.effect_id or default_effect_id(key),
-            (),
-            None if failed else value,
-            value if failed else None,
-            decision,
-            flags,
-            f"{record.fence.epoch}.{record.fence.counter}",
-            record.first_seen_ms,
-            record.when_ms,
+        state, _, _, (epoch, counter), _, first_seen_ms, sealed_at_ms, _, _, _, effect_id, _, stored = record
+        value = stored[1:].decode() if stored[:1] == _TEXT else self.load(stored)
+        failed = state is State.FAILED
+        # As a tuple, past the constructor: a batch of replays makes one for each key.
+        return _tuple(
+            Receipt,
+            (
+                key.hex(),
+                effect_id or default_effect_id(key),
+                (),
+                None if failed else value,
+                value if failed else None,
+                decision,
+                flags,
+                f"{epoch}.{counter}",
+                first_seen_ms,
+                sealed_at_ms,
+            ),
         )
 
 

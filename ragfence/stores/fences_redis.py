@@ -41,13 +41,12 @@ from ragfence.stores.redis_scripts import Script, scripts
 from ragfence.stores.redis_urls import open_link
 from ragfence.stores.redis_wire import (
     Names,
-    is_replay,
     lease_done,
     outcome_of,
     pack_claim,
     pack_lease,
     pack_seal,
-    replay_row,
+    replay_of,
     verdict_of,
 )
 
@@ -292,17 +291,19 @@ class RedisFences:
         answers: list[Verdict | None] = []
         rows: dict[int, list[bytes]] = {}
         unclear: set[bytes] = set()
-        ts = found.now_ms.to_bytes(6, "big")
+        epochs, ts = found.epochs, found.now_ms.to_bytes(6, "big")
         for claim, data in zip(claims, found.values, strict=False):
             shard, answer, row = claim.key[0], None, b""
             if claim.mode is Mode.KEYED:
-                if data is not None and found.epochs[shard] is not None and is_replay(data, claim.fingerprint):
-                    answer, row = Replay(KeyRecord.decode(data)), replay_row(claim, data, ts)
+                if data is not None and epochs[shard] is not None and (replay := replay_of(claim, data, ts)):
+                    answer, row = replay
             else:
-                answer = self._replay_of_source(claim, data, next(sources), found.epochs[shard], unclear)
+                answer = self._replay_of_source(claim, data, next(sources), epochs[shard], unclear)
                 row = made.encode() if answer and (made := row_for_claim(claim, answer, found.now_ms)) else b""
             if row:
-                rows.setdefault(shard, []).append(row)
+                if (written := rows.get(shard)) is None:
+                    written = rows[shard] = []
+                written.append(row)
             answers.append(answer)
         return answers, rows
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from ragfence.core.decisions import (
@@ -43,13 +44,16 @@ from ragfence.core.rows import VERSION as ROW_VERSION
 from ragfence.core.rows import RowKind, six_bytes
 from ragfence.errors import FormatCorrupt, FormatTooNew
 
-_CLAIM = struct.Struct(f">BB{TOKEN_BYTES}sBI32s{FINGERPRINT_BYTES}sq{METADATA_HASH_BYTES}sHIHHIHI")
+_CLAIM = struct.Struct(f">BB{TOKEN_BYTES}sBI32s{FINGERPRINT_BYTES}sq{METADATA_HASH_BYTES}s")
+_TERMS = struct.Struct(">HIHHIHI")
+_LENGTH = struct.Struct(">I").pack
 _SEAL = struct.Struct(f">BB{TOKEN_BYTES}s32sQIq{METADATA_HASH_BYTES}sHIHIBI{TOKEN_BYTES}s")
 _LEASE = struct.Struct(f">B{TOKEN_BYTES}s32s7sHIHIHI")
 _SEQUENCE = struct.Struct(">q")
 _REPLAY = struct.Struct(f">B{TOKEN_BYTES}sB6sBBI6x{KEY_BYTES}s")
 _NO_ERROR = struct.Struct(">xI")
-_ENDED = frozenset((State.SEALED, State.FAILED))
+_ENDED = frozenset((int(State.SEALED), int(State.FAILED)))
+_DUPLICATE = int(RowKind.DUPLICATE)
 
 
 class Names:
@@ -89,59 +93,69 @@ class Names:
 def pack_claim(claim: Claim) -> bytes:
     """mode:1 flags:1 token:12 position:1 waited:4 digest:32 fingerprint:16 sequence:8 metadata_hash:16 lease:6
     max_attempts:2 pending_ttl:6 source_ttl:6, then kind and owner (length:1), payload and context (length:4)."""
-    flags = (claim.sequence is not None) | (2 if claim.retract else 0) | (4 if claim.row_on_conflict else 0)
+    sequence, payload, context = claim.sequence, claim.payload, claim.context
+    flags = (sequence is not None) | (2 if claim.retract else 0) | (4 if claim.row_on_conflict else 0)
     head = _CLAIM.pack(
         claim.mode,
         flags,
         claim.token,
         claim.position,
         claim.waited_ms,
-        claim.digest,
+        claim.key[1:],
         claim.fingerprint,
-        claim.sequence or 0,
+        sequence or 0,
         claim.metadata_hash,
-        *six_bytes(claim.lease_ms),
-        claim.max_attempts,
-        *six_bytes(claim.pending_ttl_ms),
-        *six_bytes(claim.source_ttl_ms),
     )
-    return b"".join((head, short(claim.kind), short(claim.owner), _long(claim.payload), _long(claim.context)))
+    terms = _terms(claim.lease_ms, claim.max_attempts, claim.pending_ttl_ms, claim.source_ttl_ms)
+    who = _who(claim.kind, claim.owner)
+    return b"%b%b%b%b%b%b%b" % (head, terms, who, _LENGTH(len(payload)), payload, _LENGTH(len(context)), context)
 
 
-def is_replay(data: bytes, fingerprint: bytes) -> bool:
-    """Whether these bytes are an ended record of this payload, which answers a claim without a sequence."""
-    if data[0] != VERSION:
-        KeyRecord.decode(data)  # refuses it, before anything of its batch is granted
-    return data[1] % 16 in _ENDED and data[2:18] == fingerprint
+@lru_cache(maxsize=256)
+def _terms(lease_ms: int, max_attempts: int, pending_ttl_ms: int, source_ttl_ms: int) -> bytes:
+    """What the policy says: the same for most claims."""
+    return _TERMS.pack(*six_bytes(lease_ms), max_attempts, *six_bytes(pending_ttl_ms), *six_bytes(source_ttl_ms))
 
 
-def replay_row(claim: Claim, data: bytes, ts: bytes) -> bytes:
-    """The row of a claim that was answered with this record: cut and joined, as claim.lua does it."""
-    state, at, effect_id = data[1], HEADER_BYTES + 1 + data[HEADER_BYTES], b"\0"
+@lru_cache(maxsize=256)
+def _who(kind: str, owner: str) -> bytes:
+    return short(kind) + short(owner)
+
+
+def replay_of(claim: Claim, data: bytes, ts: bytes) -> tuple[Replay, bytes] | None:
+    """The answer to a claim without a sequence, and its row, if these bytes are an ended record of its payload.
+
+    The row is cut and joined, as claim.lua does it.
+    """
+    state = data[1]
+    if state % 16 not in _ENDED or data[2:18] != claim.fingerprint:
+        if data[0] != VERSION:
+            KeyRecord.decode(data)  # refuses it, before anything of its batch is granted
+        return None
+    answer, effect_id, context = Replay(KeyRecord.decode(data)), b"\0", claim.context
     if state & HAS_EFFECT_ID:
+        at = HEADER_BYTES + 1 + data[HEADER_BYTES]
         if state & HAS_OWNER:
             at += 1 + data[at]
         if state & HAS_ERROR:
             at += 1 + data[at]
         effect_id = data[at : at + 1 + data[at]]
-    head = _REPLAY.pack(ROW_VERSION, claim.token, claim.position, ts, RowKind.DUPLICATE, 0, claim.waited_ms, claim.key)
-    tail = _NO_ERROR.pack(len(claim.context)) + claim.context
-    return head + data[2:HEADER_BYTES] + effect_id + tail
+    head = _REPLAY.pack(ROW_VERSION, claim.token, claim.position, ts, _DUPLICATE, 0, claim.waited_ms, claim.key)
+    return answer, b"%b%b%b%b%b" % (head, data[2:HEADER_BYTES], effect_id, _NO_ERROR.pack(len(context)), context)
 
 
 def pack_seal(seal: Seal) -> bytes:
     """mode:1 flags:1 token:12 digest:32 epoch:7 counter:5 sequence:8 metadata_hash:16 ttl:6 source_ttl:6 row_flags:1
     waited:4 winner:12, then error and effect_id (length:1), result and context (length:4)."""
-    flags = (
-        (seal.sequence is not None) | (2 if seal.failed else 0) | (4 if seal.live else 0) | (8 if seal.duplicate else 0)
-    )
+    sequence, result, context = seal.sequence, seal.result, seal.context
+    flags = (sequence is not None) | (2 if seal.failed else 0) | (4 if seal.live else 0) | (8 if seal.duplicate else 0)
     head = _SEAL.pack(
         seal.mode,
         flags,
         seal.token,
-        seal.digest,
+        seal.key[1:],
         *fence_fields(seal.fence),
-        seal.sequence or 0,
+        sequence or 0,
         seal.metadata_hash,
         *six_bytes(seal.ttl_ms),
         *six_bytes(seal.source_ttl_ms),
@@ -149,7 +163,8 @@ def pack_seal(seal: Seal) -> bytes:
         seal.waited_ms,
         seal.winner,
     )
-    return b"".join((head, short(seal.error), short(seal.effect_id), _long(seal.result), _long(seal.context)))
+    texts = short(seal.error) + short(seal.effect_id)
+    return b"%b%b%b%b%b%b" % (head, texts, _LENGTH(len(result)), result, _LENGTH(len(context)), context)
 
 
 def pack_lease(lease: LeaseRef) -> bytes:
@@ -163,7 +178,7 @@ def pack_lease(lease: LeaseRef) -> bytes:
         *six_bytes(lease.pending_ttl_ms),
         *six_bytes(lease.source_ttl_ms),
     )
-    return head + _long(lease.context)
+    return head + _LENGTH(len(lease.context)) + lease.context
 
 
 def verdict_of(reply: Sequence[Any]) -> Verdict:
@@ -213,7 +228,3 @@ def _refused(reply: Sequence[Any]) -> FormatTooNew | FormatCorrupt:
 
 def _record_or_none(data: bytes) -> KeyRecord | None:
     return KeyRecord.decode(data) if data else None
-
-
-def _long(data: bytes) -> bytes:
-    return len(data).to_bytes(4, "big") + data

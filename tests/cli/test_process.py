@@ -162,7 +162,7 @@ def test_an_interrupted_command_ends_with_130() -> None:
             assert accepted.recv(1)  # it asks, and waits for an answer that never comes
             running.send_signal(signal.SIGINT)
             out, err = running.communicate(timeout=60)
-    assert running.returncode == 130
+    assert running.returncode == 130, err
     assert (out, "Traceback" in err) == ("", False)
 
 
