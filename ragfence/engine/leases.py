@@ -117,9 +117,14 @@ class Heartbeat:
         self._paused = False
 
     def add(self, store: Renewer, lease: Lease) -> None:
-        due = time.monotonic() + _beat_s(lease)
+        self.add_all(store, (lease,))
+
+    def add_all(self, store: Renewer, leases: Sequence[Lease]) -> None:
+        """Leases of the same length, as those of a batch are."""
+        due = time.monotonic() + _beat_s(leases[0])
         with self._changed:
-            self._held[lease] = (store, due)
+            for lease in leases:
+                self._held[lease] = (store, due)
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="ragfence-heartbeat", daemon=True)
                 self._thread.start()
@@ -127,9 +132,13 @@ class Heartbeat:
                 self._changed.notify()
 
     def remove(self, lease: Lease) -> None:
-        lease.ended = True
+        self.remove_all((lease,))
+
+    def remove_all(self, leases: Sequence[Lease]) -> None:
         with self._changed:
-            self._held.pop(lease, None)
+            for lease in leases:
+                lease.ended = True
+                self._held.pop(lease, None)
 
     def pause(self) -> None:
         """Until a fork is over: a child that inherits a store in mid-call finds it locked for ever."""

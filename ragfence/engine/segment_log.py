@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ragfence.core.decisions import NOBODY
 from ragfence.core.operations import Fence
@@ -18,8 +17,7 @@ from ragfence.stores.objects import ObjectStore
 VERSION = 1
 
 
-@dataclass(frozen=True, slots=True)
-class LogRow:
+class LogRow(NamedTuple):
     """One head move, as the log keeps it."""
 
     key: bytes
@@ -32,13 +30,16 @@ class LogRow:
     metadata_hash: bytes
     effect_id: str
     result: bytes
+    token: bytes = NOBODY
+    detail: Any = None
+    """what the guard adds, for its own codec"""
 
     def record(self) -> KeyRecord:
         # No time and no attempt: what comes back from the log is a function of the row alone.
         return KeyRecord(
             State.SEALED,
             self.fingerprint,
-            NOBODY,
+            self.token,
             self.fence,
             1,
             0,
@@ -72,6 +73,7 @@ class PlainCodec:
                     "metadata_hash": row.metadata_hash.hex(),
                     "effect_id": row.effect_id,
                     "result": b64encode(row.result).decode(),
+                    "token": row.token.hex(),
                 },
                 separators=(",", ":"),
             )
@@ -97,6 +99,7 @@ class PlainCodec:
                     metadata_hash=bytes.fromhex(values["metadata_hash"]),
                     effect_id=values["effect_id"],
                     result=b64decode(values["result"]),
+                    token=bytes.fromhex(values["token"]),
                 )
         except (ValueError, KeyError, TypeError) as broken:
             raise FormatCorrupt(f"{name} is no segment: {broken!r}") from broken

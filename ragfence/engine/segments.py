@@ -9,11 +9,14 @@ hydration either lists it or voids it for ever; the look between commit and seal
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 from ragfence.core.decisions import (
     Claim,
@@ -30,35 +33,67 @@ from ragfence.core.decisions import (
     Verdict,
 )
 from ragfence.core.records import TOKEN_BYTES, KeyRecord, State
-from ragfence.core.rows import REVIVED
+from ragfence.core.rows import METADATA_UPDATED, REVIVED
 from ragfence.engine import points
 from ragfence.engine.epochs import Epochs
 from ragfence.engine.hydration import Hydrator
 from ragfence.engine.leases import Lease, heartbeat
 from ragfence.engine.segment_log import Codec, LogRow
+from ragfence.errors import CommitUncertain, TransientError
 from ragfence.stores.fences import FenceStore
 from ragfence.stores.objects import ObjectStore
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Effected(NamedTuple):
+    """What the effect came to: what everybody will be answered with, and what else the row shall hold."""
+
+    result: bytes
+    detail: Any = None
+
+
+class Move(NamedTuple):
     """A head move that somebody wants, and the deterministic effect behind it."""
 
     claim: Claim
-    effect: Callable[[Granted], bytes]
-    """makes the result; not called when the key was sealed before"""
+    """its token starts with what names the batch: see `batch_tokens`"""
+    effect: Callable[[Any, Granted], Effected]
+    """called with the subject once the move is granted, also if the key was sealed before (`Granted.prior`)"""
+    subject: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class Moved:
+class Moved(NamedTuple):
     """The head was moved by this call. `record` is what everybody will be answered with."""
 
     record: KeyRecord
     again: bool
     """the key had been sealed before, so nothing was performed: it was revived, re-described or re-ordered"""
+    flags: int = 0
+    takeover: bool = False
 
 
-Answer = Moved | Replay | Conflict | Stale | InFlight
+class Failed(NamedTuple):
+    """The effect of this move raised; nothing was committed for it."""
+
+    error: Exception
+
+
+Answer = Moved | Replay | Conflict | Stale | InFlight | Failed
+
+
+class Neighbours(Protocol):
+    """What a guard does around the commit of a batch. Both may be cut off anywhere and must bear being repeated."""
+
+    def before_commit(self, name: str, rows: Sequence[LogRow]) -> None: ...
+
+    def after_seal(self, rows: Sequence[LogRow], sealed: Sequence[bool]) -> None: ...
+
+
+class NoNeighbours:
+    def before_commit(self, name: str, rows: Sequence[LogRow]) -> None:
+        pass
+
+    def after_seal(self, rows: Sequence[LogRow], sealed: Sequence[bool]) -> None:
+        pass
 
 
 @dataclass(slots=True)
@@ -74,6 +109,16 @@ class _Wanted:
         return bool(self.segments) and self.move.claim.sequence is None
 
 
+BATCH_BYTES = 8
+"""How much of a token names its batch, and so, with the epoch, the segment in which its move was committed."""
+
+
+def batch_tokens() -> Iterator[bytes]:
+    """Tokens for the moves of one batch: a sealed record finds its row in the log by its token alone."""
+    batch = os.urandom(BATCH_BYTES)
+    return (batch + at.to_bytes(TOKEN_BYTES - BATCH_BYTES, "big") for at in itertools.count())
+
+
 class SegmentWriter:
     """Performs head moves in batches. Safe to be killed, frozen or cut off anywhere."""
 
@@ -85,6 +130,7 @@ class SegmentWriter:
         hydrator: Hydrator,
         codec: Codec,
         *,
+        neighbours: Neighbours | None = None,
         max_runtime_ms: int = 3_600_000,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -94,22 +140,26 @@ class SegmentWriter:
         self._epochs = epochs
         self._hydrator = hydrator
         self._codec = codec
+        self._neighbours: Neighbours = neighbours or NoNeighbours()
         self._sleep = sleep
 
     def move(self, moves: Sequence[Move], *, wait_s: float = 60.0) -> list[Answer]:
         """Answers in the order of the moves. A source must not stand twice in one call."""
         answers: dict[int, Answer] = {}
-        wanted = {at: _Wanted(move, []) for at, move in enumerate(moves)}
+        wanted: dict[int, _Wanted] = {}
         give_up_at = time.monotonic() + wait_s
         pause_s = 0.005
+        asked_at = time.monotonic()
+        verdicts: dict[int, Verdict] = {}
+        # Most moves of most batches are replays, and done with here.
+        for at, verdict in enumerate(self._fences.claim([move.claim for move in moves])):
+            if isinstance(verdict, Replay):
+                answers[at] = verdict
+            else:
+                verdicts[at] = verdict
+                wanted[at] = _Wanted(moves[at], [])
+        asked = 0
         while wanted:
-            asked = self._answer_from_own_segments(wanted, answers)
-            if asked is None:
-                continue
-            if not wanted:
-                break
-            asked_at = time.monotonic()
-            verdicts = self._claim(wanted)
             granted: dict[int, Granted] = {}
             for at, verdict in verdicts.items():
                 match verdict:
@@ -135,26 +185,33 @@ class SegmentWriter:
             elif wanted and not granted:
                 self._sleep(pause_s * random.uniform(0.5, 1.5))
                 pause_s = min(pause_s * 1.5, 0.25)
+            verdicts = {}
+            if wanted and (known := self._answer_from_own_segments(wanted, answers)) is not None and wanted:
+                asked, asked_at = known, time.monotonic()
+                verdicts = self._claim(wanted)
         return [answers[at] for at in range(len(moves))]
 
     def _claim(self, wanted: dict[int, _Wanted]) -> dict[int, Verdict]:
         # A new token per attempt: with the position it also names the decision row.
-        claims = [want.move.claim._replace(token=os.urandom(TOKEN_BYTES)) for want in wanted.values()]
+        tokens = batch_tokens()
+        claims = [want.move.claim._replace(token=token) for want, token in zip(wanted.values(), tokens, strict=False)]
         return dict(zip(wanted, self._fences.claim(claims), strict=True))
 
     def _perform(
         self, granted: dict[int, Granted], wanted: dict[int, _Wanted], answers: dict[int, Answer], asked_at: float
     ) -> None:
         points.reach(points.AFTER_CLAIM)
-        by_epoch: dict[int, list[int]] = {}
+        by_segment: dict[tuple[int, bytes], dict[int, Granted]] = {}
         for at, grant in granted.items():
-            by_epoch.setdefault(grant.record.fence.epoch, []).append(at)
-        for epoch, members in by_epoch.items():
-            self._perform_in(epoch, {at: granted[at] for at in members}, wanted, answers, asked_at)
+            part = (grant.record.fence.epoch, grant.record.token[:BATCH_BYTES])
+            by_segment.setdefault(part, {})[at] = grant
+        for (epoch, batch), members in by_segment.items():
+            self._perform_in(epoch, batch, members, wanted, answers, asked_at)
 
     def _perform_in(
         self,
         epoch: int,
+        batch: bytes,
         granted: dict[int, Granted],
         wanted: dict[int, _Wanted],
         answers: dict[int, Answer],
@@ -162,45 +219,68 @@ class SegmentWriter:
     ) -> None:
         sent = False
         leases = [self._lease(wanted[at].move, grant, asked_at) for at, grant in granted.items()]
-        for lease in leases:
-            heartbeat.add(self._fences, lease)
+        heartbeat.add_all(self._fences, leases)
         try:
-            results = {
-                at: grant.prior.result if grant.prior else wanted[at].move.effect(grant)
-                for at, grant in granted.items()
-            }
+            effects = self._effects(granted, wanted, answers)
             points.reach(points.AFTER_EFFECT)
-            seals = {at: self._seal(wanted[at].move, grant, results[at]) for at, grant in granted.items()}
-            rows = [self._row(seals[at], grant) for at, grant in granted.items()]
-            name = self._epochs.segment_name(epoch, os.urandom(16).hex())
-            for at, grant in granted.items():
-                record = grant.record._replace(state=State.SEALED, result=results[at])
-                wanted[at].segments.append((name, epoch, Moved(record, grant.prior is not None)))
+            if not effects:
+                return
+            name = self._epochs.segment_name(epoch, batch.hex())
+            seals: dict[int, Seal] = {}
+            rows: list[LogRow] = []
+            for at, effected in effects.items():
+                grant = granted[at]
+                seals[at] = self._seal(wanted[at].move, grant, effected.result)
+                rows.append(self._row(seals[at], grant, effected.detail))
+                record = grant.record._replace(state=State.SEALED, result=effected.result)
+                moved = Moved(record, grant.prior is not None, seals[at].flags, grant.takeover)
+                wanted[at].segments.append((name, epoch, moved))
                 wanted[at].unsure = False
+            self._neighbours.before_commit(name, rows)
             sent = True
-            self._objects.put_new(name, self._codec.encode(rows))
+            if not self._objects.put_new(name, self._codec.encode(rows)).won:
+                raise CommitUncertain(f"the segment {name} was written by somebody else", hint="try again")
             points.reach(points.AFTER_COMMIT)
         except BaseException:
-            refs = [self._ref(wanted[at].move, grant) for at, grant in granted.items()]
-            self._fences.release(refs, "EFFECT.failed", expire=sent)
+            refs = [self._ref(wanted[at].move, grant) for at, grant in granted.items() if at in wanted]
+            with contextlib.suppress(TransientError):  # they run out by themselves
+                self._fences.release(refs, "EFFECT.failed", expire=sent)
             raise
         finally:
-            for lease in leases:
-                heartbeat.remove(lease)
+            heartbeat.remove_all(leases)
         if self._epochs.newer_than(epoch):
-            for at in granted:
+            for at in effects:
                 wanted[at].unsure = True
             self._hydrator.ensure_ready()
+            self._neighbours.after_seal(rows, [False] * len(rows))
             return
         points.reach(points.BEFORE_SEAL)
         outcomes = dict(zip(seals, self._fences.seal(list(seals.values())), strict=True))
         points.reach(points.AFTER_SEAL)
         for at, outcome in outcomes.items():
             if isinstance(outcome, Sealed):
-                answers[at] = Moved(outcome.record, granted[at].prior is not None)
+                answers[at] = Moved(
+                    outcome.record, granted[at].prior is not None, seals[at].flags, granted[at].takeover
+                )
                 del wanted[at]
             else:
                 wanted[at].unsure = isinstance(outcome, NotReady)
+        self._neighbours.after_seal(rows, [isinstance(outcome, Sealed) for outcome in outcomes.values()])
+
+    def _effects(
+        self, granted: dict[int, Granted], wanted: dict[int, _Wanted], answers: dict[int, Answer]
+    ) -> dict[int, Effected]:
+        """One that fails does not spoil its batch: its lease is given back, with the error."""
+        effects: dict[int, Effected] = {}
+        for at, grant in granted.items():
+            move = wanted[at].move
+            try:
+                effects[at] = move.effect(move.subject, grant)
+            except Exception as error:  # noqa: BLE001  # whatever a chunker of somebody else raises
+                answers[at] = Failed(error)
+                del wanted[at]
+                self._fences.release([self._ref(move, grant)], getattr(error, "code", None) or type(error).__name__)
+        return effects
 
     def _answer_from_own_segments(self, wanted: dict[int, _Wanted], answers: dict[int, Answer]) -> int | None:
         """A segment of ours that the newest epoch lists counts, though we could not seal it.
@@ -229,24 +309,30 @@ class SegmentWriter:
         return known.newest_complete
 
     def _seal(self, move: Move, grant: Granted, result: bytes) -> Seal:
-        claim = move.claim
+        claim, head, prior = move.claim, grant.head, grant.prior
+        flags = 0
+        if prior:
+            if head is None or not head.live or head.digest != claim.digest:
+                flags = REVIVED
+            elif head.metadata_hash != claim.metadata_hash:
+                flags = METADATA_UPDATED
         return Seal(
             key=claim.key,
             token=grant.record.token,
             fence=grant.record.fence,
             mode=Mode.DOCUMENT,
             source=claim.source,
-            effect_id=grant.prior.effect_id if grant.prior else "",
+            effect_id=prior.effect_id if prior else "",
             result=result,
             sequence=claim.sequence,
             metadata_hash=claim.metadata_hash,
             live=not claim.retract,
-            flags=REVIVED if grant.prior else 0,
-            duplicate=grant.prior is not None,
+            flags=flags,
+            duplicate=prior is not None,
             context=claim.context,
         )
 
-    def _row(self, seal: Seal, grant: Granted) -> LogRow:
+    def _row(self, seal: Seal, grant: Granted, detail: Any) -> LogRow:
         kept = grant.head.sequence if grant.head else None
         return LogRow(
             key=seal.key,
@@ -258,6 +344,8 @@ class SegmentWriter:
             metadata_hash=seal.metadata_hash,
             effect_id=seal.effect_id,
             result=seal.result,
+            token=seal.token,
+            detail=detail,
         )
 
     def _lease(self, move: Move, grant: Granted, asked_at: float) -> Lease:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ragfence.core.decisions import NOBODY, Claim, Conflict, Mode, Replay, Stale
+from ragfence.core.decisions import NOBODY, Claim, Conflict, Granted, Mode, Replay, Stale
 from ragfence.core.hashing import digest
 from ragfence.engine.epochs import Epochs
 from ragfence.engine.segment_log import PlainCodec, SegmentLoader
-from ragfence.engine.segments import Move, Moved, SegmentWriter
+from ragfence.engine.segments import Effected, Move, Moved, SegmentWriter, batch_tokens
 from ragfence.errors import StoreUnavailable
 from ragfence.stores.fences import Lookup
 from tests.machine.history import Event, linearizable
@@ -26,6 +26,10 @@ def key_of(value: str) -> bytes:
 
 
 NAME_OF = {key_of(value)[1:]: value for value in "ABCZ"}
+
+
+def _ids_of(value: str | None, granted: Granted) -> Effected:
+    return Effected(granted.prior.result if granted.prior else f"ids of {value}".encode())
 
 
 class DocumentWorld(World):
@@ -70,7 +74,8 @@ class DocumentWorld(World):
                 max_attempts=10_000,
             )
             try:
-                (answer,) = writer.move([Move(claim, lambda granted: f"ids of {value}".encode())], wait_s=FOREVER_S)
+                claim = claim._replace(token=next(batch_tokens()))
+                (answer,) = writer.move([Move(claim, _ids_of, value)], wait_s=FOREVER_S)
             except StoreUnavailable:
                 event.outcome = "error"
                 return

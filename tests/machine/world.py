@@ -7,7 +7,7 @@ flush, a failover that forgets the newest writes, a write that lands late. Nothi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -101,12 +101,17 @@ class StandInHeartbeat:
         self._world = world
 
     def add(self, store: Any, lease: leases.Lease) -> None:
-        self._world.running().leases.append(lease)
+        self.add_all(store, [lease])
+
+    def add_all(self, store: Any, held: Sequence[leases.Lease]) -> None:
+        self._world.running().leases.extend(held)
 
     def remove(self, lease: leases.Lease) -> None:
+        self.remove_all([lease])
+
+    def remove_all(self, ended: Sequence[leases.Lease]) -> None:
         for worker in self._world.workers.values():
-            if lease in worker.leases:
-                worker.leases.remove(lease)
+            worker.leases[:] = [lease for lease in worker.leases if lease not in ended]
 
 
 class World:
