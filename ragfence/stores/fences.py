@@ -117,6 +117,10 @@ class FenceStore(Protocol):
         """One per shard."""
         ...
 
+    def versions(self) -> list[tuple[int, int] | None]:
+        """Per shard (epoch, head moves so far): equal versions, equal heads. None where the shard may not answer."""
+        ...
+
     def begin_epoch(self, epoch: int) -> bool:
         """Every shard is `hydrating epoch` from now on. False: a higher epoch is already there."""
         ...

@@ -41,6 +41,7 @@ from ragfence.stores.redis_scripts import Script, scripts
 from ragfence.stores.redis_urls import open_link
 from ragfence.stores.redis_wire import (
     Names,
+    document_replay_of,
     lease_done,
     outcome_of,
     pack_claim,
@@ -88,7 +89,11 @@ def _heads_of(names: Names) -> dict[str, _Heads]:
             for shard in shards
         ],
         "seal": [
-            ((names.markers[shard], names.rows[shard]), (bytes((shard,)), names.prefixes[shard])) for shard in shards
+            (
+                (names.markers[shard], names.rows[shard], names.moves[shard]),
+                (bytes((shard,)), names.prefixes[shard]),
+            )
+            for shard in shards
         ],
         "lease": [((names.markers[shard], names.rows[shard]), (bytes((shard,)),)) for shard in shards],
     }
@@ -244,6 +249,13 @@ class RedisFences:
             found.append(Marker(int(epoch), state == b"R", snapshot.epochs[shard] is not None))
         return found
 
+    def versions(self) -> list[tuple[int, int] | None]:
+        found = self._reader.snapshot(list(enumerate(self._names.moves)))
+        return [
+            None if (epoch := found.epochs[shard]) is None else (epoch, int(moves or 0))
+            for shard, moves in enumerate(found.values)
+        ]
+
     def begin_epoch(self, epoch: int) -> bool:
         self._refuse_unsafe_servers()  # after a failover it is another server than the one that was opened
         return self._epoch_call("begin", self._every_shard(), checked_epoch(epoch))
@@ -286,37 +298,52 @@ class RedisFences:
 
     def _replays(self, claims: Sequence[Claim]) -> tuple[list[Verdict | None], dict[int, list[bytes]]]:
         """The claims that an MGET can answer: sealed, same payload, and no lease anywhere near. And their rows."""
-        found = self._snapshot(claims)
+        names = self._names
+        wanted = [
+            (claim.key[0], names.source(claim.key[0], claim.source))
+            if claim.mode is Mode.DOCUMENT
+            else (claim.key[0], names.record(claim.key))
+            for claim in claims
+        ]
+        wanted += [
+            (claim.key[0], names.source(claim.key[0], claim.source)) for claim in claims if claim.mode is Mode.SEQUENCED
+        ]
+        found = self._reader.snapshot(wanted)
         sources = iter(found.values[len(claims) :])
         answers: list[Verdict | None] = []
         rows: dict[int, list[bytes]] = {}
         unclear: set[bytes] = set()
         epochs, ts = found.epochs, found.now_ms.to_bytes(6, "big")
+        stamps = {shard: epoch and epoch.to_bytes(8, "big") for shard, epoch in epochs.items()}
         for claim, data in zip(claims, found.values, strict=False):
-            shard, answer, row = claim.key[0], None, b""
-            if claim.mode is Mode.KEYED:
-                if data is not None and epochs[shard] is not None and (replay := replay_of(claim, data, ts)):
-                    answer, row = replay
-            else:
-                answer = self._replay_of_source(claim, data, next(sources), epochs[shard], unclear)
-                row = made.encode() if answer and (made := row_for_claim(claim, answer, found.now_ms)) else b""
-            if row:
-                if (written := rows.get(shard)) is None:
-                    written = rows[shard] = []
-                written.append(row)
-            answers.append(answer)
+            shard, mode, replay = claim.key[0], claim.mode, None
+            if mode is Mode.SEQUENCED:
+                replay = self._replay_of_source(claim, data, next(sources), epochs[shard], found.now_ms)
+            elif data is None or (stamp := stamps[shard]) is None:
+                pass
+            elif mode is Mode.KEYED:
+                replay = replay_of(claim, data, ts)
+            elif claim.source not in unclear:
+                replay = document_replay_of(claim, data, None if self.solo else stamp, ts)
+            if replay is None:
+                answers.append(None)
+                if mode is Mode.DOCUMENT:  # it may get a lease: whoever comes after it in this batch must see it
+                    unclear.add(claim.source)
+                continue
+            answers.append(replay[0])
+            if (written := rows.get(shard)) is None:
+                written = rows[shard] = []
+            written.append(replay[1])
         return answers, rows
 
     def _replay_of_source(
-        self, claim: Claim, data: bytes | None, source: bytes | None, epoch: int | None, unclear: set[bytes]
-    ) -> Replay | None:
+        self, claim: Claim, data: bytes | None, source: bytes | None, epoch: int | None, now_ms: int
+    ) -> tuple[Replay, bytes] | None:
         held = self._held(claim, data, source, epoch)
         verdict = decide(held, claim, 0)
-        free = not (held.source and held.source.lease) and claim.source not in unclear
-        if free and isinstance(verdict, Replay) and verdict.record is not None:
-            return verdict
-        if claim.mode is Mode.DOCUMENT:  # it may get a lease: whoever comes after it in this batch must see it
-            unclear.add(claim.source)
+        if isinstance(verdict, Replay) and verdict.record is not None and not (held.source and held.source.lease):
+            row = row_for_claim(claim, verdict, now_ms)
+            return verdict, row.encode() if row else b""
         return None
 
     def _snapshot(self, asked: Sequence[Lookup] | Sequence[Claim]) -> Snapshot:

@@ -34,6 +34,7 @@ CREATE TABLE markers (
     tenant TEXT, shard INTEGER, ready INTEGER, epoch INTEGER, run_id TEXT, PRIMARY KEY (tenant, shard)
 ) WITHOUT ROWID;
 CREATE TABLE counters (tenant TEXT, shard INTEGER, n INTEGER, PRIMARY KEY (tenant, shard)) WITHOUT ROWID;
+CREATE TABLE moves (tenant TEXT, shard INTEGER, n INTEGER, PRIMARY KEY (tenant, shard)) WITHOUT ROWID;
 CREATE TABLE records (
     tenant TEXT, key BLOB, expires_ms INTEGER, parked INTEGER, kind TEXT, state INTEGER, data BLOB,
     PRIMARY KEY (tenant, key)
@@ -279,6 +280,13 @@ class _SqliteShelf:
             (self.tenant, shard),
         ).fetchone()
         return int(row[0])
+
+    def count_move(self, shard: int) -> None:
+        self.db.execute("INSERT INTO moves VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET n = n + 1", (self.tenant, shard))
+
+    def moves(self, shard: int) -> int:
+        row = self.db.execute("SELECT n FROM moves WHERE tenant = ? AND shard = ?", (self.tenant, shard)).fetchone()
+        return int(row[0]) if row else 0
 
     def add_row(self, row: Row) -> None:
         self.db.execute(

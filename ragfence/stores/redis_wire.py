@@ -54,6 +54,9 @@ _REPLAY = struct.Struct(f">B{TOKEN_BYTES}sB6sBBI6x{KEY_BYTES}s")
 _NO_ERROR = struct.Struct(">xI")
 _ENDED = frozenset((int(State.SEALED), int(State.FAILED)))
 _DUPLICATE = int(RowKind.DUPLICATE)
+_HEAD_SEQUENCE = 8
+_FREE_HEADS = frozenset((bytes((VERSION, 5)), bytes((VERSION, 5 + _HEAD_SEQUENCE))))
+"""How the record of a source starts that has a live head and no lease."""
 
 
 class Names:
@@ -65,6 +68,7 @@ class Names:
         self.markers = [prefix + b"m" for prefix in self.prefixes]
         self.counters = [prefix + b"n" for prefix in self.prefixes]
         self.rows = [prefix + b"r" for prefix in self.prefixes]
+        self.moves = [prefix + b"v" for prefix in self.prefixes]
 
     def record(self, key: bytes) -> bytes:
         return self.prefixes[key[0]] + b"k" + key[1:]
@@ -132,7 +136,11 @@ def replay_of(claim: Claim, data: bytes, ts: bytes) -> tuple[Replay, bytes] | No
         if data[0] != VERSION:
             KeyRecord.decode(data)  # refuses it, before anything of its batch is granted
         return None
-    answer, effect_id, context = Replay(KeyRecord.decode(data)), b"\0", claim.context
+    return Replay(KeyRecord.decode(data)), _row_of_replay(claim, data, ts)
+
+
+def _row_of_replay(claim: Claim, data: bytes, ts: bytes) -> bytes:
+    state, effect_id, context = data[1], b"\0", claim.context
     if state & HAS_EFFECT_ID:
         at = HEADER_BYTES + 1 + data[HEADER_BYTES]
         if state & HAS_OWNER:
@@ -141,7 +149,32 @@ def replay_of(claim: Claim, data: bytes, ts: bytes) -> tuple[Replay, bytes] | No
             at += 1 + data[at]
         effect_id = data[at : at + 1 + data[at]]
     head = _REPLAY.pack(ROW_VERSION, claim.token, claim.position, ts, _DUPLICATE, 0, claim.waited_ms, claim.key)
-    return answer, b"%b%b%b%b%b" % (head, data[2:HEADER_BYTES], effect_id, _NO_ERROR.pack(len(context)), context)
+    return b"%b%b%b%b%b" % (head, data[2:HEADER_BYTES], effect_id, _NO_ERROR.pack(len(context)), context)
+
+
+def document_replay_of(claim: Claim, data: bytes, stamp: bytes | None, ts: bytes) -> tuple[Replay, bytes] | None:
+    """As `replay_of`, out of the record of the claim's source: its live head is what the claim asks for, and no lease.
+
+    `stamp` is what a record of this epoch carries; None: any will do.
+    """
+    # version:1 flags:1 stamp:8, then digest:32 sequence:8 metadata_hash:16 length:4 and the head's record
+    if (
+        data[:2] not in _FREE_HEADS
+        or data[10:42] != claim.key[1:]
+        or data[50:66] != claim.metadata_hash
+        or data[72:88] != claim.fingerprint
+        or data[70] != VERSION
+        or (stamp is not None and data[2:10] != stamp)
+        or claim.retract
+    ):
+        if data[0] != VERSION:
+            SourceRecord.decode(data)  # refuses it, before anything of its batch is granted
+        return None
+    sequence = claim.sequence
+    if sequence is not None and (data[1] & _HEAD_SEQUENCE == 0 or data[42:50] != _SEQUENCE.pack(sequence)):
+        return None
+    record = data[70:]
+    return Replay(KeyRecord.decode(record)), _row_of_replay(claim, record, ts)
 
 
 def pack_seal(seal: Seal) -> bytes:

@@ -58,6 +58,8 @@ class Shelf(Protocol):
 
     def put_marker(self, shard: int, marker: tuple[bool, int, str] | None) -> None: ...
     def next_counter(self, shard: int) -> int: ...
+    def count_move(self, shard: int) -> None: ...
+    def moves(self, shard: int) -> int: ...
     def add_row(self, row: Row) -> None: ...
 
 
@@ -96,6 +98,8 @@ def seal_all(shelf: Shelf, seals: Sequence[Seal]) -> list[SealOutcome]:
         outcome, change = settle_seal(read_one(shelf, seal, epoch), seal, shelf.now_ms, epoch=epoch)
         if change:
             write(shelf, seal, change, epoch, seal.ttl_ms, seal.source_ttl_ms)
+            if seal.mode is Mode.DOCUMENT:
+                shelf.count_move(seal.key[0])
         if row := row_for_seal(seal, outcome, shelf.now_ms):
             shelf.add_row(row)
         outcomes.append(outcome)
@@ -209,6 +213,14 @@ def markers_of(shelf: Shelf) -> list[Marker | None]:
     return markers
 
 
+def versions_of(shelf: Shelf) -> list[tuple[int, int] | None]:
+    versions: list[tuple[int, int] | None] = []
+    for shard in range(SHARDS):
+        epoch = ready_epoch(shelf, shard)
+        versions.append(None if epoch is None else (epoch, shelf.moves(shard)))
+    return versions
+
+
 def begin_epoch(shelf: Shelf, epoch: int) -> bool:
     known = [shelf.get_marker(shard) for shard in range(SHARDS)]
     if any(marker and marker[1] >= epoch for marker in known):
@@ -287,6 +299,10 @@ class ShelvedFences(ABC):
     def markers(self) -> list[Marker | None]:
         with self._transaction(write=False) as shelf:
             return markers_of(shelf)
+
+    def versions(self) -> list[tuple[int, int] | None]:
+        with self._transaction(write=False) as shelf:
+            return versions_of(shelf)
 
     def begin_epoch(self, epoch: int) -> bool:
         with self._transaction() as shelf:

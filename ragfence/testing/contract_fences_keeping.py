@@ -664,6 +664,35 @@ class UpkeepContract:
         assert expires_ms is not None
         assert fences.clock() + DAY_MS - HOUR_MS < expires_ms <= fences.clock() + DAY_MS
 
+    def test_the_version_of_a_shard_changes_with_every_head_move_and_with_nothing_else(
+        self, fences: FencesUnderTest
+    ) -> None:
+        first = fences.store.versions()
+        assert first[SHARD] is not None
+        move = granted(fences.store, asked := claim(Mode.DOCUMENT, "A"))
+        sealed(fences.store, claim(Mode.KEYED, "an operation"))
+        assert fences.store.versions() == first
+        fences.store.seal([seal(asked, move)])
+        second = fences.store.versions()
+        assert second[SHARD] != first[SHARD]
+        assert [version for shard, version in enumerate(second) if shard != SHARD] == [
+            version for shard, version in enumerate(first) if shard != SHARD
+        ]
+        verdict(fences.store, claim(Mode.DOCUMENT, "A", by="two"))  # a replay
+        assert fences.store.versions() == second
+        sealed(fences.store, claim(Mode.DOCUMENT, "", retract=True, by="three"))
+        assert fences.store.versions()[SHARD] not in (first[SHARD], second[SHARD])
+
+    def test_a_shard_that_may_not_answer_has_no_version(self, fences: FencesUnderTest) -> None:
+        before = fences.store.versions()[SHARD]
+        fences.restart()
+        assert fences.store.versions()[SHARD] is None
+        start_epoch(fences.store, 77)
+        after = fences.store.versions()[SHARD]
+        assert after is not None
+        assert after[0] == 77
+        assert after != before
+
     def test_a_scan_shows_superseded_documents(self, fences: FencesUnderTest) -> None:
         receipt = sealed(fences.store, claim(Mode.DOCUMENT, "A"), result=b"jA")
         sealed(fences.store, claim(Mode.DOCUMENT, "B"))

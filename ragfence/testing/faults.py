@@ -140,6 +140,7 @@ FenceMethod = Literal[
     "rows",
     "now_ms",
     "markers",
+    "versions",
     "begin_epoch",
     "load",
     "finish_epoch",
@@ -212,6 +213,9 @@ class FaultyFences(FaultyCalls[FenceMethod]):
 
     def markers(self) -> list[Marker | None]:
         return self._call("markers", [""], self.inner.markers)
+
+    def versions(self) -> list[tuple[int, int] | None]:
+        return self._call("versions", [""], self.inner.versions)
 
     def begin_epoch(self, epoch: int) -> bool:
         return self._call("begin_epoch", [""], lambda: self.inner.begin_epoch(epoch))

@@ -26,6 +26,7 @@ class _Content:
     sources: dict[tuple[int, bytes], tuple[bytes, int | None]] = field(default_factory=dict)
     markers: dict[int, tuple[bool, int, str]] = field(default_factory=dict)
     counters: Counter[int] = field(default_factory=Counter)
+    moves: Counter[int] = field(default_factory=Counter)
     rows: dict[str, Row] = field(default_factory=dict)
     locks: dict[str, tuple[str, int]] = field(default_factory=dict)
 
@@ -187,6 +188,12 @@ class _MemoryShelf:
     def next_counter(self, shard: int) -> int:
         self._content.counters[shard] += 1
         return self._content.counters[shard]
+
+    def count_move(self, shard: int) -> None:
+        self._content.moves[shard] += 1
+
+    def moves(self, shard: int) -> int:
+        return self._content.moves[shard]
 
     def add_row(self, row: Row) -> None:
         self._content.rows.setdefault(row.row_id, row)

@@ -95,7 +95,7 @@ class SqliteLineages:
 
     def flush(self) -> None:
         with sqlite3.connect(self.primary.store.path) as db:
-            for table in ("markers", "counters", "records", "sources", "locks"):
+            for table in ("markers", "counters", "moves", "records", "sources", "locks"):
                 db.execute(f"DELETE FROM {table}")
         db.close()
 

@@ -2,7 +2,7 @@
 -- The owner's own seal of an operation without a sequence is done here, by cutting and joining bytes; everything else
 -- goes through rules(), seal_rules.lua.
 --
--- KEYS   per group: marker, rows; then per seal: record, and source unless the mode is KEYED
+-- KEYS   per group: marker, rows, count of head moves; then per seal: record, and source unless the mode is KEYED
 -- ARGV   [1] '1' if no object store stands behind this Redis, [2] number of groups, [3] most rows to keep, or '0',
 --        [4] the run_id that was read when the connection was opened, or '': for a single seal without a sequence, which
 --        may stand on any server that has its lease
@@ -19,9 +19,9 @@ local nobody = string.rep('\0', 12)
 local settle
 local replies, k, a = {}, 1, 5
 for _ = 1, groups do
-  local marker_key, rows_key = KEYS[k], KEYS[k + 1]
+  local marker_key, rows_key, moves_key, moves = KEYS[k], KEYS[k + 1], KEYS[k + 2], 0
   local shard, prefix, count = ARGV[a], ARGV[a + 1], tonumber(ARGV[a + 2])
-  k, a = k + 2, a + 3
+  k, a = k + 3, a + 3
   local rows = {}
   local epoch = usable_epoch(marker_key, run, solo, now_ms)
   local epoch_bytes = epoch and struct.pack('>I7', epoch)
@@ -74,9 +74,11 @@ for _ = 1, groups do
       settle = settle or rules()
       reply, row = settle(seal, record_key, source_key, epoch, solo, now_ms, prefix, shard)
     end
+    if mode == DOCUMENT and reply[1] == 'S' then moves = moves + 1 end
     replies[#replies + 1] = reply
     rows[#rows + 1] = row
   end
+  if moves > 0 then redis.call('INCRBY', moves_key, moves) end
   add_rows(rows_key, table.concat(rows), most_rows)
 end
 return replies
