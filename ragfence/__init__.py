@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ragfence.core.strategies import by_fields as by_fields
     from ragfence.core.strategies import by_id as by_id
     from ragfence.core.strategies import by_id_and_fields as by_id_and_fields
+    from ragfence.documents.document import Document as Document
     from ragfence.engine.leases import current_lease as current_lease
     from ragfence.engine.once import Recovered as Recovered
     from ragfence.fence import Fence as Fence
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "Decision": "ragfence.core.receipts",
+    "Document": "ragfence.documents.document",
     "Fence": "ragfence.fence",
     "Flags": "ragfence.core.receipts",
     "Operation": "ragfence.core.operations",
@@ -39,6 +41,7 @@ _WHERE = {
 
 __all__ = [
     "Decision",
+    "Document",
     "Fence",
     "Flags",
     "Operation",

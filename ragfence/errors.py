@@ -4,6 +4,7 @@
     +-- TerminalError                   trying again cannot help
     |   +-- ValidationError             bad input; nothing was stored
     |   |   +-- NotJson                 a payload or result that canonical JSON cannot hold
+    |   |   +-- DocumentInvalid         a document that cannot be ingested; .doc_id names it
     |   |   +-- ResultTooBig            a result above what the stores may hold
     |   |   +-- PolicyError             a policy or setting that would break a guarantee
     |   |   +-- UnknownStore            a store URL nobody can open
@@ -82,6 +83,11 @@ class ValidationError(TerminalError, ValueError):
 
 class NotJson(ValidationError):
     code = "VALIDATION.not_json"
+
+
+class DocumentInvalid(ValidationError):
+    code = "VALIDATION.document"
+    carries = frozenset({"key", "doc_id"})
 
 
 class ResultTooBig(ValidationError):

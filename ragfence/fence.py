@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -19,6 +20,7 @@ from ragfence.errors import ObjectsRequired, Unsupported, ValidationError
 
 if TYPE_CHECKING:
     from ragfence.audit.decisions import Audit
+    from ragfence.documents.guard import Documents
 
 
 class Fence:
@@ -38,6 +40,13 @@ class Fence:
     @property
     def policy(self) -> Policy:
         return self._engine.policy
+
+    @cached_property
+    def documents(self) -> Documents:
+        """Documents, ingested once per doc_id and content. Needs an object store."""
+        from ragfence.documents.guard import Documents
+
+        return Documents(self._engine)
 
     @property
     def audit(self) -> Audit:
@@ -136,10 +145,6 @@ class Fence:
     def reconcile_journal(self) -> Reconciled:
         """Seals the effects that ran while the fence store was down."""
         return self._engine.reconcile_journal()
-
-    @property
-    def documents(self) -> NoReturn:
-        self._not_yet("documents")
 
     @property
     def indexes(self) -> NoReturn:

@@ -11,6 +11,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from ragfence.core.policy import Policy
 from ragfence.core.settings import Settings, load_policy
+from ragfence.documents.parquet import ParquetCodec
 from ragfence.engine.engine import Engine
 from ragfence.errors import PolicyError, UnknownStore, ValidationError
 from ragfence.fence import Fence
@@ -70,6 +71,7 @@ def open(
         rules,
         # Absolute, as all paths: a process that changes its folder must not lose what it journaled.
         journal=Path(journal or EMBEDDED / "journal").absolute(),
+        codec=ParquetCodec(),
         owner=owner,
         run_id=run_id,
     )

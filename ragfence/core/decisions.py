@@ -74,6 +74,18 @@ class Claim(NamedTuple):
         return self.key[1:]
 
 
+class Ask(NamedTuple):
+    """Is this the live head of its document? What a claim would ask, without the wish to become the owner."""
+
+    key: bytes
+    source: bytes
+    fingerprint: bytes
+    metadata_hash: bytes
+    sequence: int | None
+    token: bytes
+    context: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """What a store holds for a claim; records of an earlier epoch that are void are already left out."""

@@ -67,7 +67,7 @@ class Operation:
             given = getattr(self, field)
             if given == "" or (type(given) is str and len(given) < 256 and given.isascii() and given.isprintable()):
                 continue
-            if (text := _checked(field, given)) is not given:
+            if (text := checked_text(field, given)) is not given:
                 object.__setattr__(self, field, text)
         if not self.kind:
             raise ValidationError("an operation needs a kind", hint='for example kind="ticket"')
@@ -88,7 +88,7 @@ class Operation:
         copied = object.__new__(Operation)
         for field in self.__slots__:
             object.__setattr__(copied, field, getattr(self, field))
-        object.__setattr__(copied, "tenant", _checked("tenant", tenant))
+        object.__setattr__(copied, "tenant", checked_text("tenant", tenant))
         return copied
 
     @property
@@ -112,20 +112,21 @@ class Operation:
         return digest("ragfence/source/1", self.source_type.encode(), self.source_id.encode()).hex()
 
 
-def _checked(field: str, value: object) -> str:
+def checked_text(field: str, value: object, max_bytes: int = MAX_ID_BYTES) -> str:
+    """An id or a name as it is stored: NFC, of bounded size, without control characters."""
     if not isinstance(value, str):
         raise ValidationError(f"{field} must be text, got {type(value).__name__}", hint=f"pass str({field})")
     if value.isascii() and value.isprintable():
-        if len(value) <= MAX_ID_BYTES:
+        if len(value) <= max_bytes:
             return value
         text = value
     else:
         if found := _CONTROL.search(value):
             raise ValidationError(f"{field} holds the control character {found.group()!r}: {value[:60]!r}")
         text = unicodedata.normalize("NFC", value)
-    if len(text) > MAX_ID_BYTES or len(text.encode()) > MAX_ID_BYTES:
+    if len(text) > max_bytes or len(text.encode()) > max_bytes:
         raise ValidationError(
-            f"{field} is longer than {MAX_ID_BYTES} bytes: {text[:40]!r}...",
+            f"{field} is longer than {max_bytes} bytes: {text[:40]!r}...",
             hint="use a digest of it instead",
         )
     return text

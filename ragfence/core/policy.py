@@ -122,6 +122,27 @@ class Results(_Section):
     max_bytes: int = Field(default=1 << 26, ge=0, le=1 << 30)
 
 
+class DocumentRules(_Section):
+    """What documents may be, how they are cut, and how long what they were is kept."""
+
+    max_text_bytes: int = Field(default=1 << 24, ge=1, le=1 << 30)
+    max_metadata_bytes: int = Field(default=1 << 16, ge=2, le=1 << 24)
+    content_fields: Names = ()
+    """metadata fields that count as content: another value is another revision, chunked and embedded anew"""
+    chunk_size: int = Field(default=1000, ge=1, le=1 << 20)
+    chunk_overlap: int = Field(default=0, ge=0, le=1 << 19)
+    keep_superseded_days: float = Field(default=30, ge=0, le=3650)
+    """after that `compact` drops superseded revisions: their content is new again"""
+    max_prune_share: float = Field(default=0.1, ge=0, le=1)
+    """a sync that would retract a larger share of the live documents is refused, unless it is asked for"""
+
+    @model_validator(mode="after")
+    def _overlap_fits(self) -> DocumentRules:
+        if self.chunk_overlap >= self.chunk_size:
+            raise PolicyError(f"chunk_overlap must be below chunk_size ({self.chunk_size})")
+        return self
+
+
 class RedactionRules(_Section):
     fields: Names = ()
     """beside the default fields, which always apply"""
@@ -183,6 +204,7 @@ class Policy(_Section):
     on_store_error: Literal["closed", "open"] = "closed"
     durability: Durability = Durability()
     results: Results = Results()
+    documents: DocumentRules = DocumentRules()
     redaction: RedactionRules = RedactionRules()
     content_hash: Literal["xxh3", "sha256"] = "xxh3"
     kinds: dict[str, Kind] = {}

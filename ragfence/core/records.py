@@ -51,6 +51,9 @@ _LEASE = struct.Struct(">32sI")
 _STAMP = struct.Struct(">Q")
 
 _HAS_HEAD, _HAS_LEASE, _HEAD_LIVE, _HEAD_SEQUENCE, _UNSETTLED = 1, 2, 4, 8, 16
+_SIGNED = struct.Struct(">q")
+_FREE_HEADS = frozenset(bytes((VERSION, _HAS_HEAD | _HEAD_LIVE | more)) for more in (0, _HEAD_SEQUENCE))
+"""How the record of a source starts that has a live head and no lease."""
 
 
 class State(IntEnum):
@@ -68,6 +71,7 @@ class State(IntEnum):
 ENDED = frozenset({State.SEALED, State.FAILED})
 _STATES = {int(state): state for state in State}
 _tuple = tuple.__new__
+_JUST_SEALED = bytes((VERSION, State.SEALED))
 
 
 class KeyRecord(NamedTuple):
@@ -233,6 +237,29 @@ class SourceRecord:
             return cls(stamp, head, lease)
         except (struct.error, IndexError, ValueError) as broken:
             raise FormatCorrupt(f"{len(data)} bytes in the fence store are no source record: {broken}") from broken
+
+
+def free_head(
+    data: bytes, stamp: bytes | None, digest: bytes, fingerprint: bytes, metadata_hash: bytes, sequence: int | None
+) -> bytes | None:
+    """The record of a source's live head, cut out of the source's, if it is this one and nobody has a lease on it.
+
+    None says nothing: ask by a claim. `stamp` is what a record of the epoch carries; None: any will do. This is the
+    way of every document that is sent again, so nothing is decoded here.
+    """
+    if (
+        data[:2] not in _FREE_HEADS
+        or data[10:42] != digest
+        or data[50:66] != metadata_hash
+        or data[72:88] != fingerprint
+        or (stamp is not None and data[2:10] != stamp)
+        or data[70:72] != _JUST_SEALED
+    ):
+        _refuse_newer(data[0], "source")
+        return None
+    if sequence is not None and (not data[1] & _HEAD_SEQUENCE or data[42:50] != _SIGNED.pack(sequence)):
+        return None
+    return data[70:]
 
 
 def park(stamp: int, record: KeyRecord) -> bytes:

@@ -26,7 +26,7 @@ from ragfence.engine.once import Once, OnceOptions
 from ragfence.engine.performing import Backing, Outcome, Performer, Won, code_of
 from ragfence.engine.requests import MAX_KEPT_PAYLOAD, Request, fingerprint_of
 from ragfence.engine.results import Results
-from ragfence.engine.segment_log import PlainCodec, SegmentLoader
+from ragfence.engine.segment_log import Codec, PlainCodec, SegmentLoader
 from ragfence.errors import Conflict, FencedOut, ObjectsRequired, RagfenceError, Stale, ValidationError
 from ragfence.stores.fences import FenceStore
 from ragfence.stores.objects import ObjectStore
@@ -40,21 +40,23 @@ class Engine:
         policy: Policy,
         *,
         journal: Path,
+        codec: Codec | None = None,
         owner: str | None = None,
         run_id: str = "",
     ) -> None:
+        """`codec`: how the segments are read that a guard has written."""
         self.tenant = fences.tenant
         self.fences = fences
         self.objects = objects
         self.policy = policy
         self.redaction = policy.redactor
         self._owner = owner
-        self._run_id = run_id
+        self.run_id = run_id
         results = Results(self.tenant, policy, objects)
         self.backing: Backing | None = None
         if objects is not None:
             epochs = Epochs(self.tenant, objects)
-            hydrator = Hydrator(fences, epochs, SegmentLoader(objects, PlainCodec()))
+            hydrator = Hydrator(fences, epochs, SegmentLoader(objects, codec or PlainCodec()))
             self.backing = Backing(Commits(self.tenant, objects), epochs, hydrator, EpochWatch(fences, epochs))
         self.performer = Performer(fences, self.backing, results, policy)
         self.journal = Journal(journal, self.tenant, results)
@@ -84,7 +86,7 @@ class Engine:
             context=context_of(
                 operation,
                 owner=owner,
-                run_id=self._run_id,
+                run_id=self.run_id,
                 event_id=event_id,
                 correlation_id=correlation_id,
                 route=route,
@@ -139,7 +141,7 @@ class Engine:
             self.backing.hydrator,
             self.policy,
             owner=self.owner,
-            run_id=self._run_id,
+            run_id=self.run_id,
         )
         page, removed = expiry.purge(limit, after)
         return Purged(records, removed, page.scanned, page.after)

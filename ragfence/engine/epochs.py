@@ -81,9 +81,15 @@ class Epochs:
             return []
         return [entry.name for entry in self._objects.list(f"{self._segments}/{epoch:020d}/")]
 
+    def truth(self) -> list[str]:
+        """The segments that count now."""
+        return self._truth_of(self.known().newest_complete)
+
     def truth_below(self, epoch: int) -> list[str]:
         """The segments that count when `epoch` begins: the newest completed epoch's list and its own segments."""
-        newest = self.known(below=epoch).newest_complete
+        return self._truth_of(self.known(below=epoch).newest_complete)
+
+    def _truth_of(self, newest: int) -> list[str]:
         return sorted({*self.listed(newest), *self.committed_in(newest)})
 
     def segment_name(self, epoch: int, name: str) -> str:

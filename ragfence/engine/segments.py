@@ -119,6 +119,16 @@ def batch_tokens() -> Iterator[bytes]:
     return (batch + at.to_bytes(TOKEN_BYTES - BATCH_BYTES, "big") for at in itertools.count())
 
 
+def flags_of(grant: Granted, claim: Claim) -> int:
+    """How a move came about whose key was sealed before."""
+    head = grant.head
+    if grant.prior is None:
+        return 0
+    if head is None or not head.live or head.digest != claim.digest:
+        return REVIVED
+    return METADATA_UPDATED if head.metadata_hash != claim.metadata_hash else 0
+
+
 class SegmentWriter:
     """Performs head moves in batches. Safe to be killed, frozen or cut off anywhere."""
 
@@ -309,13 +319,7 @@ class SegmentWriter:
         return known.newest_complete
 
     def _seal(self, move: Move, grant: Granted, result: bytes) -> Seal:
-        claim, head, prior = move.claim, grant.head, grant.prior
-        flags = 0
-        if prior:
-            if head is None or not head.live or head.digest != claim.digest:
-                flags = REVIVED
-            elif head.metadata_hash != claim.metadata_hash:
-                flags = METADATA_UPDATED
+        claim, prior = move.claim, grant.prior
         return Seal(
             key=claim.key,
             token=grant.record.token,
@@ -327,7 +331,7 @@ class SegmentWriter:
             sequence=claim.sequence,
             metadata_hash=claim.metadata_hash,
             live=not claim.retract,
-            flags=flags,
+            flags=flags_of(grant, claim),
             duplicate=prior is not None,
             context=claim.context,
         )

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ragfence.core.decisions import Claim, Held, LeaseRef, Mode, Seal, SealOutcome, Verdict
+from ragfence.core.decisions import Ask, Claim, Held, LeaseRef, Mode, Seal, SealOutcome, Verdict
 from ragfence.core.records import Head, KeyRecord
 from ragfence.core.rows import Row
 
@@ -83,6 +83,13 @@ class FenceStore(Protocol):
 
     def claim(self, claims: Sequence[Claim]) -> list[Verdict]: ...
 
+    def replays(self, asks: Sequence[Ask]) -> list[bytes | None]:
+        """The records of documents whose live heads are just what is asked; their rows are written, nothing is claimed.
+
+        None: ask by a claim, which decides. Of a source that stands twice, nothing is answered after a None.
+        """
+        ...
+
     def renew(self, leases: Sequence[LeaseRef]) -> list[bool]:
         """False: the lease is lost."""
         ...
@@ -95,7 +102,13 @@ class FenceStore(Protocol):
 
     def read(self, lookups: Sequence[Lookup]) -> list[Held]: ...
 
-    def heads(self, shard: int) -> Iterator[tuple[bytes, Head]]: ...
+    def heads(self, shard: int) -> Iterator[tuple[bytes, Head]]:
+        """May show a head twice, and one that moves meanwhile as it was or as it is."""
+        ...
+
+    def all_heads(self) -> Iterator[tuple[int, bytes, Head]]:
+        """(shard, source, head) of every shard: for Redis one pass instead of 64."""
+        ...
 
     def scan(self, shard: int | None = None) -> Iterator[Scanned]: ...
 

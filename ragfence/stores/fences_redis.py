@@ -10,7 +10,7 @@ process that answers. After a restart, failover or flush they are hydrated from 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from redis.exceptions import NoScriptError
 
 from ragfence.core.decisions import (
+    Ask,
     Claim,
     Held,
     LeaseRef,
@@ -29,7 +30,7 @@ from ragfence.core.decisions import (
     decide,
 )
 from ragfence.core.ledger import row_for_claim
-from ragfence.core.records import Head, KeyRecord, SourceRecord, checked_epoch, park, short, unpark
+from ragfence.core.records import Head, KeyRecord, SourceRecord, checked_epoch, free_head, park, short, unpark
 from ragfence.core.rows import Row, decode_rows
 from ragfence.errors import StoreUnavailable
 from ragfence.stores.fences import Loaded, LoadedSource, Lookup, Marker, Scanned, Stats
@@ -41,13 +42,13 @@ from ragfence.stores.redis_scripts import Script, scripts
 from ragfence.stores.redis_urls import open_link
 from ragfence.stores.redis_wire import (
     Names,
-    document_replay_of,
     lease_done,
     outcome_of,
     pack_claim,
     pack_lease,
     pack_seal,
     replay_of,
+    row_of_ask,
     verdict_of,
 )
 
@@ -114,6 +115,7 @@ class RedisFences:
         self.solo = solo
         self._names = Names(tenant)
         self._most_rows = SOLO_ROWS_PER_SHARD if solo else 0
+        self._most = (b"MAXLEN", b"~", self._most_rows) if solo else ()
         self._solo = b"1" if solo else b"0"
         self._common = (self._solo, b"1", b"%d" % self._most_rows)
         """what stands before the single group of a batch of one"""
@@ -142,6 +144,49 @@ class RedisFences:
         rest = iter([verdict_of(reply) for reply in replies])
         return [hit or next(rest) for hit in hits]
 
+    def replays(self, asks: Sequence[Ask]) -> list[bytes | None]:
+        if not asks:
+            return []
+        prefixes = [prefix + b"s" for prefix in self._names.prefixes]
+        found = self._reader.snapshot([(ask[0][0], prefixes[ask[0][0]] + ask[1]) for ask in asks])
+        stamps = {shard: b"" if epoch is None else epoch.to_bytes(8, "big") for shard, epoch in found.epochs.items()}
+        ts = found.now_ms.to_bytes(6, "big")
+        rows: dict[int, list[bytes]] = {}
+        unclear: set[bytes] = set()
+        records: list[bytes | None] = []
+        for ask, data in zip(asks, found.values, strict=True):
+            key, source, fingerprint, metadata_hash, sequence, _, _ = ask
+            stamp = stamps[key[0]]
+            record = None
+            if data is not None and stamp and not (unclear and source in unclear):
+                record = free_head(data, stamp, key[1:], fingerprint, metadata_hash, sequence)
+            records.append(record)
+            if record is None:  # it may be claimed: whoever comes after it in this batch must wait for that
+                unclear.add(source)
+                continue
+            row = row_of_ask(ask, record, ts)
+            if (written := rows.get(key[0])) is None:
+                rows[key[0]] = [row]
+            else:
+                written.append(row)
+        if rows:
+            self._add_rows(rows)
+        return records
+
+    def _add_rows(self, rows: Mapping[int, Sequence[bytes]]) -> None:
+        """Confirmed where seals are: the rows were written after the seals they tell of."""
+        calls = [
+            Call(shard, (b"XADD", self._names.rows[shard], *self._most, b"*", b"d", b"".join(encoded)))
+            for shard, encoded in rows.items()
+        ]
+        with understood(self.url):
+            done = self._link.exchange(calls, self._waits_for)
+            for reply in done.replies:
+                if isinstance(reply, Exception):
+                    raise reply
+        if self._waits_for:
+            self._refuse_unconfirmed(done.after)
+
     def seal(self, seals: Sequence[Seal]) -> list[SealOutcome]:
         if len(seals) == 1:
             return [outcome_of(self._alone("seal", seals[0], pack_seal(seals[0]), _always))]
@@ -168,14 +213,19 @@ class RedisFences:
         ]
 
     def heads(self, shard: int) -> Iterator[tuple[bytes, Head]]:
-        epoch = self._reader.snapshot([], [shard]).epochs[shard]
-        if epoch is None and not self.solo:
-            return
-        prefix = len(self._names.prefixes[shard]) + 1
-        for name, data, _ in self._reader.scan(b"s", shard):
-            source = SourceRecord.decode(data)
-            if source.head and (self.solo or source.stamp == epoch):
-                yield name[prefix:], source.head
+        return ((source, head) for _, source, head in self._heads_in(shard))
+
+    def all_heads(self) -> Iterator[tuple[int, bytes, Head]]:
+        return self._heads_in(None)
+
+    def _heads_in(self, wanted: int | None) -> Iterator[tuple[int, bytes, Head]]:
+        shards = range(len(self._names.markers)) if wanted is None else [wanted]
+        epochs = self._reader.snapshot([], shards).epochs
+        for name, data, _ in self._reader.scan(b"s", wanted):
+            shard = self._names.shard_of(name)
+            source, epoch = SourceRecord.decode(data), epochs[shard]
+            if source.head and (self.solo or (epoch is not None and source.stamp == epoch)):
+                yield shard, name[len(self._names.prefixes[shard]) + 1 :], source.head
 
     def scan(self, shard: int | None = None) -> Iterator[Scanned]:
         for name, data, expires_ms in self._reader.scan(b"k", shard):
@@ -213,13 +263,7 @@ class RedisFences:
         entries: dict[int, list[bytes]] = {}
         for row in rows:
             entries.setdefault(row.key[0], []).append(row.encode())
-        most = (b"MAXLEN", b"~", self._most_rows) if self._most_rows else ()
-        self._exchange(
-            [
-                Call(shard, (b"XADD", self._names.rows[shard], *most, b"*", b"d", b"".join(encoded)))
-                for shard, encoded in entries.items()
-            ]
-        )
+        self._add_rows(entries)
 
     def rows(self, since_ms: int = 0) -> Iterator[Row]:
         # A replaced clock says nothing about the ids of the stream, so only the real one bounds the range.
@@ -297,38 +341,33 @@ class RedisFences:
         self._link.close()
 
     def _replays(self, claims: Sequence[Claim]) -> tuple[list[Verdict | None], dict[int, list[bytes]]]:
-        """The claims that an MGET can answer: sealed, same payload, and no lease anywhere near. And their rows."""
+        """The claims that an MGET can answer: sealed, same payload, and no lease anywhere near. And their rows.
+
+        Documents are asked for by `replays`; their claims go to the script.
+        """
         names = self._names
-        wanted = [
-            (claim.key[0], names.source(claim.key[0], claim.source))
-            if claim.mode is Mode.DOCUMENT
-            else (claim.key[0], names.record(claim.key))
-            for claim in claims
-        ]
+        asked = [claim for claim in claims if claim.mode is not Mode.DOCUMENT]
+        wanted = [(claim.key[0], names.record(claim.key)) for claim in asked]
         wanted += [
-            (claim.key[0], names.source(claim.key[0], claim.source)) for claim in claims if claim.mode is Mode.SEQUENCED
+            (claim.key[0], names.source(claim.key[0], claim.source)) for claim in asked if claim.mode is Mode.SEQUENCED
         ]
-        found = self._reader.snapshot(wanted)
-        sources = iter(found.values[len(claims) :])
-        answers: list[Verdict | None] = []
         rows: dict[int, list[bytes]] = {}
-        unclear: set[bytes] = set()
+        if not asked:
+            return [None] * len(claims), rows
+        found = self._reader.snapshot(wanted)
+        records, sources = iter(found.values), iter(found.values[len(asked) :])
+        answers: list[Verdict | None] = []
         epochs, ts = found.epochs, found.now_ms.to_bytes(6, "big")
-        stamps = {shard: epoch and epoch.to_bytes(8, "big") for shard, epoch in epochs.items()}
-        for claim, data in zip(claims, found.values, strict=False):
+        for claim in claims:
             shard, mode, replay = claim.key[0], claim.mode, None
             if mode is Mode.SEQUENCED:
-                replay = self._replay_of_source(claim, data, next(sources), epochs[shard], found.now_ms)
-            elif data is None or (stamp := stamps[shard]) is None:
-                pass
+                replay = self._replay_of_source(claim, next(records), next(sources), epochs[shard], found.now_ms)
             elif mode is Mode.KEYED:
-                replay = replay_of(claim, data, ts)
-            elif claim.source not in unclear:
-                replay = document_replay_of(claim, data, None if self.solo else stamp, ts)
+                data = next(records)
+                if data is not None and epochs[shard] is not None:
+                    replay = replay_of(claim, data, ts)
             if replay is None:
                 answers.append(None)
-                if mode is Mode.DOCUMENT:  # it may get a lease: whoever comes after it in this batch must see it
-                    unclear.add(claim.source)
                 continue
             answers.append(replay[0])
             if (written := rows.get(shard)) is None:

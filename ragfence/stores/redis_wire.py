@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from ragfence.core.decisions import (
+    Ask,
     Claim,
     Conflict,
     Fenced,
@@ -54,9 +55,6 @@ _REPLAY = struct.Struct(f">B{TOKEN_BYTES}sB6sBBI6x{KEY_BYTES}s")
 _NO_ERROR = struct.Struct(">xI")
 _ENDED = frozenset((int(State.SEALED), int(State.FAILED)))
 _DUPLICATE = int(RowKind.DUPLICATE)
-_HEAD_SEQUENCE = 8
-_FREE_HEADS = frozenset((bytes((VERSION, 5)), bytes((VERSION, 5 + _HEAD_SEQUENCE))))
-"""How the record of a source starts that has a live head and no lease."""
 
 
 class Names:
@@ -152,29 +150,11 @@ def _row_of_replay(claim: Claim, data: bytes, ts: bytes) -> bytes:
     return b"%b%b%b%b%b" % (head, data[2:HEADER_BYTES], effect_id, _NO_ERROR.pack(len(context)), context)
 
 
-def document_replay_of(claim: Claim, data: bytes, stamp: bytes | None, ts: bytes) -> tuple[Replay, bytes] | None:
-    """As `replay_of`, out of the record of the claim's source: its live head is what the claim asks for, and no lease.
-
-    `stamp` is what a record of this epoch carries; None: any will do.
-    """
-    # version:1 flags:1 stamp:8, then digest:32 sequence:8 metadata_hash:16 length:4 and the head's record
-    if (
-        data[:2] not in _FREE_HEADS
-        or data[10:42] != claim.key[1:]
-        or data[50:66] != claim.metadata_hash
-        or data[72:88] != claim.fingerprint
-        or data[70] != VERSION
-        or (stamp is not None and data[2:10] != stamp)
-        or claim.retract
-    ):
-        if data[0] != VERSION:
-            SourceRecord.decode(data)  # refuses it, before anything of its batch is granted
-        return None
-    sequence = claim.sequence
-    if sequence is not None and (data[1] & _HEAD_SEQUENCE == 0 or data[42:50] != _SEQUENCE.pack(sequence)):
-        return None
-    record = data[70:]
-    return Replay(KeyRecord.decode(record)), _row_of_replay(claim, record, ts)
+def row_of_ask(ask: Ask, record: bytes, ts: bytes) -> bytes:
+    """The row of a document that was answered with this record, which has no effect_id of its own."""
+    key, _, _, _, _, token, context = ask
+    head = _REPLAY.pack(ROW_VERSION, token, 0, ts, _DUPLICATE, 0, 0, key)
+    return b"%b%b\0%b%b" % (head, record[2:HEADER_BYTES], _NO_ERROR.pack(len(context)), context)
 
 
 def pack_seal(seal: Seal) -> bytes:

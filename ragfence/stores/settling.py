@@ -7,11 +7,12 @@ steps (marker, then records, then row) is here, once.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
 from ragfence.core.decisions import (
+    Ask,
     Change,
     Claim,
     Held,
@@ -28,10 +29,10 @@ from ragfence.core.decisions import (
     settle_seal,
 )
 from ragfence.core.hashing import SHARDS
-from ragfence.core.ledger import row_for_claim, row_for_release, row_for_seal
+from ragfence.core.ledger import row_for_answer, row_for_claim, row_for_release, row_for_seal
 from ragfence.core.operations import Fence
-from ragfence.core.records import KeyRecord, SourceRecord, checked_epoch, park, unpark
-from ragfence.core.rows import Row
+from ragfence.core.records import Head, KeyRecord, SourceRecord, checked_epoch, free_head, park, unpark
+from ragfence.core.rows import Row, RowKind
 from ragfence.stores.fences import Loaded, LoadedSource, Lookup, Marker
 
 
@@ -86,6 +87,25 @@ def claim_all(shelf: Shelf, claims: Sequence[Claim]) -> list[Verdict]:
             shelf.add_row(row)
         verdicts.append(verdict)
     return verdicts
+
+
+def replay_all(shelf: Shelf, asks: Sequence[Ask]) -> list[bytes | None]:
+    records: list[bytes | None] = []
+    unclear: set[bytes] = set()
+    for ask in asks:
+        shard, record = ask.key[0], None
+        epoch = ready_epoch(shelf, shard)
+        data = shelf.get_source(shard, ask.source) if epoch is not None and ask.source not in unclear else None
+        if data is not None and epoch is not None:
+            stamp = None if shelf.solo else epoch.to_bytes(8, "big")
+            record = free_head(data, stamp, ask.key[1:], ask.fingerprint, ask.metadata_hash, ask.sequence)
+        records.append(record)
+        if record is None:
+            unclear.add(ask.source)
+            continue
+        answered = Claim(ask.key, ask.fingerprint, ask.token, Mode.DOCUMENT, ask.source, context=ask.context)
+        shelf.add_row(row_for_answer(answered, RowKind.DUPLICATE, KeyRecord.decode(record), shelf.now_ms))
+    return records
 
 
 def seal_all(shelf: Shelf, seals: Sequence[Seal]) -> list[SealOutcome]:
@@ -276,6 +296,10 @@ class ShelvedFences(ABC):
         with self._transaction() as shelf:
             return claim_all(shelf, claims)
 
+    def replays(self, asks: Sequence[Ask]) -> list[bytes | None]:
+        with self._transaction() as shelf:
+            return replay_all(shelf, asks)
+
     def renew(self, leases: Sequence[LeaseRef]) -> list[bool]:
         with self._transaction() as shelf:
             return renew_all(shelf, leases)
@@ -295,6 +319,14 @@ class ShelvedFences(ABC):
     def read(self, lookups: Sequence[Lookup]) -> list[Held]:
         with self._transaction(write=False) as shelf:
             return read_all(shelf, lookups)
+
+    @abstractmethod
+    def heads(self, shard: int) -> Iterator[tuple[bytes, Head]]: ...
+
+    def all_heads(self) -> Iterator[tuple[int, bytes, Head]]:
+        for shard in range(SHARDS):
+            for source, head in self.heads(shard):
+                yield shard, source, head
 
     def markers(self) -> list[Marker | None]:
         with self._transaction(write=False) as shelf:

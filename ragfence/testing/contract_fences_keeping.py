@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -42,6 +43,7 @@ from ragfence.testing.fence_calls import (
     SHARD,
     WITH_A_SOURCE,
     FencesUnderTest,
+    ask,
     claim,
     granted,
     lease,
@@ -664,6 +666,73 @@ class UpkeepContract:
         assert expires_ms is not None
         assert fences.clock() + DAY_MS - HOUR_MS < expires_ms <= fences.clock() + DAY_MS
 
+    def test_a_live_document_is_answered_without_a_claim_and_leaves_the_same_row(self, fences: FencesUnderTest) -> None:
+        asked = claim(Mode.DOCUMENT, "A", metadata_hash=b"m" * 16, context=b'{"kind":"document"}')
+        record = sealed(fences.store, asked, result=b"d" + b"i" * 32)
+        (found,) = fences.store.replays([ask(asked)])
+        assert found is not None
+        assert KeyRecord.decode(found) == record
+        claimed = asked._replace(token=b"2" * TOKEN_BYTES)
+        assert verdict(fences.store, claimed) == Replay(record)
+        rows = {row.token: row for row in rows_of(fences.store)}
+        told, by_claim = rows[ask(asked).token], rows[claimed.token]
+        assert dataclasses.replace(told, token=claimed.token, ts_ms=by_claim.ts_ms) == by_claim
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            {"fingerprint": b"x" * 16},
+            {"metadata_hash": b"x" * 16},
+            {"sequence": 4},
+            {"key": claim(Mode.DOCUMENT, "B").key},
+            {"source": source_of("another")},
+        ],
+        ids=lambda other: next(iter(other)),
+    )
+    def test_whatever_differs_is_asked_by_a_claim(self, fences: FencesUnderTest, other: dict[str, Any]) -> None:
+        asked = claim(Mode.DOCUMENT, "A", metadata_hash=b"m" * 16)
+        sealed(fences.store, asked, result=b"d")
+        before = rows_of(fences.store)
+        assert fences.store.replays([ask(asked)._replace(**other)]) == [None]
+        assert rows_of(fences.store) == before
+
+    def test_a_document_with_a_sequence_is_answered_for_just_that_sequence(self, fences: FencesUnderTest) -> None:
+        asked = claim(Mode.DOCUMENT, "A", sequence=-3)
+        sealed(fences.store, asked, result=b"d")
+        answers = fences.store.replays([ask(asked), ask(asked)._replace(sequence=None, token=b"3" * TOKEN_BYTES)])
+        assert [answer is not None for answer in answers] == [True, True]
+        for sequence in (-4, -2):
+            assert fences.store.replays([ask(asked)._replace(sequence=sequence)]) == [None]
+
+    def test_a_document_that_is_claimed_retracted_or_of_another_epoch_is_asked_by_a_claim(
+        self, fences: FencesUnderTest
+    ) -> None:
+        asked = claim(Mode.DOCUMENT, "A")
+        assert fences.store.replays([ask(asked)]) == [None]
+        sealed(fences.store, asked, result=b"d")
+        granted(fences.store, claim(Mode.DOCUMENT, "B", by="two"))
+        assert fences.store.replays([ask(asked)]) == [None]
+        other = claim(Mode.DOCUMENT, "A", source="other")
+        sealed(fences.store, other, result=b"d")
+        sealed(fences.store, claim(Mode.DOCUMENT, "", source="other", retract=True, by="three"))
+        assert fences.store.replays([ask(other)]) == [None]
+        third = claim(Mode.DOCUMENT, "A", source="third")
+        sealed(fences.store, third, result=b"d")
+        fences.restart()
+        assert fences.store.replays([ask(third)]) == [None]
+        start_epoch(fences.store, 77)
+        assert fences.store.replays([ask(third)]) == [None]
+
+    def test_nothing_of_a_source_is_answered_after_what_may_move_it(self, fences: FencesUnderTest) -> None:
+        first = claim(Mode.DOCUMENT, "A")
+        sealed(fences.store, first, result=b"d")
+        moving = ask(claim(Mode.DOCUMENT, "B"))
+        found = fences.store.replays([ask(first), moving, ask(first)._replace(token=b"4" * TOKEN_BYTES)])
+        assert [record is not None for record in found] == [True, False, False]
+
+    def test_no_asks_no_answers(self, fences: FencesUnderTest) -> None:
+        assert fences.store.replays([]) == []
+
     def test_the_version_of_a_shard_changes_with_every_head_move_and_with_nothing_else(
         self, fences: FencesUnderTest
     ) -> None:
@@ -692,6 +761,13 @@ class UpkeepContract:
         assert after is not None
         assert after[0] == 77
         assert after != before
+
+    def test_all_heads_are_those_of_the_shards(self, fences: FencesUnderTest) -> None:
+        sealed(fences.store, claim(Mode.DOCUMENT, "A"))
+        sealed(fences.store, claim(Mode.DOCUMENT, "B", source="another", by="two"))
+        found = {(shard, source, head) for shard, source, head in fences.store.all_heads()}
+        assert found == {(SHARD, source, head) for source, head in fences.store.heads(SHARD)}
+        assert len(found) == 2
 
     def test_a_scan_shows_superseded_documents(self, fences: FencesUnderTest) -> None:
         receipt = sealed(fences.store, claim(Mode.DOCUMENT, "A"), result=b"jA")

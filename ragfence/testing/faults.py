@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Generic, Literal, TypeVar
 
-from ragfence.core.decisions import Claim, Held, LeaseRef, Seal, SealOutcome, Verdict
+from ragfence.core.decisions import Ask, Claim, Held, LeaseRef, Seal, SealOutcome, Verdict
 from ragfence.core.records import Head
 from ragfence.core.rows import Row
 from ragfence.errors import StoreUnavailable
@@ -126,12 +126,14 @@ class FaultyCalls(Generic[Method]):
 
 FenceMethod = Literal[
     "claim",
+    "replays",
     "renew",
     "seal",
     "release",
     "pardon",
     "read",
     "heads",
+    "all_heads",
     "scan",
     "forget",
     "stats",
@@ -172,6 +174,9 @@ class FaultyFences(FaultyCalls[FenceMethod]):
     def claim(self, claims: Sequence[Claim]) -> list[Verdict]:
         return self._call("claim", _keys(claims), lambda: self.inner.claim(claims))
 
+    def replays(self, asks: Sequence[Ask]) -> list[bytes | None]:
+        return self._call("replays", _keys(asks), lambda: self.inner.replays(asks))
+
     def renew(self, leases: Sequence[LeaseRef]) -> list[bool]:
         return self._call("renew", _keys(leases), lambda: self.inner.renew(leases))
 
@@ -189,6 +194,9 @@ class FaultyFences(FaultyCalls[FenceMethod]):
 
     def heads(self, shard: int) -> Iterator[tuple[bytes, Head]]:
         return self._call("heads", [f"{shard:02x}"], lambda: self.inner.heads(shard))
+
+    def all_heads(self) -> Iterator[tuple[int, bytes, Head]]:
+        return self._call("all_heads", [""], self.inner.all_heads)
 
     def scan(self, shard: int | None = None) -> Iterator[Scanned]:
         return self._call("scan", ["" if shard is None else f"{shard:02x}"], lambda: self.inner.scan(shard))
@@ -243,5 +251,5 @@ class FaultyFences(FaultyCalls[FenceMethod]):
         self.inner.close()
 
 
-def _keys(items: Iterable[Claim | Seal | LeaseRef | Lookup | Row]) -> list[str]:
+def _keys(items: Iterable[Ask | Claim | Seal | LeaseRef | Lookup | Row]) -> list[str]:
     return [item.key.hex() for item in items] or [""]

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from ragfence.core.decisions import Claim, Granted, Held, LeaseRef, Mode, Seal, Sealed, Verdict
+from ragfence.core.decisions import Ask, Claim, Granted, Held, LeaseRef, Mode, Seal, Sealed, Verdict
 from ragfence.core.records import FINGERPRINT_BYTES, TOKEN_BYTES, KeyRecord
 from ragfence.core.rows import Row
 from ragfence.stores.fences import SOURCE_BYTES, FenceStore, Lookup
@@ -79,6 +79,19 @@ def claim(
             "context": b'{"kind":"ticket"}',
             **fields,
         }
+    )
+
+
+def ask(claim: Claim) -> Ask:
+    """What `replays` is asked for a claim of a document."""
+    return Ask(
+        claim.key,
+        claim.source,
+        claim.fingerprint,
+        claim.metadata_hash,
+        claim.sequence,
+        b"ask-" + claim.token[4:],
+        claim.context,
     )
 
 

@@ -22,6 +22,7 @@ from ragfence.errors import RagfenceError
 
 NAMES = [
     "Decision",
+    "Document",
     "Fence",
     "Flags",
     "Operation",

@@ -280,7 +280,6 @@ print(sorted(heavy))
 
 
 SURFACES: dict[str, Callable[[Fence], Any]] = {
-    "documents": lambda fence: fence.documents,
     "indexes": lambda fence: fence.indexes,
     "aliases": lambda fence: fence.aliases,
     "search": lambda fence: fence.search("docs", "how?"),

@@ -1,0 +1,1 @@
+"""The documents guard: every document is cut and stored once, and answered with its first snippet_ids."""

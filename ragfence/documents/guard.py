@@ -1,0 +1,228 @@
+"""`fence.documents`: a document is ingested once per doc_id and content, and everybody gets the first snippet_ids."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import islice
+from typing import Literal, overload
+
+from ragfence.core.decisions import Ask, Replay
+from ragfence.core.receipts import Receipt
+from ragfence.documents.chunking import Chunker
+from ragfence.documents.corpus import Corpus
+from ragfence.documents.document import Document
+from ragfence.documents.foresight import foreseen
+from ragfence.documents.identity import Identity
+from ragfence.documents.moving import Mover, SnippetsFirst, effect_of, error_of, receipt_of, refused, replayed
+from ragfence.documents.parquet import ParquetCodec
+from ragfence.documents.preparing import Caller, Prepared, Preparing, Recipes, in_waves
+from ragfence.documents.progress import Meter, meter
+from ragfence.documents.reading import Reading, StoredDocument, StoredSnippet
+from ragfence.documents.segments import Layout
+from ragfence.documents.settings import settle_content_hash
+from ragfence.engine.engine import Engine
+from ragfence.engine.segments import Move, Moved, SegmentWriter, batch_tokens
+from ragfence.errors import DocumentInvalid, ObjectsRequired, ValidationError
+
+BATCH = 500
+
+
+class Documents:
+    """Documents behind the fence. Safe to be killed anywhere; any number of processes may send the same ones.
+
+    Leases give one *effect* per document, not one execution: a process frozen past its lease may chunk again what its
+    successor chunks, but both get the same snippet_ids and one head move counts.
+    """
+
+    def __init__(self, engine: Engine, *, chunker: Chunker | None = None) -> None:
+        if engine.backing is None or engine.objects is None:
+            raise ObjectsRequired(
+                "documents need an object store, and this fence was opened without",
+                hint='ragfence.open("redis://...", objects="s3://bucket/prefix")',
+            )
+        self._engine = engine
+        self._chunker = chunker
+        self._objects = engine.objects
+        self._backing = engine.backing
+        self._layout = Layout(engine.tenant)
+        self._rules = engine.policy.for_kind("document")
+
+    def using(self, *, chunker: Chunker | None = None) -> Documents:
+        """The same documents with another chunker. Another chunker makes other snippets of the same content."""
+        return Documents(self._engine, chunker=chunker or self._chunker)
+
+    def ingest(self, document: Document, *, dry_run: bool = False) -> Receipt:
+        """Ingests one document, or answers with the snippet_ids of the first time.
+
+        Raises `DocumentInvalid`, `Conflict`, `Stale`, `InFlight` or `Quarantined`; `ingest_many` has them as entries.
+
+        >>> fence.documents.ingest(ragfence.Document("a", "some text")).snippet_ids  # doctest: +SKIP
+        """
+        prepared = self._preparing.ingest(document, next(batch_tokens()), self._caller())
+        return self._foreseen([prepared])[0] if dry_run else self._one(prepared)
+
+    def retract(self, doc_id: str, *, sequence: int | None = None, dry_run: bool = False) -> Receipt:
+        """Takes a document away. The same content after it brings it back with its snippet_ids."""
+        prepared = self._preparing.retract(doc_id, sequence, next(batch_tokens()), self._caller())
+        return self._foreseen([prepared])[0] if dry_run else self._one(prepared)
+
+    @overload
+    def ingest_many(
+        self,
+        documents: Iterable[Document],
+        *,
+        progress: bool | Callable[[int], None] = ...,
+        batch: int = ...,
+        dry_run: bool = ...,
+        stream: Literal[False] = ...,
+    ) -> Sequence[Receipt]: ...
+    @overload
+    def ingest_many(
+        self,
+        documents: Iterable[Document],
+        *,
+        progress: bool | Callable[[int], None] = ...,
+        batch: int = ...,
+        dry_run: bool = ...,
+        stream: Literal[True],
+    ) -> Iterator[Receipt]: ...
+    def ingest_many(
+        self,
+        documents: Iterable[Document],
+        *,
+        progress: bool | Callable[[int], None] = False,
+        batch: int = BATCH,
+        dry_run: bool = False,
+        stream: bool = False,
+    ) -> Sequence[Receipt] | Iterator[Receipt]:
+        """Ingests many documents: one receipt each, in their order.
+
+        A document that is invalid, stale, conflicting, or whose chunker fails is an entry with `.failure`; the others
+        of its batch are ingested. `stream=True` returns an iterator that ingests while it is read, in bounded memory.
+        """
+        if not 1 <= batch <= 10_000:
+            raise ValidationError(f"batch must be from 1 to 10,000, not {batch}")
+        total = len(documents) if isinstance(documents, Sequence) else None
+        receipts = self._streamed(documents, batch, dry_run, lambda: meter(progress, total, "ingesting"))
+        return receipts if stream else list(receipts)
+
+    def get(self, doc_id: str) -> StoredDocument | None:
+        """The live revision of a document, described; None if there is none."""
+        return self._reading.get(doc_id)
+
+    def snippets(self, doc_id: str) -> list[StoredSnippet]:
+        """The snippets of the live revision, in their order, with text and positions."""
+        return self._reading.snippets(doc_id)
+
+    def heads(self) -> Iterator[StoredDocument]:
+        """Every live document, in no order. Reads the whole log."""
+        return map(self._reading.described, self._reading.live())
+
+    def corpus_digest(self) -> str:
+        """One value for all live documents: it changes when one comes, goes, or changes in any way."""
+        return self._corpus.digest()
+
+    def _streamed(
+        self,
+        documents: Iterable[Document],
+        batch: int,
+        dry_run: bool,
+        watched: Callable[[], contextlib.AbstractContextManager[Meter]],
+    ) -> Iterator[Receipt]:
+        source = iter(documents)
+        done = 0
+        with watched() as told:
+            while page := list(islice(source, batch)):
+                receipts = self._batch(page, done, dry_run)
+                done += len(page)
+                told(done)
+                yield from receipts
+
+    def _batch(self, documents: Sequence[Document], first: int, dry_run: bool) -> list[Receipt]:
+        caller, tokens = self._caller(), batch_tokens()
+        receipts: dict[int, Receipt] = {}
+        left = dict(enumerate(documents))
+        if not dry_run:
+            left = self._replayed(left, first, caller, receipts)
+        prepared: dict[int, Prepared] = {}
+        for at, document in left.items():
+            try:
+                prepared[at] = self._preparing.ingest(document, next(tokens), caller, first + at)
+            except DocumentInvalid as invalid:
+                receipts[at] = refused(invalid)
+        if dry_run:
+            receipts |= zip(prepared, self._foreseen(list(prepared.values())), strict=True)
+        elif prepared:
+            receipts |= self._mover.move(list(in_waves(prepared)))
+        return [receipts[at] for at in range(len(documents))]
+
+    def _replayed(
+        self, documents: dict[int, Document], first: int, caller: Caller, receipts: dict[int, Receipt]
+    ) -> dict[int, Document]:
+        """Answers those that are live just as they were sent, which most are, and returns the others."""
+        ask, tokens = self._preparing.ask, batch_tokens()
+        asks: dict[int, Ask] = {}
+        for at, document in documents.items():
+            try:
+                asks[at] = ask(document, next(tokens), caller, first + at)
+            except DocumentInvalid as invalid:
+                receipts[at] = refused(invalid)
+        left: dict[int, Document] = {}
+        for (at, asked), record in zip(asks.items(), self._engine.fences.replays(list(asks.values())), strict=True):
+            if record is None:
+                left[at] = documents[at]
+            else:
+                receipts[at] = replayed(asked[0], record)
+        return left
+
+    def _one(self, prepared: Prepared) -> Receipt:
+        move = Move(prepared.claim, effect_of(prepared), prepared)
+        (answer,) = self._writer.move([move], wait_s=self._rules.wait_ms / 1000)
+        if isinstance(answer, Replay | Moved):
+            return receipt_of(prepared, answer)
+        raise error_of(prepared, answer, self._rules.wait_ms)
+
+    def _foreseen(self, prepared: Sequence[Prepared]) -> list[Receipt]:
+        self._backing.hydrator.ensure_ready()
+        return foreseen(self._engine.fences, prepared)
+
+    def _caller(self) -> Caller:
+        return Caller(self._engine.owner, self._engine.run_id)
+
+    @cached_property
+    def _identity(self) -> Identity:
+        algorithm = self._engine.policy.content_hash
+        settle_content_hash(self._engine.tenant, self._objects, algorithm)
+        return Identity(self._engine.tenant, algorithm)
+
+    @cached_property
+    def _preparing(self) -> Preparing:
+        rules = self._engine.policy.documents
+        return Preparing(self._identity, rules, self._rules, Recipes(self._chunker, rules))
+
+    @cached_property
+    def _reading(self) -> Reading:
+        fences, backing = self._engine.fences, self._backing
+        return Reading(fences, self._objects, backing.epochs, backing.hydrator, self._identity, self._layout)
+
+    @cached_property
+    def _corpus(self) -> Corpus:
+        return Corpus(self._engine.fences, self._backing.hydrator)
+
+    @cached_property
+    def _writer(self) -> SegmentWriter:
+        return SegmentWriter(
+            self._engine.fences,
+            self._objects,
+            self._backing.epochs,
+            self._backing.hydrator,
+            ParquetCodec(),
+            neighbours=SnippetsFirst(self._layout, self._objects),
+            max_runtime_ms=self._rules.max_runtime_ms,
+        )
+
+    @cached_property
+    def _mover(self) -> Mover:
+        return Mover(self._writer, wait_ms=self._rules.wait_ms)

@@ -1,0 +1,157 @@
+"""Who a document is: its key, its source, its fingerprint, and the ids of its snippets.
+
+A document's key is the key of an ordinary operation (kind `document`, the content hash as revision, the recipe as
+index_hash), so whatever finds operations finds documents. It is computed here for a million documents in a row: what
+the digests of a tenant and a recipe have in common is framed once.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from typing import NamedTuple
+
+import xxhash
+
+from ragfence.core.hashing import SHARDS, Algorithm, framed
+from ragfence.core.operations import Operation
+from ragfence.stores.fences import SOURCE_BYTES
+
+KIND = "document"
+INGEST, RETRACT = "ingest", "retract"
+SNIPPET_BYTES = 16
+
+
+_size = struct.Struct(">Q").pack
+_SHARD = [bytes((shard,)) for shard in range(SHARDS)]
+
+
+class Place(NamedTuple):
+    """Where a document lives in the fence store."""
+
+    shard: int
+    source: bytes
+
+
+class Content(NamedTuple):
+    """What of a document decides whether it is new."""
+
+    hash: str
+    size: int
+    """in bytes: compared besides the hash"""
+
+
+class Identity:
+    """The digests of one tenant's documents.
+
+    Keys, sources and snippet ids are sha256. What is only compared within one key (fingerprint and metadata hash) is
+    as the tenant's content hash: xxh3 for trusted pipelines, sha256 where documents come from strangers.
+    """
+
+    def __init__(self, tenant: str, algorithm: Algorithm) -> None:
+        self.tenant = tenant
+        self.algorithm = algorithm
+        self._compared: Callable[[bytes], bytes] = (
+            xxhash.xxh3_128_digest if algorithm == "xxh3" else lambda data: sha256(data).digest()[:16]
+        )
+        tenant_bytes = tenant.encode()
+        # `framed` joins a tag and length-prefixed parts, so its beginnings can be made ahead.
+        self._shard = framed("ragfence/shard/1", (tenant_bytes,))
+        self._source = framed("ragfence/document-source/1", (tenant_bytes,))
+        self._key = framed("ragfence/operation/1", (tenant_bytes, KIND.encode(), b""))
+        self._fingerprint = framed("ragfence/document/1", ())
+        self._metadata = framed("ragfence/metadata/1", ())
+
+    def ask(
+        self, doc_id: bytes, content_hash: str, size: int, tail: bytes, metadata: bytes, url: str, content_type: str
+    ) -> tuple[bytes, bytes, bytes, bytes]:
+        """Key, source, fingerprint and metadata hash at once: what `place`, `key` and the others say, in half the time.
+
+        Every document that is sent again comes this way. A property test holds the two together.
+        """
+        sized, revision = _size(len(doc_id)) + doc_id, content_hash.encode()
+        shard = xxhash.xxh3_64_intdigest(self._shard + sized) % SHARDS
+        rest = b"%b%b" % (_size(len(revision)), revision)
+        described = url.encode(), content_type.encode()
+        return (
+            _SHARD[shard] + sha256(b"%b%b%b%b" % (self._key, sized, rest, tail)).digest(),
+            sha256(self._source + sized).digest()[:SOURCE_BYTES],
+            self._compared(b"%b%b%b" % (self._fingerprint, rest, _size(size))),
+            self._compared(
+                b"%b%b%b%b%b%b%b"
+                % (
+                    self._metadata,
+                    _size(len(metadata)),
+                    metadata,
+                    _size(len(described[0])),
+                    described[0],
+                    _size(len(described[1])),
+                    described[1],
+                )
+            ),
+        )
+
+    def place(self, doc_id: bytes) -> Place:
+        sized = len(doc_id).to_bytes(8, "big") + doc_id
+        shard: int = xxhash.xxh3_64_intdigest(self._shard + sized) % SHARDS
+        return Place(shard, sha256(self._source + sized).digest()[:SOURCE_BYTES])
+
+    def key(self, shard: int, doc_id: bytes, content_hash: str, tail: bytes) -> bytes:
+        """`tail`: see `key_tail`."""
+        revision = content_hash.encode()
+        sizes = len(doc_id).to_bytes(8, "big"), len(revision).to_bytes(8, "big")
+        frame = b"%b%b%b%b%b%b" % (self._key, sizes[0], doc_id, sizes[1], revision, tail)
+        return bytes((shard,)) + sha256(frame).digest()
+
+    def fingerprint(self, content: Content) -> bytes:
+        revision = content.hash.encode()
+        return self._compared(
+            b"%b%b%b%b"
+            % (self._fingerprint, len(revision).to_bytes(8, "big"), revision, content.size.to_bytes(8, "big"))
+        )
+
+    def metadata_hash(self, metadata: bytes, source_url: str, content_type: str) -> bytes:
+        """Of all that describes a document and is no content: a change of it moves the head and chunks nothing."""
+        url, kind = source_url.encode(), content_type.encode()
+        sizes = len(metadata).to_bytes(8, "big"), len(url).to_bytes(8, "big"), len(kind).to_bytes(8, "big")
+        return self._compared(b"%b%b%b%b%b%b%b" % (self._metadata, sizes[0], metadata, sizes[1], url, sizes[2], kind))
+
+    def content(self, text: bytes) -> Content:
+        if self.algorithm == "sha256":
+            return Content(f"sha256:{sha256(text).hexdigest()}", len(text))
+        return Content(f"xxh3:{xxhash.xxh3_128_hexdigest(text)}", len(text))
+
+
+def operation_of(tenant: str, doc_id: str, content_hash: str, recipe: str, action: str = INGEST) -> Operation:
+    """The operation whose key is the document's."""
+    return Operation(
+        kind=KIND, source_id=doc_id, revision=content_hash, index_hash=recipe, action=action, tenant=tenant
+    )
+
+
+def key_tail(recipe: str, action: str = INGEST) -> bytes:
+    """What the keys of all documents with this recipe end in."""
+    whole = framed("ragfence/operation/1", (recipe.encode(), action.encode()))
+    return whole[len(framed("ragfence/operation/1", ())) :]
+
+
+def snippet_ids(doc_id: str, recipe: bytes, texts: Sequence[str]) -> list[bytes]:
+    """Content-addressed: an edited document keeps the ids of its unchanged snippets.
+
+    Of several equal texts in one document each has its own id, by its number among them.
+    """
+    start = framed("ragfence/snippet/1", (doc_id.encode(), recipe))
+    seen: dict[str, int] = {}
+    ids = []
+    for text in texts:
+        number = seen[text] = seen.get(text, -1) + 1
+        data = text.encode()
+        frame = b"%b%b%b%b" % (start, len(data).to_bytes(8, "big"), data, number.to_bytes(8, "big"))
+        ids.append(sha256(frame).digest()[:SNIPPET_BYTES])
+    return ids
+
+
+def snippet_texts(ids: bytes) -> tuple[str, ...]:
+    """Ids that stand one behind the other, as people see them: 32 hex digits each, which is also a UUID."""
+    return tuple(ids.hex("-", SNIPPET_BYTES).split("-")) if ids else ()

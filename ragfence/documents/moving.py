@@ -1,0 +1,278 @@
+"""Head moves of documents: what each one writes into the log, and what its caller is told."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ragfence.core.decisions import Conflict, Granted, InFlight, Replay, Stale
+from ragfence.core.receipts import Decision, Flags, Receipt, default_effect_id
+from ragfence.core.records import HEADER_BYTES, KeyRecord
+from ragfence.core.rows import METADATA_UPDATED, REVIVED
+from ragfence.documents.chunking import pieces_of
+from ragfence.documents.identity import SNIPPET_BYTES, snippet_ids, snippet_texts
+from ragfence.documents.parquet import encode_snippets
+from ragfence.documents.preparing import Prepared
+from ragfence.documents.segments import (
+    INGEST,
+    METADATA,
+    RETRACT,
+    REVIVE,
+    Detail,
+    Layout,
+    Positions,
+    address_in,
+    ids_in,
+    result_of,
+    stored_in,
+)
+from ragfence.engine import points
+from ragfence.engine.segment_log import LogRow
+from ragfence.engine.segments import Answer, Effected, Failed, Move, Moved, SegmentWriter, batch_tokens
+from ragfence.errors import CommitUncertain, EffectFailed, Quarantined, RagfenceError
+from ragfence.errors import Conflict as ConflictError
+from ragfence.errors import InFlight as InFlightError
+from ragfence.errors import Stale as StaleError
+from ragfence.stores.objects import ObjectStore
+
+AFTER_SNIPPETS = "after_snippets"
+DOCUMENT_POINTS = (points.AFTER_CLAIM, AFTER_SNIPPETS, points.AFTER_COMMIT, points.BEFORE_SEAL, points.AFTER_SEAL)
+
+_DUPLICATE = Flags()
+_tuple = tuple.__new__
+
+
+def ingest_effect(subject: Prepared, grant: Granted) -> Effected:
+    """Cuts the document, unless its key was sealed before: then only its head moves."""
+    doc, content, cut, claim = subject
+    head, prior = grant.head, grant.prior
+    replaced = stored_in(head.record) if head and head.live and head.record else None
+    known = frozenset(_each(replaced.ids)) if replaced else frozenset()
+    described = Detail(
+        doc_id=doc.doc_id,
+        action=INGEST,
+        content_hash=content.hash,
+        size=content.size,
+        metadata=doc.metadata.decode(),
+        source_url=doc.source_url,
+        content_type=doc.content_type,
+        recipe=cut.recipe.text,
+        at_ms=grant.record.when_ms - claim.lease_ms,
+        ids=b"",
+        before=replaced.row.text if replaced else "",
+    )
+    if prior is not None:
+        stored = stored_in(prior)
+        stands = head is not None and head.live and head.digest == claim.digest
+        return Effected(
+            result_of(stored.ids, stored.origin),
+            described._replace(
+                action=METADATA if stands else REVIVE,
+                ids=stored.ids,
+                dead=_without(replaced.ids, stored.ids) if replaced else b"",
+                origin=stored.origin.text,
+            ),
+        )
+    pieces = pieces_of(cut.chunker, doc.text, doc.doc_id)
+    texts = [doc.text[start:end] for start, end, _ in pieces]
+    ids = snippet_ids(doc.doc_id, cut.recipe.digest, texts)
+    joined = b"".join(ids)
+    positions = Positions(
+        [piece.start for piece in pieces], [piece.end for piece in pieces], [piece.section_id for piece in pieces]
+    )
+    return Effected(
+        result_of(joined),
+        described._replace(
+            ids=joined,
+            positions=positions,
+            dead=_without(replaced.ids, joined) if replaced else b"",
+            fresh=[(made, text) for made, text in zip(ids, texts, strict=True) if made not in known],
+        ),
+    )
+
+
+def retract_effect(subject: Prepared, grant: Granted) -> Effected:
+    head = grant.head
+    replaced = stored_in(head.record) if head and head.live and head.record else None
+    return Effected(
+        b"",
+        Detail(
+            doc_id=subject.doc.doc_id,
+            action=RETRACT,
+            content_hash="",
+            size=0,
+            metadata="{}",
+            source_url="",
+            content_type="",
+            recipe="",
+            at_ms=grant.record.when_ms - subject.claim.lease_ms,
+            ids=b"",
+            dead=replaced.ids if replaced else b"",
+            before=replaced.row.text if replaced else "",
+        ),
+    )
+
+
+def effect_of(subject: Prepared) -> Callable[[Prepared, Granted], Effected]:
+    return retract_effect if subject.claim.retract else ingest_effect
+
+
+class SnippetsFirst:
+    """The snippets of a batch are durable before its rows say that they exist."""
+
+    def __init__(self, layout: Layout, objects: ObjectStore) -> None:
+        self._layout = layout
+        self._objects = objects
+
+    def before_commit(self, name: str, rows: Sequence[LogRow]) -> None:
+        data = encode_snippets(rows)
+        if data is not None:
+            place = self._layout.snippets_at(address_in(name))
+            if not self._objects.put_new(place, data).won:
+                raise CommitUncertain(f"the snippets {place} were written by somebody else", hint="try again")
+        points.reach(AFTER_SNIPPETS)
+
+    def after_seal(self, rows: Sequence[LogRow], sealed: Sequence[bool]) -> None:
+        pass
+
+
+class Mover:
+    """Moves batches of prepared documents and makes receipts out of the answers."""
+
+    def __init__(self, writer: SegmentWriter, *, wait_ms: int) -> None:
+        self._writer = writer
+        self._wait_s = wait_ms / 1000
+
+    def move(self, waves: Sequence[Mapping[int, Prepared]]) -> dict[int, Receipt]:
+        receipts: dict[int, Receipt] = {}
+        for number, wave in enumerate(waves):
+            moves = [Move(each.claim, effect_of(each), each) for each in wave.values()]
+            if number:  # another batch, so another name for its segment
+                tokens = batch_tokens()
+                moves = [move._replace(claim=move.claim._replace(token=next(tokens))) for move in moves]
+            started = time.monotonic()
+            answers = self._writer.move(moves, wait_s=self._wait_s)
+            waited_ms = int((time.monotonic() - started) * 1000)
+            for (at, each), answer in zip(wave.items(), answers, strict=True):
+                receipts[at] = receipt_of(each, answer, waited_ms)
+        return receipts
+
+
+def receipt_of(subject: Prepared, answer: Answer, waited_ms: int = 0) -> Receipt:
+    key = subject.claim.key
+    if isinstance(answer, Replay):
+        return _answered(key, answer.record, Decision.DUPLICATE, _DUPLICATE)
+    if isinstance(answer, Moved):
+        flags = Flags(
+            attempt=answer.record.attempt,
+            takeover=answer.takeover,
+            revived=bool(answer.flags & REVIVED),
+            metadata_updated=bool(answer.flags & METADATA_UPDATED),
+        )
+        decision = Decision.DUPLICATE if answer.again else Decision.NEW
+        return _answered(key, answer.record, decision, flags)
+    error = error_of(subject, answer, waited_ms)
+    return refused(error, key.hex(), _DECISIONS.get(type(answer), Decision.NEW))
+
+
+_DECISIONS: dict[type[Any], Decision] = {
+    Conflict: Decision.CONFLICT,
+    Stale: Decision.STALE,
+    InFlight: Decision.IN_FLIGHT,
+}
+
+
+def _answered(key: bytes, record: KeyRecord | None, decision: Decision, flags: Flags) -> Receipt:
+    if record is None:  # there was nothing to retract
+        return Receipt(key.hex(), default_effect_id(key), decision=decision, flags=flags)
+    _, _, _, (epoch, counter), _, first_seen_ms, sealed_at_ms, _, _, _, _, _, stored = record
+    # As a tuple, past the constructor: a batch of replays makes one for each document.
+    return _tuple(
+        Receipt,
+        (
+            key.hex(),
+            default_effect_id(key),
+            snippet_texts(ids_in(stored)),
+            None,
+            None,
+            decision,
+            flags,
+            f"{epoch}.{counter}",
+            first_seen_ms,
+            sealed_at_ms,
+        ),
+    )
+
+
+_SEALED_HEADER = struct.Struct(">QIHHIHI")
+
+
+def replayed(key: bytes, record: bytes) -> Receipt:
+    """The receipt of a document that is live as it was sent: out of its record's bytes, since most are."""
+    high, low, _, seen, seen_low, sealed, sealed_low = _SEALED_HEADER.unpack_from(record, 30)
+    text = key.hex()
+    return _tuple(
+        Receipt,
+        (
+            text,
+            f"ef_{text[2:34]}",
+            snippet_texts(ids_in(record[HEADER_BYTES + 1 + record[HEADER_BYTES] :])),
+            None,
+            None,
+            Decision.DUPLICATE,
+            _DUPLICATE,
+            f"{high >> 8}.{(high & 0xFF) << 32 | low}",
+            seen << 32 | seen_low,
+            sealed << 32 | sealed_low,
+        ),
+    )
+
+
+def refused(error: Exception, key: str = "", decision: Decision = Decision.NEW) -> Receipt:
+    """What stands in the place of a receipt for a document that was not ingested."""
+    code = getattr(error, "code", EffectFailed.code)
+    message = error.message if isinstance(error, RagfenceError) else f"{type(error).__name__}: {error}"
+    return Receipt(
+        key, "", failure={"type": type(error).__name__, "code": code, "message": message[:2000]}, decision=decision
+    )
+
+
+def error_of(subject: Prepared, answer: Answer, waited_ms: int = 0) -> Exception:
+    """The error for a document that was not ingested."""
+    doc_id, key = subject.doc.doc_id, subject.claim.key.hex()
+    match answer:
+        case Conflict(record):
+            why = (
+                "is known with another length" if record else f"has another content at sequence {subject.doc.sequence}"
+            )
+            return ConflictError(
+                f"document {doc_id!r} {why}", hint="give the changed document a higher sequence", key=key
+            )
+        case Stale(newest):
+            return StaleError(
+                f"document {doc_id!r}: sequence {subject.doc.sequence} is older than {newest}, which is live", key=key
+            )
+        case InFlight(_, record, True):
+            return Quarantined(
+                f"document {doc_id!r} failed {record.attempt} times, last with {record.error or 'no error told'}",
+                hint=f"mend the cause, then: ragfence release {key}",
+                key=key,
+            )
+        case InFlight(_, record):
+            return InFlightError(
+                f"document {doc_id!r} is being ingested by {record.owner or 'somebody'}; waited {waited_ms} ms", key=key
+            )
+        case Failed(error):
+            return error
+    raise AssertionError(answer)
+
+
+def _each(ids: bytes) -> list[bytes]:
+    return [ids[at : at + SNIPPET_BYTES] for at in range(0, len(ids), SNIPPET_BYTES)]
+
+
+def _without(ids: bytes, kept: bytes) -> bytes:
+    stay = frozenset(_each(kept))
+    return b"".join(each for each in _each(ids) if each not in stay)

@@ -1,0 +1,214 @@
+"""Segments as Parquet: rows and snippets. pyarrow is loaded with the first of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+from ragfence.core.operations import Fence
+from ragfence.documents.identity import SNIPPET_BYTES, snippet_texts
+from ragfence.documents.segments import Detail, Positions, Snippet, address_in, result_of
+from ragfence.engine.segment_log import LogRow
+from ragfence.engine.segments import BATCH_BYTES
+from ragfence.errors import FormatCorrupt, FormatTooNew
+
+VERSION = 1
+
+
+class ParquetCodec:
+    """How the engine reads and writes rows."""
+
+    def encode(self, rows: Sequence[LogRow]) -> bytes:
+        import pyarrow as pa
+
+        details: list[Detail] = [row.detail for row in rows]
+        ids = [detail.ids for detail in details]
+        dead = [detail.dead for detail in details]
+        positions = [detail.positions for detail in details]
+        columns = {
+            "doc_id": pa.array([detail.doc_id for detail in details], pa.string()),
+            "action": pa.array([detail.action for detail in details], pa.string()),
+            "key": pa.array([row.key for row in rows], pa.binary(33)),
+            "source": pa.array([row.source for row in rows], pa.binary(20)),
+            "epoch": pa.array([row.fence.epoch for row in rows], pa.int64()),
+            "counter": pa.array([row.fence.counter for row in rows], pa.int64()),
+            "token": pa.array([row.token for row in rows], pa.binary(12)),
+            "live": pa.array([row.live for row in rows], pa.bool_()),
+            "fingerprint": pa.array([row.fingerprint for row in rows], pa.binary(16)),
+            "content_hash": pa.array([detail.content_hash for detail in details], pa.string()),
+            "size": pa.array([detail.size for detail in details], pa.int64()),
+            "metadata_hash": pa.array([row.metadata_hash for row in rows], pa.binary(16)),
+            "sequence": pa.array([row.sequence for row in rows], pa.int64()),
+            "metadata": pa.array([detail.metadata for detail in details], pa.string()),
+            "source_url": pa.array([detail.source_url for detail in details], pa.string()),
+            "content_type": pa.array([detail.content_type for detail in details], pa.string()),
+            "recipe": pa.array([detail.recipe for detail in details], pa.string()),
+            "at": pa.array([detail.at_ms for detail in details], pa.timestamp("ms", "UTC")),
+            "snippet_ids": _id_lists(ids),
+            "starts": _lists([each.starts for each in positions], pa.int64()),
+            "ends": _lists([each.ends for each in positions], pa.int64()),
+            "sections": _lists([each.sections for each in positions], pa.string()),
+            "dead": _id_lists(dead),
+            "origin": pa.array([detail.origin for detail in details], pa.string()),
+            "before": pa.array([detail.before for detail in details], pa.string()),
+        }
+        return _written(columns, "rows", dictionary=["action", "content_type", "recipe", "origin", "before"])
+
+    def decode(self, name: str, data: bytes) -> Iterator[LogRow]:
+        """What the fence store needs of each row; `detail` stays empty: see `whole_rows`."""
+        return _rows(name, _read(name, data, "rows", _OF_FENCES))
+
+
+def _rows(name: str, table: Any) -> Iterator[LogRow]:
+    here = address_in(name)
+    columns = [table.column(column).to_pylist() for column in _OF_FENCES]
+    for key, source, epoch, counter, token, live, fingerprint, metadata_hash, sequence, origin, ids in zip(
+        *columns, _blobs(table, "snippet_ids"), strict=True
+    ):
+        positions = address_in(origin) if origin else here
+        at_home = epoch == here.epoch and token[:BATCH_BYTES] == here.batch
+        result = b""
+        if live:
+            there = positions if positions != here or not at_home else None
+            result = result_of(ids, there, None if at_home else here)
+        fence = Fence(epoch, counter)
+        yield LogRow(key, source, fence, fingerprint, live, sequence, metadata_hash, "", result, token)
+
+
+_OF_FENCES = [
+    "key",
+    "source",
+    "epoch",
+    "counter",
+    "token",
+    "live",
+    "fingerprint",
+    "metadata_hash",
+    "sequence",
+    "origin",
+]
+_OF_DETAILS = [
+    "doc_id",
+    "action",
+    "content_hash",
+    "size",
+    "metadata",
+    "source_url",
+    "content_type",
+    "recipe",
+    "at",
+    "starts",
+    "ends",
+    "sections",
+    "origin",
+    "before",
+]
+
+
+def whole_rows(name: str, data: bytes, *, doc_id: str | None = None) -> Iterator[LogRow]:
+    """The rows of a segment with their details; those of one document alone, if it is given."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    table = _read(name, data, "rows", [*_OF_FENCES, *_OF_DETAILS, "dead"])
+    if doc_id is not None:
+        table = table.filter(pc.equal(table.column("doc_id"), doc_id)).combine_chunks()
+    table = table.set_column(table.schema.get_field_index("at"), "at", table.column("at").cast(pa.int64()))
+    columns = [table.column(column).to_pylist() for column in _OF_DETAILS]
+    details = zip(*columns, _blobs(table, "snippet_ids"), _blobs(table, "dead"), strict=True)
+    for row, values in zip(_rows(name, table), details, strict=True):
+        starts, ends, sections, origin, before, ids, dead = values[9:]
+        positions = Positions(starts, ends, sections)
+        detail = Detail._make((*values[:9], ids, positions, dead, origin, before, ()))
+        yield row._replace(detail=detail)
+
+
+def encode_snippets(rows: Sequence[LogRow]) -> bytes | None:
+    """The snippets that these rows make, or None if they make none."""
+    import pyarrow as pa
+
+    fresh = [(row.detail, snippet_id, text) for row in rows for snippet_id, text in row.detail.fresh]
+    if not fresh:
+        return None
+    texts = [text for _, _, text in fresh]
+    columns = {
+        "snippet_id": pa.array([snippet_id for _, snippet_id, _ in fresh], pa.binary(SNIPPET_BYTES)),
+        "doc_id": pa.array([detail.doc_id for detail, _, _ in fresh], pa.string()),
+        "recipe": pa.array([detail.recipe for detail, _, _ in fresh], pa.string()),
+        "text": pa.array(texts, pa.string()),
+        "tokens": pa.array([len(text.split()) for text in texts], pa.int32()),
+    }
+    return _written(columns, "snippets", dictionary=["doc_id", "recipe"])
+
+
+def decode_snippets(name: str, data: bytes) -> Iterator[Snippet]:
+    table = _read(name, data, "snippets", ["doc_id", "recipe", "text", "tokens"])
+    ids = [snippet_texts(each)[0] for each in table.column("snippet_id").to_pylist()]
+    columns = [table.column(column).to_pylist() for column in ("doc_id", "recipe", "text", "tokens")]
+    for snippet_id, *values in zip(ids, *columns, strict=True):
+        yield Snippet(snippet_id, *values)
+
+
+def _written(columns: dict[str, Any], what: str, *, dictionary: list[str]) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.table(columns).replace_schema_metadata({"ragfence": what, "ragfence.version": str(VERSION)})
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", use_dictionary=dictionary, write_statistics=["doc_id"])
+    return bytes(sink.getvalue())
+
+
+def _read(name: str, data: bytes, what: str, columns: list[str]) -> Any:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(pa.BufferReader(data))
+        told = file.schema_arrow.metadata or {}
+        version = int(told.get(b"ragfence.version", b"0"))
+        if told.get(b"ragfence") != what.encode() or version < 1:
+            raise FormatCorrupt(f"{name} holds no {what} of ragfence")
+        if version > VERSION:
+            raise FormatTooNew(f"{name} has format {version}; this ragfence knows {VERSION}")
+        ids = ["snippet_ids"] if what == "rows" else ["snippet_id"]
+        return file.read(columns=[*columns, *ids]).combine_chunks()
+    except (pa.ArrowException, KeyError, ValueError, OSError) as broken:
+        raise FormatCorrupt(f"{name} is no Parquet object of {what}: {broken}") from broken
+
+
+def _id_lists(blobs: Sequence[bytes]) -> Any:
+    """Ids that stand one behind the other in each blob, as a list per blob: no id becomes a Python object."""
+    import pyarrow as pa
+
+    offsets, end = [0], 0
+    for blob in blobs:
+        end += len(blob) // SNIPPET_BYTES
+        offsets.append(end)
+    values = pa.FixedSizeBinaryArray.from_buffers(pa.binary(SNIPPET_BYTES), end, [None, pa.py_buffer(b"".join(blobs))])
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values)
+
+
+def _blobs(table: Any, column: str) -> Iterator[bytes]:
+    """The opposite of `_id_lists`."""
+    lists = table.column(column)
+    for chunk in lists.chunks:
+        offsets = chunk.offsets.to_pylist()
+        values = chunk.values
+        start = values.offset * SNIPPET_BYTES
+        buffer = values.buffers()[1]
+        held = buffer.to_pybytes() if buffer is not None else b""
+        for begin, end in pairwise(offsets):
+            yield held[start + begin * SNIPPET_BYTES : start + end * SNIPPET_BYTES]
+
+
+def _lists(values: Sequence[Sequence[Any]], kind: Any) -> Any:
+    import pyarrow as pa
+
+    offsets = [0]
+    flat: list[Any] = []
+    for each in values:
+        flat.extend(each)
+        offsets.append(len(flat))
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(flat, kind))

@@ -1,0 +1,178 @@
+"""From a document to a claim: checked, hashed, and addressed, for a million documents in a row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+from ragfence.core.canonical import canonical_json, parse_json
+from ragfence.core.decisions import Ask, Claim, Mode
+from ragfence.core.hashing import framed
+from ragfence.core.policy import DocumentRules, KindRules
+from ragfence.core.records import NO_METADATA
+from ragfence.documents.chunking import Chunker, MarkdownChunker, Recipe, TextChunker
+from ragfence.documents.document import Checked, Document, Limits, checked
+from ragfence.documents.identity import INGEST, KIND, RETRACT, Content, Identity, key_tail
+
+_quoted: Callable[[str], str] = json.encoder.encode_basestring
+_tuple = tuple.__new__
+MARKDOWN_TYPES = frozenset({"text/markdown", "text/html"})
+"""Headings of HTML become headings of Markdown before a document is made of it."""
+
+
+class Recipes:
+    """Which chunker cuts which content type: one for all, or the usual ones."""
+
+    def __init__(self, chunker: Chunker | None, rules: DocumentRules) -> None:
+        size, overlap = rules.chunk_size, rules.chunk_overlap
+        self._text = Cut.by(chunker or TextChunker(size=size, overlap=overlap))
+        self._markdown = self._text if chunker else Cut.by(MarkdownChunker(size=size, overlap=overlap))
+
+    def of(self, content_type: str) -> Cut:
+        return self._markdown if content_type in MARKDOWN_TYPES else self._text
+
+
+class Cut(NamedTuple):
+    """A chunker with all that is derived from it once."""
+
+    chunker: Chunker
+    recipe: Recipe
+    name: str
+    """the recipe's digest, as rows and keys have it"""
+    key_tail: bytes
+
+    @classmethod
+    def by(cls, chunker: Chunker) -> Cut:
+        recipe = Recipe.of(chunker)
+        name = recipe.digest.hex()
+        return cls(chunker, recipe, name, key_tail(name))
+
+
+class Prepared(NamedTuple):
+    """A document that may be claimed."""
+
+    doc: Checked
+    content: Content
+    cut: Cut
+    claim: Claim
+
+
+class Preparing:
+    def __init__(self, identity: Identity, rules: DocumentRules, kind_rules: KindRules, recipes: Recipes) -> None:
+        self._identity = identity
+        self._limits = Limits(rules.max_text_bytes, rules.max_metadata_bytes)
+        self._content_fields = rules.content_fields
+        self._kind_rules = kind_rules
+        self._recipes = recipes
+
+    def ask(self, document: Document, token: bytes, caller: Caller, position: int | None = None) -> Ask:
+        """Is it ingested already? Raises `DocumentInvalid`, which names the document."""
+        doc_id, text, text_bytes, metadata, url, sequence, content_type = doc = checked(
+            document, self._limits, position=position
+        )
+        cut = self._recipes.of(content_type)
+        hashed, size = self._identity.content(self._counted(doc) if self._content_fields else text_bytes)
+        key, source, fingerprint, metadata_hash = self._identity.ask(
+            doc_id.encode(), hashed, size, cut.key_tail, metadata, url, content_type
+        )
+        context = caller.context(doc_id, hashed, cut.name, sequence, len(text))
+        return _tuple(Ask, (key, source, fingerprint, metadata_hash, sequence, token, context))
+
+    def ingest(self, document: Document, token: bytes, caller: Caller, position: int | None = None) -> Prepared:
+        """Raises `DocumentInvalid`, which names the document."""
+        doc = checked(document, self._limits, position=position)
+        cut, identity = self._recipes.of(doc.content_type), self._identity
+        content = identity.content(self._counted(doc) if self._content_fields else doc.text_bytes)
+        doc_id = doc.doc_id.encode()
+        shard, source = identity.place(doc_id)
+        rules = self._kind_rules
+        claim = Claim(
+            identity.key(shard, doc_id, content.hash, cut.key_tail),
+            identity.fingerprint(content),
+            token,
+            Mode.DOCUMENT,
+            source,
+            doc.sequence,
+            identity.metadata_hash(doc.metadata, doc.source_url, doc.content_type),
+            False,
+            rules.lease_ms,
+            rules.max_attempts,
+            0,
+            0,
+            KIND,
+            caller.owner,
+            b"",
+            0,
+            0,
+            caller.context(doc.doc_id, content.hash, cut.name, doc.sequence, len(doc.text)),
+        )
+        return Prepared(doc, content, cut, claim)
+
+    def retract(self, doc_id: str, sequence: int | None, token: bytes, caller: Caller) -> Prepared:
+        doc = checked(Document(doc_id, "", sequence=sequence), self._limits)
+        cut, identity = self._recipes.of(doc.content_type), self._identity
+        name = doc.doc_id.encode()
+        shard, source = identity.place(name)
+        content = Content("", 0)
+        claim = Claim(
+            key=identity.key(shard, name, "", key_tail("", RETRACT)),
+            fingerprint=identity.fingerprint(content),
+            token=token,
+            mode=Mode.DOCUMENT,
+            source=source,
+            sequence=doc.sequence,
+            metadata_hash=NO_METADATA,
+            retract=True,
+            lease_ms=self._kind_rules.lease_ms,
+            max_attempts=self._kind_rules.max_attempts,
+            kind=KIND,
+            owner=caller.owner,
+            context=caller.context(doc.doc_id, "", "", doc.sequence, 0, action=RETRACT),
+        )
+        return Prepared(doc, content, cut, claim)
+
+    def _counted(self, doc: Checked) -> bytes:
+        """What the content hash is made of where the policy lists metadata that counts."""
+        metadata = parse_json(doc.metadata)
+        assert isinstance(metadata, Mapping)
+        counted = {name: metadata[name] for name in self._content_fields if name in metadata}
+        return framed("ragfence/content/1", (doc.text_bytes, canonical_json(counted)))
+
+
+class Caller:
+    """What the decision rows of a call say of who called."""
+
+    def __init__(self, owner: str, run_id: str, correlation_id: str = "", route: str = "") -> None:
+        self.owner = owner
+        known = {"correlation_id": correlation_id, "owner": owner, "run_id": run_id, "route": route}
+        self._tail = "".join(f',"{field}":{_quoted(value)}' for field, value in known.items() if value)
+
+    def context(
+        self,
+        doc_id: str,
+        content_hash: str,
+        recipe: str,
+        sequence: int | None,
+        characters: int,
+        *,
+        action: str = INGEST,
+    ) -> bytes:
+        ordered = "" if sequence is None else f',"sequence":"{sequence}"'
+        return (
+            f'{{"kind":"{KIND}","source_id":{_quoted(doc_id)},"revision":"{content_hash}","index_hash":"{recipe}",'
+            f'"action":"{action}"{ordered},"characters":{characters}{self._tail}}}'
+        ).encode()
+
+
+def in_waves(prepared: Mapping[int, Prepared]) -> Iterator[dict[int, Prepared]]:
+    """The same source twice in a batch goes into successive ones, in the order given."""
+    waves: list[dict[int, Prepared]] = []
+    seen: dict[tuple[int, bytes], int] = {}
+    for at, each in prepared.items():
+        place = (each.claim.key[0], each.claim.source)
+        wave = seen[place] = seen.get(place, -1) + 1
+        if wave == len(waves):
+            waves.append({})
+        waves[wave][at] = each
+    yield from waves

@@ -1,0 +1,131 @@
+"""Documents already in memory: ragfence's own, and those of LangChain and LlamaIndex, told by their shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, NoReturn
+
+from ragfence.documents.document import Document
+from ragfence.documents.sources.content import as_doc_id
+from ragfence.documents.sources.protocol import Item
+from ragfence.errors import DocumentInvalid, ValidationError
+
+_LANGCHAIN_IDS = ("doc_id", "id", "source")
+_LLAMA_IDS = ("doc_id", "id_", "node_id")
+_URLS = ("source_url", "url", "source")
+_GIVE_ONE = "give every document an id of its own, or pass doc_id=lambda document: ..."
+
+
+class DocumentsSource:
+    """The documents of an iterable, in its order; they have no state, so each is looked at every time.
+
+    LangChain's are named by `.id`, or `doc_id`, `id` or `source` in their metadata; LlamaIndex's by `doc_id`, `id_` or
+    `node_id`. Pass `doc_id=` where that is not good enough: LangChain's loaders give all pages of a file the same
+    `source` (and of several documents with one id the last one lasts), and LlamaIndex makes up a random id for a
+    document that was given none, which is a new document in every run.
+
+    >>> DocumentsSource(pages, doc_id=lambda p: f"{p.metadata['source']}#{p.metadata['page']}")  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        documents: Iterable[Any],
+        *,
+        name: str | None = None,
+        doc_id: Callable[[Any], str] | None = None,
+    ) -> None:
+        self._documents = documents
+        self._name = name or "documents"
+        self._doc_id = doc_id
+        self._read = False
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def items(self) -> Iterator[Item]:
+        documents = iter(self._documents)
+        if documents is self._documents:
+            # It would yield nothing, which looks as if everything had been deleted.
+            if self._read:
+                raise ValidationError(
+                    f"{self._name}: these documents come from an iterator, and it was read before",
+                    hint="pass a list, or make a new source",
+                )
+            self._read = True
+        for position, document in enumerate(documents):
+            yield self._item(position, document)
+
+    def _item(self, position: int, given: Any) -> Item:
+        if isinstance(given, Document):
+            # What is wrong with its id, if anything is, its own check says.
+            return Item(as_doc_id(given.doc_id) or self._place(position), "", lambda: given)
+        if not _is_langchain(given) and not _is_llama(given):
+            return self._bad(
+                position,
+                f"is no document but {type(given).__name__}",
+                "known: ragfence.Document, LangChain's and LlamaIndex's documents",
+            )
+        try:
+            found = self._doc_id(given) if self._doc_id else _own_id(given)
+        except Exception as failed:  # noqa: BLE001  # it is the caller's function, and its document's fault
+            return self._bad(position, f"got no id: doc_id= raised {failed!r}", _GIVE_ONE, failed)
+        doc_id = as_doc_id(found)
+        if doc_id is None:
+            return self._bad(
+                position, "has no id" if found is None else f"has an unusable id: {found!r:.80}", _GIVE_ONE
+            )
+        return Item(doc_id, "", partial(self._converted, position, doc_id, given))
+
+    def _converted(self, position: int, doc_id: str, given: Any) -> Document:
+        try:
+            text = given.page_content if _is_langchain(given) else _llama_text(given)
+        except Exception as failed:  # the framework's own: an image without a text, for instance
+            raise DocumentInvalid(
+                f"{doc_id} ({self._place(position)}) gives no text: {failed!r}",
+                hint="leave it out, or turn it into text first",
+                doc_id=doc_id,
+            ) from failed
+        metadata = given.metadata
+        return Document(doc_id, text, {} if metadata is None else metadata, source_url=_url_in(metadata))
+
+    def _bad(self, position: int, problem: str, hint: str, cause: Exception | None = None) -> Item:
+        def load() -> NoReturn:
+            raise DocumentInvalid(f"{self._place(position)} {problem}", hint=hint) from cause
+
+        return Item(self._place(position), "", load)
+
+    def _place(self, position: int) -> str:
+        return f"{self._name}[{position}]"
+
+
+def _is_langchain(given: object) -> bool:
+    return hasattr(given, "page_content") and hasattr(given, "metadata")
+
+
+def _is_llama(given: object) -> bool:
+    has_text = callable(getattr(given, "get_content", None)) or hasattr(given, "text")
+    return has_text and hasattr(given, "metadata") and any(hasattr(given, name) for name in _LLAMA_IDS)
+
+
+def _own_id(given: Any) -> object:
+    if _is_langchain(given):
+        metadata = given.metadata if isinstance(given.metadata, Mapping) else {}
+        found = [getattr(given, "id", None), *(metadata.get(name) for name in _LANGCHAIN_IDS)]
+    else:
+        found = [getattr(given, name, None) for name in _LLAMA_IDS]
+    return next((value for value in found if value not in (None, "")), None)
+
+
+def _llama_text(given: Any) -> Any:
+    get_content = getattr(given, "get_content", None)
+    return get_content() if callable(get_content) else given.text
+
+
+def _url_in(metadata: object) -> str:
+    """Only what is a URL: a `source` is as often a path of the machine that loaded the document."""
+    if not isinstance(metadata, Mapping):
+        return ""
+    found = (metadata.get(name) for name in _URLS)
+    return next((value for value in found if isinstance(value, str) and "://" in value), "")

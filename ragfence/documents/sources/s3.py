@@ -1,0 +1,204 @@
+"""Documents under a prefix of an S3 bucket, read through boto3 (`pip install "ragfence[s3]"`)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+from unicodedata import normalize
+from urllib.parse import parse_qs
+
+from ragfence.documents.document import Document
+from ragfence.documents.sources.content import LIMIT_BYTES, reading
+from ragfence.documents.sources.folder import patterns
+from ragfence.documents.sources.ignoring import IGNORED, Ignore
+from ragfence.documents.sources.protocol import Item
+from ragfence.errors import DocumentInvalid, RagfenceError, StoreAuth, UnknownStore
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+_BODY_READS = 3
+
+
+class S3Place(NamedTuple):
+    bucket: str
+    prefix: str
+    endpoint_url: str | None = None
+    region: str | None = None
+
+
+def parsed(url: str) -> S3Place:
+    """`s3://bucket/prefix`, with `?endpoint_url=...&region=...` as for the object store.
+
+    >>> parsed("s3://docs/manuals/?region=eu-west-1")
+    S3Place(bucket='docs', prefix='manuals', endpoint_url=None, region='eu-west-1')
+    """
+    path, _, asked = url.removeprefix("s3://").partition("?")
+    bucket, _, prefix = path.partition("/")
+    if "@" in bucket:
+        raise UnknownStore(
+            "credentials do not belong into the URL of a bucket, which ends up in messages",
+            hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead",
+        )
+    if not url.startswith("s3://") or not bucket:
+        raise UnknownStore(f"{url!r} names no bucket", hint="use s3://bucket/prefix")
+    query = {name: values[-1] for name, values in parse_qs(asked, keep_blank_values=True).items()}
+    unknown = set(query) - {"endpoint_url", "region"}
+    if unknown:
+        raise UnknownStore(f"s3://{path}: unknown {', '.join(sorted(unknown))}", hint="known: endpoint_url, region")
+    return S3Place(bucket, prefix.strip("/"), query.get("endpoint_url") or None, query.get("region") or None)
+
+
+class S3Source:
+    """Every text, Markdown and HTML object below `prefix`, in the order in which the server lists them.
+
+    The prefix is a folder, as it is to `aws s3 sync`: `manuals` does not mean `manuals-old/a.md`. A document's doc_id
+    is its key below the prefix. `extensions`, `ignore` and `encoding` are those of `FolderSource`.
+
+    The state of an item is the ETag and size it was listed with. If the object is overwritten before it is loaded, the
+    document is the newer one under the older state: the next listing shows another state, and it is read again. (An
+    object that by then is back at the very content it was listed with would be missed.)
+    """
+
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str = "",
+        *,
+        endpoint_url: str | None = None,
+        region: str | None = None,
+        client: S3Client | None = None,
+        name: str | None = None,
+        extensions: Mapping[str, str] | Iterable[str] | None = None,
+        ignore: Iterable[str] = (),
+        encoding: str = "utf-8",
+        limit_bytes: int = LIMIT_BYTES,
+    ) -> None:
+        if "@" in (endpoint_url or ""):
+            raise UnknownStore(
+                "credentials do not belong into the URL of an endpoint, which ends up in messages",
+                hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead",
+            )
+        prefix = prefix.strip("/")
+        self._bucket = bucket
+        self._root = f"{prefix}/" if prefix else ""
+        self._name = name or f"s3://{bucket}/{prefix}".rstrip("/")
+        self._endpoint_url, self._region = endpoint_url, region
+        self._given = client
+        self._made: tuple[int, S3Client] | None = None
+        self._reading = reading(extensions, encoding, limit_bytes)
+        self._ignore = Ignore([*IGNORED, *patterns(ignore)])
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def items(self) -> Iterator[Item]:
+        client = self._client()
+        from ragfence.stores.objects_s3_errors import BotoError
+
+        pages = client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=self._root)
+        try:
+            for page in pages:
+                for entry in page.get("Contents", []):
+                    key, size = entry["Key"], entry["Size"]
+                    path = normalize("NFC", key[len(self._root) :])
+                    if self._reading.takes(path) and not self._ignore.skips_inside(path):
+                        etag = entry.get("ETag", "").strip('"')
+                        yield Item(path, f"{etag}:{size}" if etag else "", partial(self._load, key, path, size))
+        except BotoError as error:
+            raise self._told(error, "list the documents") from error
+
+    def close(self) -> None:
+        """Ends the connections this source made. A later use makes new ones."""
+        made, self._made = self._made, None
+        if made is not None:
+            made[1].close()
+
+    def _load(self, key: str, doc_id: str, size: int) -> Document:
+        self._reading.refuse_size(size, doc_id, self._name)
+        data = self._read(key, doc_id)
+        return self._reading.document(data, doc_id, source=self._name, source_url=f"s3://{self._bucket}/{key}")
+
+    def _read(self, key: str, doc_id: str) -> bytes:
+        client = self._client()
+        from botocore.exceptions import ClientError
+
+        from ragfence.stores.objects_s3_errors import BotoError, is_absent
+
+        for reads_left in reversed(range(_BODY_READS)):
+            try:
+                answer = client.get_object(Bucket=self._bucket, Key=key)
+            except ClientError as error:
+                if is_absent(error):
+                    raise DocumentInvalid(
+                        f"{doc_id} ({self._name}) was removed before it was read", hint="run it again", doc_id=doc_id
+                    ) from None
+                status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+                if status not in (400, 403):
+                    raise self._told(error, f"read {doc_id}") from error
+                # The listing was allowed, so this is about the one object: its rights, its key, its storage class.
+                code = error.response.get("Error", {}).get("Code", "")
+                raise DocumentInvalid(
+                    f"{doc_id} ({self._name}) cannot be read: {code} ({status})",
+                    hint="these credentials need s3:GetObject on it (and its KMS key), and it must not be archived",
+                    doc_id=doc_id,
+                ) from error
+            except BotoError as error:
+                raise self._told(error, f"read {doc_id}") from error
+            try:
+                with contextlib.closing(answer["Body"]) as body:
+                    # It may have grown since it was listed.
+                    self._reading.refuse_size(answer["ContentLength"], doc_id, self._name)
+                    return body.read()
+            except BotoError as error:  # cut off in the middle, which the SDK does not repeat
+                if not reads_left:
+                    raise self._told(error, f"read {doc_id}") from error
+        raise AssertionError("unreachable")
+
+    def _client(self) -> S3Client:
+        if self._given is not None:
+            return self._given
+        made = self._made
+        if made is None or made[0] != os.getpid():  # connections must not be shared with a forked child
+            made = self._made = os.getpid(), self._connected()
+        return made[1]
+
+    def _connected(self) -> S3Client:
+        try:
+            from boto3.session import Session
+            from botocore.config import Config
+        except ModuleNotFoundError as missing:
+            raise UnknownStore(
+                f"{self._name} needs the package 'boto3'", hint='pip install "ragfence[s3]"'
+            ) from missing
+        from ragfence.stores.objects_s3_errors import BotoError
+
+        config = Config(
+            connect_timeout=5.0,
+            read_timeout=30.0,
+            max_pool_connections=32,
+            retries={"mode": "standard", "total_max_attempts": 3},
+            # As the object store has it: only AWS can be relied on to know a bucket's name as a host.
+            s3={"addressing_style": "path" if self._endpoint_url else "auto"},
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+        )
+        try:
+            return Session().client("s3", endpoint_url=self._endpoint_url, region_name=self._region, config=config)
+        except BotoError as error:
+            raise self._told(error, "connect") from error
+        except ValueError as error:  # botocore's word for an endpoint that is no URL
+            raise UnknownStore(f"cannot open {self._name}: {error}", hint="check the endpoint's URL") from error
+
+    def _told(self, error: Exception, what: str) -> RagfenceError:
+        from ragfence.stores.objects_s3_errors import brief, translate
+
+        told = translate(error, what, self._bucket, self._name)
+        if isinstance(told, StoreAuth) and brief(error).startswith("AccessDenied"):
+            # A source only reads; nobody shall give it more than that.
+            return StoreAuth(told.message, hint="these credentials need s3:ListBucket and s3:GetObject on the bucket")
+        return told

@@ -1,0 +1,309 @@
+"""`fence.documents`: ingest, replays, edits, revival, retraction, metadata, batches, dry runs, reading back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import ragfence
+from ragfence import Decision, Document, Receipt
+from ragfence.documents.guard import Documents
+from ragfence.errors import Conflict, DocumentInvalid, InFlight, ObjectsRequired, PolicyError, Quarantined, Stale
+from ragfence.testing import at_point
+from tests.documents.chunkers import Failing, Paragraphs
+from tests.unit.worlds import World
+from tests.unit.worlds import world as make_world
+
+A = "first paragraph\n\nsecond paragraph\n\nthird paragraph"
+B = "first paragraph\n\nanother paragraph\n\nthird paragraph"
+
+
+@pytest.fixture
+def chunker() -> Paragraphs:
+    return Paragraphs()
+
+
+@pytest.fixture
+def documents(world: World, chunker: Paragraphs) -> Documents:
+    return world.open().documents.using(chunker=chunker)
+
+
+def texts(documents: Documents, doc_id: str) -> list[str]:
+    return [snippet.text for snippet in documents.snippets(doc_id)]
+
+
+def test_every_later_call_gets_the_snippet_ids_of_the_first(documents: Documents, chunker: Paragraphs) -> None:
+    first = documents.ingest(Document("a", A))
+    again = documents.ingest(Document("a", A))
+    assert (first.decision, again.decision) == (Decision.NEW, Decision.DUPLICATE)
+    assert first == again
+    assert len(first.snippet_ids) == len(set(first.snippet_ids)) == 3
+    assert chunker.cut == [A]
+
+
+def test_another_process_gets_them_too(world: World, documents: Documents) -> None:
+    first = documents.ingest(Document("a", A))
+    assert world.open().documents.using(chunker=Paragraphs()).ingest(Document("a", A)) == first
+
+
+def test_an_edit_keeps_the_ids_of_unchanged_snippets(documents: Documents) -> None:
+    before = documents.ingest(Document("a", A)).snippet_ids
+    after = documents.ingest(Document("a", B))
+    assert after.decision is Decision.NEW
+    assert after.snippet_ids[::2] == before[::2]
+    assert after.snippet_ids[1] not in before
+    assert texts(documents, "a") == B.split("\n\n")
+
+
+def test_equal_paragraphs_have_ids_of_their_own(documents: Documents) -> None:
+    receipt = documents.ingest(Document("a", "same\n\nsame\n\nsame"))
+    assert len(set(receipt.snippet_ids)) == 3
+    other = documents.ingest(Document("b", "same\n\nsame\n\nsame"))
+    assert not set(receipt.snippet_ids) & set(other.snippet_ids)
+
+
+def test_going_back_is_answered_with_the_first_receipt_and_cuts_nothing(
+    documents: Documents, chunker: Paragraphs
+) -> None:
+    first = documents.ingest(Document("a", A))
+    documents.ingest(Document("a", B))
+    back = documents.ingest(Document("a", A))
+    assert back == first
+    assert (back.decision, back.flags.revived) == (Decision.DUPLICATE, True)
+    assert chunker.cut == [A, B]
+    assert texts(documents, "a") == A.split("\n\n")
+    assert documents.ingest(Document("a", A)).flags.revived is False
+
+
+def test_a_retracted_document_is_gone_until_its_content_comes_again(documents: Documents, chunker: Paragraphs) -> None:
+    first = documents.ingest(Document("a", A))
+    assert documents.retract("a").decision is Decision.NEW
+    assert documents.retract("a").decision is Decision.DUPLICATE
+    assert documents.get("a") is None
+    assert documents.snippets("a") == []
+    assert list(documents.heads()) == []
+    back = documents.ingest(Document("a", A))
+    assert (back, back.flags.revived) == (first, True)
+    assert chunker.cut == [A]
+    assert documents.retract("a").decision is Decision.NEW
+
+
+def test_retracting_what_never_was_is_a_duplicate(documents: Documents) -> None:
+    receipt = documents.retract("nobody")
+    assert (receipt.decision, receipt.snippet_ids) == (Decision.DUPLICATE, ())
+
+
+def test_metadata_alone_keeps_the_ids_and_cuts_nothing(documents: Documents, chunker: Paragraphs) -> None:
+    first = documents.ingest(Document("a", A, {"views": 1}, source_url="https://a.example/1"))
+    moved = documents.ingest(Document("a", A, {"views": 2}, source_url="https://a.example/2"))
+    assert moved == first
+    assert (moved.decision, moved.flags.metadata_updated) == (Decision.DUPLICATE, True)
+    found = documents.get("a")
+    assert found is not None
+    assert (found.metadata, found.source_url) == ({"views": 2}, "https://a.example/2")
+    assert {snippet.source_url for snippet in documents.snippets("a")} == {"https://a.example/2"}
+    assert texts(documents, "a") == A.split("\n\n")
+    assert documents.ingest(Document("a", A, {"views": 2}, source_url="https://a.example/2")).flags == first.flags
+    assert chunker.cut == [A]
+
+
+def test_metadata_that_counts_makes_another_revision(world: World, chunker: Paragraphs) -> None:
+    documents = world.open(documents={"content_fields": ["lang"]}).documents.using(chunker=chunker)
+    first = documents.ingest(Document("a", A, {"lang": "en", "views": 1}))
+    assert documents.ingest(Document("a", A, {"lang": "en", "views": 2})) == first
+    other = documents.ingest(Document("a", A, {"lang": "de", "views": 2}))
+    assert (other.decision, len(chunker.cut)) == (Decision.NEW, 2)
+    assert other.key != first.key
+
+
+def test_another_chunker_is_not_answered_with_old_snippets(documents: Documents) -> None:
+    first = documents.ingest(Document("a", A))
+    other = documents.using(chunker=Paragraphs(version="2")).ingest(Document("a", A))
+    assert other.decision is Decision.NEW
+    assert not set(other.snippet_ids) & set(first.snippet_ids)
+
+
+def test_many_are_answered_in_their_order_and_a_bad_one_spoils_nothing(world: World) -> None:
+    documents = world.open().documents.using(chunker=Failing())
+    receipts = documents.ingest_many(
+        [Document("a", A), Document("", A), Document("b", "fail here"), Document("c", "x\0y"), Document("d", B)]
+    )
+    assert [receipt.failed for receipt in receipts] == [False, True, True, True, False]
+    codes = [receipt.failure and receipt.failure["code"] for receipt in receipts]
+    assert codes[1] == codes[3] == DocumentInvalid.code
+    assert "position 1" in _message(receipts[1])
+    assert "'c'" in _message(receipts[3])
+    assert "the chunker cannot read this" in _message(receipts[2])
+    assert {head.doc_id for head in documents.heads()} == {"a", "d"}
+
+
+def test_the_same_document_twice_in_a_batch_is_taken_in_order(documents: Documents, chunker: Paragraphs) -> None:
+    receipts = documents.ingest_many(
+        [Document("a", A), Document("b", A), Document("a", B), Document("a", A), Document("a", A)]
+    )
+    assert [receipt.decision.value for receipt in receipts] == ["new", "new", "new", "duplicate", "duplicate"]
+    assert receipts[3] == receipts[0]
+    assert texts(documents, "a") == A.split("\n\n")
+    assert len(chunker.cut) == 3
+
+
+def test_a_stream_is_lazy_and_goes_on_where_it_is_read(documents: Documents) -> None:
+    taken = []
+
+    def source() -> Any:
+        for number in range(10):
+            taken.append(number)
+            yield Document(f"doc-{number}", A)
+
+    receipts = documents.ingest_many(source(), batch=2, stream=True)
+    assert taken == []
+    assert next(receipts).decision is Decision.NEW
+    assert taken == [0, 1]
+    assert len(list(receipts)) == 9
+
+
+def test_progress_is_told_after_every_batch(documents: Documents) -> None:
+    told: list[int] = []
+    documents.ingest_many([Document(f"{number}", A) for number in range(5)], batch=2, progress=told.append)
+    assert told == [2, 4, 5]
+
+
+def test_sequences_order_revisions_whatever_the_order_they_come_in(documents: Documents) -> None:
+    documents.ingest(Document("a", "one", sequence=1))
+    documents.ingest(Document("a", "three", sequence=3))
+    with pytest.raises(Stale) as stale:
+        documents.ingest(Document("a", "two", sequence=2))
+    assert "sequence 2" in stale.value.message
+    (entry,) = documents.ingest_many([Document("a", "two", sequence=2)])
+    assert (entry.decision, entry.failed) == (Decision.STALE, True)
+    assert texts(documents, "a") == ["three"]
+    with pytest.raises(Conflict):
+        documents.ingest(Document("a", "other three", sequence=3))
+
+
+def test_a_replay_with_a_higher_sequence_raises_it(documents: Documents) -> None:
+    documents.ingest(Document("a", A, sequence=3))
+    assert documents.ingest(Document("a", A, sequence=5)).decision is Decision.DUPLICATE
+    with pytest.raises(Stale):
+        documents.ingest(Document("a", B, sequence=4))
+    documents.retract("a", sequence=6)
+    with pytest.raises(Stale):
+        documents.ingest(Document("a", A, sequence=5))
+
+
+def test_a_failing_chunker_is_quarantined_after_its_attempts(world: World) -> None:
+    documents = world.open(lease={"max_attempts": 2}).documents.using(chunker=Failing())
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="cannot read"):
+            documents.ingest(Document("a", "fail"))
+    with pytest.raises(Quarantined) as refused:
+        documents.ingest(Document("a", "fail"))
+    assert "RuntimeError" in refused.value.message
+    assert documents.ingest(Document("a", A)).decision is Decision.NEW
+
+
+def test_another_writer_of_the_document_is_waited_for_or_told(world: World) -> None:
+    holder = world.open(owner="holder").documents.using(chunker=Paragraphs())
+    other = world.open(wait={"mode": "raise"}).documents.using(chunker=Paragraphs())
+    refused: list[InFlight] = []
+
+    def meanwhile() -> None:
+        with pytest.raises(InFlight) as told:
+            other.ingest(Document("a", B))
+        refused.append(told.value)
+
+    with at_point("after_effect", meanwhile):
+        holder.ingest(Document("a", A))
+    assert "holder" in refused[0].message
+    assert other.ingest(Document("a", B)).decision is Decision.NEW
+
+
+def test_a_dry_run_says_what_would_happen_and_changes_nothing(documents: Documents, world: World) -> None:
+    first = documents.ingest(Document("a", A, {"views": 1}))
+    rows = len(list(world.store.rows()))
+    wanted = [Document("a", A, {"views": 1}), Document("a", A, {"views": 2}), Document("a", B), Document("n", A)]
+    foreseen = documents.ingest_many(wanted, dry_run=True)
+    assert [receipt.decision.value for receipt in foreseen] == ["duplicate", "duplicate", "new", "new"]
+    assert foreseen[0] == foreseen[1] == first
+    assert foreseen[1].flags.metadata_updated
+    assert documents.retract("a", dry_run=True).decision is Decision.NEW
+    assert len(list(world.store.rows())) == rows
+    assert texts(documents, "a") == A.split("\n\n")
+    assert documents.ingest(Document("n", A)).snippet_ids == foreseen[3].snippet_ids
+
+
+def test_the_corpus_digest_changes_with_the_live_documents_and_only_with_them(documents: Documents) -> None:
+    empty = documents.corpus_digest()
+    documents.ingest(Document("a", A))
+    one = documents.corpus_digest()
+    assert one != empty
+    documents.ingest(Document("a", A))
+    assert documents.corpus_digest() == one
+    documents.ingest(Document("b", A))
+    two = documents.corpus_digest()
+    documents.ingest(Document("a", A, {"x": 1}))
+    assert len({empty, one, two, documents.corpus_digest()}) == 4
+    documents.ingest(Document("a", A))
+    assert documents.corpus_digest() == two
+    documents.retract("b")
+    assert documents.corpus_digest() == one
+    documents.retract("a")
+    assert documents.corpus_digest() == empty
+
+
+def test_everything_survives_a_rebuild_of_the_fence_store(world: World, chunker: Paragraphs) -> None:
+    fence = world.open()
+    documents = fence.documents.using(chunker=chunker)
+    first = documents.ingest(Document("a", A))
+    documents.ingest(Document("a", B))
+    documents.ingest(Document("a", B, {"x": 1}))
+    documents.ingest(Document("gone", A))
+    documents.retract("gone")
+    before = (documents.corpus_digest(), documents.get("a"), documents.snippets("a"))
+    fence.hydrate()
+    assert (documents.corpus_digest(), documents.get("a"), documents.snippets("a")) == before
+    assert documents.ingest(Document("a", B, {"x": 1})).decision is Decision.DUPLICATE
+    assert documents.retract("gone").decision is Decision.DUPLICATE
+    back = documents.ingest(Document("a", A))
+    assert (back, back.flags.revived) == (first, True)
+    assert texts(documents, "a") == A.split("\n\n")
+    assert len(chunker.cut) == 3
+
+
+def test_the_content_hash_of_a_tenant_is_fixed_with_its_first_document(world: World) -> None:
+    world.open(content_hash="sha256").documents.ingest(Document("a", A))
+    with pytest.raises(PolicyError, match="sha256") as refused:
+        world.open().documents.ingest(Document("a", A))
+    assert "content_hash: sha256" in refused.value.hint
+    assert world.open(content_hash="sha256").documents.ingest(Document("a", A)).decision is Decision.DUPLICATE
+
+
+def test_an_empty_text_is_a_document_without_snippets(documents: Documents) -> None:
+    receipt = documents.ingest(Document("a", ""))
+    assert (receipt.decision, receipt.snippet_ids) == (Decision.NEW, ())
+    assert documents.ingest(Document("a", "")).decision is Decision.DUPLICATE
+    assert [head.doc_id for head in documents.heads()] == ["a"]
+
+
+def test_documents_need_an_object_store(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with make_world("solo", tmp_path, monkeypatch) as solo, pytest.raises(ObjectsRequired):
+        _ = solo.open().documents
+
+
+def test_every_answer_leaves_a_decision_row(documents: Documents, world: World) -> None:
+    documents.ingest_many([Document("a", A), Document("a", A), Document("a", B)])
+    told = [row.columns() for row in world.store.rows()]
+    assert {row["source_id"] for row in told} == {"a"}
+    assert [row["decision"] for row in told if row["row_id"].endswith("fa")] == ["new", "new"]
+    assert sum(row["decision"] == "duplicate" for row in told) == 1
+    assert {row["characters"] for row in told} == {len(A), len(B)}
+
+
+def test_ragfence_document_is_public() -> None:
+    assert ragfence.Document is Document
+
+
+def _message(receipt: Receipt) -> str:
+    assert receipt.failure is not None
+    return str(receipt.failure["message"])
