@@ -262,6 +262,12 @@ def free_head(
     return data[70:]
 
 
+def refuse_newer_source(data: bytes) -> None:
+    """Refuses what only a newer ragfence can read, the record inside as well."""
+    if data[0] != VERSION or (data[1] & _HAS_HEAD and data[70:71] not in (b"", bytes((VERSION,)))):
+        SourceRecord.decode(data)
+
+
 def park(stamp: int, record: KeyRecord) -> bytes:
     return _STAMP.pack(stamp) + record.encode()
 

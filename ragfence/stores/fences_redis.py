@@ -30,7 +30,17 @@ from ragfence.core.decisions import (
     decide,
 )
 from ragfence.core.ledger import row_for_claim
-from ragfence.core.records import Head, KeyRecord, SourceRecord, checked_epoch, free_head, park, short, unpark
+from ragfence.core.records import (
+    Head,
+    KeyRecord,
+    SourceRecord,
+    checked_epoch,
+    free_head,
+    park,
+    refuse_newer_source,
+    short,
+    unpark,
+)
 from ragfence.core.rows import Row, decode_rows
 from ragfence.errors import StoreUnavailable
 from ragfence.stores.fences import Loaded, LoadedSource, Lookup, Marker, Scanned, Stats
@@ -343,29 +353,34 @@ class RedisFences:
     def _replays(self, claims: Sequence[Claim]) -> tuple[list[Verdict | None], dict[int, list[bytes]]]:
         """The claims that an MGET can answer: sealed, same payload, and no lease anywhere near. And their rows.
 
-        Documents are asked for by `replays`; their claims go to the script.
+        Documents have `replays` for that; here they are only read, so that a batch with one of a newer format in it is
+        refused before anything is granted.
         """
         names = self._names
-        asked = [claim for claim in claims if claim.mode is not Mode.DOCUMENT]
-        wanted = [(claim.key[0], names.record(claim.key)) for claim in asked]
-        wanted += [
-            (claim.key[0], names.source(claim.key[0], claim.source)) for claim in asked if claim.mode is Mode.SEQUENCED
+        wanted = [
+            (claim.key[0], names.source(claim.key[0], claim.source))
+            if claim.mode is Mode.DOCUMENT
+            else (claim.key[0], names.record(claim.key))
+            for claim in claims
         ]
-        rows: dict[int, list[bytes]] = {}
-        if not asked:
-            return [None] * len(claims), rows
+        wanted += [
+            (claim.key[0], names.source(claim.key[0], claim.source)) for claim in claims if claim.mode is Mode.SEQUENCED
+        ]
         found = self._reader.snapshot(wanted)
-        records, sources = iter(found.values), iter(found.values[len(asked) :])
+        sources = iter(found.values[len(claims) :])
+        rows: dict[int, list[bytes]] = {}
         answers: list[Verdict | None] = []
         epochs, ts = found.epochs, found.now_ms.to_bytes(6, "big")
-        for claim in claims:
+        for claim, data in zip(claims, found.values, strict=False):
             shard, mode, replay = claim.key[0], claim.mode, None
             if mode is Mode.SEQUENCED:
-                replay = self._replay_of_source(claim, next(records), next(sources), epochs[shard], found.now_ms)
-            elif mode is Mode.KEYED:
-                data = next(records)
-                if data is not None and epochs[shard] is not None:
-                    replay = replay_of(claim, data, ts)
+                replay = self._replay_of_source(claim, data, next(sources), epochs[shard], found.now_ms)
+            elif data is None:
+                pass
+            elif mode is Mode.DOCUMENT:
+                refuse_newer_source(data)
+            elif epochs[shard] is not None:
+                replay = replay_of(claim, data, ts)
             if replay is None:
                 answers.append(None)
                 continue

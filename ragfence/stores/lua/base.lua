@@ -61,15 +61,20 @@ local function add_rows(rows_key, data, most_rows)
   end
 end
 
--- The values of a group's records, in one call, when nothing in the group can change another's record: all are KEYED
--- and no key stands twice. Otherwise nil, and each is read when its turn comes. `keys` stand from `k` on.
+-- The values of a group, in one call, when nothing in it can change what another reads: all are KEYED and no key stands
+-- twice, or all are DOCUMENT and no source does. Otherwise nil, and each is read when its turn comes. `keys` stand from
+-- `k` on; a document has two values, its record and its source.
 local function read_ahead(packed_from, k, count)
-  if count < 2 or count > 1000 then return nil end -- more would not fit on Lua's stack
-  local names, seen = {}, {}
+  local mode = byte(ARGV[packed_from])
+  if mode == SEQUENCED or (mode == KEYED and count < 2) or count > 500 then return nil end -- Lua's stack has an end
+  local stride, names, seen = mode == KEYED and 1 or 2, {}, {}
   for i = 1, count do
-    local name = KEYS[k + i - 1]
-    if byte(ARGV[packed_from + i - 1]) ~= KEYED or seen[name] then return nil end
-    seen[name], names[i] = true, name
+    k = k + stride
+    local name = KEYS[k - 1]
+    if byte(ARGV[packed_from + i - 1]) ~= mode or seen[name] then return nil end
+    seen[name] = true
+    if mode == DOCUMENT then names[#names + 1] = KEYS[k - 2] end
+    names[#names + 1] = name
   end
   return redis.call('MGET', unpack(names))
 end

@@ -1,5 +1,5 @@
 -- Claims, in groups of one shard each: decides, writes records and decision rows. core/decisions.py in Lua.
--- What most claims are, a first one or a replay of an operation without a sequence, is done here, by cutting and
+-- What most claims are, a first one, or a replay of an operation without a sequence, is done here, by cutting and
 -- joining bytes. Everything else goes through rules(), claim_rules.lua, whose functions are made only when needed.
 --
 -- KEYS   per group: marker, counter, rows; then per claim: record, and source unless the mode is KEYED
@@ -29,15 +29,16 @@ for _ = 1, groups do
   local rows = { ARGV[a + 2] }
   k, a = k + 3, a + 4
   local epoch = usable_epoch(marker_key, run, solo, now_ms)
-  local ahead = epoch and read_ahead(a, k, count)
+  local ahead = epoch and count > 0 and read_ahead(a, k, count)
   local counter  -- of a group read ahead: raised once, before the first of its numbers is used
   if ahead then
-    local grants = 0
+    local grants, documents = 0, byte(ARGV[a]) == DOCUMENT
     for i = 1, count do
-      local data = ahead[i]
-      if not data then
+      local claim, first = ARGV[a + i - 1], not ahead[i]
+      if documents then first = not ahead[2 * i - 1] and not ahead[2 * i] and byte(claim, 2) % 4 < 2 end
+      if first then
         grants = grants + 1
-      elseif not replays(data, ARGV[a + i - 1]) then
+      elseif documents or not replays(ahead[i], claim) then
         ahead = nil  -- the rules may grant it, and numbers are given in the order of the claims
         break
       end
@@ -55,9 +56,15 @@ for _ = 1, groups do
     local reply, row
     if not epoch then
       reply = { 'N' }
-    elseif mode == KEYED then
+    elseif mode == KEYED or (mode == DOCUMENT and ahead) then
       local data
-      if ahead then data = ahead[i] else data = redis.call('GET', record_key) end
+      if mode == DOCUMENT then
+        data = nil
+      elseif ahead then
+        data = ahead[i]
+      else
+        data = redis.call('GET', record_key)
+      end
       if not data or replays(data, claim) then
         local owner = 113 + byte(claim, 112)
         local payload = owner + 1 + byte(claim, owner)
@@ -86,7 +93,12 @@ for _ = 1, groups do
           data = '\1' .. char(state_byte) .. sub(claim, 52, 67) .. sub(claim, 3, 14) ..
             struct.pack('>I7I5I2I6I6', epoch, number, 1, now_ms, now_ms + struct.unpack('>I6', claim, 92)) ..
             sub(claim, 112, owner - 1) .. sub(claim, first, last)
-          put(record_key, data, struct.unpack('>I6', claim, 100))
+          if source_key then
+            put(source_key, '\1\2' .. struct.pack('>I8', epoch) .. sub(claim, 20, 51) .. struct.pack('>I4', #data) .. data,
+              struct.unpack('>I6', claim, 106))
+          else
+            put(record_key, data, struct.unpack('>I6', claim, 100))
+          end
           reply = { 'G', 0, data, '', '' }
           row = '\1' .. sub(claim, 3, 15) .. ts .. '\1\0' .. sub(claim, 16, 19) .. none .. shard .. sub(claim, 20, 51) ..
             sub(data, 3, 50) .. none .. '\0\0' .. sub(claim, context)

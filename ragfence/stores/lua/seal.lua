@@ -1,6 +1,6 @@
 -- Seals: compares the token, then acts; sealed is terminal. `settle_seal` of core/decisions.py in Lua.
--- The owner's own seal of an operation without a sequence is done here, by cutting and joining bytes; everything else
--- goes through rules(), seal_rules.lua.
+-- The owner's own seal of an operation without a sequence, or of a document that has no head yet, is done here, by
+-- cutting and joining bytes; everything else goes through rules(), seal_rules.lua.
 --
 -- KEYS   per group: marker, rows, count of head moves; then per seal: record, and source unless the mode is KEYED
 -- ARGV   [1] '1' if no object store stands behind this Redis, [2] number of groups, [3] most rows to keep, or '0',
@@ -26,6 +26,7 @@ for _ = 1, groups do
   local epoch = usable_epoch(marker_key, run, solo, now_ms)
   local epoch_bytes = epoch and struct.pack('>I7', epoch)
   local ahead = epoch and read_ahead(a, k, count)
+  local first_lease = epoch and not solo and '\1\2' .. struct.pack('>I8', epoch)
   for i = 1, count do
     local seal, record_key, source_key = ARGV[a], KEYS[k], nil
     local mode, flags = byte(seal, 1, 2)
@@ -37,9 +38,18 @@ for _ = 1, groups do
     local reply, row
     if not epoch then
       reply = { 'N' }
-    elseif mode == KEYED and sub(seal, 47, 53) == epoch_bytes then
+    elseif mode ~= SEQUENCED and sub(seal, 47, 53) == epoch_bytes then
       local data
-      if ahead then data = ahead[i] else data = redis.call('GET', record_key) end
+      if mode == DOCUMENT then
+        local source = ahead and ahead[2 * i]
+        if source and sub(source, 1, 10) == first_lease and sub(source, 11, 42) == sub(seal, 15, 46) then
+          data = sub(source, 47)
+        end
+      elseif ahead then
+        data = ahead[i]
+      else
+        data = redis.call('GET', record_key)
+      end
       local version, held
       if data then version, held = byte(data, 1, 2) end
       if version == 1 and held % 16 == HELD and sub(data, 19, 30) == sub(seal, 3, 14) then
@@ -62,7 +72,14 @@ for _ = 1, groups do
         data = '\1' .. char(state) .. sub(data, 3, 18) .. (winner == nobody and sub(seal, 3, 14) or winner) ..
           sub(data, 31, 50) .. ts .. sub(data, 57, kind_end) .. error_code .. effect_id .. payload ..
           sub(seal, result + 4, context - 1)
-        put(record_key, data, ttl)
+        if source_key then
+          local head = 1 + (flags % 8 >= 4 and 4 or 0) + (flags % 2 >= 1 and 8 or 0)
+          put(source_key, '\1' .. char(head) .. sub(first_lease, 3) .. sub(seal, 15, 46) .. sub(seal, 59, 82) ..
+            struct.pack('>I4', #data) .. data, struct.unpack('>I6', seal, 89))
+          if ahead[2 * i - 1] then redis.call('DEL', record_key) end
+        else
+          put(record_key, data, ttl)
+        end
         reply = { 'S', data }
         row = '\1' .. sub(seal, 3, 14) .. '\250' .. ts .. (duplicate and '\2' or '\1') .. sub(seal, 95, 99) ..
           (ttl > 0 and struct.pack('>I6', now_ms + ttl) or none) .. shard .. sub(seal, 15, 46) .. sub(data, 3, 30) ..
