@@ -22,11 +22,14 @@ from ragfence.documents.progress import Meter, meter
 from ragfence.documents.reading import Reading, StoredDocument, StoredSnippet
 from ragfence.documents.segments import Layout
 from ragfence.documents.settings import settle_content_hash
+from ragfence.documents.sources import source_of
+from ragfence.documents.states import States
+from ragfence.documents.sync import Parts, Prune, Sync, SyncReport, check_prune
 from ragfence.engine.engine import Engine
 from ragfence.engine.segments import Move, Moved, SegmentWriter, batch_tokens
 from ragfence.errors import DocumentInvalid, ObjectsRequired, ValidationError
 
-BATCH = 500
+BATCH = 1000
 
 
 class Documents:
@@ -108,6 +111,47 @@ class Documents:
         receipts = self._streamed(documents, batch, dry_run, lambda: meter(progress, total, "ingesting"))
         return receipts if stream else list(receipts)
 
+    def sync(
+        self,
+        source: object,
+        prune: Prune = False,
+        *,
+        max_prune_share: float | None = None,
+        progress: bool | Callable[[int], None] = False,
+        dry_run: bool = False,
+    ) -> SyncReport:
+        """Ingests what changed in a source: a folder, a file, s3://bucket/prefix, documents, or a `Source`.
+
+        What has not changed since the last time is not even read. `prune="scoped"` retracts what this source brought
+        and no longer has, `"full"` every live document that it does not have. `PruneTooLarge`: that would be more than
+        the share that the policy allows (`documents.max_prune_share`), and nothing was done; pass the share to allow.
+
+        >>> fence.documents.sync("handbook/", prune="scoped").unread  # doctest: +SKIP
+        """
+        check_prune(prune, max_prune_share)
+        rules, engine = self._engine.policy.documents, self._engine
+        # A prune lists twice, and an iterator can be read once.
+        given = list(source) if prune and isinstance(source, Iterator) else source
+        with contextlib.ExitStack() as opened:
+            found = source_of(given)
+            if found is not given and callable(close := getattr(found, "close", None)):
+                opened.callback(close)
+            told = opened.enter_context(meter(progress, None, "syncing"))
+            parts = Parts(
+                engine.fences,
+                self._identity,
+                Recipes(self._chunker, rules),
+                self._preparing,
+                self._mover,
+                self._reading,
+                engine.owner,
+                engine.run_id,
+            )
+            self._backing.hydrator.ensure_ready()
+            states = States(engine.tenant, found.name, self._objects, rules.content_fields)
+            share = rules.max_prune_share if max_prune_share is None else max_prune_share
+            return Sync(parts, found, states, prune=prune, max_share=share, dry_run=dry_run).run(told)
+
     def get(self, doc_id: str) -> StoredDocument | None:
         """The live revision of a document, described; None if there is none."""
         return self._reading.get(doc_id)
@@ -143,36 +187,32 @@ class Documents:
     def _batch(self, documents: Sequence[Document], first: int, dry_run: bool) -> list[Receipt]:
         caller, tokens = self._caller(), batch_tokens()
         receipts: dict[int, Receipt] = {}
-        left = dict(enumerate(documents))
-        if not dry_run:
-            left = self._replayed(left, first, caller, receipts)
-        prepared: dict[int, Prepared] = {}
-        for at, document in left.items():
+        asks: dict[int, Ask] = {}
+        ask = self._preparing.ask
+        for at, document in enumerate(documents):
             try:
-                prepared[at] = self._preparing.ingest(document, next(tokens), caller, first + at)
+                asks[at] = ask(document, next(tokens), caller, first + at)
             except DocumentInvalid as invalid:
                 receipts[at] = refused(invalid)
+        if not dry_run:
+            asks = self._unanswered(asks, receipts)
+        tokens = batch_tokens()
+        prepared = {
+            at: self._preparing.ingest(documents[at], next(tokens), caller, first + at, asked=asked)
+            for at, asked in asks.items()
+        }
         if dry_run:
             receipts |= zip(prepared, self._foreseen(list(prepared.values())), strict=True)
         elif prepared:
             receipts |= self._mover.move(list(in_waves(prepared)))
         return [receipts[at] for at in range(len(documents))]
 
-    def _replayed(
-        self, documents: dict[int, Document], first: int, caller: Caller, receipts: dict[int, Receipt]
-    ) -> dict[int, Document]:
-        """Answers those that are live just as they were sent, which most are, and returns the others."""
-        ask, tokens = self._preparing.ask, batch_tokens()
-        asks: dict[int, Ask] = {}
-        for at, document in documents.items():
-            try:
-                asks[at] = ask(document, next(tokens), caller, first + at)
-            except DocumentInvalid as invalid:
-                receipts[at] = refused(invalid)
-        left: dict[int, Document] = {}
+    def _unanswered(self, asks: dict[int, Ask], receipts: dict[int, Receipt]) -> dict[int, Ask]:
+        """Answers the documents that are live just as they were sent, which most are; returns the others."""
+        left: dict[int, Ask] = {}
         for (at, asked), record in zip(asks.items(), self._engine.fences.replays(list(asks.values())), strict=True):
             if record is None:
-                left[at] = documents[at]
+                left[at] = asked
             else:
                 receipts[at] = replayed(asked[0], record)
         return left

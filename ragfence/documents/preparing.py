@@ -79,22 +79,30 @@ class Preparing:
         context = caller.context(doc_id, hashed, cut.name, sequence, len(text))
         return _tuple(Ask, (key, source, fingerprint, metadata_hash, sequence, token, context))
 
-    def ingest(self, document: Document, token: bytes, caller: Caller, position: int | None = None) -> Prepared:
-        """Raises `DocumentInvalid`, which names the document."""
+    def ingest(
+        self,
+        document: Document,
+        token: bytes,
+        caller: Caller,
+        position: int | None = None,
+        *,
+        asked: Ask | None = None,
+    ) -> Prepared:
+        """Raises `DocumentInvalid`, which names the document. `asked`: what `ask` made of the same document."""
+        key, source, fingerprint, metadata_hash, sequence, _, context = asked or self.ask(
+            document, token, caller, position
+        )
         doc = checked(document, self._limits, position=position)
-        cut, identity = self._recipes.of(doc.content_type), self._identity
-        content = identity.content(self._counted(doc) if self._content_fields else doc.text_bytes)
-        doc_id = doc.doc_id.encode()
-        shard, source = identity.place(doc_id)
+        content = self._identity.content(self._counted(doc) if self._content_fields else doc.text_bytes)
         rules = self._kind_rules
         claim = Claim(
-            identity.key(shard, doc_id, content.hash, cut.key_tail),
-            identity.fingerprint(content),
+            key,
+            fingerprint,
             token,
             Mode.DOCUMENT,
             source,
-            doc.sequence,
-            identity.metadata_hash(doc.metadata, doc.source_url, doc.content_type),
+            sequence,
+            metadata_hash,
             False,
             rules.lease_ms,
             rules.max_attempts,
@@ -105,9 +113,9 @@ class Preparing:
             b"",
             0,
             0,
-            caller.context(doc.doc_id, content.hash, cut.name, doc.sequence, len(doc.text)),
+            context,
         )
-        return Prepared(doc, content, cut, claim)
+        return Prepared(doc, content, self._recipes.of(doc.content_type), claim)
 
     def retract(self, doc_id: str, sequence: int | None, token: bytes, caller: Caller) -> Prepared:
         doc = checked(Document(doc_id, "", sequence=sequence), self._limits)
