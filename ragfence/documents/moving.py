@@ -18,11 +18,13 @@ from ragfence.documents.preparing import Prepared
 from ragfence.documents.segments import (
     INGEST,
     METADATA,
+    NO_POSITIONS,
     RETRACT,
     REVIVE,
     Detail,
     Layout,
     Positions,
+    Stored,
     address_in,
     ids_in,
     result_of,
@@ -30,7 +32,17 @@ from ragfence.documents.segments import (
 )
 from ragfence.engine import points
 from ragfence.engine.segment_log import LogRow
-from ragfence.engine.segments import Answer, Effected, Failed, Move, Moved, SegmentWriter, batch_tokens
+from ragfence.engine.segments import (
+    Answer,
+    Effected,
+    Failed,
+    Move,
+    Moved,
+    Neighbours,
+    NoNeighbours,
+    SegmentWriter,
+    batch_tokens,
+)
 from ragfence.errors import CommitUncertain, EffectFailed, Quarantined, RagfenceError
 from ragfence.errors import Conflict as ConflictError
 from ragfence.errors import InFlight as InFlightError
@@ -46,50 +58,52 @@ _tuple = tuple.__new__
 
 def ingest_effect(subject: Prepared, grant: Granted) -> Effected:
     """Cuts the document, unless its key was sealed before: then only its head moves."""
-    doc, content, cut, claim = subject
+    doc, _, cut, claim = subject
     head, prior = grant.head, grant.prior
     replaced = stored_in(head.record) if head and head.live and head.record else None
-    known = frozenset(_each(replaced.ids)) if replaced else frozenset()
-    described = Detail(
-        doc_id=doc.doc_id,
-        action=INGEST,
-        content_hash=content.hash,
-        size=content.size,
-        metadata=doc.metadata.decode(),
-        source_url=doc.source_url,
-        content_type=doc.content_type,
-        recipe=cut.recipe.text,
-        at_ms=grant.record.when_ms - claim.lease_ms,
-        ids=b"",
-        before=replaced.row.text if replaced else "",
-    )
     if prior is not None:
-        stored = stored_in(prior)
+        _, origin, ids = stored_in(prior)
         stands = head is not None and head.live and head.digest == claim.digest
-        return Effected(
-            result_of(stored.ids, stored.origin),
-            described._replace(
-                action=METADATA if stands else REVIVE,
-                ids=stored.ids,
-                dead=_without(replaced.ids, stored.ids) if replaced else b"",
-                origin=stored.origin.text,
-            ),
-        )
+        action = METADATA if stands else REVIVE
+        return Effected(result_of(ids, origin), _detail(subject, grant, action, ids, replaced, origin=origin.text))
     pieces = pieces_of(cut.chunker, doc.text, doc.doc_id)
     texts = [doc.text[start:end] for start, end, _ in pieces]
-    ids = snippet_ids(doc.doc_id, cut.recipe.digest, texts)
-    joined = b"".join(ids)
-    positions = Positions(
-        [piece.start for piece in pieces], [piece.end for piece in pieces], [piece.section_id for piece in pieces]
-    )
-    return Effected(
-        result_of(joined),
-        described._replace(
-            ids=joined,
-            positions=positions,
-            dead=_without(replaced.ids, joined) if replaced else b"",
-            fresh=[(made, text) for made, text in zip(ids, texts, strict=True) if made not in known],
-        ),
+    made = snippet_ids(doc.doc_id, cut.recipe.digest, texts)
+    ids = b"".join(made)
+    known = frozenset(_each(replaced.ids)) if replaced else frozenset()
+    fresh = [(each, text) for each, text in zip(made, texts, strict=True) if each not in known]
+    positions = Positions(*zip(*pieces, strict=True)) if pieces else NO_POSITIONS
+    return Effected(result_of(ids), _detail(subject, grant, INGEST, ids, replaced, positions=positions, fresh=fresh))
+
+
+def _detail(
+    subject: Prepared,
+    grant: Granted,
+    action: str,
+    ids: bytes,
+    replaced: Stored | None,
+    *,
+    positions: Positions = NO_POSITIONS,
+    origin: str = "",
+    fresh: Sequence[tuple[bytes, str]] = (),
+) -> Detail:
+    doc, content, cut, claim = subject
+    return Detail(
+        doc.doc_id,
+        action,
+        content.hash,
+        content.size,
+        doc.metadata.decode(),
+        doc.source_url,
+        doc.content_type,
+        cut.recipe.text,
+        grant.record.when_ms - claim.lease_ms,
+        ids,
+        positions,
+        _without(replaced.ids, ids) if replaced else b"",
+        origin,
+        replaced.row.text if replaced else "",
+        fresh,
     )
 
 
@@ -120,11 +134,12 @@ def effect_of(subject: Prepared) -> Callable[[Prepared, Granted], Effected]:
 
 
 class SnippetsFirst:
-    """The snippets of a batch are durable before its rows say that they exist."""
+    """The snippets of a batch are durable before its rows say that they exist; then comes the sink, if there is one."""
 
-    def __init__(self, layout: Layout, objects: ObjectStore) -> None:
+    def __init__(self, layout: Layout, objects: ObjectStore, then: Neighbours | None = None) -> None:
         self._layout = layout
         self._objects = objects
+        self._then = then or NoNeighbours()
 
     def before_commit(self, name: str, rows: Sequence[LogRow]) -> None:
         data = encode_snippets(rows)
@@ -133,9 +148,10 @@ class SnippetsFirst:
             if not self._objects.put_new(place, data).won:
                 raise CommitUncertain(f"the snippets {place} were written by somebody else", hint="try again")
         points.reach(AFTER_SNIPPETS)
+        self._then.before_commit(name, rows)
 
     def after_seal(self, rows: Sequence[LogRow], sealed: Sequence[bool]) -> None:
-        pass
+        self._then.after_seal(rows, sealed)
 
 
 class Mover:

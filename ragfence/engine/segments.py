@@ -99,8 +99,8 @@ class NoNeighbours:
 @dataclass(slots=True)
 class _Wanted:
     move: Move
-    segments: list[tuple[str, int, Moved]]
-    """(name, epoch) of what this call committed without being sure that it counts"""
+    segments: list[tuple[str, int, Granted, bytes]]
+    """(name, epoch, grant, result) of what this call committed without being sure that it counts"""
     unsure: bool = False
 
     @property
@@ -242,9 +242,7 @@ class SegmentWriter:
                 grant = granted[at]
                 seals[at] = self._seal(wanted[at].move, grant, effected.result)
                 rows.append(self._row(seals[at], grant, effected.detail))
-                record = grant.record._replace(state=State.SEALED, result=effected.result)
-                moved = Moved(record, grant.prior is not None, seals[at].flags, grant.takeover)
-                wanted[at].segments.append((name, epoch, moved))
+                wanted[at].segments.append((name, epoch, grant, effected.result))
                 wanted[at].unsure = False
             self._neighbours.before_commit(name, rows)
             sent = True
@@ -305,10 +303,15 @@ class SegmentWriter:
             listed = set(self._epochs.listed(known.newest_complete))
             for at, want in list(wanted.items()):
                 counted = [
-                    moved for name, epoch, moved in want.segments if epoch < known.newest_complete and name in listed
+                    (grant, result)
+                    for name, epoch, grant, result in want.segments
+                    if epoch < known.newest_complete and name in listed
                 ]
                 if counted and want.open_question:
-                    answers[at] = counted[-1]
+                    grant, result = counted[-1]
+                    record = grant.record._replace(state=State.SEALED, result=result)
+                    flags = flags_of(grant, want.move.claim)
+                    answers[at] = Moved(record, grant.prior is not None, flags, grant.takeover)
                     del wanted[at]
                     continue
                 want.segments = [entry for entry in want.segments if entry[1] >= known.newest_complete]

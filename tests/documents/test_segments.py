@@ -93,7 +93,7 @@ def test_snippets_come_back_whole() -> None:
         IDS[:16].hex(),
         "docs/日本語.md",
         "one two",
-        2,
+        2,  # of 7 bytes
     )
     assert second.text == "three"
     assert encode_snippets([row(fresh=())]) is None
