@@ -95,6 +95,8 @@ def present(engine: Engine, story: Story) -> Present:
     record = held.record
     if held.source and (lease := held.source.lease) and lease.digest == key[1:] and not (record and record.ended):
         record = lease.record
+    if held.source and (head := held.source.head) and head.digest == key[1:] and head.record:
+        record = head.record
     commit = engine.backing.commits.find(operation) if engine.backing and operation else None
     marker = engine.fences.markers()[key[0]]
     outcome = record if record is not None and record.ended else commit

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ragfence.core.canonical import canonical_json, parse_json
-from ragfence.core.decisions import NOBODY
+from ragfence.core.decisions import NOBODY, Mode
 from ragfence.core.operations import Operation
 from ragfence.core.policy import Policy
 from ragfence.core.receipts import Receipt
@@ -195,7 +195,9 @@ class Engine:
         return held.record is not None and held.record.token == token
 
     def _ended(self, request: Request) -> KeyRecord | None:
-        """How the key ended, also when only the object store knows."""
+        """How the key ended, also when only the object store knows. Documents end in segments, and are not released."""
+        if request.mode is Mode.DOCUMENT:
+            return None
         if self.backing:
             self.backing.hydrator.ensure_ready()
         (held,) = self.fences.read([request.lookup])

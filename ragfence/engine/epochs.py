@@ -2,21 +2,30 @@
 
     <tenant>/epochs/<e>/begun      somebody started to hydrate into epoch e
     <tenant>/epochs/<e>/segments   epoch e is complete; the segments of all earlier epochs that count
-    <tenant>/segments/<e>/<name>   segments committed while epoch e was current
+    <tenant>/segments/<e>/<name>   segments committed while epoch e was current, or rewritten when it began
 
 The truth is the newest completed epoch's list plus the segments named with that epoch. Any other segment is void.
+
+An epoch may rewrite segments: its list then leaves out those whose rows went into others (`replaced`), and the lists
+after it name it among their `rewritings`. So a writer still finds out that a segment of its own had counted.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from ragfence.core.operations import encoded
 from ragfence.errors import FormatCorrupt, FormatTooNew
 from ragfence.stores.objects import ObjectStore
 
 VERSION = 1
+REWRITTEN_VERSION = 2
+"""of a list that somebody who takes it for the whole story would misread"""
+REMEMBERED = 32
+"""so many rewritings back a writer is told that its segment had counted; one frozen for longer claims again"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +38,20 @@ class Known:
     @property
     def settled(self) -> bool:
         return self.newest_begun == self.newest_complete
+
+
+class Base(NamedTuple):
+    """What a new epoch starts from."""
+
+    segments: list[str]
+    rewritings: tuple[int, ...] = ()
+    """the last epochs that rewrote segments, oldest first"""
+
+
+class _Listing(NamedTuple):
+    segments: list[str]
+    rewritings: tuple[int, ...] = ()
+    replaced: tuple[str, ...] = ()
 
 
 class Epochs:
@@ -59,22 +82,25 @@ class Epochs:
         name = f"{self._root}/{epoch:020d}/begun"
         return self._objects.put_new(name, json.dumps({"version": VERSION, "by": token}).encode()).won
 
-    def complete(self, epoch: int, segments: list[str]) -> list[str]:
-        """The list that counts for the epoch: ours, or the one that was there first."""
-        name = f"{self._root}/{epoch:020d}/segments"
-        body = json.dumps({"version": VERSION, "segments": segments}, separators=(",", ":")).encode()
-        outcome = self._objects.put_new(name, body)
-        return segments if outcome.won else _list_in(name, outcome.existing or b"")
+    def complete(self, epoch: int, segments: list[str], base: Base | None = None) -> list[str]:
+        """The list that counts for the epoch: ours, or the one that was there first. `base`: what was listed before."""
+        values: dict[str, Any] = {"version": VERSION, "segments": segments}
+        if base is not None:
+            named = set(segments)
+            replaced = [name for name in base.segments if name not in named]
+            if base.rewritings or replaced:
+                values |= {"version": REWRITTEN_VERSION, "rewritings": base.rewritings, "replaced": replaced}
+        name = self._list_name(epoch)
+        outcome = self._objects.put_new(name, json.dumps(values, separators=(",", ":")).encode())
+        return segments if outcome.won else _listing_in(name, outcome.existing or b"").segments
 
     def listed(self, epoch: int) -> list[str]:
-        """The list of a completed epoch; empty for epoch 0, which nobody ever began."""
-        if epoch == 0:
-            return []
-        name = f"{self._root}/{epoch:020d}/segments"
-        data = self._objects.get(name)
-        if data is None:
-            raise FormatCorrupt(f"epoch {epoch} is complete but its list {name} cannot be read")
-        return _list_in(name, data)
+        """The segments of earlier epochs whose rows count in a completed one, also those that were rewritten since."""
+        listing = self._listing(epoch)
+        names = [*listing.segments, *listing.replaced]
+        for rewriting in listing.rewritings:
+            names += self._listing(rewriting).replaced
+        return names
 
     def committed_in(self, epoch: int) -> list[str]:
         if epoch == 0:
@@ -83,24 +109,46 @@ class Epochs:
 
     def truth(self) -> list[str]:
         """The segments that count now."""
-        return self._truth_of(self.known().newest_complete)
+        return self.base().segments
 
     def truth_below(self, epoch: int) -> list[str]:
         """The segments that count when `epoch` begins: the newest completed epoch's list and its own segments."""
-        return self._truth_of(self.known(below=epoch).newest_complete)
+        return self.base(epoch).segments
 
-    def _truth_of(self, newest: int) -> list[str]:
-        return sorted({*self.listed(newest), *self.committed_in(newest)})
+    def base(self, below: int | None = None) -> Base:
+        newest = self.known(below).newest_complete
+        listing = self._listing(newest)
+        rewritings = (*listing.rewritings, *((newest,) if listing.replaced else ()))
+        return Base(sorted({*listing.segments, *self.committed_in(newest)}), rewritings[-REMEMBERED:])
+
+    def named_in(self, epoch: int) -> Sequence[str]:
+        """The list of a completed epoch, and nothing else: what of earlier epochs is still to be read."""
+        return self._listing(epoch).segments
 
     def segment_name(self, epoch: int, name: str) -> str:
         return f"{self._segments}/{epoch:020d}/{name}"
 
+    def _list_name(self, epoch: int) -> str:
+        return f"{self._root}/{epoch:020d}/segments"
 
-def _list_in(name: str, data: bytes) -> list[str]:
+    def _listing(self, epoch: int) -> _Listing:
+        """Of a completed epoch; empty for epoch 0, which nobody ever began."""
+        if epoch == 0:
+            return _Listing([])
+        name = self._list_name(epoch)
+        data = self._objects.get(name)
+        if data is None:
+            raise FormatCorrupt(f"epoch {epoch} is complete but its list {name} cannot be read")
+        return _listing_in(name, data)
+
+
+def _listing_in(name: str, data: bytes) -> _Listing:
     try:
         values = json.loads(data)
-        if values["version"] > VERSION:
-            raise FormatTooNew(f"{name} has format {values['version']}; this ragfence knows {VERSION}")
-        return list(values["segments"])
+        if values["version"] > REWRITTEN_VERSION:
+            raise FormatTooNew(f"{name} has format {values['version']}; this ragfence knows {REWRITTEN_VERSION}")
+        return _Listing(
+            list(values["segments"]), tuple(values.get("rewritings", ())), tuple(values.get("replaced", ()))
+        )
     except (ValueError, KeyError, TypeError) as broken:
         raise FormatCorrupt(f"{name} is no list of segments: {broken!r}") from broken

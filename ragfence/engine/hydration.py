@@ -3,6 +3,10 @@
 Needed whenever the fence store is empty, restored, restarted or failed over: its newest writes may be gone. Any
 number of processes may hydrate at once. The lock only keeps them from doing the same work; what keeps the data right
 is that every write names its epoch and does nothing once a higher one has begun.
+
+An epoch may also begin with rewritten segments (compaction, purge, repair): then a callable makes the list that
+counts from now on, out of the one that counted until now. What it writes is named with the new epoch, so it is void
+until the list is put, and for ever if it never is.
 """
 
 from __future__ import annotations
@@ -18,14 +22,24 @@ from typing import Protocol
 from ragfence.core.records import checked_epoch
 from ragfence.engine import points
 from ragfence.engine.epochs import Epochs
-from ragfence.errors import NotReady, RagfenceError
+from ragfence.errors import NotReady, RagfenceError, StoreUnavailable
 from ragfence.stores.fences import FenceStore, Loaded
 
 LOCK = "hydration"
 LOCK_MS = 15_000
 BATCH = 500
+AFTER_REWRITTEN = "after_rewritten"
+"""a point of those epochs only that rewrite segments: the new ones are written, the list is not"""
 
 Progress = Callable[[int], None]
+Keep = Callable[[], None]
+"""Called every few seconds of long work: keeps the lock, and stops the work once somebody else has it."""
+Rewrite = Callable[[int, list[str], Keep], list[str]]
+"""(epoch, the segments that count, keep) -> those that shall count; new ones are named with the epoch."""
+
+
+class _Overtaken(Exception):
+    """Somebody else has the lock by now, and begins a newer epoch."""
 
 
 class Loader(Protocol):
@@ -70,19 +84,21 @@ class Hydrator:
                 )
             self._sleep(0.02)
 
-    def try_hydrate(self, progress: Progress | None = None, *, only_if_needed: bool = False) -> bool:
+    def try_hydrate(
+        self, progress: Progress | None = None, *, only_if_needed: bool = False, rewrite: Rewrite | None = None
+    ) -> bool:
         """One attempt, into a new epoch. False: somebody else is at it, or was faster."""
         token = os.urandom(8).hex()
         if not self._fences.lock(LOCK, token, LOCK_MS):
             return False
         try:
             # Whoever held the lock until now may have done it: a herd of callers starts one epoch, not many.
-            return (only_if_needed and self._current()) or self._hydrate(token, progress)
+            return (only_if_needed and self._current()) or self._hydrate(token, progress, rewrite)
         finally:
             with contextlib.suppress(RagfenceError):  # it runs out by itself
                 self._fences.unlock(LOCK, token)
 
-    def _hydrate(self, token: str, progress: Progress | None) -> bool:
+    def _hydrate(self, token: str, progress: Progress | None, rewrite: Rewrite | None) -> bool:
         known = [marker.epoch for marker in self._fences.markers() if marker]
         epoch = checked_epoch(max([self._epochs.known().newest_begun, *known]) + 1)
         if not self._epochs.begin(epoch, token):
@@ -91,20 +107,46 @@ class Hydrator:
         if not self._fences.begin_epoch(epoch):
             return False
         points.reach(points.AFTER_MARKED)
-        segments = self._epochs.complete(epoch, self._epochs.truth_below(epoch))
-        points.reach(points.AFTER_LISTED)
-        loaded = self._loader.load(segments)
+
+        def keep() -> None:
+            if not self._fences.lock(LOCK, token, LOCK_MS):
+                raise _Overtaken
+
+        try:
+            segments = self._list(epoch, rewrite, keep)
+            points.reach(points.AFTER_LISTED)
+            if not self._load(epoch, segments, progress, keep):
+                return False
+        except _Overtaken:
+            return False
+        except StoreUnavailable:
+            # A newer epoch may have rewritten what this one was reading, and deleted it.
+            if self._epochs.newer_than(epoch):
+                return False
+            raise
+        points.reach(points.AFTER_LOADED)
+        return self._fences.finish_epoch(epoch)
+
+    def _list(self, epoch: int, rewrite: Rewrite | None, keep: Keep) -> list[str]:
+        base = self._epochs.base(epoch)
+        segments = base.segments
+        if rewrite is not None:
+            segments = rewrite(epoch, list(segments), keep)
+            points.reach(AFTER_REWRITTEN)
+        return self._epochs.complete(epoch, segments, base)
+
+    def _load(self, epoch: int, segments: list[str], progress: Progress | None, keep: Keep) -> bool:
+        # A long log is read for longer than the lock lasts before the first of it is loaded.
+        loaded = self._loader.load(_watched(segments, keep))
         done = 0
         while batch := list(islice(loaded, BATCH)):
-            # Long loads keep the lock; losing it costs double work, nothing else.
-            self._fences.lock(LOCK, token, LOCK_MS)
+            keep()
             if not self._fences.load(epoch, batch):
                 return False
             done += len(batch)
             if progress:
                 progress(done)
-        points.reach(points.AFTER_LOADED)
-        return self._fences.finish_epoch(epoch)
+        return True
 
     def _one_per_process(self) -> threading.Lock:
         if self._pid != os.getpid():
@@ -118,6 +160,12 @@ class Hydrator:
         if not all(marker and marker.usable for marker in markers):
             return False
         return not self._epochs.newer_than(min(marker.epoch for marker in markers if marker))
+
+
+def _watched(segments: Iterable[str], keep: Keep) -> Iterator[str]:
+    for name in segments:
+        keep()
+        yield name
 
 
 class EpochWatch:

@@ -46,7 +46,7 @@ from ragfence.engine.earlier import EarlierCommits
 from ragfence.engine.epochs import Epochs
 from ragfence.engine.hydration import EpochWatch, Hydrator
 from ragfence.engine.leases import Lease, heartbeat
-from ragfence.engine.refusals import Refusals, refuse_nested
+from ragfence.engine.refusals import Refusals, refuse_documents, refuse_nested
 from ragfence.engine.requests import Request
 from ragfence.engine.results import Results
 from ragfence.errors import Conflict as ConflictError
@@ -138,6 +138,7 @@ class Performer:
     ) -> Iterator[Won | Receipt | float]:
         """The steps of `acquire`: seconds to sleep before the next one, then the answer. Nothing is held meanwhile."""
         refuse_nested(request)
+        refuse_documents(request)
         started = time.monotonic()
         give_up_at = started + (request.rules.wait_ms if wait_ms is None else wait_ms) / 1000
         token, position = token or os.urandom(TOKEN_BYTES), 0

@@ -12,11 +12,11 @@ from ragfence.core.receipts import Decision, Flags
 from ragfence.core.records import KeyRecord
 from ragfence.core.rows import CONFLICT_POSITION, RowKind, with_context
 from ragfence.engine.leases import current
-from ragfence.engine.requests import Request
+from ragfence.engine.requests import Request, is_document
 from ragfence.engine.results import Results
 from ragfence.errors import Conflict as ConflictError
 from ragfence.errors import InFlight as InFlightError
-from ragfence.errors import NestedClaim, Quarantined
+from ragfence.errors import NestedClaim, Quarantined, ValidationError
 from ragfence.errors import Stale as StaleError
 from ragfence.stores.fences import FenceStore
 
@@ -86,3 +86,11 @@ def refuse_nested(request: Request) -> None:
                 f"{request.operation.kind} {request.operation.source_id!r} is claimed inside its own effect",
                 key=request.key_text,
             )
+
+
+def refuse_documents(request: Request) -> None:
+    if is_document(request.operation):
+        raise ValidationError(
+            f"kind 'document' with action {request.operation.action!r} belongs to fence.documents",
+            hint="call fence.documents.ingest(...) or retract(...), or use another kind",
+        )

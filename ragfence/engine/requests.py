@@ -40,11 +40,15 @@ class Request(NamedTuple):
         diff_wanted: bool = False,
     ) -> Request:
         slot = b"" if operation.sequence is None else slot_of(operation.kind, operation.source)
+        if is_document(operation):
+            slot = document_slot(operation.tenant, operation.source_id)
         key = operation.key
         return cls(operation, fingerprint, rules, context, owner, kept_payload, diff_wanted, key, slot)
 
     @property
     def mode(self) -> Mode:
+        if is_document(self.operation):
+            return Mode.DOCUMENT
         return Mode.KEYED if self.operation.sequence is None else Mode.SEQUENCED
 
     @property
@@ -127,6 +131,19 @@ class Request(NamedTuple):
         if self.rules.ttl_ms == 0 or self.rules.pending_ttl_ms == 0:
             return 0
         return max(self.rules.ttl_ms, self.rules.pending_ttl_ms)
+
+
+DOCUMENT_ACTIONS = frozenset({"ingest", "retract", "purge"})
+
+
+def is_document(operation: Operation) -> bool:
+    """Whether it is one of `fence.documents`, whose record is that of its source."""
+    return operation.kind == "document" and operation.action in DOCUMENT_ACTIONS
+
+
+def document_slot(tenant: str, doc_id: str) -> bytes:
+    """Where the fence store keeps a document: `documents.identity` computes the same for many in a row."""
+    return digest("ragfence/document-source/1", tenant.encode(), doc_id.encode())[:SOURCE_BYTES]
 
 
 def slot_of(kind: str, source: str) -> bytes:

@@ -203,6 +203,20 @@ def test_a_failing_chunker_is_quarantined_after_its_attempts(world: World) -> No
     assert documents.ingest(Document("a", A)).decision is Decision.NEW
 
 
+def test_a_quarantined_document_gets_new_attempts_when_it_is_released(world: World) -> None:
+    fence = world.open(lease={"max_attempts": 1})
+    chunker = Failing()
+    documents = fence.documents.using(chunker=chunker)
+    with pytest.raises(RuntimeError):
+        documents.ingest(Document("a", "fail"))
+    with pytest.raises(Quarantined) as refused:
+        documents.ingest(Document("a", "fail"))
+    assert f"ragfence release {refused.value.key}" in refused.value.hint
+    assert fence.release(refused.value.key)
+    with pytest.raises(RuntimeError):
+        documents.ingest(Document("a", "fail"))
+
+
 def test_another_writer_of_the_document_is_waited_for_or_told(world: World) -> None:
     holder = world.open(owner="holder").documents.using(chunker=Paragraphs())
     other = world.open(wait={"mode": "raise"}).documents.using(chunker=Paragraphs())

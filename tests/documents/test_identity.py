@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragfence.core.hashing import Algorithm, content_hash, digest, shard_of
+from ragfence.core.hashing import Algorithm, content_hash, shard_of
 from ragfence.documents.identity import Content, Identity, key_tail, operation_of, snippet_ids, snippet_texts
+from ragfence.engine.requests import document_slot
 
 IDS = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), min_size=1, max_size=60)
 
@@ -25,7 +26,7 @@ def test_a_documents_key_is_that_of_an_operation(tenant: str, doc_id: str, text:
     described = identity.metadata_hash(text, doc_id, tenant)
     assert told == (operation.key, source, identity.fingerprint(content), described)
     assert shard == shard_of(operation.tenant, operation.source_id)
-    assert source == digest("ragfence/document-source/1", operation.tenant.encode(), name)[:20]
+    assert source == document_slot(operation.tenant, operation.source_id)
 
 
 @given(st.sampled_from(["xxh3", "sha256"]))

@@ -387,3 +387,11 @@ def test_the_object_store_is_closed_when_the_fence_store_cannot_be_opened(monkey
     with pytest.raises(StoreUnavailable):
         ragfence.open(f"redis://127.0.0.1:{port}/0", objects="here")
     assert closed == [1]
+
+
+def test_the_operations_of_documents_are_not_claimed_by_hand(memory: World) -> None:
+    operation = Operation(kind="document", source_id="a", action="ingest")
+    fence = memory.open()
+    refused(ValidationError, lambda: fence.claim(operation).__enter__(), names="document", hint="fence.documents")
+    with fence.claim(Operation(kind="document", source_id="a")) as op:
+        op.seal()
