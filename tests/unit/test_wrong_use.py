@@ -33,6 +33,7 @@ from ragfence.testing.fences import MemoryFences
 from ragfence.testing.objects import MemoryObjects
 from tests import servers
 from tests.unit.test_objects_s3 import lying
+from tests.unit.worlds import World
 
 OPERATION = Operation(kind="t", source_id="a")
 
