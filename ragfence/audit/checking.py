@@ -1,7 +1,8 @@
 """The auditor: replays decision rows and proves the promises, or names the rows that break them.
 
 one_seal         at most one sealed `new` per key and life; a life ends by its expiry or by an `ended` row
-equal_receipts   everybody answered with a key's outcome got the same effect of the same attempt
+equal_receipts   everybody answered with a key's outcome got the same effect of the same attempt; for documents, whose
+                 heads move to one key again and again, the same effect
 fences_ascend    of two leases of a source, the later has the higher fence number
 lost_epoch       the store forgot a life: `new` again in a later epoch, without an object store behind it
 """
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from ragfence.core.decisions import NOBODY
 from ragfence.core.operations import Fence
 from ragfence.core.rows import RELEASE_POSITION, SEAL_POSITION, Row, RowKind
+from ragfence.engine.requests import DOCUMENT_ACTIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,9 @@ def check(rows: Iterable[Row]) -> Report:
 
 def _check_key(key: bytes, rows: list[Row]) -> Iterable[Finding]:
     life = _Life()
+    document = _document_action(rows)
+    if document in ("retract", "purge"):
+        return  # a document may be taken away as often as it comes
     for row in rows:
         if row.kind is RowKind.ENDED:
             life.ended = row.winner
@@ -92,7 +97,8 @@ def _check_key(key: bytes, rows: list[Row]) -> Iterable[Finding]:
         if _is_answer(row):
             if life.seal is not None and _expired(life.seal, row.ts_ms):
                 life = _Life(ended=life.ended)
-            answer = (row.effect_id, row.winner)
+            # The head of a document moves to one key again and again, by other attempts: its receipt is the key's.
+            answer = (row.effect_id, NOBODY if document else row.winner)
             if life.answers and answer not in life.answers:
                 other = next(iter(life.answers.values()))
                 yield Finding(
@@ -131,6 +137,15 @@ def _source_of(row: Row) -> tuple[str, ...]:
     if "source_id" not in values:
         return (row.key.hex(),)
     return f"{row.key[0]:02x}", values.get("kind", ""), values.get("source_type", ""), values["source_id"]
+
+
+def _document_action(rows: list[Row]) -> str:
+    """What is done to a document under this key; empty if it is an operation of another kind."""
+    for row in rows:
+        if b'"kind":"document"' in row.context:
+            action = json.loads(row.context).get("action", "")
+            return action if action in DOCUMENT_ACTIONS else ""
+    return ""
 
 
 def _is_seal(row: Row) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -312,6 +313,29 @@ def test_every_answer_leaves_a_decision_row(documents: Documents, world: World) 
     assert [row["decision"] for row in told if row["row_id"].endswith("fa")] == ["new", "new"]
     assert sum(row["decision"] == "duplicate" for row in told) == 1
     assert {row["characters"] for row in told} == {len(A), len(B)}
+
+
+def test_the_auditor_finds_every_promise_kept(world: World) -> None:
+    fence = world.open()
+    documents = fence.documents.using(chunker=Paragraphs())
+    for text in (A, A, B, A):
+        documents.ingest(Document("a", text))
+    documents.retract("a")
+    fence.hydrate()
+    documents.ingest_many([Document("a", A), Document("a", A, {"x": 1}), Document("b", B), Document("a", B)])
+    documents.retract("a")
+    documents.retract("a")
+    assert str(fence.audit.check()).endswith("every promise kept")
+
+
+def test_the_auditor_finds_a_document_that_was_ingested_twice(world: World) -> None:
+    fence = world.open()
+    documents = fence.documents.using(chunker=Paragraphs())
+    documents.ingest(Document("a", A))
+    (seal,) = [row for row in world.store.rows() if row.row_id.endswith("fa")]
+    other = dataclasses.replace(seal, token=b"o" * 12, winner=b"o" * 12, ts_ms=seal.ts_ms + 1)
+    world.store.record([other])
+    assert [found.invariant for found in fence.audit.check().findings] == ["one_seal"]
 
 
 def test_ragfence_document_is_public() -> None:
