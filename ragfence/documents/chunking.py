@@ -100,8 +100,8 @@ class MarkdownChunker(_Sized):
     def split(self, text: str) -> Sequence[Piece]:
         plan = outline(text)
         found = spans(text, plan.borders, self.size - self.overlap, self.name)
-        reached = overlapping(text, found, self.overlap, lambda start: plan.starts[plan.section_at(start)])
-        return [Piece(start, end, plan.paths[plan.section_at(start)]) for start, end in reached]
+        reached = overlapping(text, found, self.overlap, plan.section_start)
+        return [Piece(start, end, plan.section_id(start)) for start, end in reached]
 
 
 @dataclass(frozen=True, slots=True)

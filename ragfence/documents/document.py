@@ -101,7 +101,10 @@ def checked(document: Document, limits: Limits, *, position: int | None = None) 
         text, text_bytes = _checked_text(doc_id, text, limits)
     if len(text_bytes) > limits.max_text_bytes:
         _refuse_size(doc_id, len(text_bytes), limits)
-    stored = b"{}" if metadata == {} else _checked_metadata(doc_id, metadata, limits)
+    if type(metadata) is _NoMetadata or (type(metadata) is dict and not metadata):
+        stored = b"{}"
+    else:
+        stored = _checked_metadata(doc_id, metadata, limits)
     if source_url != "":
         source_url = _checked_name(doc_id, "source_url", source_url, MAX_URL_BYTES)
     if sequence is not None:
@@ -168,8 +171,9 @@ def _checked_sequence(doc_id: str, sequence: object) -> int:
     if isinstance(sequence, bool) or not isinstance(sequence, int):
         _refuse_named(doc_id, f"its sequence must be an integer, got {type(sequence).__name__}", "pass int(...)")
     if not SEQUENCE_MIN <= sequence <= SEQUENCE_MAX:
+        # Not the number itself, which may have more digits than Python cares to print.
         hint = "a version number, or a time in microseconds"
-        _refuse_named(doc_id, f"its sequence {_short(str(sequence))} does not fit into 64 bits", hint)
+        _refuse_named(doc_id, f"its sequence does not fit into 64 bits: it takes {sequence.bit_length() + 1}", hint)
     return int(sequence)
 
 

@@ -5,12 +5,8 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache
 
 from ragfence.documents.borders import LINE, PARAGRAPH, Border, Span, cut
-
-Splitter = Callable[[str], list[tuple[int, str]]]
-"""Offset (in characters) and text of each part of a text that has no borders left."""
 
 _LONG = 4
 """A line of more than this many pieces is cut at sentences first: the splitter's time grows faster than its text."""
@@ -19,20 +15,10 @@ _SENTENCE_START = re.compile(r"""[.!?…؟۔।॥]["'”’»)\]]*+\s+|[。！�
 _WORD_START = re.compile(r"\s+")
 
 
-@cache
-def splitter(kind: str, room: int) -> Splitter:
-    from semantic_text_splitter import MarkdownSplitter, TextSplitter
-
-    return (MarkdownSplitter if kind == "markdown" else TextSplitter)(room).chunk_indices
-
-
 def line_borders(text: str) -> Iterator[Border]:
     """Of plain text: a line behind a blank one starts a paragraph."""
     for found in _LINE_START.finditer(text):
-        start = found.end()
-        end = text.find("\n", start)
-        kind = PARAGRAPH if text.count("\n", found.start(), start) > 1 else LINE
-        yield Border(start, kind, end if end >= 0 else len(text))
+        yield found.end(), PARAGRAPH if text.count("\n", found.start(), found.end()) > 1 else LINE
 
 
 def spans(text: str, borders: Iterable[Border], room: int, kind: str) -> Iterator[Span]:
@@ -41,7 +27,7 @@ def spans(text: str, borders: Iterable[Border], room: int, kind: str) -> Iterato
     for each in cut(text, _trimmed(text, Span(0, len(text)), indented), borders, room):
         span = _trimmed(text, each, indented)
         if span.end - span.start > room:
-            yield from _split(text, span, room, splitter(kind, room))
+            yield from _split(text, span, room, kind)
         elif span.start < span.end:
             yield span
 
@@ -68,15 +54,29 @@ def _trimmed(text: str, span: Span, indented: bool) -> Span:
     return Span(max(span.start, text.rfind("\n", span.start, start) + 1) if indented else start, end)
 
 
-def _split(text: str, long: Span, room: int, split: Splitter) -> Iterator[Span]:
-    for part in _parts(text, long, _LONG * room):
+def _split(text: str, long: Span, room: int, kind: str) -> Iterator[Span]:
+    # What cannot be parted from a long line is the heading above it, which the splitter would leave alone in a piece.
+    last_line = text[text.rfind("\n", long.start, long.end) + 1 or long.start : long.end].lstrip()
+    above = long.end - len(last_line) - long.start
+    if above > room // 2:
+        above = 0
+    split = _splitter(kind, room - above)
+    for part in _parts(text, Span(long.start + above, long.end), _LONG * room):
         for offset, chunk in split(text[part.start : part.end]):
             start = part.start + offset
-            yield Span(start, start + len(chunk))
+            yield Span(long.start if above else start, start + len(chunk))
+            above = 0
+
+
+def _splitter(kind: str, room: int) -> Callable[[str], list[tuple[int, str]]]:
+    """Offset (in characters) and text of the parts of a text that has no borders left."""
+    from semantic_text_splitter import MarkdownSplitter, TextSplitter
+
+    return (MarkdownSplitter if kind == "markdown" else TextSplitter)(room).chunk_indices
 
 
 def _parts(text: str, long: Span, limit: int) -> Iterator[Span]:
-    sentences = (Border(found.end(), LINE, long.end) for found in _SENTENCE_START.finditer(text, long.start, long.end))
+    sentences = ((found.end(), LINE) for found in _SENTENCE_START.finditer(text, long.start, long.end))
     for start, end in cut(text, long, sentences, limit):
         while end - start > limit:
             space = text.rfind(" ", start + limit // 2, start + limit)

@@ -10,7 +10,16 @@ import pytest
 import ragfence
 from ragfence import Decision, Document, Receipt
 from ragfence.documents.guard import Documents
-from ragfence.errors import Conflict, DocumentInvalid, InFlight, ObjectsRequired, PolicyError, Quarantined, Stale
+from ragfence.errors import (
+    Conflict,
+    DocumentInvalid,
+    InFlight,
+    ObjectsRequired,
+    PolicyError,
+    Quarantined,
+    Stale,
+    ValidationError,
+)
 from ragfence.testing import at_point
 from tests.documents.chunkers import Failing, Paragraphs
 from tests.unit.worlds import World
@@ -162,6 +171,11 @@ def test_a_stream_is_lazy_and_goes_on_where_it_is_read(documents: Documents) -> 
     assert next(receipts).decision is Decision.NEW
     assert taken == [0, 1]
     assert len(list(receipts)) == 9
+
+
+def test_a_single_document_is_not_taken_for_many(documents: Documents) -> None:
+    with pytest.raises(ValidationError, match="many documents"):
+        documents.ingest_many(Document("a", A))  # type: ignore[call-overload]
 
 
 def test_progress_is_told_after_every_batch(documents: Documents) -> None:
