@@ -42,16 +42,19 @@ drills: $(READY)  ## Redis replicated, sharded and plain loses servers under loa
 mutants: $(READY)  ## deliberately broken variants; the suite must catch every one
 	$(BIN)/python -m tests.mutants
 
-# The peer has an environment of its own, made once and only for this. Without it, the rest is measured all the same.
-PEER := .venv-bench
+# The peers have environments of their own, made once and only for this: one each for operations and for documents,
+# whose peers want different versions of redis-py. Without them, the rest is measured all the same.
+PEERS := .venv-bench
+$(PEERS)/powertools/.ready: PACKAGES := 'aws-lambda-powertools[redis,aws-sdk]' hiredis
+$(PEERS)/documents/.ready: PACKAGES := langchain-core langchain-classic llama-index-core llama-index-storage-docstore-redis hiredis
 
-$(PEER)/.ready: | $(BIN)/uv
-	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(PEER) \
-	&& $(BIN)/uv pip install --quiet --python $(PEER)/bin/python 'aws-lambda-powertools[redis,aws-sdk]' hiredis \
-	&& touch $@ || { rm -rf $(PEER); echo 'the peer could not be installed'; }
+$(PEERS)/powertools/.ready $(PEERS)/documents/.ready: | $(BIN)/uv
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(@D) \
+	&& $(BIN)/uv pip install --quiet --python $(@D)/bin/python $(PACKAGES) \
+	&& touch $@ || { rm -rf $(@D); echo '$(@D) could not be installed'; }
 
-bench: $(READY) $(PEER)/.ready  ## ragfence beside raw redis-py and AWS Lambda Powertools; goals met or missed
-	$(BIN)/python -m tests.bench
+bench: $(READY) $(PEERS)/powertools/.ready $(PEERS)/documents/.ready  ## beside Powertools, LangChain and LlamaIndex; goals met or missed; PART=2 for one part
+	$(BIN)/python -m tests.bench $(if $(PART),--part $(PART))
 
 clean:
 	rm -rf $(VENV) .venv-bench .ragfence out .mypy_cache .ruff_cache .hypothesis build dist

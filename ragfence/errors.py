@@ -5,6 +5,7 @@
     |   +-- ValidationError             bad input; nothing was stored
     |   |   +-- NotJson                 a payload or result that canonical JSON cannot hold
     |   |   +-- DocumentInvalid         a document that cannot be ingested; .doc_id names it
+    |   |   +-- PruneTooLarge           a sync would retract more documents than the policy lets go at once
     |   |   +-- ResultTooBig            a result above what the stores may hold
     |   |   +-- PolicyError             a policy or setting that would break a guarantee
     |   |   +-- UnknownStore            a store URL nobody can open
@@ -88,6 +89,13 @@ class NotJson(ValidationError):
 class DocumentInvalid(ValidationError):
     code = "VALIDATION.document"
     carries = frozenset({"key", "doc_id"})
+
+
+class PruneTooLarge(ValidationError):
+    """`wanted` of `live` documents would go; `doc_ids` are the first of them."""
+
+    code = "VALIDATION.prune_too_large"
+    carries = frozenset({"key", "doc_ids", "wanted", "live"})
 
 
 class ResultTooBig(ValidationError):

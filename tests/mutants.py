@@ -31,6 +31,15 @@ LINK = "ragfence/stores/redis_link.py"
 SAFETY = "ragfence/stores/redis_safety.py"
 SCRIPTS = "ragfence/stores/redis_scripts.py"
 EXPIRY = "ragfence/engine/expiry.py"
+SEGMENT_LOG = "ragfence/engine/segment_log.py"
+MOVING = "ragfence/documents/moving.py"
+PREPARING = "ragfence/documents/preparing.py"
+READING = "ragfence/documents/reading.py"
+PARQUET = "ragfence/documents/parquet.py"
+FORESIGHT = "ragfence/documents/foresight.py"
+IDENTITY = "ragfence/documents/identity.py"
+CONTENT_HASH = "ragfence/documents/settings.py"
+CORPUS = "ragfence/documents/corpus.py"
 LUA = "ragfence/stores/lua"
 
 CONTRACT = ("tests/contract/test_fences.py", "-k", "TestMemory")
@@ -44,6 +53,8 @@ FOLDER = ("tests/contract/test_objects.py", "tests/unit/test_objects_local.py", 
 AS_RUN = ("tests/unit/test_redis_as_run.py", "-k", "failover or replicas")
 EXPIRING = ("tests/unit/test_expiry.py", "tests/unit/test_expiry_races.py")
 REDIS_TIME = ("tests/unit/test_redis_time.py",)
+HEADS = ("tests/documents/attack/test_heads.py", "-k", "not valkey")
+HEADS_ON_REDIS = ("tests/documents/attack/test_heads.py", "-k", "valkey")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +91,8 @@ MUTANTS = [
     Mutant(
         "no epoch check at the seal, in Lua's short path",
         f"{LUA}/seal.lua",
-        "elseif mode == KEYED and sub(seal, 47, 53) == epoch_bytes then",
-        "elseif mode == KEYED then",
+        "elseif mode ~= SEQUENCED and sub(seal, 47, 53) == epoch_bytes then",
+        "elseif mode ~= SEQUENCED then",
         ON_REDIS,
     ),
     Mutant(
@@ -101,8 +112,8 @@ MUTANTS = [
     Mutant(
         "the replays of a batch are answered by any server",
         REDIS,
-        "epochs[shard] is not None and (replay",
-        "(replay",
+        "            elif epochs[shard] is not None:\n",
+        "            else:\n",
         ON_REDIS,
     ),
     Mutant(
@@ -315,6 +326,159 @@ MUTANTS = [
         "        if request.mode is Mode.KEYED:\n            found = self._commits.find(request.operation)",
         "        if request.mode is Mode.KEYED:\n            found = None",
         FAILURES,
+    ),
+    Mutant(
+        "snippets written after the rows",
+        SEGMENTS,
+        "            self._neighbours.before_commit(name, rows)\n"
+        "            sent = True\n"
+        "            if not self._objects.put_new(name, self._codec.encode(rows)).won:\n",
+        "            sent = True\n"
+        "            put = self._objects.put_new(name, self._codec.encode(rows))\n"
+        "            self._neighbours.before_commit(name, rows)\n"
+        "            if not put.won:\n",
+        HEADS,
+    ),
+    Mutant(
+        "dead ids not computed",
+        MOVING,
+        '_without(replaced.ids, ids) if replaced else b""',
+        'b""',
+        HEADS,
+    ),
+    Mutant(
+        "dead ids not computed by a retraction",
+        MOVING,
+        'dead=replaced.ids if replaced else b"",',
+        'dead=b"",',
+        HEADS,
+    ),
+    Mutant(
+        "unchanged snippets looked up in the revision itself",
+        READING,
+        "made, address = self._followed(made, doc_id)",
+        "made, _ = self._followed(made, doc_id)",
+        HEADS,
+    ),
+    Mutant(
+        "a row does not name the head that it replaced",
+        MOVING,
+        '        replaced.row.text if replaced else "",\n        fresh,\n',
+        '        "",\n        fresh,\n',
+        HEADS,
+    ),
+    Mutant(
+        "unchanged snippets written again",
+        MOVING,
+        "for each, text in zip(made, texts, strict=True) if each not in known]",
+        "for each, text in zip(made, texts, strict=True)]",
+        HEADS,
+    ),
+    Mutant(
+        "positions found by the snippets, not by the key",
+        READING,
+        "if row.detail.action == INGEST and row.key == key:",
+        "if row.detail.action == INGEST:",
+        HEADS,
+    ),
+    Mutant(
+        "metadata and revive rows without origin",
+        MOVING,
+        "origin=origin.text))",
+        'origin=""))',
+        HEADS,
+    ),
+    Mutant(
+        "result without origin after a revive",
+        MOVING,
+        "return Effected(result_of(ids, origin), ",
+        "return Effected(result_of(ids), ",
+        HEADS,
+    ),
+    Mutant(
+        "effective sequence not stored",
+        SEGMENTS,
+        "sequence=seal.sequence if seal.sequence is not None else kept,",
+        "sequence=seal.sequence,",
+        HEADS,
+    ),
+    Mutant(
+        "the token of hydrated rows lost",
+        PARQUET,
+        'metadata_hash, "", result, token)',
+        'metadata_hash, "", result)',
+        HEADS,
+    ),
+    Mutant(
+        "hydration takes the row listed last, not that with the highest fence",
+        SEGMENT_LOG,
+        "if at not in heads or heads[at].fence < row.fence:",
+        "if True:",
+        HEADS,
+    ),
+    Mutant(
+        "receipts of superseded revisions not hydrated",
+        SEGMENT_LOG,
+        "            if row.live:\n                receipts[row.key] = row\n",
+        "",
+        HEADS,
+    ),
+    Mutant(
+        "hydration brings the retracted back",
+        SEGMENT_LOG,
+        "Head(row.key[1:], row.live, row.sequence,",
+        "Head(row.key[1:], True, row.sequence,",
+        HEADS,
+    ),
+    Mutant(
+        "waves not separated",
+        PREPARING,
+        "wave = seen[place] = seen.get(place, -1) + 1",
+        "wave = seen[place] = 0",
+        HEADS,
+    ),
+    Mutant(
+        "a replay in a batch overtakes an earlier move of its document",
+        SETTLING,
+        "            unclear.add(ask.source)\n",
+        "",
+        HEADS,
+    ),
+    Mutant(
+        "a replay in a batch overtakes an earlier move of its document, on Redis",
+        REDIS,
+        "                unclear.add(source)\n",
+        "",
+        HEADS_ON_REDIS,
+    ),
+    Mutant(
+        "dry_run claims",
+        FORESIGHT,
+        "    held = fences.read(",
+        "    fences.claim(claims)\n    held = fences.read(",
+        HEADS,
+    ),
+    Mutant("content hash not pinned", CONTENT_HASH, "if fixed != wanted:", "if False:", HEADS),
+    Mutant(
+        "the recipe is no part of the key",
+        PREPARING,
+        "return cls(chunker, recipe, name, key_tail(name))",
+        'return cls(chunker, recipe, name, key_tail(""))',
+        HEADS,
+    ),
+    Mutant(
+        "equal snippets of a document share an id",
+        IDENTITY,
+        "number = seen[text] = seen.get(text, -1) + 1",
+        "number = seen[text] = 0",
+        HEADS,
+    ),
+    Mutant(
+        "the description is no part of the corpus digest",
+        CORPUS,
+        "heads[shard].add(source + head.digest + head.metadata_hash)",
+        "heads[shard].add(source + head.digest)",
+        HEADS,
     ),
 ]
 

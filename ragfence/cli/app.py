@@ -11,7 +11,9 @@ from typer.core import TyperGroup
 from ragfence.cli import show
 from ragfence.cli.decisions import audit, decisions
 from ragfence.cli.doctor import doctor
+from ragfence.cli.documents import compact, purge, retract, snippets, verify
 from ragfence.cli.explain import explain
+from ragfence.cli.ingest import ingest
 from ragfence.cli.keys import keys
 from ragfence.cli.opening import JSON_WANTED
 from ragfence.cli.policy import policy
@@ -66,6 +68,10 @@ def root(
     pass
 
 
+app.command("ingest")(ingest)
+app.command("retract")(retract)
+app.command("snippets")(snippets)
+app.command("purge")(purge)
 app.command("status")(status)
 app.command("keys")(keys)
 app.command("explain")(explain)
@@ -74,5 +80,7 @@ app.command("decisions")(decisions)
 app.add_typer(audit, name="audit")
 app.command("doctor")(doctor)
 app.command("hydrate")(hydrate)
+app.command("verify")(verify)
+app.command("compact")(compact)
 app.command("purge-expired")(purge_expired)
 app.add_typer(policy, name="policy")

@@ -11,23 +11,38 @@ from typing import Literal, overload
 from ragfence.core.decisions import Ask, Replay
 from ragfence.core.receipts import Receipt
 from ragfence.documents.chunking import Chunker
+from ragfence.documents.compact import Compacted, Compaction
 from ragfence.documents.corpus import Corpus
+from ragfence.documents.delivering import Delivery, SinkWriter
 from ragfence.documents.document import Document
+from ragfence.documents.findings import Verification
 from ragfence.documents.foresight import foreseen
 from ragfence.documents.identity import Identity
+from ragfence.documents.intents import Intents
 from ragfence.documents.moving import Mover, SnippetsFirst, effect_of, error_of, receipt_of, refused, replayed
 from ragfence.documents.parquet import ParquetCodec
 from ragfence.documents.preparing import Caller, Prepared, Preparing, Recipes, in_waves
 from ragfence.documents.progress import Meter, meter
+from ragfence.documents.purge import Purge, PurgeReport
 from ragfence.documents.reading import Reading, StoredDocument, StoredSnippet
+from ragfence.documents.reconciling import Reconciler, Sources, Takeover
+from ragfence.documents.repairing import Repair
+from ragfence.documents.revisions import Revisions
+from ragfence.documents.rewriting import Rewriting
 from ragfence.documents.segments import Layout
 from ragfence.documents.settings import settle_content_hash
+from ragfence.documents.sinks import Settled, Sink, checked_sink
 from ragfence.documents.sources import source_of
 from ragfence.documents.states import States
 from ragfence.documents.sync import Parts, Prune, Sync, SyncReport, check_prune
+from ragfence.documents.verify import Verifying
 from ragfence.engine.engine import Engine
+from ragfence.engine.epochs import Epochs
+from ragfence.engine.hydration import Hydrator
 from ragfence.engine.segments import Move, Moved, SegmentWriter, batch_tokens
 from ragfence.errors import DocumentInvalid, ObjectsRequired, ValidationError
+from ragfence.stores.fences import FenceStore
+from ragfence.stores.objects import ObjectStore
 
 BATCH = 1000
 
@@ -39,7 +54,7 @@ class Documents:
     successor chunks, but both get the same snippet_ids and one head move counts.
     """
 
-    def __init__(self, engine: Engine, *, chunker: Chunker | None = None) -> None:
+    def __init__(self, engine: Engine, *, chunker: Chunker | None = None, sink: Sink | None = None) -> None:
         if engine.backing is None or engine.objects is None:
             raise ObjectsRequired(
                 "documents need an object store, and this fence was opened without",
@@ -47,14 +62,20 @@ class Documents:
             )
         self._engine = engine
         self._chunker = chunker
+        self._sink = sink if sink is None else checked_sink(sink)
         self._objects = engine.objects
         self._backing = engine.backing
         self._layout = Layout(engine.tenant)
         self._rules = engine.policy.for_kind("document")
 
-    def using(self, *, chunker: Chunker | None = None) -> Documents:
-        """The same documents with another chunker. Another chunker makes other snippets of the same content."""
-        return Documents(self._engine, chunker=chunker or self._chunker)
+    def using(self, *, chunker: Chunker | None = None, sink: Sink | None = None) -> Documents:
+        """The same documents with another chunker, or with a sink.
+
+        Another chunker makes other snippets of the same content. A sink, such as a live vector store, gets what is new
+        and loses what is dead; see docs/sinks.md. Keep what this returns: its first call settles what others left.
+        """
+        sink = self._sink if sink is None else sink
+        return Documents(self._engine, chunker=chunker or self._chunker, sink=sink)
 
     def ingest(self, document: Document, *, dry_run: bool = False) -> Receipt:
         """Ingests one document, or answers with the snippet_ids of the first time.
@@ -105,6 +126,8 @@ class Documents:
         A document that is invalid, stale, conflicting, or whose chunker fails is an entry with `.failure`; the others
         of its batch are ingested. `stream=True` returns an iterator that ingests while it is read, in bounded memory.
         """
+        if isinstance(documents, Document):  # a tuple, which could be iterated over
+            raise ValidationError("ingest_many takes many documents", hint="use ingest(document), or pass [document]")
         if not 1 <= batch <= 10_000:
             raise ValidationError(f"batch must be from 1 to 10,000, not {batch}")
         total = len(documents) if isinstance(documents, Sequence) else None
@@ -148,6 +171,8 @@ class Documents:
                 engine.run_id,
             )
             self._backing.hydrator.ensure_ready()
+            if self._delivery is not None and not dry_run:
+                self._delivery.begin()
             states = States(engine.tenant, found.name, self._objects, rules.content_fields)
             share = rules.max_prune_share if max_prune_share is None else max_prune_share
             return Sync(parts, found, states, prune=prune, max_share=share, dry_run=dry_run).run(told)
@@ -168,6 +193,64 @@ class Documents:
         """One value for all live documents: it changes when one comes, goes, or changes in any way."""
         return self._corpus.digest()
 
+    def compact(self, *, progress: bool | Callable[[int], None] = False) -> Compacted:
+        """Rewrites the log into few large segments, without what was superseded `keep_superseded_days` ago.
+
+        Contents that it drops are new again when they come back. Writers wait while it writes. Does nothing where
+        there is nothing to gain.
+        """
+        days = self._engine.policy.documents.keep_superseded_days
+        with meter(progress, None, "compacting") as told:
+            return Compaction(self._rewriting, self._engine.fences, days, told).run()
+
+    def purge(self, doc_id: str) -> PurgeReport:
+        """Removes the text and the metadata of a document from everything that ragfence keeps, for good.
+
+        A tombstone stays. Ingested again, the document is new. One that was cut off is completed by the next.
+        """
+        return Purge(
+            self._rewriting,
+            self._reading,
+            self._writer,
+            self._identity,
+            self._preparing,
+            self._caller(),
+            wait_ms=self._rules.wait_ms,
+        ).run(doc_id)
+
+    def verify(self, repair: bool = False, *, progress: bool | Callable[[int], None] = False) -> Verification:
+        """Compares fence store, log, snippets, and the sink if it has `ids()`. `.findings` says what is wrong.
+
+        With `repair`, what can be mended is mended, and `.findings` is what is left. A document whose snippets are lost
+        is released: its next ingest is new, and makes them again with the same ids.
+        """
+        backing, sink = self._backing, self._sink
+        with meter(progress, None, "verifying") as told:
+            verifying = Verifying(
+                self._engine.fences,
+                self._objects,
+                backing.epochs,
+                backing.hydrator,
+                self._rewriting,
+                lambda: settle_content_hash(self._engine.tenant, self._objects, self._engine.policy.content_hash),
+                told,
+                sink_ids=getattr(sink, "ids", None),
+            )
+            if not repair:
+                return verifying.look()
+            settle = (lambda: self.settle(full=True)) if sink is not None else None
+            return Repair(verifying, self._rewriting, backing.hydrator, lambda: self._identity, settle).run()
+
+    def settle(self, *, full: bool = False) -> Settled:
+        """Does what the sink is still owed after crashes and errors; happens by itself with later calls.
+
+        `full=True` compares the sink with every live document, and gives it what it lacks: also the way to fill a new
+        one. Orphans can be found only in a sink that has `ids()`.
+        """
+        if self._delivery is None:
+            raise ValidationError("there is no sink to settle", hint="fence.documents.using(sink=...).settle()")
+        return self._delivery.settle(self._reading.live, full=full)
+
     def _streamed(
         self,
         documents: Iterable[Document],
@@ -177,6 +260,8 @@ class Documents:
     ) -> Iterator[Receipt]:
         source = iter(documents)
         done = 0
+        if self._delivery is not None and not dry_run:
+            self._delivery.begin()
         with watched() as told:
             while page := list(islice(source, batch)):
                 receipts = self._batch(page, done, dry_run)
@@ -248,19 +333,44 @@ class Documents:
         return Reading(fences, self._objects, backing.epochs, backing.hydrator, self._identity, self._layout)
 
     @cached_property
+    def _rewriting(self) -> Rewriting:
+        return Rewriting(self._objects, self._backing.epochs, self._backing.hydrator, self._layout)
+
+    @cached_property
     def _corpus(self) -> Corpus:
         return Corpus(self._engine.fences, self._backing.hydrator)
 
     @cached_property
     def _writer(self) -> SegmentWriter:
-        return SegmentWriter(
-            self._engine.fences,
-            self._objects,
-            self._backing.epochs,
-            self._backing.hydrator,
-            ParquetCodec(),
-            neighbours=SnippetsFirst(self._layout, self._objects),
-            max_runtime_ms=self._rules.max_runtime_ms,
+        delivery = self._delivery
+        neighbours = SnippetsFirst(self._layout, self._objects, delivery)
+        runtime_ms = self._rules.max_runtime_ms
+        if delivery is None:
+            return SegmentWriter(*self._stores, neighbours=neighbours, max_runtime_ms=runtime_ms)
+        return SinkWriter(delivery, *self._stores, neighbours=neighbours, max_runtime_ms=runtime_ms)
+
+    @property
+    def _stores(self) -> tuple[FenceStore, ObjectStore, Epochs, Hydrator, ParquetCodec]:
+        backing = self._backing
+        return self._engine.fences, self._objects, backing.epochs, backing.hydrator, ParquetCodec()
+
+    @cached_property
+    def _delivery(self) -> Delivery | None:
+        if self._sink is None:
+            return None
+        sink, fences, rules = self._sink, self._engine.fences, self._rules
+        revisions = Revisions(self._objects, self._layout, self._reading.segments)
+        writer = SegmentWriter(*self._stores, max_runtime_ms=rules.max_runtime_ms)
+        takeover = Takeover(writer, self._preparing, revisions, self._caller, lease_ms=rules.lease_ms)
+        sources = Sources(fences, self._backing.hydrator, self._identity)
+        return Delivery(
+            sink,
+            fences,
+            Intents(self._engine.tenant, sink.name, self._objects),
+            revisions,
+            Reconciler(sink, sources, revisions, takeover),
+            wait_ms=rules.wait_ms,
+            lease_ms=rules.lease_ms,
         )
 
     @cached_property

@@ -6,14 +6,14 @@ costs a few objects however many there are. A compaction may move segments away 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ragfence.core.canonical import parse_json
 from ragfence.core.decisions import Mode
 from ragfence.core.hashing import SHARDS
-from ragfence.core.operations import Fence
+from ragfence.core.operations import Fence, checked_text
 from ragfence.core.records import Head, KeyRecord, SourceRecord
 from ragfence.documents.identity import Identity, snippet_texts
 from ragfence.documents.parquet import decode_snippets, whole_rows
@@ -85,10 +85,12 @@ class Reading:
         self._layout = layout
 
     def get(self, doc_id: str) -> StoredDocument | None:
-        return self._again(lambda: self._get(doc_id))
+        stored_as = checked_text("doc_id", doc_id)  # a path from another system may come in NFD
+        return self._again(lambda: self._get(stored_as))
 
     def snippets(self, doc_id: str) -> list[StoredSnippet]:
-        return self._again(lambda: self._snippets(doc_id))
+        stored_as = checked_text("doc_id", doc_id)
+        return self._again(lambda: self._snippets(stored_as))
 
     def head(self, doc_id: str) -> Head | None:
         """The head of a document as the fence store has it, live or not."""
@@ -109,17 +111,41 @@ class Reading:
             for source, head in self._fences.heads(shard):
                 if head.live and head.record:
                     wanted[shard, head.record.fence] = source
-        for row in self.log():
-            if wanted.pop((row.key[0], row.fence), None) == row.source:
-                yield row
-        if wanted:
-            raise FormatCorrupt(
-                f"{len(wanted)} live documents have no row in the log", hint="run `ragfence verify` to see which"
-            )
+        for _ in range(ATTEMPTS):
+            segments = self.segments()
+            try:
+                for row in self._whole_rows(segments):
+                    if wanted.pop((row.key[0], row.fence), None) == row.source:
+                        yield row
+            except StoreUnavailable:
+                # Rewritten meanwhile, and the old objects deleted: rows keep their fences, so the rest is found there.
+                if self.segments() == segments:
+                    raise
+                continue
+            if not (wanted := self._moved_on(wanted)):
+                return
+        raise FormatCorrupt(
+            f"{len(wanted)} live documents have no row in the log", hint="run `ragfence verify` to see which"
+        )
+
+    def _moved_on(self, missing: dict[tuple[int, Fence], bytes]) -> dict[tuple[int, Fence], bytes]:
+        """Heads without a row, as they are now: a compaction may have dropped what was superseded meanwhile."""
+        if missing:
+            self._hydrator.ensure_ready()
+        lookups = [Lookup(bytes((shard,)) + bytes(32), Mode.DOCUMENT, source) for (shard, _), source in missing.items()]
+        heads = [held.source.head if held.source else None for held in self._fences.read(lookups)]
+        return {
+            (shard, head.record.fence): source
+            for ((shard, _), source), head in zip(missing.items(), heads, strict=True)
+            if head and head.live and head.record
+        }
 
     def log(self) -> Iterator[LogRow]:
         """Every row that counts, with its details."""
-        for name in self.segments():
+        return self._whole_rows(self.segments())
+
+    def _whole_rows(self, segments: Iterable[str]) -> Iterator[LogRow]:
+        for name in segments:
             data = self._objects.get(name)
             if data is None:
                 raise StoreUnavailable(f"the segment {name} is listed but cannot be read")
@@ -156,16 +182,17 @@ class Reading:
         record = self._live_record(doc_id)
         if record is None:
             return []
-        url = self._row(record, doc_id).detail.source_url
-        stored = stored_in(record)
-        made = self._ingest_row(stored.origin, doc_id, stored.ids)
-        texts = self._texts(made, stored.origin, doc_id)
+        row, stored = self._row(record, doc_id), stored_in(record)
+        made, address = self._ingest_row(stored.origin, doc_id, row.key)
+        texts = self._texts(made, address, doc_id)
         snippets = []
         places = zip(snippet_texts(stored.ids), *made.detail.positions, strict=True)
         for ordinal, (snippet_id, start, end, section) in enumerate(places):
             known = texts[snippet_id]
             snippets.append(
-                StoredSnippet(snippet_id, doc_id, known.text, start, end, section, ordinal, known.tokens, url)
+                StoredSnippet(
+                    snippet_id, doc_id, known.text, start, end, section, ordinal, known.tokens, row.detail.source_url
+                )
             )
         return snippets
 
@@ -174,23 +201,31 @@ class Reading:
         return head.record if head and head.live else None
 
     def _row(self, record: KeyRecord, doc_id: str) -> LogRow:
-        for row in self._rows(stored_in(record).row, doc_id):
+        _, rows = self._rows(stored_in(record).row, doc_id)
+        for row in rows:
             if row.fence == record.fence:
                 return row
         raise Moved
 
-    def _ingest_row(self, address: Address, doc_id: str, ids: bytes) -> LogRow:
-        for row in self._rows(address, doc_id):
-            if row.detail.action == INGEST and row.detail.ids == ids:
-                return row
+    def _ingest_row(self, address: Address, doc_id: str, key: bytes) -> tuple[LogRow, Address]:
+        address, rows = self._rows(address, doc_id)
+        for row in rows:
+            # By the key, not by the ids: revisions that differ in white space alone have the same snippets, elsewhere.
+            if row.detail.action == INGEST and row.key == key:
+                return row, address
         raise Moved
 
-    def _rows(self, address: Address, doc_id: str) -> Iterator[LogRow]:
+    def _rows(self, address: Address, doc_id: str) -> tuple[Address, Iterator[LogRow]]:
+        """The rows of the document in a segment, and where the segment is now."""
         name = self._layout.rows_at(address)
         data = self._objects.get(name)
         if data is None:
+            # A purge rewrites segments under an epoch of its own and leaves them their batch.
+            name = next((each for each in reversed(self.segments()) if address_in(each).batch == address.batch), "")
+            data = self._objects.get(name) if name else None
+        if data is None:
             raise Moved
-        return whole_rows(name, data, doc_id=doc_id)
+        return address_in(name), whole_rows(name, data, doc_id=doc_id)
 
     def _texts(self, made: LogRow, address: Address, doc_id: str) -> dict[str, Snippet]:
         """The snippets of a revision: those it made, and those it took over from the heads before it."""
@@ -212,12 +247,14 @@ class Reading:
 
     def _followed(self, row: LogRow, doc_id: str) -> tuple[LogRow, Address]:
         """The ingest row of the head that this row's move replaced, and where it is."""
-        address = address_in(row.detail.before)
-        for before in self._rows(address, doc_id):
-            if before.fence < row.fence and before.live:
-                at = address_in(before.detail.origin) if before.detail.origin else address
-                return self._ingest_row(at, doc_id, before.detail.ids), at
-        raise Moved
+        address, rows = self._rows(address_in(row.detail.before), doc_id)
+        # A compacted segment holds several revisions of a document: it followed the newest of those before it.
+        earlier = [each for each in rows if each.live and each.fence < row.fence]
+        if not earlier:
+            raise Moved
+        before = max(earlier, key=lambda each: each.fence)
+        origin = address_in(before.detail.origin) if before.detail.origin else address
+        return self._ingest_row(origin, doc_id, before.key)
 
     def _again(self, read: Callable[[], Found]) -> Found:
         for _ in range(ATTEMPTS):

@@ -1,1 +1,1 @@
-"""`make bench`: ragfence beside raw redis-py and AWS Lambda Powertools, interleaved in one run."""
+"""`make bench`: ragfence beside what one would use instead. Part 1 is operations, part 2 (documents_*) documents."""

@@ -1,8 +1,12 @@
-"""Measures ragfence beside raw redis-py and AWS Lambda Powertools, and says which goals are met.
+"""Measures ragfence beside what one would use instead, and says which goals are met.
 
-python -m tests.bench                 everything; writes out/bench.json
-python -m tests.bench --quick         5 rounds, 100,000 records in the large store
-python -m tests.bench --write-docs    docs/benchmarks.md out of out/bench.json; measures nothing
+    part 1   operations, beside raw redis-py and AWS Lambda Powertools
+    part 2   documents, beside LangChain and LlamaIndex
+
+python -m tests.bench                 both; writes out/bench.json and out/bench-documents.json
+python -m tests.bench --part 2        one of them
+python -m tests.bench --quick         fewer rounds, smaller stores
+python -m tests.bench --write-docs    docs/benchmarks.md out of these files; measures nothing
 """
 
 from __future__ import annotations
@@ -10,16 +14,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
-from tests.bench import docs, report, run
-from tests.bench.peers.process import ENVIRONMENT, python_of
+from tests.bench import docs, documents_report, documents_run, documents_scale, report, run
+from tests.bench.peers.process import DOCUMENTS, ENVIRONMENTS, POWERTOOLS, python_of
 from tests.bench.scale import FULL, QUICK
 
-DOCS = Path("docs/benchmarks.md")
+PAGE = Path("docs/benchmarks.md")
 
 
 def main() -> int:
@@ -27,6 +32,13 @@ def main() -> int:
     console = Console(width=None if sys.stdout.isatty() else 150)
     if options.write_docs:
         return _write_docs(options.json, console)
+    parts: dict[int, Callable[[argparse.Namespace, Console], None]] = {1: _operations, 2: _documents}
+    for part in [options.part] if options.part else parts:
+        parts[part](options, console)
+    return 0
+
+
+def _operations(options: argparse.Namespace, console: Console) -> None:
     scale = QUICK if options.quick else FULL
     if options.rounds is not None:
         scale = replace(scale, rounds=options.rounds)
@@ -34,34 +46,67 @@ def main() -> int:
         console.print(
             f"quick: {scale.rounds} rounds, {scale.many:,} records in the large store instead of {FULL.many:,}"
         )
-    peer = python_of(options.peer)
-    if peer is None:
-        console.print("peer not measured: `make bench` sets up its environment")
-    measured = run.measure(scale, peer, lambda text: console.print(text, style="dim", markup=False, highlight=False))
+    measured = run.measure(scale, _peer(options, POWERTOOLS, console), _dim(console))
     run.write(options.json, measured)
     report.show(console, measured)
     console.print(f"written to {options.json}")
-    return 0
+
+
+def _documents(options: argparse.Namespace, console: Console) -> None:
+    scale = documents_scale.QUICK if options.quick else documents_scale.FULL
+    if options.rounds is not None:
+        scale = replace(scale, rounds=options.rounds)
+    if options.quick:
+        console.print(
+            f"quick: {scale.rounds} rounds, {scale.documents:,} documents instead of "
+            f"{documents_scale.FULL.documents:,}, {scale.streamed:,} streamed"
+        )
+    measured = documents_run.measure(scale, _peer(options, DOCUMENTS, console), _dim(console))
+    run.write(_of_documents(options.json), measured)
+    documents_report.show(console, measured)
+    console.print(f"written to {_of_documents(options.json)}")
+
+
+def _peer(options: argparse.Namespace, name: str, console: Console) -> Path | None:
+    python = python_of(options.peers / name)
+    if python is None:
+        console.print(f"peers not measured: `make bench` sets up {options.peers / name}")
+    return python
+
+
+def _dim(console: Console) -> run.Say:
+    return lambda text: console.print(text, style="dim", markup=False, highlight=False)
+
+
+def _of_documents(operations: Path) -> Path:
+    return operations.with_stem(f"{operations.stem}-documents")
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tests.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, help=f"{FULL.rounds}, or {QUICK.rounds} with --quick, unless given")
+    parser.add_argument("--part", type=int, choices=(1, 2), help="both, unless given")
+    parser.add_argument("--rounds", type=int, help="another number of rounds than the scale says")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--json", type=Path, default=Path("out/bench.json"))
-    parser.add_argument("--peer", type=Path, default=ENVIRONMENT, help="the environment that has Powertools")
-    parser.add_argument("--write-docs", action="store_true", help=f"write {DOCS} out of the JSON")
+    parser.add_argument("--json", type=Path, default=Path("out/bench.json"), help="of part 1; part 2's lies beside it")
+    parser.add_argument("--peers", type=Path, default=ENVIRONMENTS, help="the folder of the peers' environments")
+    parser.add_argument("--write-docs", action="store_true", help=f"write {PAGE} out of the JSON")
     return parser.parse_args()
 
 
-def _write_docs(measured: Path, console: Console) -> int:
-    if not measured.exists():
-        console.print(f"{measured} is not there: run `make bench` first")
+def _write_docs(operations: Path, console: Console) -> int:
+    """Part 2 may be missing, part 1 may not: the page is made around it."""
+    if not operations.exists():
+        console.print(f"{operations} is not there: run `make bench` first")
         return 2
-    DOCS.write_text(docs.page(json.loads(measured.read_text())))
-    console.print(f"written to {DOCS}")
+    documents, section = _of_documents(operations), ""
+    if documents.exists():
+        section = documents_report.section(json.loads(documents.read_text()))
+    else:
+        console.print(f"{documents} is not there: the page goes without documents")
+    PAGE.write_text(docs.page(json.loads(operations.read_text()), section))
+    console.print(f"written to {PAGE}")
     return 0
 
 

@@ -1,17 +1,17 @@
-"""`docs/benchmarks.md`, made of `out/bench.json` and nothing else."""
+"""`docs/benchmarks.md`, made of `out/bench.json` and `out/bench-documents.json`, and nothing else."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from tests.bench.goals import Measured, verdicts
-from tests.bench.report import notes, seen, spread_of, summary, wanted, what_of
+from tests.bench.goals import Measured, Verdict, verdicts
+from tests.bench.report import Named, notes, seen, spread_of, summary, wanted, what_of
 from tests.bench.rounds import Spread, ratios
 
 PAGE = """\
 # Benchmarks
 
-<!-- Made by `python -m tests.bench --write-docs` out of out/bench.json: change those, not this. -->
+<!-- Made by `python -m tests.bench --write-docs` out of out/bench*.json: change those, not this. -->
 
 Measured on a shared {cores}-core machine: ratios, not absolute rates. Every subject ran in each of {rounds} rounds, in
 another order every time; a ratio is taken within a round, and the median of the rounds is judged. {server} on
@@ -25,8 +25,9 @@ $ make bench
 $ .venv/bin/python -m tests.bench --write-docs
 ```
 
-The first measures, prints, and writes `out/bench.json` with every round's rates and the machine's load; the second
-writes this page. `python -m tests.bench --quick` takes less time, with fewer rounds and a smaller large store.
+The first measures, prints, and writes `out/bench.json` and `out/bench-documents.json` with every round's rates and the
+machine's load; the second writes this page. `python -m tests.bench --quick` takes less time, with fewer rounds and
+smaller stores; `--part 1` measures operations alone, `--part 2` [documents](#documents).
 
 ## Goals: {summary}
 
@@ -60,11 +61,13 @@ which waits for the disk.
 - **large and small store**: two servers, the same keys asked for on both, ratio of the medians.
 - **processes**: every process wants every key, in a shuffled order of its own, all start at once; the effect sleeps
   1 ms. A claim waits if it met somebody's lease. Times are those of the decision rows, on the server's clock.
-"""
+{documents}"""
 
 
-def page(measured: Measured) -> str:
+def page(measured: Measured, documents: str = "") -> str:
+    """`documents`: the section about part 2, if that was measured."""
     machine, scale, peer = measured["machine"], measured["scale"], measured["peer"]
+    found = verdicts(measured)
     note = "" if scale["full"] else "\n**This was a quick run: fewer rounds, smaller stores.**"
     return PAGE.format(
         cores=machine["cores"],
@@ -77,11 +80,12 @@ def page(measured: Measured) -> str:
         load_before=machine["load_before"][0],
         load_after=machine["load_after"][0],
         scale_note=note,
-        summary=summary(verdicts(measured)),
-        goals=_goals(measured),
+        summary=summary(found),
+        goals=goals_lines(found, lambda goal: what_of(goal, measured)),
         notes="\n".join(f"- {line}" for line in [*_built_too(measured), *notes(measured)]),
         objects=_objects(measured),
         batch=scale["batch"],
+        documents=documents,
     )
 
 
@@ -90,13 +94,13 @@ def _peer(versions: Mapping[str, str]) -> str:
     return f"{name}, with redis-py {versions['redis']} and hiredis {versions['hiredis']}"
 
 
-def _goals(measured: Measured) -> str:
+def goals_lines(found: Sequence[Verdict], named: Named) -> str:
     lines = ["| | what | beside | goal | measured | middle half | lowest to highest | verdict |", "|---" * 8 + "|"]
-    for verdict in verdicts(measured):
+    for verdict in found:
         goal, spread = verdict.goal, verdict.spread
         figure = seen(goal, spread.middle) if spread else "-"
-        half, all_of_it = spread_of(spread) if spread else ("", "")
-        what, beside = what_of(goal, measured)
+        half, all_of_it = spread_of(goal, spread) if spread else ("", "")
+        what, beside = named(goal)
         cells = (goal.letter, what, beside, wanted(goal), figure, half, all_of_it, f"**{verdict.outcome.value}**")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -11,7 +11,7 @@ from typing import Any
 from tests.bench.rounds import Spread, ratios
 
 Measured = Mapping[str, Any]
-"""what `run.measure` returns, and `out/bench.json` holds"""
+"""what a part's `measure` returns, and its file in `out/` holds"""
 
 
 class Outcome(StrEnum):
@@ -88,9 +88,12 @@ GOALS: tuple[Goal, ...] = (
 
 
 def verdicts(measured: Measured) -> list[Verdict]:
-    found = figures(measured)
-    spreads = [found.get(goal.figure) for goal in GOALS]
-    return [Verdict(goal, spread, goal.judge(spread)) for goal, spread in zip(GOALS, spreads, strict=True)]
+    return judged(GOALS, figures(measured))
+
+
+def judged(goals: Sequence[Goal], found: Mapping[str, Spread]) -> list[Verdict]:
+    spreads = [found.get(goal.figure) for goal in goals]
+    return [Verdict(goal, spread, goal.judge(spread)) for goal, spread in zip(goals, spreads, strict=True)]
 
 
 def figures(measured: Measured) -> dict[str, Spread]:
@@ -103,13 +106,13 @@ def figures(measured: Measured) -> dict[str, Spread]:
                 found[f"{ours} / {theirs}"] = Spread.of(ratios(rates[ours], rates[theirs]))
     small, large = (rates[name] for name in growth_names(measured["scale"]))
     found["large / small"] = ratio_of_medians(large, small)
-    found["trips"] = _single(measured["trips"]["new"])
-    found["record"] = _single(measured["memory"]["ragfence"]["record_bytes"])
+    found["trips"] = single(measured["trips"]["new"])
+    found["record"] = single(measured["memory"]["ragfence"]["record_bytes"])
     contest = measured["contention"]["shuffled"]
-    found["conflicts"] = _single(contest["conflicts"])
-    found["waiting"] = _single(100 * contest["waiting_share"])
+    found["conflicts"] = single(contest["conflicts"])
+    found["waiting"] = single(100 * contest["waiting_share"])
     if contest["answer_p95_ms"] is not None:  # nobody waited, nobody was answered late
-        found["answered"] = _single(contest["answer_p95_ms"])
+        found["answered"] = single(contest["answer_p95_ms"])
     return found
 
 
@@ -122,5 +125,5 @@ def ratio_of_medians(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
     return Spread.of(ratios(ours, theirs), middle=statistics.median(ours) / statistics.median(theirs))
 
 
-def _single(value: float) -> Spread:
+def single(value: float) -> Spread:
     return Spread.of([float(value)])

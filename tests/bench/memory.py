@@ -41,10 +41,10 @@ def drop_rows(client: redis.Redis) -> None:
 def _of(client: redis.Redis, records: int, seal: Callable[[int], object]) -> dict[str, Any]:
     seal(WARM)
     drop_rows(client)
-    names_before, used_before = set(client.scan_iter(count=1_000)), _used(client)
+    names_before, used_before = set(client.scan_iter(count=1_000)), used_memory(client)
     seal(records)
     drop_rows(client)
-    used = _used(client) - used_before
+    used = used_memory(client) - used_before
     names = sorted(set(client.scan_iter(count=1_000)) - names_before)
     if len(names) != records:
         raise RuntimeError(f"{records} operations made {len(names)} keys")
@@ -59,7 +59,7 @@ def _of(client: redis.Redis, records: int, seal: Callable[[int], object]) -> dic
     }
 
 
-def _used(client: redis.Redis) -> int:
+def used_memory(client: redis.Redis) -> int:
     """After the tables are rehashed, which goes on in the background; what connections need comes and goes."""
     give_up_at = time.monotonic() + REHASHED_WITHIN_S
     while client.info("memory").get("mem_overhead_db_hashtable_rehashing", 0) and time.monotonic() < give_up_at:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -14,17 +15,21 @@ from tests.bench.rounds import Spread
 _STYLE = {Outcome.MET: "green", Outcome.MISSED: "bold red", Outcome.NOT_MEASURED: "yellow"}
 
 
+Named = Callable[[Goal], tuple[str, str]]
+"""what a goal is about and what it stands beside, with a run's numbers"""
+
+
 def show(console: Console, measured: Measured) -> None:
     found = verdicts(measured)
-    console.print(_goals(found, measured))
-    console.print(_rates("operations per second, Redis alone", measured["rates"]["redis"]))
-    console.print(_rates("operations per second, by object store behind Redis", measured["rates"]["objects"]))
+    console.print(goals_table(found, lambda goal: what_of(goal, measured)))
+    console.print(rates_table("operations per second, Redis alone", measured["rates"]["redis"]))
+    console.print(rates_table("operations per second, by object store behind Redis", measured["rates"]["objects"]))
     for line in notes(measured):
         console.print(line, markup=False, highlight=False)
     console.print(f"bench: {summary(found)}", markup=False, highlight=False)
 
 
-def summary(found: list[Verdict]) -> str:
+def summary(found: Sequence[Verdict]) -> str:
     counts = {outcome: sum(verdict.outcome is outcome for verdict in found) for outcome in Outcome}
     return ", ".join(f"{count} {outcome.value}" for outcome, count in counts.items() if count)
 
@@ -70,20 +75,22 @@ def wanted(goal: Goal) -> str:
         for sign, bound in ((">=", goal.at_least), ("<=", goal.at_most), ("<", goal.below))
         if bound is not None
     )
-    text = f"{sign} {bound:g}{_unit(goal)}"
+    text = f"{sign} {bound:,g}{_unit(goal)}"
     return f"{text} (stretch)" if goal.stretch else text
 
 
 def seen(goal: Goal, value: float) -> str:
-    shown = f"{value:.2f}" if goal.unit in ("x", "%") else f"{value:.0f}" if value == round(value) else f"{value:.1f}"
-    return f"{shown}{_unit(goal)}"
+    return f"{_figure(goal, value)}{_unit(goal)}"
 
 
-def spread_of(spread: Spread) -> tuple[str, str]:
+def spread_of(goal: Goal, spread: Spread) -> tuple[str, str]:
     """The middle half, and all of it; nothing where there was just one figure."""
     if spread.lowest == spread.highest:
         return "", ""
-    return f"{spread.lower:.2f} to {spread.upper:.2f}", f"{spread.lowest:.2f} to {spread.highest:.2f}"
+    lowest, lower, upper, highest = (
+        _figure(goal, value) for value in (spread.lowest, spread.lower, spread.upper, spread.highest)
+    )
+    return f"{lower} to {upper}", f"{lowest} to {highest}"
 
 
 def what_of(goal: Goal, measured: Measured) -> tuple[str, str]:
@@ -93,11 +100,17 @@ def what_of(goal: Goal, measured: Measured) -> tuple[str, str]:
     return goal.what, goal.beside
 
 
+def _figure(goal: Goal, value: float) -> str:
+    if goal.unit in ("x", "%"):
+        return f"{value:.2f}"
+    return f"{value:,.0f}" if value == round(value) or value >= 1_000 else f"{value:.1f}"
+
+
 def _unit(goal: Goal) -> str:
-    return {"x": "x", "%": " %", "conflicts": "", "trips": ""}.get(goal.unit, f" {goal.unit}")
+    return {"x": "x", "%": " %", "conflicts": "", "trips": "", "": ""}.get(goal.unit, f" {goal.unit}")
 
 
-def _goals(found: list[Verdict], measured: Measured) -> Table:
+def goals_table(found: Sequence[Verdict], named: Named) -> Table:
     table = Table(title="goals", title_justify="left")
     for name in ("", "what", "beside", "goal"):
         table.add_column(name)
@@ -111,13 +124,13 @@ def _goals(found: list[Verdict], measured: Measured) -> Table:
             table.add_section()
         before = goal.letter
         figure = seen(goal, verdict.spread.middle) if verdict.spread else "-"
-        half, all_of_it = spread_of(verdict.spread) if verdict.spread else ("", "")
+        half, all_of_it = spread_of(goal, verdict.spread) if verdict.spread else ("", "")
         outcome = Text(verdict.outcome.value, style=_STYLE[verdict.outcome])
-        table.add_row(goal.letter, *what_of(goal, measured), wanted(goal), figure, half, all_of_it, outcome)
+        table.add_row(goal.letter, *named(goal), wanted(goal), figure, half, all_of_it, outcome)
     return table
 
 
-def _rates(title: str, rates: dict[str, list[float]]) -> Table:
+def rates_table(title: str, rates: Mapping[str, Sequence[float]]) -> Table:
     table = Table(title=title, title_justify="left")
     table.add_column("what")
     for name in ("median", "lowest", "highest"):

@@ -1,17 +1,17 @@
-"""One run: everything that is measured, as one mapping that JSON can hold."""
+"""Part 1, one run: everything that is measured of operations, as one mapping that JSON can hold."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from tests import servers
 from tests.bench import bulk, contention, growth, machine, memory, objects, single, trips
-from tests.bench.goals import verdicts
+from tests.bench.goals import Verdict, verdicts
 from tests.bench.peers.process import powertools
 from tests.bench.rounds import interleave
 from tests.bench.scale import Scale
@@ -33,15 +33,19 @@ def measure(scale: Scale, peer: Path | None, say: Say = lambda _: None) -> dict[
     say(f"{scale.processes} processes contend for {scale.keys:,} keys")
     measured["contention"] = contention.measure(scale)
     measured["machine"]["load_after"] = machine.load()
-    measured["goals"] = [
+    measured["goals"] = as_told(verdicts(measured))
+    return measured
+
+
+def as_told(found: Sequence[Verdict]) -> list[dict[str, Any]]:
+    return [
         {
             **asdict(verdict.goal),
             "measured": asdict(verdict.spread) if verdict.spread else None,
             "outcome": verdict.outcome.value,
         }
-        for verdict in verdicts(measured)
+        for verdict in found
     ]
-    return measured
 
 
 def _redis_alone(scale: Scale, peer: Path | None, say: Say) -> dict[str, Any]:

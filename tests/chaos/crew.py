@@ -115,7 +115,8 @@ def nursery(folder: Path) -> Iterator[Nursery]:
 
 
 class Worker:
-    def __init__(self, nursery: Nursery, job: Job, path: Path) -> None:
+    def __init__(self, nursery: Nursery, job: Any, path: Path) -> None:
+        """`job`: a `Job`, or a `DocumentJob`; the nursery knows which worker does it."""
         self._nursery, self.job, self.path = nursery, job, path
         job.save(path)
         nursery.say("start", path)
@@ -151,7 +152,7 @@ class Crew:
     """Starts workers on a site, and ends them all when the scenario ends."""
 
     def __init__(self, nursery: Nursery, site: Site, *, lease_s: float, lock_ms: int = 1000) -> None:
-        self._nursery, self._site = nursery, site
+        self.nursery, self._site = nursery, site
         self.lease_s, self.lock_ms = lease_s, lock_ms
         self.effects = site.folder / "effects.jsonl"
         self.effects.touch()
@@ -173,7 +174,7 @@ class Crew:
             strike=strike,
             **more,
         )
-        worker = Worker(self._nursery, job, self._site.folder / f"worker-{number:02d}.json")
+        worker = Worker(self.nursery, job, self._site.folder / f"worker-{number:02d}.json")
         self.workers.append(worker)
         return worker
 

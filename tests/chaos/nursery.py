@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import functools
+import json
 import os
 import select
 import signal
@@ -20,6 +21,8 @@ from pathlib import Path
 
 from tests.chaos.work import Job
 from tests.chaos.worker import Worker
+from tests.documents.attack.work import DocumentJob
+from tests.documents.attack.worker import DocumentWorker
 
 _PR_SET_PDEATHSIG = 1
 
@@ -67,7 +70,7 @@ class Nursery:
             for target, source in ((0, nothing), (1, errors), (2, errors)):
                 os.dup2(source, target)
             faulthandler.enable()
-            code = Worker(Job.load(Path(job))).run()
+            code = _worker(Path(job)).run()
         finally:
             os._exit(code)
 
@@ -90,6 +93,11 @@ class Nursery:
             os.waitpid(pid, 0)
 
 
+def _worker(job: Path) -> Worker | DocumentWorker:
+    ingests = json.loads(job.read_text()).get("guard") == "documents"
+    return DocumentWorker(DocumentJob.load(job)) if ingests else Worker(Job.load(job))
+
+
 def _say(line: str) -> None:
     os.write(1, line.encode() + b"\n")
 
@@ -98,6 +106,8 @@ def _preload() -> None:
     """Everything a worker imports, and botocore's megabytes of JSON parsed once for all of them."""
     import botocore.loaders
     import botocore.session
+    import pyarrow.compute
+    import pyarrow.parquet  # noqa: F401
     from boto3.session import Session
 
     import ragfence.stores.fences_redis

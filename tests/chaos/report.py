@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -27,7 +28,7 @@ def print_table(console: Console, outcomes: Sequence[Outcome]) -> None:
     before = ""
     for outcome in outcomes:
         found = outcome.evidence
-        group = outcome.scenario.title.split(" after")[0].split(" in_")[0].split(" before")[0]
+        group = re.split(" after| in_| before| mid", outcome.scenario.title)[0]
         if before and group != before:
             table.add_section()
         before = group

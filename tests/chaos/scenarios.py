@@ -15,19 +15,20 @@ from pathlib import Path
 from ragfence.engine.points import AFTER_COMMIT, HYDRATION_POINTS, OPERATION_POINTS
 from ragfence.errors import TransientError
 from tests import servers
-from tests.chaos import attacks
+from tests.chaos import attacks, documents
 from tests.chaos.attacks import Attack, Outage, Stage
 from tests.chaos.crew import Crew, Nursery, Stopped
 from tests.chaos.evidence import Evidence, gather
 from tests.chaos.sites import REDIS62, REDIS62_FOLDER, SQLITE, VALKEY, VALKEY_FOLDER, VALKEY_S3, site
 from tests.chaos.work import Task, shuffled
+from tests.documents.attack.strikes import STRIKES
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
     title: str
     backend: str
-    attack: Attack
+    attack: Attack | documents.DocumentAttack
     short: bool = False
     """part of the short form, too"""
     may_lose: bool = False
@@ -52,7 +53,7 @@ class Outcome:
 
 
 def all_scenarios() -> list[Scenario]:
-    return [*_kills(), *_freezes(), *_hydrations(), *_disturbances(), *_storms(), *_faults(), *_crowds()]
+    return [*_kills(), *_freezes(), *_hydrations(), *_disturbances(), *_storms(), *_faults(), *_crowds(), *_documents()]
 
 
 def _kills() -> Iterator[Scenario]:
@@ -116,6 +117,39 @@ def _crowds() -> Iterator[Scenario]:
     yield Scenario("8 processes, 2,000 operations", VALKEY_S3, attacks.many(), lease_s=30.0)
 
 
+def _documents() -> Iterator[Scenario]:
+    for backend in (VALKEY_S3, REDIS62_FOLDER):  # `make test` has it on SQLite and Valkey with a folder
+        for action, signal in (("kill", "SIGKILL"), ("freeze", "SIGSTOP")):
+            for point in STRIKES:
+                in_short = backend == VALKEY_S3 and point in ("after_commit", "mid_seal")
+                attack = documents.strike(action, point)
+                yield Scenario(f"documents: {signal} {point}", backend, attack, short=in_short)
+    for backend in (SQLITE, VALKEY_FOLDER):
+        for point in STRIKES:
+            attack = documents.strike("freeze", point, taker="v2")
+            yield Scenario(f"documents: SIGSTOP {point}, another version", backend, attack)
+    for backend in (VALKEY_FOLDER, VALKEY_S3):
+        for action, signal in (("kill", "SIGKILL"), ("freeze", "SIGSTOP")):
+            for point in HYDRATION_POINTS:
+                attack = documents.strike_hydration(action, point)
+                yield Scenario(f"documents: lost store, {signal} {point}", backend, attack)
+    titles = {
+        "flush": "FLUSHALL under load",
+        "restart": "SIGTERM Redis under load",
+        "crash": "SIGKILL Redis under load",
+    }
+    for what, title in titles.items():
+        for backend in (VALKEY_FOLDER, VALKEY_S3, REDIS62_FOLDER):
+            in_short = (what, backend) == ("flush", VALKEY_FOLDER)
+            yield Scenario(f"documents: {title}", backend, documents.disturb(what), short=in_short)
+    for backend in (SQLITE, VALKEY_FOLDER, VALKEY_S3, REDIS62_FOLDER):
+        yield Scenario("documents: storm of kills and stops", backend, documents.storm(), short=backend == SQLITE)
+        for processes in (2, 8):
+            title = f"{processes} processes, the same documents"
+            yield Scenario(f"documents: {title}", backend, documents.same(processes), lease_s=30.0)
+        yield Scenario("documents: two versions raced", backend, documents.two_versions(), lease_s=30.0)
+
+
 def run(
     scenario: Scenario, *, seed: int, nursery: Nursery, s3: servers.S3Server | None, keep: Path | None = None
 ) -> Outcome:
@@ -128,7 +162,8 @@ def run(
             crew = Crew(nursery, place, lease_s=scenario.lease_s)
             stage = Stage(place, crew, dice)
             try:
-                evidence = _judged(scenario, stage, scenario.attack(stage))
+                made = scenario.attack(stage)
+                evidence = made if isinstance(made, Evidence) else _judged(scenario, stage, made)
             except Stopped:
                 raise
             except Exception:

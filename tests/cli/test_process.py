@@ -23,8 +23,8 @@ from tests.cli.conftest import Site, fail_until_quarantined, perform, run
 
 ROOT = Path(ragfence.__file__).parents[1]
 COMMANDS = [
-    *("status", "keys", "explain", "release", "decisions", "audit check", "doctor", "hydrate", "purge-expired"),
-    "policy check",
+    *("ingest", "retract", "snippets", "purge", "status", "keys", "explain", "release", "decisions", "audit check"),
+    *("doctor", "hydrate", "verify", "compact", "purge-expired", "policy check"),
 ]
 HEAVY = {"boto3", "botocore", "dagster", "lancedb", "pyarrow", "redis"}
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from tests import servers
 from tests.bench import docs, documents_report, documents_run, report, run
 from tests.bench.documents_goals import GOALS, figures, verdicts
-from tests.bench.documents_rates import AGAIN, FIRST, RAGFENCE, named
+from tests.bench.documents_rates import AGAIN, FIRST, RAGFENCE, WITH_SINK, named
 from tests.bench.documents_scale import FULL, QUICK, DocumentsScale
 from tests.bench.goals import Outcome
 from tests.bench.peers.corpus import corpus
@@ -51,13 +51,13 @@ def beside_peers(measured: Any) -> Any:
     rates = dict(measured["rates"])
     for kind in (AGAIN, FIRST):
         rates |= {named(kind, who): [rate / 2 for rate in rates[named(kind, RAGFENCE)]] for who in others}
-    race = measured["race"] | {who: [{"made": 80, "rows": 80, "left": 40}] for who in others}
+    race = measured["race"] | {who: [{"embeds": 80, "rows": 80, "left": 40}] for who in others}
     peers = {who: {"package-of": "1.0"} for who in others}
     return measured | {"rates": rates, "race": race, "peers": peers}
 
 
 def test_a_run_has_known_and_new_documents_in_every_round(measured):
-    assert set(measured["rates"]) == {named(AGAIN, RAGFENCE), named(FIRST, RAGFENCE)}
+    assert set(measured["rates"]) == {named(AGAIN, RAGFENCE), named(FIRST, RAGFENCE), named(FIRST, WITH_SINK)}
     assert all(len(rates) == TINY.rounds and min(rates) > 0 for rates in measured["rates"].values())
 
 
@@ -69,7 +69,8 @@ def test_a_run_says_what_it_was_measured_on(measured):
 
 
 def test_two_processes_chunk_and_write_every_document_once(measured):
-    assert measured["race"][RAGFENCE] == [{"made": TINY.raced, "rows": TINY.raced, "left": TINY.raced}]
+    (race,) = measured["race"][RAGFENCE]
+    assert race == dict.fromkeys(("embeds", "rows", "left", "chunked", "stored"), TINY.raced)
 
 
 def test_a_run_counts_bytes_requests_and_memory(measured):

@@ -1,0 +1,220 @@
+"""`ragfence retract`, `snippets`, `purge`, `verify` and `compact`: documents taken away, looked at, kept in order."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ragfence.cli import show
+from ragfence.cli.opening import Json, Objects, Place, PolicyFile, Store, Tenant, opened
+from ragfence.errors import Conflict, DocumentInvalid, InFlight, Quarantined, RagfenceError, Stale, ValidationError
+
+if TYPE_CHECKING:
+    from ragfence.documents.findings import Finding, Verification
+
+TEXT_SHOWN = 72
+"""as much of a snippet's text fits a line"""
+
+DocId = Annotated[str, typer.Argument(metavar="DOC_ID", help="As the document was ingested; for a file its path.")]
+DocIds = Annotated[
+    list[str], typer.Argument(metavar="DOC_ID...", help="As the documents were ingested; for a file its path.")
+]
+
+
+def retract(
+    doc_ids: DocIds,
+    store: Store = None,
+    objects: Objects = None,
+    tenant: Tenant = None,
+    policy: PolicyFile = None,
+    as_json: Json = False,
+    sequence: Annotated[
+        int | None, typer.Option("--sequence", help="Where the retraction stands among the revisions.")
+    ] = None,
+) -> None:
+    """Takes documents away. The same content, ingested again, brings them back with their snippet_ids."""
+    told: list[dict[str, Any]] = []
+    with opened(Place(store, objects, tenant, policy)) as fence:
+        for doc_id in doc_ids:
+            error: RagfenceError | None = None
+            retracted = False
+            try:
+                retracted = fence.documents.retract(doc_id, sequence=sequence).is_new
+            except (Stale, Conflict, InFlight, Quarantined, DocumentInvalid) as refused:
+                error = refused  # of this one; the others are not concerned
+            told.append({"doc_id": doc_id, "retracted": retracted, "error": _told(error) if error else None})
+            if error and not as_json:
+                show.error(error, as_json=False)
+    if as_json:
+        show.document({"documents": told})
+    else:
+        for one in told:
+            if not one["error"]:
+                show.say(f"{one['doc_id']}: {'retracted' if one['retracted'] else 'was not there'}")
+    if any(one["error"] for one in told):
+        raise typer.Exit(1)
+
+
+def snippets(
+    doc_id: DocId,
+    store: Store = None,
+    objects: Objects = None,
+    tenant: Tenant = None,
+    policy: PolicyFile = None,
+    as_json: Json = False,
+) -> None:
+    """The snippets of a document, with their places in its text."""
+    with opened(Place(store, objects, tenant, policy)) as fence:
+        document, found = fence.documents.get(doc_id), fence.documents.snippets(doc_id)
+    if document is None:
+        raise ValidationError(
+            f"there is no live document {doc_id!r}",
+            hint=f"`ragfence explain {doc_id!r}` tells what happened to it, if anything did",
+        )
+    if as_json:
+        show.document({**asdict(document), "snippets": [asdict(snippet) for snippet in found]})
+        return
+    console = show.out()
+    listing = show.Listing(
+        console,
+        show.Column("#", right=True, whole=True),
+        show.Column("place", right=True, whole=True),
+        show.Column("tokens", right=True, whole=True),
+        "section",
+        "text",
+        show.Column("snippet_id", whole=True, wide=True),
+    )
+    for snippet in found:
+        listing.add(
+            snippet.ordinal,
+            f"{snippet.start}-{snippet.end}",
+            snippet.tokens,
+            snippet.section_id,
+            _line(snippet.text),
+            snippet.snippet_id,
+        )
+    listing.print()
+    show.say(f"{doc_id}: {len(found):,} snippets of {document.size:,} bytes, {document.content_hash}")
+
+
+def purge(
+    doc_id: DocId,
+    store: Store = None,
+    objects: Objects = None,
+    tenant: Tenant = None,
+    policy: PolicyFile = None,
+    as_json: Json = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Removes the text and the metadata of a document for good; only a tombstone stays."""
+    with opened(Place(store, objects, tenant, policy)) as fence:
+        if not yes:
+            if as_json or not show.is_interactive():
+                raise ValidationError("nothing was purged: it cannot be undone", hint="say that you mean it: --yes")
+            if not typer.confirm(f"Remove {show.plain(doc_id)} for good?", err=True):
+                show.err().print("nothing was purged")
+                raise typer.Exit(1)
+        with show.progress("purging"):
+            report = fence.documents.purge(doc_id)
+    if as_json:
+        show.document(asdict(report))
+    elif report.known:
+        show.say(
+            f"{report.doc_id}: purged; {report.rows:,} rows and {report.deleted.objects:,} objects"
+            f" ({show.size(report.deleted.bytes)}) are gone"
+        )
+    else:
+        show.say(f"{report.doc_id}: nothing is known of it")
+    if not report.known:
+        raise typer.Exit(1)
+
+
+def compact(
+    store: Store = None,
+    objects: Objects = None,
+    tenant: Tenant = None,
+    policy: PolicyFile = None,
+    as_json: Json = False,
+) -> None:
+    """Rewrites the log of documents into few large objects, without what was superseded long ago."""
+    with opened(Place(store, objects, tenant, policy)) as fence, show.progress("compacting") as told:
+        report = fence.documents.compact(progress=told)
+    if as_json:
+        show.document(asdict(report))
+        return
+    if not report.epoch:
+        show.say(f"nothing to gain: {report.segments_before:,} segments with {report.rows_before:,} rows")
+        return
+    listing = show.Listing(
+        show.out(), f"epoch {report.epoch}", show.Column("before", right=True), show.Column("after", right=True)
+    )
+    listing.add("segments", f"{report.segments_before:,}", f"{report.segments_after:,}")
+    listing.add("rows", f"{report.rows_before:,}", f"{report.rows_after:,}")
+    listing.add("snippets", f"{report.snippets_before:,}", f"{report.snippets_after:,}")
+    listing.add("size", show.size(report.bytes_before), show.size(report.bytes_after))
+    listing.print()
+    show.say(
+        f"{report.dropped_revisions:,} superseded revisions dropped, {report.deleted.objects:,} objects deleted"
+        f" ({show.size(report.deleted.bytes)})"
+    )
+
+
+def verify(
+    store: Store = None,
+    objects: Objects = None,
+    tenant: Tenant = None,
+    policy: PolicyFile = None,
+    as_json: Json = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Mend what can be mended.")] = False,
+    limit: Annotated[int, typer.Option("--limit", min=0, help="Show at most so many findings; 0 for all.")] = 100,
+) -> None:
+    """Compares fence store, log and snippets; ends with 1 and the findings when they do not tell the same story."""
+    # A fence file that is gone is one of the things to be found.
+    with opened(Place(store, objects, tenant, policy), rebuild=True) as fence, show.progress("verifying") as told:
+        report = fence.documents.verify(repair, progress=told)
+    if as_json:
+        repaired = [_finding(finding) for finding in report.repaired]
+        findings = [_finding(finding) for finding in report.findings]
+        show.document({"ok": report.ok, **asdict(report), "findings": findings, "repaired": repaired})
+    else:
+        _print_verification(report, limit)
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+def _print_verification(report: Verification, limit: int) -> None:
+    show.say(
+        f"epoch {report.epoch}: {report.documents:,} documents, {report.rows:,} rows and {report.snippets:,} snippets "
+        f"in {report.segments:,} segments: {_verdict(report)}"
+    )
+    if not report.findings:
+        return
+    listing = show.Listing(show.out(), show.Column("trouble", whole=True), "what", "place")
+    for finding in report.findings[: limit or None]:
+        listing.add(finding.trouble.value, finding.what, finding.place)
+    listing.print()
+    if limit and len(report.findings) > limit:
+        show.say(f"the first {limit} of {len(report.findings):,}; --limit 0 shows all")
+    for trouble, to_do in {finding.trouble.value: finding.to_do for finding in report.findings}.items():
+        show.say(f"{trouble}\n  -> {to_do}")
+
+
+def _verdict(report: Verification) -> str:
+    mended = f"{len(report.repaired):,} mended, " if report.repaired else ""
+    return f"{mended}{len(report.findings):,} findings" if report.findings else f"{mended}all is as it should be"
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {**asdict(finding), "to_do": finding.to_do}
+
+
+def _line(text: str) -> str:
+    """The beginning of a text, on one line."""
+    words = " ".join(text.split())
+    return words if len(words) <= TEXT_SHOWN else f"{words[: TEXT_SHOWN - 3]}..."
+
+
+def _told(error: RagfenceError) -> dict[str, Any]:
+    return {"code": error.code, "message": error.message, "hint": error.hint, "retryable": error.retryable}

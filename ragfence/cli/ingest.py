@@ -1,0 +1,227 @@
+"""`ragfence ingest`: the documents of a folder, a file or a bucket, each read only if it changed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ragfence.cli import show
+from ragfence.cli.opening import Json, Objects, Place, PolicyFile, Store, Tenant, engine_of
+from ragfence.errors import RagfenceError, ValidationError
+
+if TYPE_CHECKING:
+    from ragfence.documents.sources import Source
+    from ragfence.documents.sync import SyncReport
+    from ragfence.fence import Fence
+
+SHOWN = 20
+"""as many failures are told; --json has more of them"""
+
+
+class PruneName(StrEnum):
+    SCOPED = "scoped"
+    FULL = "full"
+
+
+def ingest(
+    what: Annotated[
+        str,
+        typer.Argument(metavar="PATH|URL", help="A folder, a text file, a .jsonl file, or s3://bucket/prefix."),
+    ],
+    store: Store = None,
+    objects: Objects = None,
+    tenant: Tenant = None,
+    policy: PolicyFile = None,
+    as_json: Json = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would happen; change nothing.")] = False,
+    prune: Annotated[
+        PruneName | None,
+        typer.Option(
+            "--prune",
+            help="Retract what is gone: of what this source brought (scoped), or whatever it does not have (full).",
+        ),
+    ] = None,
+    max_prune_share: Annotated[
+        float | None,
+        typer.Option(
+            "--max-prune-share", min=0, max=1, help="How much of the live documents a prune may take; 1 for all."
+        ),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Tells this source from others; else the name of the folder or file.")
+    ] = None,
+    ext: Annotated[
+        list[str] | None, typer.Option("--ext", metavar="EXT", help="Only files with this extension; repeat for more.")
+    ] = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option("--ignore", metavar="PATTERN", help="Leave out, as in .gitignore; repeat for more."),
+    ] = None,
+    encoding: Annotated[str | None, typer.Option("--encoding", help="Of the files, if not utf-8.")] = None,
+) -> None:
+    """Ingests what is new or changed, and does not even read the rest.
+
+    Ends with 0 if all is fine, with 1 if some documents failed, with 2 if nothing was done.
+    """
+    reading: dict[str, Any] = {"extensions": ext, "ignore": ignore, "encoding": encoding}
+    try:
+        with contextlib.ExitStack() as stack:
+            # Before any store is opened: a path that was mistyped makes none.
+            source = _source(what, name, {option: value for option, value in reading.items() if value})
+            if callable(close := getattr(source, "close", None)):
+                stack.callback(close)
+            place = Place(store, objects, tenant, policy)
+            fresh = _is_nowhere(place)
+            fence = stack.enter_context(_opened(place, in_passing=fresh and dry_run))
+            if fresh and not dry_run and not as_json:
+                show.err().print(show.plain(f"made a new fence store: {engine_of(fence).fences.url}"))
+            told = stack.enter_context(show.progress("ingesting"))
+            report = fence.documents.sync(
+                source,
+                prune=prune.value if prune else False,
+                max_prune_share=max_prune_share,
+                progress=told,
+                dry_run=dry_run,
+            )
+            if not report.listed and not report.pruned:
+                raise ValidationError(
+                    f"{report.source} holds no documents",
+                    hint="`--ext` takes files with other extensions; hidden files and what is ignored are left out",
+                )
+            stores = _stores(fence)
+    except RagfenceError as error:
+        _stopped(error, as_json=as_json)
+    if as_json:
+        show.document({**asdict(report), **stores})
+    else:
+        _print(report)
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def _opened(place: Place, *, in_passing: bool) -> Iterator[Fence]:
+    """Unlike other commands, this one makes the stores if there are none: somebody has to be the first.
+
+    `in_passing`: for a dry run, which must not. It gets stores that are as empty, and gone afterwards.
+    """
+    import ragfence
+
+    store, objects = place.store, place.objects
+    with contextlib.ExitStack() as stack:
+        if in_passing:
+            store = stack.enter_context(tempfile.TemporaryDirectory())
+            objects = os.path.join(store, "objects")
+        fence = ragfence.open(store, objects=objects, tenant=place.tenant, policy=place.policy)
+        yield stack.enter_context(fence)
+
+
+def _is_nowhere(place: Place) -> bool:
+    """There are no stores yet; those on servers count as there."""
+    fences, folder = place.sqlite_file(), place.objects_folder()
+    return fences is not None and folder is not None and not fences.exists() and not folder.exists()
+
+
+def _source(what: str, name: str | None, reading: dict[str, Any]) -> Source:
+    from ragfence.documents.sources import FileSource, FolderSource, S3Source, source_of
+    from ragfence.documents.sources.opening import _JSONL
+    from ragfence.documents.sources.s3 import parsed
+
+    if not reading:
+        return source_of(what, name=name)
+    if what.startswith("s3://"):
+        place = parsed(what)
+        return S3Source(
+            place.bucket, place.prefix, endpoint_url=place.endpoint_url, region=place.region, name=name, **reading
+        )
+    if os.path.isdir(what):
+        return FolderSource(what, name=name, **reading)
+    if os.path.isfile(what) and not what.lower().endswith(_JSONL) and "ignore" not in reading:
+        return FileSource(what, name=name, **reading)
+    source_of(what, name=name)  # which says what is wrong with it
+    raise typer.BadParameter("--ext, --ignore and --encoding are about the files of a folder or a bucket")
+
+
+def _stores(fence: Fence) -> dict[str, str | None]:
+    engine = engine_of(fence)
+    return {"store": engine.fences.url, "objects": engine.objects.url if engine.objects is not None else None}
+
+
+def _stopped(error: RagfenceError, *, as_json: bool) -> None:
+    """Nothing was done, unless the error came on the way."""
+    report: SyncReport | None = error.details.get("report")
+    done = report is not None and sum((*report.decisions.values(), report.failed, report.pruned)) > 0
+    if report is not None and done and as_json:
+        told = {"code": error.code, "message": error.message, "hint": error.hint, "retryable": error.retryable}
+        show.document({"error": told, "report": asdict(report)})
+    else:
+        if report is not None and done:
+            _print(report)
+        show.error(error, as_json=as_json)
+    raise typer.Exit(1 if done else 2)
+
+
+def _print(report: SyncReport) -> None:
+    console = show.out()
+    verb = "would be " if report.dry_run else ""
+    show.say(f"{report.source}: {report.listed:,} documents in {show.span(report.seconds * 1000)}")
+    listing = show.Listing(console, "decision", show.Column("documents", right=True), "")
+    for decision, count in report.decisions.items():
+        if count or decision in ("new", "duplicate"):
+            listing.add(decision, f"{count:,}", _remarks(report).get(decision, " "))
+    failed = report.failed - sum(report.decisions[decision] for decision in ("conflict", "in_flight"))
+    if failed > 0:
+        listing.add("failed", f"{failed:,}", " ")
+    if report.pruned:
+        listing.add(f"{verb}retracted", f"{report.pruned:,}", f"gone: {_few(report.pruned_ids, report.pruned)}")
+    listing.print()
+    if report.snippets_saved:
+        show.say(
+            f"saved: {report.snippets_saved:,} snippets need not be embedded again"
+            f" ({report.characters_saved:,} characters of documents that are known)"
+        )
+    if report.dry_run:
+        show.say("a dry run: nothing was changed")
+    _warn(report)
+
+
+def _remarks(report: SyncReport) -> dict[str, str]:
+    counted = (
+        (report.unread, "not even read"),
+        (report.revived, "revived"),
+        (report.metadata_updated, "with other metadata"),
+    )
+    known = ", ".join(f"{count:,} {text}" for count, text in counted if count)
+    return {"new": f"{report.snippets_made:,} snippets" if report.snippets_made else " ", "duplicate": known or " "}
+
+
+def _warn(report: SyncReport) -> None:
+    console = show.err()
+    if report.repeated:
+        console.print(
+            show.plain(
+                f"warning: {report.repeated:,} documents have a doc_id that the source had named before "
+                f"({_few(report.repeated_ids, report.repeated)}); of these the last one lasts"
+            )
+        )
+    if report.not_pruned:
+        console.print(show.plain(f"warning: nothing was pruned: {report.not_pruned}"))
+    for failure in report.failures[:SHOWN]:
+        named = "" if failure.doc_id in failure.message else f"{failure.doc_id}: "
+        console.print(f"failed: {show.plain(named + failure.message)}")
+        if failure.hint:
+            console.print(f"  -> {show.plain(failure.hint)}")
+    if report.failed > SHOWN:
+        console.print(f"and {report.failed - SHOWN:,} more that failed; --json names them")
+
+
+def _few(doc_ids: tuple[str, ...], count: int) -> str:
+    shown = ", ".join(doc_ids[:5])
+    return f"{shown} ..." if count > min(5, len(doc_ids)) else shown

@@ -1,0 +1,267 @@
+"""Compaction: the log is rewritten into few large segments, without what nobody needs any more.
+
+What stays of a document, decided from the log alone:
+
+- its head row, live or not (a tombstone keeps the top sequence), and the `ingest` row with the head's key, which has
+  the positions;
+- of every revision that was superseded less than `keep_superseded_days` ago the `ingest` row and the newest row, so
+  that its receipt and its snippets survive, and the row that superseded it, which says since when.
+
+Anything else goes, receipt and snippets together: that content is new again when it comes back.
+
+There is nothing to gain, and no epoch is started, unless a row can go or the segments become half as many or fewer.
+
+Memory: about 400 bytes a row of the log for the plan (less than the hydration that follows needs), and the texts of one
+window of `WINDOW_BYTES`. Documents are written in the order of their ids; where that is not about the order in which
+they came, segments are read once per window instead of once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from ragfence.core.operations import Fence
+from ragfence.documents.parquet import decode_snippets, whole_rows
+from ragfence.documents.progress import Meter
+from ragfence.documents.rewriting import (
+    NOTHING,
+    SEGMENT_BYTES,
+    SEGMENT_ROWS,
+    Collected,
+    Plan,
+    Rewriting,
+    Written,
+    each_id,
+    new_batch,
+    portions,
+    whole_document,
+)
+from ragfence.documents.segments import INGEST
+from ragfence.engine.hydration import Keep
+from ragfence.engine.segment_log import LogRow
+from ragfence.stores.fences import FenceStore
+
+DAY_MS = 24 * 3_600_000
+WINDOW_ROWS = 50_000
+WINDOW_BYTES = 128 * 2**20
+"""of document texts: so much is put in order at a time"""
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """What a compaction did. `epoch` 0: there was nothing to gain, and nothing was changed."""
+
+    epoch: int = 0
+    segments_before: int = 0
+    segments_after: int = 0
+    rows_before: int = 0
+    rows_after: int = 0
+    snippets_before: int = 0
+    snippets_after: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    dropped_revisions: int = 0
+    """superseded contents that are new again when they come back"""
+    deleted: Collected = NOTHING
+
+
+class Step(NamedTuple):
+    """What decides about a row."""
+
+    key: bytes
+    fence: Fence
+    live: bool
+    made: bool
+    """it is an `ingest` row: it has positions"""
+    at_ms: int
+    size: int
+    segment: str
+
+
+def survivors(history: Sequence[Step], kept_since_ms: int) -> list[Step]:
+    """The rows of one document that stay, of all in the order of their fences."""
+    newest = {step.key: at for at, step in enumerate(history) if step.live}
+    made = {step.key: at for at, step in enumerate(history) if step.made}
+    head = len(history) - 1
+    stay = {head}
+    superseded_ms = 0
+    for key, at in sorted(newest.items(), key=lambda entry: entry[1]):
+        if at == head:
+            stay.add(made.get(key, head))
+            continue
+        # Never earlier than what went before it: else a clock that jumped could keep a row that supersedes, and drop
+        # the revision that the row belongs to.
+        superseded_ms = max(superseded_ms, history[at + 1].at_ms)
+        if superseded_ms > kept_since_ms:
+            stay |= {at, at + 1, made.get(key, at)}
+    return [history[at] for at in sorted(stay)]
+
+
+class _Kept(NamedTuple):
+    """A document on its way into a new segment."""
+
+    doc_id: str
+    steps: list[Step]
+    held_in: frozenset[str]
+    """every segment with a row of it: any of them may have snippets that a later revision still uses"""
+
+    @property
+    def revisions(self) -> int:
+        return len({step.key for step in self.steps if step.live})
+
+    def weight(self) -> tuple[int, int]:
+        return len(self.steps), sum(step.size for step in self.steps if step.made)
+
+
+class _Survey:
+    """The rows of some segments, outlined. Segments never change, so each is read once."""
+
+    def __init__(self, rewriting: Rewriting) -> None:
+        self._rewriting = rewriting
+        self._histories: dict[str, list[Step]] = {}
+        self.names: set[str] = set()
+        self.rows = 0
+        self.bytes = 0
+
+    def look_at(self, segments: Sequence[str], keep: Keep) -> None:
+        for name in segments:
+            if name not in self.names:
+                keep()
+                self._outline(name)
+
+    def kept(self, kept_since_ms: int) -> Iterator[_Kept]:
+        """Every document, in the order of their ids."""
+        for doc_id in sorted(self._histories):
+            history = sorted(self._histories[doc_id], key=lambda step: step.fence)
+            yield _Kept(doc_id, survivors(history, kept_since_ms), frozenset(step.segment for step in history))
+
+    def revisions_of(self, doc_id: str) -> int:
+        return len({step.key for step in self._histories[doc_id] if step.live})
+
+    def _outline(self, name: str) -> None:
+        data = self._rewriting.get(name)
+        for row in whole_rows(name, data):
+            detail = row.detail
+            step = Step(row.key, row.fence, row.live, detail.action == INGEST, detail.at_ms, detail.size, name)
+            self._histories.setdefault(detail.doc_id, []).append(step)
+            self.rows += 1
+        self.bytes += len(data)
+        self.names.add(name)
+
+
+class Compaction:
+    """One compaction of the log."""
+
+    def __init__(self, rewriting: Rewriting, fences: FenceStore, keep_superseded_days: float, told: Meter) -> None:
+        self._rewriting = rewriting
+        self._fences = fences
+        self._keep_ms = round(keep_superseded_days * DAY_MS)
+        self._told = told
+        self._survey = _Survey(rewriting)
+        self._report = Compacted()
+
+    def run(self) -> Compacted:
+        self._rewriting.run(self._plan, "compacted")
+        # Also when nothing was to gain: one that was cut off may have left what it replaced.
+        return replace(self._report, deleted=self._rewriting.collect_void())
+
+    def _plan(self) -> Plan | None:
+        names = self._rewriting.truth()
+        groups = self._groups(names, _nobody_waits)
+        rows = sum(len(kept.steps) for group in groups for kept in group)
+        if rows < self._survey.rows or 0 < 2 * len(groups) <= len(names):
+            return self._rewrite
+        if not self._report.epoch:
+            size = len(names), self._survey.rows
+            self._report = Compacted(0, size[0], size[0], size[1], size[1])
+        return None
+
+    def _groups(self, segments: Sequence[str], keep: Keep) -> list[list[_Kept]]:
+        """Which documents come into one segment each."""
+        if not self._survey.names <= set(segments):  # somebody else rewrote the log meanwhile
+            self._survey = _Survey(self._rewriting)
+        self._survey.look_at(segments, keep)
+        kept = self._survey.kept(self._fences.now_ms() - self._keep_ms)
+        return list(portions(kept, _Kept.weight, SEGMENT_ROWS, SEGMENT_BYTES))
+
+    def _rewrite(self, epoch: int, segments: list[str], keep: Keep) -> list[str]:
+        groups = self._groups(segments, keep)
+        snippets = _Snippets(self._rewriting)
+        written: list[Written] = []
+        for window in portions(groups, _weight_of_all, WINDOW_ROWS, WINDOW_BYTES):
+            rows = self._rows([kept for group in window for kept in group], keep)
+            texts = snippets.needed_by(
+                rows, {name for group in window for kept in group for name in kept.held_in}, keep
+            )
+            for group in window:
+                keep()
+                packed = [row for kept in group for row in whole_document(rows[kept.doc_id], texts)]
+                written.append(self._rewriting.write(epoch, new_batch(), packed))
+                self._told(sum(each.rows for each in written))
+        every = [kept for group in groups for kept in group]
+        self._report = Compacted(
+            epoch=epoch,
+            segments_before=len(segments),
+            segments_after=len(written),
+            rows_before=self._survey.rows,
+            rows_after=sum(each.rows for each in written),
+            snippets_before=snippets.seen,
+            snippets_after=sum(each.snippets for each in written),
+            bytes_before=self._survey.bytes + snippets.bytes,
+            bytes_after=sum(each.bytes for each in written),
+            dropped_revisions=sum(self._survey.revisions_of(kept.doc_id) - kept.revisions for kept in every),
+        )
+        return sorted(each.name for each in written)
+
+    def _rows(self, documents: Sequence[_Kept], keep: Keep) -> dict[str, list[LogRow]]:
+        wanted = {(kept.doc_id, step.fence) for kept in documents for step in kept.steps}
+        rows: dict[str, list[LogRow]] = {kept.doc_id: [] for kept in documents}
+        for name in sorted({step.segment for kept in documents for step in kept.steps}):
+            keep()
+            for row in self._rewriting.rows(name):
+                if (row.detail.doc_id, row.fence) in wanted:
+                    rows[row.detail.doc_id].append(row)
+        return rows
+
+
+class _Snippets:
+    """The texts of the old segments."""
+
+    def __init__(self, rewriting: Rewriting) -> None:
+        self._rewriting = rewriting
+        self._counted: set[str] = set()
+        self.seen = 0
+        self.bytes = 0
+
+    def needed_by(self, rows: dict[str, list[LogRow]], segments: Iterable[str], keep: Keep) -> dict[bytes, str]:
+        needed = {
+            each
+            for own in rows.values()
+            for row in own
+            if row.detail.action == INGEST
+            for each in each_id(row.detail.ids)
+        }
+        texts: dict[bytes, str] = {}
+        for segment in sorted(segments):
+            keep()
+            name, data = self._rewriting.snippets_object(segment)
+            count = 0
+            for snippet in decode_snippets(name, data) if data is not None else ():
+                count += 1
+                if (made := bytes.fromhex(snippet.snippet_id)) in needed:
+                    texts[made] = snippet.text
+            if segment not in self._counted:
+                self._counted.add(segment)
+                self.seen, self.bytes = self.seen + count, self.bytes + len(data or b"")
+        return texts
+
+
+def _weight_of_all(group: Sequence[_Kept]) -> tuple[int, int]:
+    weights = [kept.weight() for kept in group]
+    return sum(rows for rows, _ in weights), sum(size for _, size in weights)
+
+
+def _nobody_waits() -> None:
+    """While a plan is made no lock is held."""

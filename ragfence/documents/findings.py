@@ -1,0 +1,96 @@
+"""What `verify` can find, and what is to be done about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Trouble(StrEnum):
+    HEAD_MISSING = "head_missing"
+    HEAD_DIFFERS = "head_differs"
+    HEAD_WITHOUT_ROW = "head_without_row"
+    RECEIPT_MISSING = "receipt_missing"
+    UNSETTLED = "unsettled"
+    SNIPPETS_MISSING = "snippets_missing"
+    POSITIONS_MISFIT = "positions_misfit"
+    ROWS_UNREADABLE = "rows_unreadable"
+    SNIPPETS_UNREADABLE = "snippets_unreadable"
+    TOO_NEW = "too_new"
+    VOID = "void"
+    SETTINGS = "settings"
+    SINK_MISSING = "sink_missing"
+    SINK_ORPHAN = "sink_orphan"
+
+
+IN_THE_FENCE_STORE = frozenset(
+    {
+        Trouble.HEAD_MISSING,
+        Trouble.HEAD_DIFFERS,
+        Trouble.HEAD_WITHOUT_ROW,
+        Trouble.RECEIPT_MISSING,
+        Trouble.UNSETTLED,
+    }
+)
+LOST = frozenset({Trouble.SNIPPETS_MISSING, Trouble.POSITIONS_MISFIT})
+BEYOND_REPAIR = frozenset({Trouble.ROWS_UNREADABLE, Trouble.TOO_NEW})
+IN_THE_SINK = frozenset({Trouble.SINK_MISSING, Trouble.SINK_ORPHAN})
+HARMLESS = frozenset({Trouble.VOID, Trouble.UNSETTLED})
+"""What any crash or race leaves behind, and nobody needs to mend."""
+
+_RELOAD = "`ragfence verify --repair` or `ragfence hydrate` loads the fence store anew"
+_RELEASE = "`ragfence verify --repair` releases it; then ingest the document again, it gets the same snippet_ids"
+_SETTLE = "`fence.documents.using(sink=...).settle(full=True)`, or its `verify(repair=True)`, puts the sink right"
+TO_DO = {
+    Trouble.HEAD_MISSING: _RELOAD,
+    Trouble.HEAD_DIFFERS: _RELOAD,
+    Trouble.HEAD_WITHOUT_ROW: f"{_RELOAD}; the document can then be ingested as new",
+    Trouble.RECEIPT_MISSING: _RELOAD,
+    Trouble.UNSETTLED: f"nothing: whoever sends the document next settles it. {_RELOAD}, which settles it, too",
+    Trouble.SNIPPETS_MISSING: _RELEASE,
+    Trouble.POSITIONS_MISFIT: _RELEASE,
+    Trouble.ROWS_UNREADABLE: "restore this object from a backup: nothing else knows these documents",
+    Trouble.SNIPPETS_UNREADABLE: "restore this object from a backup. Else, for the documents that need it: " + _RELEASE,
+    Trouble.TOO_NEW: "upgrade ragfence on this machine",
+    Trouble.VOID: "nothing: it counts for nobody. `ragfence verify --repair` and `ragfence compact` delete it",
+    Trouble.SETTINGS: "set the policy to what the documents were hashed with, or use another tenant",
+    Trouble.SINK_MISSING: _SETTLE,
+    Trouble.SINK_ORPHAN: _SETTLE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is not as it should be."""
+
+    trouble: Trouble
+    what: str
+    doc_id: str = ""
+    """empty where nobody knows, or none is concerned"""
+    key: str = ""
+    """of the revision, in hex"""
+    place: str = ""
+    """the name of an object, or the snippet_id of an orphan in the sink"""
+
+    @property
+    def to_do(self) -> str:
+        return TO_DO[self.trouble]
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What was looked at and found. After a repair: what is still to be found, and what was mended."""
+
+    epoch: int
+    documents: int
+    """live or retracted"""
+    rows: int
+    snippets: int
+    segments: int
+    findings: tuple[Finding, ...] = ()
+    repaired: tuple[Finding, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Nothing is wrong; there may be leftovers."""
+        return all(finding.trouble in HARMLESS for finding in self.findings)

@@ -1,0 +1,149 @@
+"""Purge: the text and the metadata of a document leave everything that ragfence keeps, for good; a tombstone stays.
+
+    head moves to none (a `purge` row, under a lease) -> an epoch without the document's other rows -> deletion
+
+The tombstone keeps the doc_id, the top sequence and the ids that died; neither text nor metadata nor address. What the
+fence store had (receipts, and in them ids) is of an older epoch from then on and answers nobody. A purge that was cut
+off anywhere is completed by the next one. The document may be ingested again later, as new.
+
+A writer that is under way with the document when it is purged comes either before (and is purged) or after (and the
+document is there again): whoever has to be sure stops its loaders first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from ragfence.core.decisions import Granted, Replay
+from ragfence.documents.identity import Identity, key_tail
+from ragfence.documents.moving import error_of, retract_effect
+from ragfence.documents.preparing import Caller, Prepared, Preparing
+from ragfence.documents.reading import Reading
+from ragfence.documents.rewriting import NOTHING, Collected, Plan, Rewriting
+from ragfence.documents.segments import PURGE
+from ragfence.engine.hydration import Keep
+from ragfence.engine.segment_log import LogRow
+from ragfence.engine.segments import Effected, Move, Moved, SegmentWriter, batch_tokens
+
+Forget = Callable[[str], None]
+"""Removes what somebody else keeps about a doc_id; may be called again for the same one."""
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeReport:
+    """What a purge did. Not `known`: nothing was ever ingested under this doc_id, or somebody compacted it away."""
+
+    doc_id: str
+    known: bool
+    epoch: int = 0
+    """0: no epoch was needed, an earlier purge had removed everything"""
+    rows: int = 0
+    """removed from the log; the tombstone stays"""
+    segments: int = 0
+    """that were rewritten"""
+    deleted: Collected = NOTHING
+
+
+class Purge:
+    """One purge of one document.
+
+    `others`: whoever keeps something about documents beside the log, such as what a sync remembers of its files.
+    """
+
+    def __init__(
+        self,
+        rewriting: Rewriting,
+        reading: Reading,
+        writer: SegmentWriter,
+        identity: Identity,
+        preparing: Preparing,
+        caller: Caller,
+        *,
+        wait_ms: int,
+        others: Sequence[Forget] = (),
+    ) -> None:
+        self._rewriting = rewriting
+        self._reading = reading
+        self._writer = writer
+        self._identity = identity
+        self._preparing = preparing
+        self._caller = caller
+        self._wait_ms = wait_ms
+        self._others = others
+        self._clean: set[str] = set()
+        """segments without the document: they never change, and need not be read again when everybody waits"""
+
+    def run(self, doc_id: str) -> PurgeReport:
+        doc_id = self._prepared(doc_id).doc.doc_id
+        self._report = PurgeReport(doc_id, known=False)
+        self._rewriting.run(lambda: self._plan(doc_id), "purged")
+        for forget in self._others:
+            forget(doc_id)
+        # Also for a document that nobody knows: a writer that died may have left its snippets in an earlier epoch.
+        return replace(self._report, deleted=self._rewriting.collect_void())
+
+    def _plan(self, doc_id: str) -> Plan | None:
+        source = self._reading.source(doc_id)
+        known = self._retract(doc_id)
+        if not known and (source is None or source.lease is None):
+            return None
+        self._report = replace(self._report, known=known or self._report.known)
+        rows, held_in = self._held(doc_id, self._rewriting.truth())
+        if known and _settled(rows, self._rewriting.newest_epoch()):
+            return None
+        for name in held_in:
+            self._rewriting.snippets(name)  # what cannot be read is found out before anybody has to wait
+        return lambda epoch, segments, keep: self._rewrite(doc_id, epoch, segments, keep)
+
+    def _rewrite(self, doc_id: str, epoch: int, segments: list[str], keep: Keep) -> list[str] | None:
+        rows, held_in = self._held(doc_id, segments, keep)
+        if not rows:  # only an attempt that never committed: the new epoch voids whatever it left
+            self._report = replace(self._report, epoch=epoch)
+            return segments
+        tombstone = rows[-1]
+        if tombstone.detail.action != PURGE:
+            return None  # it was ingested again meanwhile: its head has to be moved first
+        self._report = replace(self._report, epoch=epoch, rows=len(rows) - 1, segments=len(held_in))
+        return self._rewriting.take_out(epoch, segments, {doc_id: [tombstone]}, held_in, keep)
+
+    def _held(self, doc_id: str, segments: Sequence[str], keep: Keep = lambda: None) -> tuple[list[LogRow], list[str]]:
+        """The rows of the document in the order of their fences, and the segments that hold them."""
+        rows: list[LogRow] = []
+        held_in = []
+        for name in segments:
+            if name in self._clean:
+                continue
+            keep()
+            found = self._rewriting.rows(name, doc_id)
+            if found:
+                rows += found
+                held_in.append(name)
+            else:
+                self._clean.add(name)
+        return sorted(rows, key=lambda row: row.fence), held_in
+
+    def _retract(self, doc_id: str) -> bool:
+        """Moves the head to none, unless it is there by a purge. False: there is no head to be moved."""
+        prepared = self._prepared(doc_id)
+        (answer,) = self._writer.move([Move(prepared.claim, _effect, prepared)], wait_s=self._wait_ms / 1000)
+        if isinstance(answer, Moved | Replay):
+            return answer.record is not None
+        raise error_of(prepared, answer, self._wait_ms)
+
+    def _prepared(self, doc_id: str) -> Prepared:
+        prepared = self._preparing.retract(doc_id, None, next(batch_tokens()), self._caller)
+        name, claim = prepared.doc.doc_id, prepared.claim
+        key = self._identity.key(claim.key[0], name.encode(), "", key_tail("", PURGE))
+        context = self._caller.context(name, "", "", None, 0, action=PURGE)
+        return prepared._replace(claim=claim._replace(key=key, context=context))
+
+
+def _effect(subject: Prepared, grant: Granted) -> Effected:
+    effected = retract_effect(subject, grant)
+    return effected._replace(detail=effected.detail._replace(action=PURGE))
+
+
+def _settled(rows: Sequence[LogRow], newest_epoch: int) -> bool:
+    """Nothing but the tombstone is left, and an epoch has begun since, which voids what was not committed."""
+    return len(rows) == 1 and rows[0].fence.epoch < newest_epoch

@@ -1,0 +1,146 @@
+"""Repair: what `verify` found is mended, by doing again what can be done again.
+
+- The fence store is loaded anew from the log, into a new epoch: that also settles what is unsettled.
+- A revision whose snippets or positions are lost is released: its rows leave the log, so that its content is new when
+  it comes the next time, and makes the same snippets with the same ids. If it is the live one, a `release` row takes
+  its place: there is no head until then, and the sequence is one below its own, so that the very same document may come
+  again, and nothing older.
+- What is void is deleted.
+
+Rows that cannot be read are beyond repair, and so is what a newer ragfence wrote: then nothing is changed at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from ragfence.core.operations import SEQUENCE_MIN
+from ragfence.core.records import NO_METADATA
+from ragfence.documents.findings import (
+    BEYOND_REPAIR,
+    IN_THE_FENCE_STORE,
+    IN_THE_SINK,
+    LOST,
+    Finding,
+    Trouble,
+    Verification,
+)
+from ragfence.documents.identity import Content, Identity, key_tail
+from ragfence.documents.rewriting import Plan, Rewriting
+from ragfence.documents.segments import NO_POSITIONS
+from ragfence.documents.verify import Verifying
+from ragfence.engine.hydration import Hydrator, Keep
+from ragfence.engine.segment_log import LogRow
+
+RELEASE = "release"
+TO_BE_RELEASED = LOST | {Trouble.SNIPPETS_UNREADABLE}
+
+
+class Repair:
+    def __init__(
+        self,
+        verifying: Verifying,
+        rewriting: Rewriting,
+        hydrator: Hydrator,
+        identity: Callable[[], Identity],
+        settle_sink: Callable[[], object] | None,
+    ) -> None:
+        """`identity` is asked for only when something is to be released: settings that are wrong have none."""
+        self._verifying = verifying
+        self._rewriting = rewriting
+        self._hydrator = hydrator
+        self._identity = identity
+        self._settle_sink = settle_sink
+
+    def run(self) -> Verification:
+        before = self._verifying.look()
+        troubles = {finding.trouble for finding in before.findings}
+        if not troubles or troubles & BEYOND_REPAIR:
+            return before
+        usable = Trouble.SETTINGS not in troubles
+        if troubles & TO_BE_RELEASED and usable:
+            Release(self._rewriting, self._identity(), before.findings).run()
+        elif troubles & IN_THE_FENCE_STORE and not self._hydrator.try_hydrate():
+            self._hydrator.ensure_ready()  # somebody else loads it already
+        self._rewriting.collect_void()
+        if troubles & IN_THE_SINK and usable and self._settle_sink is not None:
+            self._settle_sink()
+        after = self._verifying.look()
+        left = set(after.findings)
+        return replace(after, repaired=tuple(finding for finding in before.findings if finding not in left))
+
+
+class Release:
+    """Takes lost revisions out of the log."""
+
+    def __init__(self, rewriting: Rewriting, identity: Identity, findings: Sequence[Finding]) -> None:
+        self._rewriting = rewriting
+        self._identity = identity
+        lost = [finding for finding in findings if finding.trouble in LOST]
+        self._doc_ids = {finding.doc_id for finding in lost}
+        self._keys = {bytes.fromhex(finding.key) for finding in lost}
+        self._unreadable = {each.place for each in findings if each.trouble is Trouble.SNIPPETS_UNREADABLE}
+
+    def run(self) -> None:
+        self._rewriting.run(self._plan, "repaired")
+
+    def _plan(self) -> Plan | None:
+        histories, held_in = self._held(self._rewriting.truth(), lambda: None)
+        lost = any(row.key in self._keys for rows in histories.values() for row in rows)
+        return self._rewrite if lost or any(map(self._without_snippets, held_in)) else None
+
+    def _rewrite(self, epoch: int, segments: list[str], keep: Keep) -> list[str]:
+        histories, held_in = self._held(segments, keep)
+        left = {doc_id: self._left(rows) for doc_id, rows in histories.items()}
+        lost = set(filter(self._without_snippets, held_in))
+        return self._rewriting.take_out(epoch, segments, left, held_in, keep, lost=lost)
+
+    def _without_snippets(self, segment: str) -> bool:
+        """Nobody can read its snippets; also where nobody needs them, they would stop every compaction."""
+        return self._rewriting.snippets_name(segment) in self._unreadable
+
+    def _held(self, segments: Sequence[str], keep: Keep) -> tuple[dict[str, list[LogRow]], list[str]]:
+        """The rows of the documents, and the segments that must be rewritten."""
+        histories: dict[str, list[LogRow]] = {}
+        held_in = []
+        for name in segments:
+            keep()
+            rows = [row for row in self._rewriting.rows(name) if row.detail.doc_id in self._doc_ids]
+            for row in rows:
+                histories.setdefault(row.detail.doc_id, []).append(row)
+            if rows or self._without_snippets(name):
+                held_in.append(name)
+        return histories, held_in
+
+    def _left(self, rows: Sequence[LogRow]) -> list[LogRow]:
+        """What stays of a document: all but its lost revisions; of a lost head, that there is none."""
+        head = max(rows, key=lambda row: row.fence)
+        left = [row for row in rows if row.key not in self._keys]
+        return [*left, self._released(head)] if head.key in self._keys else left
+
+    def _released(self, head: LogRow) -> LogRow:
+        detail = head.detail
+        sequence = head.sequence
+        if sequence is not None:
+            sequence = sequence - 1 if sequence > SEQUENCE_MIN else None
+        return head._replace(
+            key=self._identity.key(head.key[0], detail.doc_id.encode(), "", key_tail("", RELEASE)),
+            fingerprint=self._identity.fingerprint(Content("", 0)),
+            live=False,
+            sequence=sequence,
+            metadata_hash=NO_METADATA,
+            result=b"",
+            detail=detail._replace(
+                action=RELEASE,
+                content_hash="",
+                size=0,
+                metadata="{}",
+                source_url="",
+                content_type="",
+                recipe="",
+                ids=b"",
+                positions=NO_POSITIONS,
+                dead=detail.ids,
+            ),
+        )

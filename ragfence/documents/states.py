@@ -1,0 +1,261 @@
+"""What a source was like when it was last synced, so that an unchanged file is not even read.
+
+    <tenant>/sources/<hex sha256 of the source's name>/<10^20 - 1 - n>
+
+A log of create-only Parquet objects. Each holds the whole of it after one sync, and the newest comes first: one LIST of
+one entry and one GET. Nothing is decided by it alone: what it says of a document counts only as long as the fence
+store says the same, so notes that are lost, or older than they could be, cost reading and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Collection, Iterator, Sequence
+from hashlib import sha256
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from ragfence.core.operations import encoded
+from ragfence.errors import FormatCorrupt, FormatTooNew, TransientError
+from ragfence.stores.objects import ObjectStore
+
+VERSION = 1
+KEPT = 2
+"""as many objects of a source are kept: one may be being read while its successor is written"""
+
+_WHAT = b"source"
+_TOLD = frozenset({b"ragfence.name", b"ragfence.content_fields"})
+_LAST = 10**20 - 1
+_CHUNK = 5000
+
+
+class Note(NamedTuple):
+    """A document as the source had it, and as it was ingested."""
+
+    doc_id: str
+    state: str
+    content_hash: str
+    size: int
+    characters: int
+    metadata_hash: bytes
+    content_type: str
+    sequence: int | None
+
+
+class Notes:
+    """The documents that a source has brought and nobody has pruned. In Arrow: there may be a million."""
+
+    def __init__(self, number: int, table: Any = None) -> None:
+        self.number = number
+        self.table = table
+        ids: list[str] = table.column("doc_id").to_pylist() if table is not None else []
+        self._places = {doc_id: at for at, doc_id in enumerate(ids)}
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def place(self, doc_id: str) -> int | None:
+        return self._places.get(doc_id)
+
+    def of(self, doc_ids: Sequence[str]) -> list[Note | None]:
+        """One answer per doc_id."""
+        places = [self._places.get(doc_id) for doc_id in doc_ids]
+        known = [place for place in places if place is not None]
+        if not known:
+            return [None] * len(places)
+        found = self.table.take(known)
+        notes = map(Note._make, zip(*(found.column(field).to_pylist() for field in Note._fields), strict=True))
+        return [None if place is None else next(notes) for place in places]
+
+
+class Roll:
+    """Which documents a listing has named so far."""
+
+    def __init__(self, notes: Notes) -> None:
+        self._notes = notes
+        self._noted = bytearray(len(notes))
+        self._others: set[str] = set()
+
+    def add(self, doc_id: str) -> bool:
+        """False: it was named before."""
+        place = self._notes.place(doc_id)
+        if doc_id in self:
+            return False
+        if place is None:
+            self._others.add(doc_id)
+        else:
+            self._noted[place] = True
+        return True
+
+    def __contains__(self, doc_id: str) -> bool:
+        place = self._notes.place(doc_id)
+        return doc_id in self._others if place is None else bool(self._noted[place])
+
+    def missing(self) -> list[str]:
+        """Who was noted and has not been named."""
+        return [doc_id for doc_id, named in zip(self._notes, self._noted, strict=True) if not named]
+
+
+class Changes:
+    """What a sync has learned. Of several notes of a document the last one counts."""
+
+    def __init__(self) -> None:
+        self.gone: set[str] = set()
+        self._fresh: list[Note] = []
+        self._tables: list[Any] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._fresh or self._tables or self.gone)
+
+    def add(self, note: Note) -> None:
+        self._fresh.append(note)
+        if len(self._fresh) >= _CHUNK:
+            self._tables.append(_table(self._fresh))
+            self._fresh = []
+
+    def applied_to(self, table: Any) -> Any:
+        """The table, with what changed."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        known = [] if table is None else [table]
+        every = pa.concat_tables([*known, *self._tables, _table(self._fresh)])
+        numbered = pa.table({"doc_id": every.column("doc_id"), "at": pa.array(range(every.num_rows), pa.int64())})
+        last = numbered.group_by("doc_id").aggregate([("at", "max")]).column("at_max")
+        kept = every.take(last.take(pc.sort_indices(last)))
+        if self.gone:
+            kept = kept.filter(pc.invert(pc.is_in(kept.column("doc_id"), pa.array(sorted(self.gone), pa.string()))))
+        return kept
+
+
+class States:
+    """The log of one source's notes."""
+
+    def __init__(self, tenant: str, source: str, objects: ObjectStore, content_fields: Collection[str]) -> None:
+        self._source = source
+        self._root = f"{encoded(tenant)}/sources/{sha256(source.encode()).hexdigest()}"
+        self._objects = objects
+        self._content_fields = sorted(content_fields)
+
+    def newest(self) -> Notes:
+        while (name := self._newest_name()) is not None:
+            if (notes := self._read(name)) is not None:
+                return notes
+            # A newer one was written since we asked, and this one deleted.
+        return Notes(0)
+
+    def add(self, base: Notes, changes: Changes) -> None:
+        """Writes what changed since `base`, on top of what others have written meanwhile."""
+        while True:
+            if (name := self._newest_name()) is not None and _number(name) != base.number:
+                base = self._read(name) or base
+                continue
+            number = base.number + 1
+            if self._objects.put_new(self._name(number), self._encoded(changes.applied_to(base.table))).won:
+                break
+        with contextlib.suppress(TransientError):  # the next sync deletes them
+            older = [entry.name for entry in self._objects.list(f"{self._root}/", start_after=self._name(number))]
+            self._objects.delete(older[KEPT - 1 :])
+
+    def _newest_name(self) -> str | None:
+        entry = next(iter(self._objects.list(f"{self._root}/", limit=1)), None)
+        return entry.name if entry else None
+
+    def _name(self, number: int) -> str:
+        return f"{self._root}/{_LAST - number:020d}"
+
+    def _encoded(self, table: Any) -> bytes:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        told = {
+            "ragfence": _WHAT,
+            "ragfence.version": str(VERSION),
+            "ragfence.name": self._source,
+            "ragfence.content_fields": json.dumps(self._content_fields),
+        }
+        sink = pa.BufferOutputStream()
+        pq.write_table(table.replace_schema_metadata(told), sink, compression="zstd", use_dictionary=["content_type"])
+        return bytes(sink.getvalue())
+
+    def _read(self, name: str) -> Notes | None:
+        data = self._objects.get(name)
+        if data is None:
+            return None
+        told, table = _opened(name, data)
+        if told[b"ragfence.name"] != self._source.encode():
+            raise _unreadable(name, "it is of another source")
+        if json.loads(told[b"ragfence.content_fields"]) != self._content_fields:
+            # Other metadata counted as content when these hashes were made: every document must be read.
+            import pyarrow as pa
+
+            unknown = pa.array([""] * table.num_rows, pa.string())
+            table = table.set_column(Note._fields.index("state"), "state", unknown)
+        return Notes(_number(name), table)
+
+
+def forget(tenant: str, objects: ObjectStore, doc_id: str) -> None:
+    """Takes a document out of what any source has noted. One that was cut off is completed by the next."""
+    every = [entry.name for entry in objects.list(f"{encoded(tenant)}/sources/")]
+    for _, names in groupby(every, key=lambda name: name.rpartition("/")[0]):
+        holding = []
+        for at, name in enumerate(names):
+            if (data := objects.get(name)) is None:
+                continue
+            told, table = _opened(name, data)
+            notes = Notes(_number(name), table)
+            if notes.place(doc_id) is None:
+                continue
+            holding.append(name)
+            if at == 0:
+                changes = Changes()
+                changes.gone.add(doc_id)
+                fields = json.loads(told[b"ragfence.content_fields"])
+                States(tenant, told[b"ragfence.name"].decode(), objects, fields).add(notes, changes)
+        objects.delete(holding)
+
+
+def _opened(name: str, data: bytes) -> tuple[dict[bytes, bytes], Any]:
+    """What the object says of itself, and its table."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(pa.BufferReader(data))
+        told = file.schema_arrow.metadata or {}
+        version = int(told.get(b"ragfence.version", b"0"))
+        if told.get(b"ragfence") != _WHAT or version < 1 or not told.keys() >= _TOLD:
+            raise _unreadable(name, "it is something else")
+        if version > VERSION:
+            raise FormatTooNew(f"{name} has format {version}; this ragfence knows {VERSION}")
+        return told, file.read(columns=list(Note._fields)).combine_chunks()
+    except (pa.ArrowException, KeyError, ValueError, OSError) as broken:
+        raise _unreadable(name, str(broken)) from broken
+
+
+def _unreadable(name: str, why: str) -> FormatCorrupt:
+    return FormatCorrupt(
+        f"{name} does not hold what a source was like: {why}",
+        hint="delete this object; the next sync then reads every document of the source again",
+    )
+
+
+def _number(name: str) -> int:
+    try:
+        return _LAST - int(name.rpartition("/")[2])
+    except ValueError as broken:
+        raise FormatCorrupt(f"{name!r} is no number of a sync", hint="delete this object") from broken
+
+
+def _table(notes: Sequence[Note]) -> Any:
+    import pyarrow as pa
+
+    kinds = (pa.string(), pa.string(), pa.string(), pa.int64(), pa.int64(), pa.binary(16), pa.string(), pa.int64())
+    columns = list(zip(*notes, strict=True)) or [()] * len(kinds)
+    return pa.table(
+        {name: pa.array(values, kind) for name, values, kind in zip(Note._fields, columns, kinds, strict=True)}
+    )

@@ -1,0 +1,489 @@
+"""`fence.documents.sync`: the documents of a source, each read only if it changed since the last time.
+
+A document is skipped, unread, only if the source says that it is as it was (size and mtime, or an ETag) *and* the
+fence store says that just this content, cut by just this recipe, is live. A changed chunker, a retraction or somebody
+else's edit therefore leads to a read. What is read goes the way of `ingest_many`.
+
+A prune retracts what the source no longer has. It is decided before anything is written: the source is listed once to
+see what would go, and once more to ingest; only what neither listing names is retracted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Literal, NamedTuple, TypeVar
+from unicodedata import normalize
+
+from ragfence import errors
+from ragfence.core.decisions import Ask, Claim, Mode, Replay, settle_claim
+from ragfence.core.receipts import Decision, Receipt
+from ragfence.core.records import Head
+from ragfence.core.rows import NO_FENCE
+from ragfence.documents.document import Document
+from ragfence.documents.foresight import foreseen
+from ragfence.documents.identity import Content, Identity, snippet_texts
+from ragfence.documents.moving import Mover, replayed
+from ragfence.documents.preparing import Caller, Prepared, Preparing, Recipes, in_waves
+from ragfence.documents.progress import Meter
+from ragfence.documents.reading import Reading
+from ragfence.documents.segments import stored_in
+from ragfence.documents.sources import Item, Source
+from ragfence.documents.states import Changes, Note, Roll, States
+from ragfence.engine.segments import batch_tokens
+from ragfence.errors import DocumentInvalid, PruneTooLarge, RagfenceError, ValidationError
+from ragfence.stores.fences import FenceStore, Lookup
+
+Prune = Literal[False, "scoped", "full"]
+
+PAGE = 500
+MOST_CHARACTERS = 32 * 2**20
+"""of documents that are read and wait to be ingested together"""
+TOLD = 1000
+"""as many failures, retractions and repetitions are named in a report; all are counted"""
+
+UNCHANGED, SYNC, PRUNE = "unchanged", "sync", "prune"
+"""the route in the decision rows: not even read, read, retracted because the source has it no longer"""
+
+Each = TypeVar("Each")
+
+
+@dataclass(frozen=True, slots=True)
+class SyncFailure:
+    """A document that was not ingested, or not retracted."""
+
+    doc_id: str
+    code: str
+    message: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncReport:
+    """What a sync did, or would have done."""
+
+    source: str
+    dry_run: bool
+    listed: int
+    """how many documents the source named"""
+    decisions: dict[str, int]
+    """new, duplicate, conflict, stale, in_flight: how many; a document that failed otherwise is in none of them"""
+    unread: int
+    """of the duplicates: those that were not even read"""
+    revived: int
+    metadata_updated: int
+    failed: int
+    failures: tuple[SyncFailure, ...]
+    """the first ones; a stale document is none of them, since there is nothing to mend"""
+    pruned: int
+    pruned_ids: tuple[str, ...]
+    """the first ones"""
+    not_pruned: str
+    """why nothing was pruned, though it was asked for"""
+    repeated: int
+    """items whose doc_id the source had named before: of several documents with one id the last one lasts"""
+    repeated_ids: tuple[str, ...]
+    snippets_made: int
+    snippets_saved: int
+    """snippets that need not be embedded again"""
+    characters_saved: int
+    """of the documents that are duplicates"""
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        return not self.failed and not self.not_pruned
+
+
+class Parts(NamedTuple):
+    """What of the guard a sync works with."""
+
+    fences: FenceStore
+    identity: Identity
+    recipes: Recipes
+    preparing: Preparing
+    mover: Mover
+    reading: Reading
+    owner: str
+    run_id: str
+
+    def caller(self, route: str) -> Caller:
+        return Caller(self.owner, self.run_id, route=route)
+
+
+@dataclass(slots=True)
+class _Tally:
+    listed: int = 0
+    decisions: Counter[str] = field(default_factory=Counter)
+    unread: int = 0
+    revived: int = 0
+    metadata_updated: int = 0
+    failed: int = 0
+    failures: list[SyncFailure] = field(default_factory=list)
+    pruned: int = 0
+    pruned_ids: list[str] = field(default_factory=list)
+    not_pruned: str = ""
+    repeated: int = 0
+    repeated_ids: list[str] = field(default_factory=list)
+    snippets_made: int = 0
+    snippets_saved: int = 0
+    characters_saved: int = 0
+
+    def answered(self, receipt: Receipt, characters: int, before: Head | None = None) -> None:
+        """`before`: the head that it replaced, if it is known: what both have need not be embedded again."""
+        self.decisions[receipt.decision.value] += 1
+        self.revived += receipt.flags.revived
+        self.metadata_updated += receipt.flags.metadata_updated
+        if receipt.decision is Decision.DUPLICATE:
+            self.snippets_saved += len(receipt.snippet_ids)
+            self.characters_saved += characters
+        else:
+            known = stored_in(before.record).ids if before and before.live and before.record else b""
+            kept = len(frozenset(snippet_texts(known)).intersection(receipt.snippet_ids))
+            self.snippets_saved += kept
+            self.snippets_made += len(receipt.snippet_ids) - kept
+
+    def refused(self, failure: SyncFailure) -> None:
+        self.failed += 1
+        if len(self.failures) < TOLD:
+            self.failures.append(failure)
+
+    def repeat(self, doc_id: str) -> None:
+        self.repeated += 1
+        if len(self.repeated_ids) < TOLD and doc_id not in self.repeated_ids:
+            self.repeated_ids.append(doc_id)
+
+    def retracted(self, doc_id: str) -> None:
+        self.pruned += 1
+        if len(self.pruned_ids) < TOLD:
+            self.pruned_ids.append(doc_id)
+
+    def report(self, source: str, dry_run: bool, seconds: float) -> SyncReport:
+        return SyncReport(
+            source=source,
+            dry_run=dry_run,
+            listed=self.listed,
+            decisions={decision.value: self.decisions[decision.value] for decision in Decision},
+            unread=self.unread,
+            revived=self.revived,
+            metadata_updated=self.metadata_updated,
+            failed=self.failed,
+            failures=tuple(self.failures),
+            pruned=self.pruned,
+            pruned_ids=tuple(self.pruned_ids),
+            not_pruned=self.not_pruned,
+            repeated=self.repeated,
+            repeated_ids=tuple(self.repeated_ids),
+            snippets_made=self.snippets_made,
+            snippets_saved=self.snippets_saved,
+            characters_saved=self.characters_saved,
+            seconds=seconds,
+        )
+
+
+class _Read(NamedTuple):
+    """A document that was read and waits for its batch."""
+
+    doc_id: str
+    state: str
+    document: Document
+    note: Note | None
+    """what was known of it"""
+
+
+class Sync:
+    """One run over one source."""
+
+    def __init__(
+        self, parts: Parts, source: Source, states: States, *, prune: Prune, max_share: float, dry_run: bool
+    ) -> None:
+        self._parts = parts
+        self._source = source
+        self._states = states
+        self._prune = prune
+        self._max_share = max_share
+        self._dry_run = dry_run
+        self._notes = states.newest()
+        self._roll = Roll(self._notes)
+        self._changes = Changes()
+        self._tally = _Tally()
+        self._unidentified = 0
+
+    def run(self, told: Meter) -> SyncReport:
+        """A `RagfenceError` that stops it has the report of what was done until then among its details."""
+        started = time.monotonic()
+        try:
+            try:
+                self._run(told)
+            except BaseException:
+                with contextlib.suppress(RagfenceError):
+                    self._remember()
+                raise
+            self._remember()
+        except RagfenceError as stopped:
+            stopped.details["report"] = self._tally.report(self._source.name, self._dry_run, time.monotonic() - started)
+            raise
+        return self._tally.report(self._source.name, self._dry_run, time.monotonic() - started)
+
+    def _run(self, told: Meter) -> None:
+        doomed = self._doomed() if self._prune else []
+        items = self._source.items()
+        while page := list(islice(items, PAGE)):
+            self._page(page)
+            told(self._tally.listed)
+        if self._unidentified and self._prune:
+            self._tally.not_pruned = (
+                f"{self._unidentified} of what the source holds could not be told apart, so nobody knows what is gone"
+            )
+        else:
+            self._retract([doc_id for doc_id in doomed if doc_id not in self._roll])
+
+    def _remember(self) -> None:
+        if self._changes and not self._dry_run:
+            self._states.add(self._notes, self._changes)
+
+    def _page(self, items: Sequence[Item]) -> None:
+        ids = [normalize("NFC", item.doc_id) for item in items]
+        notes = self._notes.of(ids)
+        again = [not self._roll.add(doc_id) for doc_id in ids]
+        # An item that repeats a doc_id is read in any case: it has to follow what came before it.
+        same = [
+            note if note and item.state and note.state == item.state and not repeated else None
+            for item, note, repeated in zip(items, notes, again, strict=True)
+        ]
+        unread = self._unread([note for note in same if note])
+        waiting: list[_Read] = []
+        characters = 0
+        for item, doc_id, note, repeated in zip(items, ids, notes, again, strict=True):
+            self._tally.listed += 1
+            if repeated:
+                self._tally.repeat(doc_id)
+            elif doc_id in unread:
+                continue
+            document = self._loaded(item, doc_id)
+            if document is None:
+                continue
+            waiting.append(_Read(doc_id, item.state, document, note))
+            # Whatever somebody's source gave: what is wrong with it is said where it is checked.
+            text = getattr(document, "text", None)
+            characters += len(text) if isinstance(text, str) else 0
+            if characters > MOST_CHARACTERS:
+                self._ingest(waiting)
+                waiting, characters = [], 0
+        if waiting:
+            self._ingest(waiting)
+
+    def _unread(self, notes: Sequence[Note]) -> set[str]:
+        """Which of these documents are live just as they were noted. They are answered, without having been read."""
+        tokens, caller = batch_tokens(), self._parts.caller(UNCHANGED)
+        asks = [self._ask(note, next(tokens), caller) for note in notes]
+        unread = set()
+        for note, receipt in zip(notes, self._replayed(asks), strict=True):
+            if receipt is not None:
+                unread.add(note.doc_id)
+                self._tally.unread += 1
+                self._tally.answered(receipt, note.characters)
+        return unread
+
+    def _replayed(self, asks: Sequence[Ask]) -> list[Receipt | None]:
+        if not asks:
+            return []
+        fences = self._parts.fences
+        if not self._dry_run:
+            records = fences.replays(asks)
+            return [
+                None if record is None else replayed(ask.key, record) for ask, record in zip(asks, records, strict=True)
+            ]
+        # The same question, without the decision rows.
+        held = fences.read([Lookup(ask.key, Mode.DOCUMENT, ask.source) for ask in asks])
+        now_ms = fences.now_ms()
+        answers: list[Receipt | None] = []
+        for ask, found in zip(asks, held, strict=True):
+            claim = Claim(
+                key=ask.key,
+                fingerprint=ask.fingerprint,
+                token=ask.token,
+                mode=Mode.DOCUMENT,
+                source=ask.source,
+                sequence=ask.sequence,
+                metadata_hash=ask.metadata_hash,
+            )
+            verdict, _ = settle_claim(found, claim, now_ms, stamp=0, next_fence=lambda: NO_FENCE)
+            record = verdict.record if isinstance(verdict, Replay) else None
+            answers.append(replayed(ask.key, record.encode()) if record else None)
+        return answers
+
+    def _ask(self, note: Note, token: bytes, caller: Caller) -> Ask:
+        identity, cut = self._parts.identity, self._parts.recipes.of(note.content_type)
+        doc_id = note.doc_id.encode()
+        shard, source = identity.place(doc_id)
+        return Ask(
+            key=identity.key(shard, doc_id, note.content_hash, cut.key_tail),
+            source=source,
+            fingerprint=identity.fingerprint(Content(note.content_hash, note.size)),
+            metadata_hash=note.metadata_hash,
+            sequence=note.sequence,
+            token=token,
+            context=caller.context(note.doc_id, note.content_hash, cut.name, note.sequence, note.characters),
+        )
+
+    def _loaded(self, item: Item, doc_id: str) -> Document | None:
+        """None: it is one of the failures. An error of another kind than these stops the sync."""
+        try:
+            return item.load()
+        except DocumentInvalid as invalid:
+            self._invalid(doc_id, invalid)
+        except OSError as error:
+            self._invalid(doc_id, self._unreadable(doc_id, error))
+        return None
+
+    def _unreadable(self, doc_id: str, error: OSError) -> DocumentInvalid:
+        return DocumentInvalid(
+            f"{doc_id} ({self._source.name}) cannot be read: {error.strerror or error}",
+            hint="make it readable, or leave it out",
+            doc_id=doc_id,
+        )
+
+    def _invalid(self, doc_id: str, invalid: DocumentInvalid) -> None:
+        if not invalid.doc_id:
+            self._unidentified += 1
+        self._tally.refused(SyncFailure(doc_id, invalid.code, invalid.message, invalid.hint))
+
+    def _ingest(self, waiting: Sequence[_Read]) -> None:
+        tokens, caller = batch_tokens(), self._parts.caller(SYNC)
+        prepared: dict[int, Prepared] = {}
+        for at, read in enumerate(waiting):
+            try:
+                made = self._parts.preparing.ingest(read.document, next(tokens), caller)
+                if made.doc.doc_id != read.doc_id:
+                    raise DocumentInvalid(
+                        f"{self._source.name} lists {read.doc_id} and gives the document {made.doc.doc_id}",
+                        hint="the doc_id of an item must be that of its document",
+                    )
+                prepared[at] = made
+            except DocumentInvalid as invalid:
+                self._invalid(read.doc_id, invalid)
+        known = [waiting[at].doc_id for at in prepared if waiting[at].note is not None]
+        before = dict(zip(known, self._heads(known), strict=True))
+        for at, receipt in sorted(self._moved(prepared).items()):
+            self._settle(waiting[at], prepared[at], receipt, before.get(waiting[at].doc_id))
+
+    def _settle(self, read: _Read, prepared: Prepared, receipt: Receipt, before: Head | None) -> None:
+        if receipt.failure is not None:
+            if receipt.decision is not Decision.NEW:
+                self._tally.decisions[receipt.decision.value] += 1
+            if receipt.decision is not Decision.STALE:
+                self._tally.refused(_failure(read.doc_id, receipt))
+            return
+        doc, content = prepared.doc, prepared.content
+        self._tally.answered(receipt, len(doc.text), before)
+        note = Note(
+            doc_id=doc.doc_id,
+            state=read.state,
+            content_hash=content.hash,
+            size=content.size,
+            characters=len(doc.text),
+            metadata_hash=prepared.claim.metadata_hash,
+            content_type=doc.content_type,
+            sequence=doc.sequence,
+        )
+        if note != read.note:
+            self._changes.add(note)
+
+    def _moved(self, prepared: dict[int, Prepared]) -> dict[int, Receipt]:
+        if self._dry_run:
+            receipts = foreseen(self._parts.fences, list(prepared.values()))
+            return dict(zip(prepared, receipts, strict=True))
+        return self._parts.mover.move(list(in_waves(prepared)))
+
+    def _heads(self, doc_ids: Sequence[str]) -> list[Head | None]:
+        places = [self._parts.identity.place(doc_id.encode()) for doc_id in doc_ids]
+        lookups = [Lookup(bytes((shard,)) + bytes(32), Mode.DOCUMENT, source) for shard, source in places]
+        return [held.source.head if held.source else None for held in self._parts.fences.read(lookups)]
+
+    def _doomed(self) -> list[str]:
+        """The live documents that the source no longer has, if so many may go. Nothing was written so far."""
+        roll = Roll(self._notes)
+        for item in self._source.items():  # an incomplete listing raises
+            roll.add(normalize("NFC", item.doc_id))
+        live, doomed = self._outside(roll) if self._prune == "full" else self._left(roll)
+        if not doomed or len(doomed) / max(live, len(doomed)) <= self._max_share:
+            return doomed
+        refusal = PruneTooLarge(
+            f"{self._source.name}: the prune would retract {len(doomed):,} of {live:,} live documents, and at most "
+            f"{100 * self._max_share:g} % may go at once",
+            hint="if the source is complete, allow it: max_prune_share=1.0 (--max-prune-share 1) lets all go",
+            doc_ids=tuple(doomed[:TOLD]),
+            wanted=len(doomed),
+            live=live,
+        )
+        if not self._dry_run:
+            raise refusal
+        self._tally.not_pruned = refusal.message
+        return []
+
+    def _outside(self, roll: Roll) -> tuple[int, list[str]]:
+        """How many documents are live, and which of them are not on the roll, whoever brought them."""
+        live, outside = 0, []
+        for row in self._parts.reading.live():
+            live += 1
+            if row.detail.doc_id not in roll:
+                outside.append(row.detail.doc_id)
+        return live, sorted(outside)
+
+    def _left(self, roll: Roll) -> tuple[int, list[str]]:
+        """How many documents are live, and which of them this source has brought and no longer has."""
+        left = []
+        for page in _paged(roll.missing(), PAGE):
+            for doc_id, head in zip(page, self._heads(page), strict=True):
+                if head and head.live:
+                    left.append(doc_id)
+                elif head:  # somebody has retracted it
+                    self._changes.gone.add(doc_id)
+        if not left:
+            return 0, []
+        # A set: a scan may show a head twice.
+        live = {(shard, source) for shard, source, head in self._parts.fences.all_heads() if head.live}
+        return len(live), sorted(left)
+
+    def _retract(self, doc_ids: Sequence[str]) -> None:
+        for page in _paged(doc_ids, PAGE):
+            tokens, caller = batch_tokens(), self._parts.caller(PRUNE)
+            retract = self._parts.preparing.retract
+            prepared = {at: retract(doc_id, None, next(tokens), caller) for at, doc_id in enumerate(page)}
+            for at, receipt in sorted(self._moved(prepared).items()):
+                if receipt.failure is not None:
+                    self._tally.refused(_failure(page[at], receipt))
+                    continue
+                self._changes.gone.add(page[at])
+                if receipt.is_new:  # else somebody was faster
+                    self._tally.retracted(page[at])
+
+
+def check_prune(prune: object, share: object) -> None:
+    if prune is not False and prune not in ("scoped", "full"):
+        raise ValidationError(
+            f'prune is False, "scoped" or "full", not {prune!r}',
+            hint='"scoped" retracts what this source brought and no longer has, "full" all that it does not have',
+        )
+    if share is None:
+        return
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+        raise ValidationError(f"max_prune_share is a share from 0 to 1, not {share!r}", hint="1.0 lets all go")
+
+
+def _failure(doc_id: str, receipt: Receipt) -> SyncFailure:
+    failure = receipt.failure or {}
+    kind = getattr(errors, failure["type"], None)
+    hint = kind.default_hint if isinstance(kind, type) and issubclass(kind, RagfenceError) else ""
+    return SyncFailure(doc_id, failure["code"], failure["message"], hint)
+
+
+def _paged(items: Iterable[Each], size: int) -> Iterator[list[Each]]:
+    rest = iter(items)
+    while page := list(islice(rest, size)):
+        yield page

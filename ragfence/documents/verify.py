@@ -1,0 +1,218 @@
+"""Verify: do the fence store, the log, the snippets and a sink tell the same story?
+
+The log is the truth. What the fence store, which is only its index, says otherwise is found here, also single keys that
+somebody deleted by hand; and so is what the log itself lacks. Documents may be ingested meanwhile: what looks wrong is
+looked at again before it is told. `repairing.py` mends what can be mended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from ragfence.core.decisions import Mode
+from ragfence.core.records import Head, KeyRecord, SourceRecord
+from ragfence.documents.findings import Finding, Trouble, Verification
+from ragfence.documents.identity import snippet_texts
+from ragfence.documents.inspecting import InspectedLog, LoggedDocument, OutlinedRow, Place
+from ragfence.documents.progress import Meter
+from ragfence.documents.rewriting import Rewriting
+from ragfence.documents.segments import ids_in
+from ragfence.engine.epochs import Epochs
+from ragfence.engine.hydration import Hydrator
+from ragfence.errors import FormatCorrupt, FormatTooNew, NotReady, PolicyError, RagfenceError, StoreUnavailable
+from ragfence.stores.fences import FenceStore, Lookup
+from ragfence.stores.objects import ObjectStore
+
+ATTEMPTS = 5
+PAGE = 500
+
+SinkIds = Callable[[], Iterable[str]]
+"""All snippet_ids that a sink holds."""
+
+
+class Verifying:
+    def __init__(
+        self,
+        fences: FenceStore,
+        objects: ObjectStore,
+        epochs: Epochs,
+        hydrator: Hydrator,
+        rewriting: Rewriting,
+        check_settings: Callable[[], object],
+        told: Meter,
+        *,
+        sink_ids: SinkIds | None = None,
+    ) -> None:
+        """`check_settings` raises what is wrong with what was fixed for the documents of this tenant."""
+        self._fences = fences
+        self._objects = objects
+        self._epochs = epochs
+        self._hydrator = hydrator
+        self._rewriting = rewriting
+        self._check_settings = check_settings
+        self._told = told
+        self._sink_ids = sink_ids
+
+    def look(self) -> Verification:
+        for _ in range(ATTEMPTS):
+            unready = self._unready()
+            epoch = self._epochs.known().newest_complete
+            looked = self._look(epoch, unready)
+            # What a flush, a hydration or a compaction did meanwhile must not pass for trouble.
+            if self._epochs.known().newest_complete == epoch and (unready or self._answers_in(epoch)):
+                return looked
+        raise NotReady("the log is rewritten faster than it can be verified", hint="try again")
+
+    def _look(self, epoch: int, unready: RagfenceError | None) -> Verification:
+        held_before = self._held_by_sink()
+        log = InspectedLog(self._objects, self._rewriting.snippets_name, self._told)
+        log.read(self._epochs.truth())
+        if unready is not None and not log.unreadable:
+            raise unready
+        # These first: they may read rows that were written meanwhile.
+        differences = list(self._differences(log, epoch)) if unready is None else []
+        found = [*self._settings(log), *log.findings, *log.lost(), *differences, *self._sink(log, held_before)]
+        found += [
+            Finding(Trouble.VOID, "no epoch will ever count it", place=each.name) for each in self._rewriting.void()
+        ]
+        return Verification(epoch, len(log.documents), log.rows, log.snippets, len(log.names), tuple(found))
+
+    def _answers_in(self, epoch: int) -> bool:
+        return all(marker and marker.usable and marker.epoch == epoch for marker in self._fences.markers())
+
+    def _unready(self) -> RagfenceError | None:
+        """Why the fence store may not answer. Perhaps because the log cannot be read: then that is to be told."""
+        try:
+            self._hydrator.ensure_ready()
+        except (FormatCorrupt, FormatTooNew, StoreUnavailable) as unready:
+            return unready
+        return None
+
+    def _settings(self, log: InspectedLog) -> Iterator[Finding]:
+        if not log.rows:  # the first document fixes them
+            return
+        try:
+            self._check_settings()
+        except (PolicyError, FormatCorrupt) as wrong:
+            yield Finding(Trouble.SETTINGS, wrong.message)
+        except FormatTooNew as newer:
+            yield Finding(Trouble.TOO_NEW, newer.message)
+
+    def _differences(self, log: InspectedLog, epoch: int) -> Iterator[Finding]:
+        """What log and fence store say differently.
+
+        Whoever moved since the log was read is told from who is wrong by reading, after the fence store, the log again:
+        what the log had before must be in the fence store, what the fence store has must be in the log then.
+        """
+        heads = {(shard, source) for shard, source, _ in self._fences.all_heads()}
+        places = iter([*log.documents, *sorted(heads - log.documents.keys())])
+        suspects: list[_Suspect] = []
+        while page := list(islice(places, PAGE)):
+            expected = {
+                place: log.documents[place].superseded(epoch) if place in log.documents else {} for place in page
+            }
+            now_ms = self._fences.now_ms()
+            held = iter(self._fences.read(list(_lookups(expected))))
+            for place, receipts in expected.items():
+                source, document = next(held).source, log.documents.get(place)
+                records = [next(held).record for _ in receipts]
+                head = document.head if document else None
+                if document and head and _settled_as(source, head):
+                    yield from _of_receipts(document, receipts, records)
+                else:
+                    suspects.append(_Suspect(place, head, source, now_ms))
+        if suspects:
+            log.read(self._epochs.truth())
+        for suspect in suspects:
+            yield from _of_head(suspect, log.documents.get(suspect.place))
+
+    def _held_by_sink(self) -> set[str]:
+        return set(self._sink_ids()) if self._sink_ids else set()
+
+    def _sink(self, log: InspectedLog, before: set[str]) -> Iterator[Finding]:
+        """What was wrong before the log was read and still is. A document that is on its way may show as orphans."""
+        if self._sink_ids is None:
+            return
+        now = self._held_by_sink()
+        live: set[str] = set()
+        for document in log.documents.values():
+            head = document.head
+            own = set(snippet_texts(head.ids)) if head.live else set()
+            live |= own
+            if missing := own - now - before:
+                what = f"the sink lacks {len(missing)} of {len(own)} snippets of {document.doc_id!r}"
+                yield Finding(Trouble.SINK_MISSING, what, document.doc_id, head.key.hex())
+        for each in sorted((before & now) - live):
+            yield Finding(Trouble.SINK_ORPHAN, "no live document has this snippet of the sink", place=each)
+
+
+class _Suspect(NamedTuple):
+    """A document that log and fence store do not describe alike."""
+
+    place: Place
+    logged: OutlinedRow | None
+    """its head in the log, before the fence store was asked"""
+    held: SourceRecord | None
+    now_ms: int
+
+
+def _lookups(expected: Mapping[Place, Mapping[bytes, OutlinedRow]]) -> Iterator[Lookup]:
+    for (shard, source), receipts in expected.items():
+        for key in (bytes((shard,)) + bytes(32), *receipts):
+            yield Lookup(key, Mode.DOCUMENT, source)
+
+
+def _of_head(suspect: _Suspect, document: LoggedDocument | None) -> Iterator[Finding]:
+    """What is wrong with the head of one document, of which the log says this by now."""
+    held, logged = suspect.held, suspect.logged
+    head, lease = (held.head, held.lease) if held else (None, None)
+    if lease and lease.record.held_at(suspect.now_ms):
+        return  # somebody is moving it right now
+    doc_id = document.doc_id if document else ""
+    known = f"document {doc_id!r}" if document else "a document that the log does not know"
+    key = logged.key.hex() if logged else ""
+    if lease and lease.may_hide_a_commit:
+        what = f"{known}: a lease ran out, and its owner may have written a row that nobody sealed"
+        yield Finding(Trouble.UNSETTLED, what, doc_id, key)
+        return
+    if head is None or head.record is None:
+        if logged:
+            yield Finding(Trouble.HEAD_MISSING, f"{known}: the fence store does not have its head", doc_id, key)
+        return
+    fence = head.record.fence
+    row = next((row for row in document.rows if row.fence == fence), None) if document else None
+    if row is None:
+        what = f"{known}: the fence store has the head {fence}, for which there is no row"
+        yield Finding(Trouble.HEAD_WITHOUT_ROW, what, doc_id, (bytes(suspect.place[:1]) + head.digest).hex())
+    elif logged and logged.fence > fence:
+        what = f"{known}: the fence store has the head {fence}, the log {logged.fence}"
+        yield Finding(Trouble.HEAD_DIFFERS, what, doc_id, key)
+    elif not _same(head, row):
+        yield Finding(Trouble.HEAD_DIFFERS, f"{known}: its head {fence} is described otherwise", doc_id, key)
+
+
+def _settled_as(source: SourceRecord | None, row: OutlinedRow) -> bool:
+    """The row is the head, and no lease, held or run out, makes a question of it."""
+    if source is None or source.head is None or (source.lease and source.lease.may_hide_a_commit):
+        return False
+    return _same(source.head, row)
+
+
+def _same(head: Head, row: OutlinedRow) -> bool:
+    return (
+        head.record is not None
+        and (head.digest, head.live, head.sequence, head.metadata_hash, head.record.fence)
+        == (row.key[1:], row.live, row.sequence, row.metadata_hash, row.fence)
+        and (not row.live or ids_in(head.record.result) == row.ids)
+    )
+
+
+def _of_receipts(
+    document: LoggedDocument, expected: Mapping[bytes, OutlinedRow], held: Sequence[KeyRecord | None]
+) -> Iterator[Finding]:
+    for (key, row), record in zip(expected.items(), held, strict=True):
+        if record is None or ids_in(record.result) != row.ids:
+            what = f"document {document.doc_id!r}: the fence store does not have the receipt of a superseded revision"
+            yield Finding(Trouble.RECEIPT_MISSING, what, document.doc_id, key.hex())

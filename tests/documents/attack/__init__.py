@@ -1,0 +1,1 @@
+"""The attack on documents: raced, killed, frozen and forgotten, then judged from what lies outside of ragfence."""

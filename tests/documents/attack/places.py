@@ -1,0 +1,105 @@
+"""Stores for attacks inside one process: any number of writers, each of which can die, on stores that can forget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import ragfence
+from ragfence.documents.chunking import Chunker
+from ragfence.documents.guard import Documents
+from ragfence.engine.hydration import LOCK_MS
+from ragfence.errors import StoreUnavailable
+from ragfence.stores.objects import ObjectStore
+from ragfence.stores.objects_local import LocalObjects
+from ragfence.testing.objects import MemoryObjects
+from tests.documents.attack.corpus import Paragraphs
+from tests.documents.attack.strikes import CutSeals, Passing, WatchedObjects, struck
+from tests.machine.lineages import Lineages, MemoryLineages
+
+LEASE_MS = 30_000
+
+
+class Crash(BaseException):
+    """The process dies here."""
+
+
+class Mortal(Passing):
+    """A store as a process sees it that can die: from then on nothing that it says arrives."""
+
+    dead = False
+
+    def __getattr__(self, name: str) -> Any:
+        if self.dead and name != "close":
+            raise StoreUnavailable("this process is dead")
+        return getattr(self.inner, name)
+
+
+class Writer:
+    """One process that ingests. Who comes second is told so at once: nobody waits for somebody in the same thread."""
+
+    def __init__(self, place: Place, *, chunker: Chunker | None, policy: dict[str, Any]) -> None:
+        self._stores = Mortal(place.fences), Mortal(place.objects)
+        self._fences, self._objects = CutSeals(self._stores[0]), WatchedObjects(self._stores[1])
+        rules = {"wait": {"mode": "raise"}, "lease": {"max_attempts": 1000, "ttl_s": LEASE_MS / 1000}, **policy}
+        self.fence = ragfence.open(
+            self._fences,  # type: ignore[arg-type]
+            objects=self._objects,  # type: ignore[arg-type]
+            policy=ragfence.Policy.from_mapping(rules),
+        )
+        self.documents: Documents = self.fence.documents.using(chunker=chunker)
+
+    def using(self, chunker: Chunker) -> Documents:
+        return self.documents.using(chunker=chunker)
+
+    def at(self, point: str, act: Callable[[], None]) -> AbstractContextManager[None]:
+        """Acts when this writer, or one that acts inside, first comes by the point."""
+        return struck(point, act, self._fences, self._objects)
+
+    def die(self) -> None:
+        for store in self._stores:
+            store.dead = True
+        raise Crash
+
+
+class Place:
+    """A fence store that can forget, an object store, and a folder with the traces of the chunker."""
+
+    def __init__(self, lineages: Lineages, objects: ObjectStore, trace: Path | None) -> None:
+        self.lineages = lineages
+        self.objects = objects
+        self.trace = trace
+        self._writers: list[Writer] = []
+
+    @property
+    def fences(self) -> Any:
+        return self.lineages.primary.store
+
+    def writer(self, *, chunker: Chunker | None = None, **policy: Any) -> Writer:
+        writer = Writer(self, chunker=chunker or Paragraphs(self.trace), policy=policy)
+        self._writers.append(writer)
+        return writer
+
+    def forget(self) -> None:
+        """FLUSHALL."""
+        self.lineages.flush()
+
+    def let_leases_run_out(self) -> None:
+        """And the lock of whoever died while hydrating."""
+        self.lineages.clock.advance(max(LEASE_MS, LOCK_MS) + 1)
+
+    def close(self) -> None:
+        self.lineages.close()
+
+
+def in_memory() -> Place:
+    lineages = MemoryLineages()
+    return Place(lineages, MemoryObjects(clock_ms=lineages.clock), None)
+
+
+def in_folder(lineages: Lineages, folder: Path) -> Place:
+    trace = folder / "chunked"
+    trace.mkdir(exist_ok=True)
+    return Place(lineages, LocalObjects(folder / "objects"), trace)

@@ -1,0 +1,361 @@
+"""`fence.documents.purge()`: nothing of a document is left anywhere but a tombstone, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ragfence import Decision, Document
+from ragfence.documents.moving import AFTER_SNIPPETS
+from ragfence.documents.rewriting import REWRITING_POINTS
+from ragfence.engine import points
+from ragfence.errors import DocumentInvalid, FormatCorrupt, Stale
+from ragfence.testing.sinks import ListSink
+from tests.documents.chunkers import Paragraphs
+from tests.documents.places import IN_PROCESS, PLACES, Place, addresses, at, place, rows_in, texts
+from tests.unit.worlds import Crash, Process, elsewhere
+
+SECRET = "hush"
+A = f"{SECRET} first\n\n{SECRET} second\n\n{SECRET} third"
+B = f"{SECRET} first\n\n{SECRET} other\n\n{SECRET} third"
+OPEN = "one\n\ntwo\n\nthree"
+EDITED = "one\n\nzwei\n\nthree"
+
+
+def secret(text: str = A, **more: object) -> Document:
+    return Document("s", text, {"owner": f"{SECRET} m"}, source_url=f"https://x.example/{SECRET}", **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture(params=PLACES)
+def here(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    with place(request.param, tmp_path, monkeypatch, lambda: request.getfixturevalue("valkey_server")) as made:
+        yield made
+
+
+@pytest.fixture(params=IN_PROCESS)
+def near(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    with place(request.param, tmp_path, monkeypatch, lambda: request.getfixturevalue("valkey_server")) as made:
+        yield made
+
+
+@pytest.fixture
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Place]:
+    with place("memory", tmp_path, monkeypatch, lambda: request.getfixturevalue("valkey_server")) as made:
+        yield made
+
+
+def is_gone(here: Place) -> bool:
+    """From objects and fence store; a look at documents that shows nothing would prove nothing."""
+    told = here.everything()
+    assert "one" in told
+    return SECRET not in told
+
+
+def test_text_and_metadata_are_nowhere_afterwards(here: Place) -> None:
+    documents = here.documents()
+    documents.ingest_many([secret(), Document("o", OPEN)])
+    documents.ingest_many([secret(B), Document("p", OPEN)])
+    documents.ingest(secret(A))
+    documents.retract("s")
+    assert SECRET in here.everything()
+    report = documents.purge("s")
+    assert is_gone(here)
+    assert (report.known, report.rows, report.segments) == (True, 4, 5)
+    assert report.epoch == here.epochs.known().newest_complete
+    assert (documents.get("s"), documents.snippets("s")) == (None, [])
+    assert [head.doc_id for head in documents.heads()].count("s") == 0
+    (tombstone,) = [row for name in here.names("segments/") for row in rows_in(here.kept, name) if row["doc_id"] == "s"]
+    assert (tombstone["action"], tombstone["live"], tombstone["metadata"], tombstone["source_url"]) == (
+        "purge",
+        False,
+        "{}",
+        "",
+    )
+    assert documents.verify().ok
+
+
+def test_a_compacted_document_is_purged_as_well(here: Place) -> None:
+    documents = here.documents()
+    documents.ingest_many([secret(), Document("o", OPEN)])
+    documents.ingest_many([secret(B), Document("p", OPEN)])
+    assert documents.compact().epoch
+    documents.purge("s")
+    assert is_gone(here)
+    assert [texts(documents, doc_id) for doc_id in ("o", "p")] == [OPEN.split("\n\n")] * 2
+    documents.compact()
+    assert documents.get("s") is None
+    assert documents.verify().ok
+
+
+def test_the_others_are_as_they_were_wherever_their_rows_lead(here: Place) -> None:
+    """Revived, edited and described anew elsewhere: what is said of the rewritten segments still leads there."""
+    documents = here.documents()
+    first = documents.ingest_many([Document("revived", OPEN), Document("edited", OPEN), secret(), Document("m", OPEN)])
+    documents.ingest(Document("revived", EDITED))
+    documents.ingest(Document("revived", OPEN))
+    edited = documents.ingest(Document("edited", EDITED))
+    documents.ingest(Document("m", OPEN, {"n": 2}))
+    before = {found.doc_id: (found, documents.snippets(found.doc_id)) for found in documents.heads()}
+    del before["s"]
+    batches = {address.batch for address in addresses(here.names("segments/"))}
+    documents.purge("s")
+    assert is_gone(here)
+    newest = here.epochs.known().newest_complete
+    kept = {address.batch: address.epoch for address in addresses(here.names("segments/"))}
+    assert batches <= kept.keys(), "a rewritten segment keeps its batch"
+    assert sorted(kept.values()).count(newest) == 2, "only what held the document is rewritten"
+    for forget in (lambda: None, here.flush):
+        forget()
+        assert {found.doc_id: (found, documents.snippets(found.doc_id)) for found in documents.heads()} == before
+        assert documents.ingest(Document("revived", OPEN)) == first[0]
+        assert documents.ingest(Document("edited", EDITED)) == edited
+    assert documents.ingest(Document("edited", OPEN)).flags.revived
+    assert texts(documents, "edited") == OPEN.split("\n\n")
+    assert documents.ingest(Document("edited", "one\n\nfour")).decision is Decision.NEW
+    assert texts(documents, "edited") == ["one", "four"]
+    assert documents.verify().ok
+
+
+def test_a_segment_may_be_rewritten_by_one_purge_after_the_other(near: Place) -> None:
+    documents = near.documents()
+    documents.ingest_many([secret(), Document("t", f"{SECRET} too"), Document("o", OPEN)])
+    documents.ingest(Document("o", EDITED))
+    documents.purge("s")
+    documents.purge("t")
+    assert is_gone(near)
+    assert texts(documents, "o") == EDITED.split("\n\n")
+    documents.ingest(Document("o", OPEN))
+    assert texts(documents, "o") == OPEN.split("\n\n")
+    assert documents.verify().ok
+
+
+def test_the_document_may_come_again_as_new_with_the_same_ids(here: Place) -> None:
+    chunker = Paragraphs()
+    documents = here.documents(chunker)
+    first = documents.ingest(secret())
+    documents.ingest(secret(B))
+    documents.ingest(Document("o", OPEN))
+    documents.purge("s")
+    for forget in (lambda: None, here.flush):
+        forget()
+        again = documents.ingest(secret())
+        assert (again, again.decision, again.flags.revived) == (first, Decision.NEW, False)
+        assert texts(documents, "s") == A.split("\n\n")
+        documents.purge("s")
+        assert is_gone(here)
+    assert chunker.cut.count(A) == 3
+
+
+def test_the_tombstone_keeps_the_top_sequence(here: Place) -> None:
+    documents = here.documents()
+    documents.ingest(Document("o", OPEN))
+    documents.ingest(secret(sequence=5))
+    documents.purge("s")
+    for forget in (lambda: None, here.flush):
+        forget()
+        with pytest.raises(Stale):
+            documents.ingest(secret(sequence=4))
+    assert documents.ingest(secret(sequence=6)).decision is Decision.NEW
+
+
+def test_a_document_that_nobody_knows_needs_no_epoch(here: Place) -> None:
+    documents = here.documents()
+    documents.ingest(Document("o", OPEN))
+    before = here.names()
+    report = documents.purge("nobody")
+    assert (report.known, report.epoch, report.deleted.objects) == (False, 0, 0)
+    assert here.names() == before
+    with pytest.raises(DocumentInvalid):
+        documents.purge("")
+
+
+def test_a_purge_that_is_repeated_finds_nothing_to_do(here: Place) -> None:
+    documents = here.documents()
+    documents.ingest_many([secret(), Document("o", OPEN)])
+    assert documents.purge("s").epoch
+    before = here.names()
+    again = documents.purge("s")
+    assert (again.known, again.epoch, again.rows) == (True, 0, 0)
+    assert here.names() == before
+
+
+def test_a_doc_id_is_found_however_its_accents_are_encoded(memory: Place) -> None:
+    documents = memory.documents()
+    documents.ingest(Document("cafe\u0301", A))
+    documents.ingest(Document("o", OPEN))
+    assert documents.purge("caf\u00e9").known
+    assert is_gone(memory)
+
+
+@pytest.mark.parametrize("point", [points.AFTER_CLAIM, points.AFTER_COMMIT, points.AFTER_SEAL, *REWRITING_POINTS])
+def test_one_that_was_cut_off_anywhere_is_completed_by_the_next(here: Place, point: str) -> None:
+    documents = here.documents()
+    documents.ingest_many([secret(), Document("o", OPEN)])
+    documents.ingest_many([secret(B), Document("p", OPEN)])
+    process = Process(here)
+    with at(point, process.die), pytest.raises(Crash):
+        process.fence.documents.purge("s")
+    here.let_leases_run_out()
+    here.let_locks_run_out()
+    documents = here.documents()
+    assert texts(documents, "o") == OPEN.split("\n\n")
+    assert documents.purge("s").known
+    assert is_gone(here)
+    assert documents.get("s") is None
+    assert [texts(documents, doc_id) for doc_id in ("o", "p")] == [OPEN.split("\n\n")] * 2
+    here.flush()
+    assert documents.get("s") is None
+    assert [texts(documents, doc_id) for doc_id in ("o", "p")] == [OPEN.split("\n\n")] * 2
+    assert documents.verify().ok
+
+
+@pytest.mark.parametrize("point", [points.AFTER_COMMIT, points.BEFORE_SEAL])
+def test_a_writer_that_had_committed_is_purged_and_does_not_bring_it_back(here: Place, point: str) -> None:
+    slow, other = here.documents(), here.documents()
+    other.ingest(Document("o", OPEN))
+
+    def meanwhile() -> None:
+        here.let_leases_run_out()
+        other.purge("s")
+
+    with at(point, lambda: elsewhere(meanwhile)):
+        receipts = slow.ingest_many([secret(), Document("p", OPEN)])
+    assert [receipt.failure for receipt in receipts] == [None, None]
+    assert is_gone(here)
+    assert other.get("s") is None
+    assert texts(other, "p") == OPEN.split("\n\n")
+    assert other.verify().ok
+
+
+@pytest.mark.parametrize("point", [points.AFTER_CLAIM, AFTER_SNIPPETS])
+def test_a_writer_that_had_not_committed_comes_after_the_purge(here: Place, point: str) -> None:
+    slow, other = here.documents(), here.documents()
+    other.ingest_many([secret(B), Document("o", OPEN)])
+
+    def meanwhile() -> None:
+        here.let_leases_run_out()
+        other.purge("s")
+
+    with at(point, lambda: elsewhere(meanwhile)):
+        receipt = slow.ingest(secret())
+    assert receipt.decision is Decision.NEW
+    assert texts(other, "s") == A.split("\n\n")
+    assert f"{SECRET} other" not in here.everything()
+    other.purge("s")
+    assert is_gone(here)
+
+
+def test_a_document_that_comes_again_in_mid_purge_is_purged_again(here: Place) -> None:
+    """Revived from receipts that are about to vanish: without its old rows it would be a document without text."""
+    documents, other = here.documents(), here.documents()
+    documents.ingest_many([secret(), Document("o", OPEN)])
+    with at(points.AFTER_SEAL, lambda: elsewhere(lambda: other.ingest(secret()))):
+        report = documents.purge("s")
+    assert report.known
+    assert is_gone(here)
+    assert documents.get("s") is None
+    assert documents.verify().ok
+
+
+def test_what_an_attempt_left_that_never_committed_is_purged_too(here: Place) -> None:
+    documents = here.documents()
+    documents.ingest(Document("o", OPEN))
+    process = Process(here)
+    with at(AFTER_SNIPPETS, process.die), pytest.raises(Crash):
+        process.fence.documents.ingest(secret())
+    here.let_leases_run_out()
+    assert SECRET in here.everything()
+    here.documents().purge("s")
+    assert is_gone(here)
+
+
+def test_what_a_failed_attempt_left_is_purged_though_the_document_was_never_there(memory: Place) -> None:
+    documents = memory.documents()
+    documents.ingest(Document("o", OPEN))
+
+    def fail() -> None:
+        raise OSError("no more disk")
+
+    with at(AFTER_SNIPPETS, fail), pytest.raises(OSError, match="disk"):
+        documents.ingest(secret())
+    assert SECRET in memory.everything()
+    report = documents.purge("s")
+    assert not report.known
+    assert is_gone(memory)
+    assert documents.purge("s").epoch == 0
+
+
+def test_many_may_purge_the_same_document_while_others_load(near: Place) -> None:
+    documents = near.documents()
+    documents.ingest_many([secret(), *(Document(f"o{number}", OPEN) for number in range(5))])
+    failures: list[BaseException] = []
+
+    def run(work: object) -> None:
+        try:
+            work()  # type: ignore[operator]
+        except BaseException as failure:
+            failures.append(failure)
+
+    def load() -> None:
+        loader = near.documents()
+        for turn in range(6):
+            batch = [Document(f"o{number}", (OPEN, EDITED)[turn % 2]) for number in range(5)]
+            assert [receipt.failure for receipt in loader.ingest_many(batch)] == [None] * 5
+
+    threads = [threading.Thread(target=run, args=[lambda: near.documents().purge("s")]) for _ in range(2)]
+    threads.append(threading.Thread(target=run, args=[load]))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert is_gone(near)
+    assert {tuple(texts(documents, f"o{number}")) for number in range(5)} == {tuple(EDITED.split("\n\n"))}
+    assert documents.verify().ok
+
+
+def test_snippets_that_cannot_be_read_stop_it_before_anybody_has_to_wait(memory: Place) -> None:
+    documents = memory.documents()
+    documents.ingest_many([secret(), Document("o", OPEN)])
+    (name,) = memory.names("snippets/")
+    memory.kept.delete([name])
+    memory.kept.put_new(name, b"nonsense")
+    before = memory.epochs.known()
+    with pytest.raises(FormatCorrupt, match=name):
+        documents.purge("s")
+    assert memory.epochs.known() == before
+    documents.verify(repair=True)
+    assert documents.purge("s").known
+    assert SECRET not in memory.everything()
+
+
+def test_a_sink_loses_its_snippets(memory: Place) -> None:
+    sink = ListSink("live")
+    documents = memory.documents().using(sink=sink)
+    documents.ingest_many([secret(), Document("o", OPEN)])
+    documents.purge("s")
+    assert is_gone(memory)
+    assert {snippet.doc_id for snippet in sink.held.values()} == {"o"}
+    assert documents.verify().ok
+
+
+def test_whoever_keeps_something_else_about_documents_is_asked_to_forget_it(memory: Place) -> None:
+    from ragfence.documents.purge import Purge
+
+    documents = memory.documents()
+    documents.ingest(secret())
+    forgotten: list[str] = []
+    Purge(
+        documents._rewriting,
+        documents._reading,
+        documents._writer,
+        documents._identity,
+        documents._preparing,
+        documents._caller(),
+        wait_ms=1000,
+        others=[forgotten.append],
+    ).run("s")
+    assert forgotten == ["s"]
