@@ -107,8 +107,7 @@ class Change:
     """the receipt of the document revision that was superseded"""
 
 
-@dataclass(frozen=True, slots=True)
-class Granted:
+class Granted(NamedTuple):
     record: KeyRecord
     takeover: bool = False
     prior: KeyRecord | None = None

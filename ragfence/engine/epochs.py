@@ -24,8 +24,10 @@ from ragfence.stores.objects import ObjectStore
 VERSION = 1
 REWRITTEN_VERSION = 2
 """of a list that somebody who takes it for the whole story would misread"""
-REMEMBERED = 32
-"""so many rewritings back a writer is told that its segment had counted; one frozen for longer claims again"""
+REMEMBERED = 10_000
+"""so many rewritings a list names"""
+LOOKED_BACK = 32
+"""so many of them are looked into for whoever does not say since when"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +96,19 @@ class Epochs:
         outcome = self._objects.put_new(name, json.dumps(values, separators=(",", ":")).encode())
         return segments if outcome.won else _listing_in(name, outcome.existing or b"").segments
 
-    def listed(self, epoch: int) -> list[str]:
-        """The segments of earlier epochs whose rows count in a completed one, also those that were rewritten since."""
+    def listed(self, epoch: int, since: int | None = None) -> list[str]:
+        """The segments of earlier epochs whose rows count in a completed one, also those that were rewritten since.
+
+        `since`: the earliest epoch whose segments are asked for; only what came after it is looked into, however long
+        ago that was. Without it, the last rewritings are.
+        """
         listing = self._listing(epoch)
         names = [*listing.segments, *listing.replaced]
-        for rewriting in listing.rewritings:
+        if since is None:
+            rewritings = listing.rewritings[-LOOKED_BACK:]
+        else:
+            rewritings = tuple(each for each in listing.rewritings if each > since)
+        for rewriting in rewritings:
             names += self._listing(rewriting).replaced
         return names
 

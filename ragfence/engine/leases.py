@@ -10,7 +10,8 @@ import contextvars
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import chain, islice
 from typing import Protocol
 
 from ragfence.core.decisions import LeaseRef
@@ -76,6 +77,13 @@ class Lease:
         return key_to_text(self.ref.key)
 
     @property
+    def lease_ms(self) -> int:
+        return self.ref.lease_ms
+
+    def refs(self) -> Sequence[LeaseRef]:
+        return (self.ref,)
+
+    @property
     def inherited(self) -> bool:
         """This process got it by a fork; it belongs to the parent."""
         return os.getpid() != self._pid
@@ -105,40 +113,58 @@ class Lease:
         self._lost = True
 
 
+class BatchLease:
+    """The leases of one batch, which are renewed together. Most batches end before their first beat.
+
+    Nobody asks it whether it was lost: the seals of the batch tell.
+    """
+
+    def __init__(
+        self, refs: Callable[[], Sequence[LeaseRef]], *, lease_ms: int, granted_at: float, max_runtime_ms: int
+    ) -> None:
+        self._refs = refs
+        self.lease_ms = lease_ms
+        self.ended = False
+        self._stop_renewing_at = granted_at + max_runtime_ms / 1000
+
+    def refs(self) -> Sequence[LeaseRef]:
+        return self._refs()
+
+    def renewable_at(self, now: float) -> bool:
+        return now < self._stop_renewing_at
+
+    def renewed(self, asked_at: float) -> None:
+        pass
+
+    def lose(self) -> None:
+        pass
+
+
 class Heartbeat:
     """Renews every lease of the process at a third of its length, all leases of a store in one round trip."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._between_renewals = threading.Lock()
-        self._held: dict[Lease, tuple[Renewer, float]] = {}
+        self._held: dict[Lease | BatchLease, tuple[Renewer, float]] = {}
         self._thread: threading.Thread | None = None
         self._wakes_at = 0.0
         self._paused = False
 
-    def add(self, store: Renewer, lease: Lease) -> None:
-        self.add_all(store, (lease,))
-
-    def add_all(self, store: Renewer, leases: Sequence[Lease]) -> None:
-        """Leases of the same length, as those of a batch are."""
-        due = time.monotonic() + _beat_s(leases[0])
+    def add(self, store: Renewer, lease: Lease | BatchLease) -> None:
+        due = time.monotonic() + _beat_s(lease)
         with self._changed:
-            for lease in leases:
-                self._held[lease] = (store, due)
+            self._held[lease] = (store, due)
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="ragfence-heartbeat", daemon=True)
                 self._thread.start()
             elif due < self._wakes_at:  # most leases end before their first beat: waking for each would cost more
                 self._changed.notify()
 
-    def remove(self, lease: Lease) -> None:
-        self.remove_all((lease,))
-
-    def remove_all(self, leases: Sequence[Lease]) -> None:
+    def remove(self, lease: Lease | BatchLease) -> None:
+        lease.ended = True
         with self._changed:
-            for lease in leases:
-                lease.ended = True
-                self._held.pop(lease, None)
+            self._held.pop(lease, None)
 
     def pause(self) -> None:
         """Until a fork is over: a child that inherits a store in mid-call finds it locked for ever."""
@@ -177,23 +203,25 @@ class Heartbeat:
                 due = [(lease, store) for lease, (store, at) in self._held.items() if at <= now + _beat_s(lease) / 2]
             self._renew(due)
 
-    def _renew(self, due: list[tuple[Lease, Renewer]]) -> None:
+    def _renew(self, due: list[tuple[Lease | BatchLease, Renewer]]) -> None:
         asked_at = time.monotonic()
-        by_store: dict[int, tuple[Renewer, list[Lease]]] = {}
+        by_store: dict[int, tuple[Renewer, list[Lease | BatchLease]]] = {}
         for lease, store in due:
             if lease.renewable_at(asked_at):
                 by_store.setdefault(id(store), (store, []))[1].append(lease)
         next_beat = {lease: asked_at + _beat_s(lease) for lease, _ in due}
         for store, leases in by_store.values():
+            refs = [lease.refs() for lease in leases]
             try:
                 with self._between_renewals:
-                    kept = store.renew([lease.ref for lease in leases])
+                    kept = iter(store.renew(list(chain.from_iterable(refs))))
             except Exception:  # noqa: BLE001  # whatever is wrong with one store, the leases of others must live
                 # The store did not answer. Sooner than usual again; until then the leases keep their expiry.
                 next_beat.update({lease: time.monotonic() + _beat_s(lease) / 4 for lease in leases})
                 continue
-            for lease, ok in zip(leases, kept, strict=True):
-                if ok:
+            for lease, asked in zip(leases, refs, strict=True):
+                answers = list(islice(kept, len(asked)))
+                if all(answers):
                     lease.renewed(asked_at)
                 else:
                     lease.lose()
@@ -206,8 +234,8 @@ class Heartbeat:
                         del self._held[lease]
 
 
-def _beat_s(lease: Lease) -> float:
-    return lease.ref.lease_ms / 3000
+def _beat_s(lease: Lease | BatchLease) -> float:
+    return lease.lease_ms / 3000
 
 
 heartbeat = Heartbeat()

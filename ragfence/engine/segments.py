@@ -37,7 +37,7 @@ from ragfence.core.rows import METADATA_UPDATED, REVIVED
 from ragfence.engine import points
 from ragfence.engine.epochs import Epochs
 from ragfence.engine.hydration import Hydrator
-from ragfence.engine.leases import Lease, heartbeat
+from ragfence.engine.leases import BatchLease, heartbeat
 from ragfence.engine.segment_log import Codec, LogRow
 from ragfence.errors import CommitUncertain, TransientError
 from ragfence.stores.fences import FenceStore
@@ -228,8 +228,14 @@ class SegmentWriter:
         asked_at: float,
     ) -> None:
         sent = False
-        leases = [self._lease(wanted[at].move, grant, asked_at) for at, grant in granted.items()]
-        heartbeat.add_all(self._fences, leases)
+        moves = [(want.move, granted[at]) for at, want in wanted.items() if at in granted]
+        lease = BatchLease(
+            lambda: [self._ref(move, grant) for move, grant in moves],
+            lease_ms=min(move.claim.lease_ms for move, _ in moves),
+            granted_at=asked_at,
+            max_runtime_ms=self._max_runtime_ms,
+        )
+        heartbeat.add(self._fences, lease)
         try:
             effects = self._effects(granted, wanted, answers)
             points.reach(points.AFTER_EFFECT)
@@ -255,7 +261,7 @@ class SegmentWriter:
                 self._fences.release(refs, "EFFECT.failed", expire=sent)
             raise
         finally:
-            heartbeat.remove_all(leases)
+            heartbeat.remove(lease)
         if self._epochs.newer_than(epoch):
             for at in effects:
                 wanted[at].unsure = True
@@ -323,47 +329,42 @@ class SegmentWriter:
 
     def _seal(self, move: Move, grant: Granted, result: bytes) -> Seal:
         claim, prior = move.claim, grant.prior
+        # By position, as the row below: one of each is made for every document.
         return Seal(
-            key=claim.key,
-            token=grant.record.token,
-            fence=grant.record.fence,
-            mode=Mode.DOCUMENT,
-            source=claim.source,
-            effect_id=prior.effect_id if prior else "",
-            result=result,
-            sequence=claim.sequence,
-            metadata_hash=claim.metadata_hash,
-            live=not claim.retract,
-            flags=flags_of(grant, claim),
-            duplicate=prior is not None,
-            context=claim.context,
+            claim.key,
+            grant.record.token,
+            grant.record.fence,
+            Mode.DOCUMENT,
+            claim.source,
+            False,
+            prior.effect_id if prior else "",
+            result,
+            "",
+            claim.sequence,
+            claim.metadata_hash,
+            not claim.retract,
+            0,
+            0,
+            flags_of(grant, claim) if prior else 0,
+            0,
+            claim.context,
+            prior is not None,
         )
 
     def _row(self, seal: Seal, grant: Granted, detail: Any) -> LogRow:
         kept = grant.head.sequence if grant.head else None
         return LogRow(
-            key=seal.key,
-            source=seal.source,
-            fence=seal.fence,
-            fingerprint=grant.record.fingerprint,
-            live=seal.live,
-            sequence=seal.sequence if seal.sequence is not None else kept,
-            metadata_hash=seal.metadata_hash,
-            effect_id=seal.effect_id,
-            result=seal.result,
-            token=seal.token,
-            detail=detail,
-        )
-
-    def _lease(self, move: Move, grant: Granted, asked_at: float) -> Lease:
-        return Lease(
-            self._ref(move, grant),
-            fence=grant.record.fence,
-            attempt=grant.record.attempt,
-            takeover=grant.takeover,
-            granted_at=asked_at,
-            store_ms=grant.record.when_ms - move.claim.lease_ms,
-            max_runtime_ms=self._max_runtime_ms,
+            seal.key,
+            seal.source,
+            seal.fence,
+            grant.record.fingerprint,
+            seal.live,
+            seal.sequence if seal.sequence is not None else kept,
+            seal.metadata_hash,
+            seal.effect_id,
+            seal.result,
+            seal.token,
+            detail,
         )
 
     def _ref(self, move: Move, grant: Granted) -> LeaseRef:

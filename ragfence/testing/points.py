@@ -13,6 +13,16 @@ from ragfence.engine.points import HYDRATION_POINTS, OPERATION_POINTS
 __all__ = ["HYDRATION_POINTS", "OPERATION_POINTS", "at_point", "freeze_at", "kill_at"]
 
 
+def every_point() -> tuple[str, ...]:
+    """Those of operations, hydration, documents, their sinks, and what rewrites their log."""
+    from ragfence.documents.moving import DOCUMENT_POINTS
+    from ragfence.documents.rewriting import REWRITING_POINTS
+    from ragfence.documents.sinks import SINK_POINTS
+
+    every = (*OPERATION_POINTS, *HYDRATION_POINTS, *DOCUMENT_POINTS, *SINK_POINTS, *REWRITING_POINTS)
+    return tuple(dict.fromkeys(every))
+
+
 @contextlib.contextmanager
 def at_point(point: str, action: Callable[[], None], *, times: int = 1) -> Iterator[None]:
     """Runs `action` the first `times` times this process reaches the point.
@@ -20,8 +30,8 @@ def at_point(point: str, action: Callable[[], None], *, times: int = 1) -> Itera
     >>> with at_point("after_commit", lambda: os.kill(os.getpid(), signal.SIGKILL)):  # doctest: +SKIP
     ...     create_ticket(request)
     """
-    if point not in (*OPERATION_POINTS, *HYDRATION_POINTS):
-        raise ValueError(f"{point!r} is no point; there are {', '.join((*OPERATION_POINTS, *HYDRATION_POINTS))}")
+    if point not in (known := every_point()):
+        raise ValueError(f"{point!r} is no point; there are {', '.join(known)}")
     left = times
     before = points.visitor
 

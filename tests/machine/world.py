@@ -7,7 +7,7 @@ flush, a failover that forgets the newest writes, a write that lands late. Nothi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -100,18 +100,13 @@ class StandInHeartbeat:
     def __init__(self, world: World) -> None:
         self._world = world
 
-    def add(self, store: Any, lease: leases.Lease) -> None:
-        self.add_all(store, [lease])
+    def add(self, store: Any, lease: Any) -> None:
+        self._world.running().leases.append(lease)
 
-    def add_all(self, store: Any, held: Sequence[leases.Lease]) -> None:
-        self._world.running().leases.extend(held)
-
-    def remove(self, lease: leases.Lease) -> None:
-        self.remove_all([lease])
-
-    def remove_all(self, ended: Sequence[leases.Lease]) -> None:
+    def remove(self, lease: Any) -> None:
         for worker in self._world.workers.values():
-            worker.leases[:] = [lease for lease in worker.leases if lease not in ended]
+            if lease in worker.leases:
+                worker.leases.remove(lease)
 
 
 class World:
@@ -205,7 +200,7 @@ class World:
 
     def renew(self, worker: Worker) -> None:
         for lease in list(worker.leases):
-            if not worker.lineage.store.renew([lease.ref])[0]:
+            if not all(worker.lineage.store.renew(lease.refs())):
                 lease.lose()
                 worker.leases.remove(lease)
 
