@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from typing import Literal, overload
 
@@ -33,7 +33,7 @@ from ragfence.documents.segments import Layout
 from ragfence.documents.settings import settle_content_hash
 from ragfence.documents.sinks import Settled, Sink, checked_sink
 from ragfence.documents.sources import source_of
-from ragfence.documents.states import States
+from ragfence.documents.states import States, forget
 from ragfence.documents.sync import Parts, Prune, Sync, SyncReport, check_prune
 from ragfence.documents.verify import Verifying
 from ragfence.engine.engine import Engine
@@ -216,6 +216,7 @@ class Documents:
             self._preparing,
             self._caller(),
             wait_ms=self._rules.wait_ms,
+            others=[partial(forget, self._engine.tenant, self._objects)],
         ).run(doc_id)
 
     def verify(self, repair: bool = False, *, progress: bool | Callable[[int], None] = False) -> Verification:

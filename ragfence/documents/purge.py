@@ -71,6 +71,7 @@ class Purge:
         self._caller = caller
         self._wait_ms = wait_ms
         self._others = others
+        self._report = PurgeReport("", known=False)
         self._clean: set[str] = set()
         """segments without the document: they never change, and need not be read again when everybody waits"""
 

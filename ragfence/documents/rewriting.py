@@ -22,7 +22,7 @@ from ragfence.documents.parquet import ParquetCodec, decode_snippets, encode_sni
 from ragfence.documents.segments import INGEST, Address, Layout, Snippet, address_in
 from ragfence.engine import points
 from ragfence.engine.epochs import Epochs
-from ragfence.engine.hydration import AFTER_REWRITTEN, Hydrator, Keep, Progress
+from ragfence.engine.hydration import AFTER_REWRITTEN, Hydrator, Keep
 from ragfence.engine.segment_log import LogRow
 from ragfence.engine.segments import BATCH_BYTES
 from ragfence.errors import CommitUncertain, FormatCorrupt, NotReady, StoreUnavailable
@@ -41,6 +41,7 @@ REWRITING_POINTS = (
 
 ATTEMPTS = 5
 WAIT_S = 60.0
+PAUSE_S = 0.05
 SEGMENT_ROWS = 5_000
 SEGMENT_BYTES = 32 * 2**20
 """of text: a packed segment holds no more rows and no more text than that, but always one whole document"""
@@ -103,31 +104,42 @@ class Rewriting:
         """Called when the new segments are written and before they count, for what else belongs to a segment (the
         vectors of its snippets): to be copied to the new addresses now. May be called again for the same segments."""
 
-    def run(self, plan: Callable[[], Plan | None], what: str, progress: Progress | None = None) -> int | None:
+    def run(self, plan: Callable[[], Plan | None], what: str) -> int | None:
         """Starts an epoch that does what `plan` wants; None if it wants nothing (any more).
 
         `plan` looks at the log while others may write to it; the plan it returns is carried out when nobody can.
         """
-        overtaken, since = 0, time.monotonic()
+        overtaken, since, pause_s = 0, time.monotonic(), PAUSE_S
         while True:
             self._hydrator.ensure_ready()
-            wanted = plan()
-            if wanted is None:
-                return None
-            attempt = _Attempt(wanted, self.before_switch)
-            ready = self._hydrator.try_hydrate(progress, rewrite=attempt.rewrite)
-            # Only the object store can tell that every later epoch will be built upon this one: another server may
-            # have begun one that does not know it yet.
-            if ready and attempt.switched and not self._epochs.newer_than(attempt.epoch):
-                return attempt.epoch
-            if attempt.epoch:
-                overtaken, since = overtaken + 1, time.monotonic()
+            known = self._epochs.known().newest_begun
+            epoch = 0
+            try:
+                wanted = plan()
+            except StoreUnavailable:
+                # Somebody else may have rewritten what it was reading, and deleted it.
+                if not self._epochs.newer_than(known):
+                    raise
+            else:
+                if wanted is None:
+                    return None
+                attempt = _Attempt(wanted, self.before_switch)
+                ready = self._hydrator.try_hydrate(rewrite=attempt.rewrite)
+                epoch = attempt.epoch
+                # Only the object store can tell that every later epoch will be built upon this one: another server may
+                # have begun one that does not know it yet.
+                if ready and attempt.switched and not self._epochs.newer_than(epoch):
+                    return epoch
+            overtaken += epoch > 0
+            if self._epochs.newer_than(known):  # somebody gets on, and it may be our turn soon
+                since, pause_s = time.monotonic(), PAUSE_S
             if overtaken == ATTEMPTS or time.monotonic() - since > WAIT_S:
                 raise NotReady(
-                    f"the log could not be {what}: others were faster {overtaken} times, or hold the lock",
+                    f"the log could not be {what}: a newer epoch began {overtaken} times, or somebody keeps the lock",
                     hint="nothing is lost; try again when no other process rebuilds, compacts or purges",
                 )
-            self._sleep(0.05)
+            self._sleep(pause_s)
+            pause_s = min(pause_s * 1.5, 2.0)
 
     def truth(self) -> list[str]:
         return self._epochs.truth()
@@ -208,13 +220,10 @@ class Rewriting:
 
     def void(self) -> list[Entry]:
         """Objects of earlier epochs that the newest one does not name: no epoch will ever be built upon them."""
-        known = self._epochs.known()
-        newest = known.newest_complete
-        if not known.settled or newest == 0:
-            return []
+        newest = self.newest_epoch()
         named = set(self._epochs.named_in(newest))
-        # Asked after its list was seen: whoever begins now begins with this list. One that began before, and is not
-        # complete, may go back to an older one.
+        # Asked after its list was seen: whoever begins from now on begins with this list. One that began before, and
+        # is not complete, may go back to an older one.
         if self._epochs.newer_than(newest):
             return []
         found = []

@@ -422,6 +422,7 @@ class Sync:
             live=live,
         )
         if not self._dry_run:
+            self._changes.gone.clear()  # nothing at all is written
             raise refusal
         self._tally.not_pruned = refusal.message
         return []

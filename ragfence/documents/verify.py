@@ -106,17 +106,16 @@ class Verifying:
         Whoever moved since the log was read is told from who is wrong by reading, after the fence store, the log again:
         what the log had before must be in the fence store, what the fence store has must be in the log then.
         """
-        heads = {(shard, source) for shard, source, _ in self._fences.all_heads()}
-        places = iter([*log.documents, *sorted(heads - log.documents.keys())])
+        known = log.documents
+        strangers = {(shard, source) for shard, source, _ in self._fences.all_heads() if (shard, source) not in known}
+        places = iter([*known, *sorted(strangers)])
         suspects: list[_Suspect] = []
         while page := list(islice(places, PAGE)):
-            expected = {
-                place: log.documents[place].superseded(epoch) if place in log.documents else {} for place in page
-            }
+            expected = {place: known[place].superseded(epoch) if place in known else {} for place in page}
             now_ms = self._fences.now_ms()
             held = iter(self._fences.read(list(_lookups(expected))))
             for place, receipts in expected.items():
-                source, document = next(held).source, log.documents.get(place)
+                source, document = next(held).source, known.get(place)
                 records = [next(held).record for _ in receipts]
                 head = document.head if document else None
                 if document and head and _settled_as(source, head):
@@ -126,7 +125,7 @@ class Verifying:
         if suspects:
             log.read(self._epochs.truth())
         for suspect in suspects:
-            yield from _of_head(suspect, log.documents.get(suspect.place))
+            yield from _of_head(suspect, known.get(suspect.place))
 
     def _held_by_sink(self) -> set[str]:
         return set(self._sink_ids()) if self._sink_ids else set()

@@ -205,6 +205,14 @@ def test_which_files_are_taken_and_how_they_are_read_can_be_said(place: Site) ->
     assert place.json("ingest", "note.rst", "--ext", "rst")["decisions"]["new"] == 1
 
 
+def test_the_right_encoding_the_second_time_reads_again(place: Site) -> None:
+    write("docs/a.txt", "Käse")
+    place.json("ingest", "docs", "--encoding", "cp1252")
+    assert place.json("ingest", "docs", "--encoding", "cp1252")["unread"] == 1
+    assert place.json("ingest", "docs")["decisions"]["new"] == 1
+    assert place.json("snippets", "a.txt")["snippets"][0]["text"] == "Käse"
+
+
 @pytest.mark.usefixtures("s3_env")
 def test_a_bucket_is_a_source_too(place: Site, moto_server: S3Server) -> None:
     prefix = f"docs-{os.urandom(4).hex()}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -288,25 +288,29 @@ def test_what_a_failed_attempt_left_is_purged_though_the_document_was_never_ther
     assert documents.purge("s").epoch == 0
 
 
-def test_many_may_purge_the_same_document_while_others_load(near: Place) -> None:
+def test_many_may_purge_at_once_while_others_load(near: Place) -> None:
     documents = near.documents()
-    documents.ingest_many([secret(), *(Document(f"o{number}", OPEN) for number in range(5))])
+    hushed = [Document(f"s{number}", f"{A}\n\n{number}") for number in range(3)]
+    documents.ingest_many([*hushed, *(Document(f"o{number}", OPEN) for number in range(5))])
     failures: list[BaseException] = []
 
-    def run(work: object) -> None:
-        try:
-            work()  # type: ignore[operator]
-        except BaseException as failure:
-            failures.append(failure)
+    def purge(doc_id: str) -> None:
+        assert near.documents().purge(doc_id).known
 
-    def load() -> None:
+    def load(_: str) -> None:
         loader = near.documents()
         for turn in range(6):
             batch = [Document(f"o{number}", (OPEN, EDITED)[turn % 2]) for number in range(5)]
             assert [receipt.failure for receipt in loader.ingest_many(batch)] == [None] * 5
 
-    threads = [threading.Thread(target=run, args=[lambda: near.documents().purge("s")]) for _ in range(2)]
-    threads.append(threading.Thread(target=run, args=[load]))
+    def run(work: Callable[[str], None], doc_id: str) -> None:
+        try:
+            work(doc_id)
+        except BaseException as failure:
+            failures.append(failure)
+
+    works = [(purge, document.doc_id) for document in (*hushed, *hushed)]
+    threads = [threading.Thread(target=run, args=work) for work in [*works, (load, "")]]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -339,6 +343,17 @@ def test_a_sink_loses_its_snippets(memory: Place) -> None:
     documents.purge("s")
     assert is_gone(memory)
     assert {snippet.doc_id for snippet in sink.held.values()} == {"o"}
+    assert documents.verify().ok
+
+
+def test_a_sink_is_given_what_a_rewritten_segment_holds(memory: Place) -> None:
+    sink = ListSink("live")
+    documents = memory.documents().using(sink=sink)
+    documents.ingest_many([Document("o", OPEN), secret()])
+    documents.ingest(Document("o", EDITED))
+    documents.purge("s")
+    assert documents.ingest(Document("o", OPEN)).flags.revived
+    assert sorted(snippet.text for snippet in sink.held.values()) == sorted(OPEN.split("\n\n"))
     assert documents.verify().ok
 
 

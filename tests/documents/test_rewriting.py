@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +21,7 @@ from ragfence.documents.parquet import ParquetCodec
 from ragfence.documents.rewriting import Plan, Rewriting, new_batch
 from ragfence.documents.segments import Detail, Layout, Positions
 from ragfence.engine.epochs import Epochs
-from ragfence.engine.hydration import Hydrator, Keep
+from ragfence.engine.hydration import LOCK_MS, Hydrator, Keep
 from ragfence.engine.segment_log import LogRow, PlainCodec, SegmentLoader
 from ragfence.errors import NotReady, StoreUnavailable
 from ragfence.testing.fences import MemoryFences
@@ -167,6 +168,7 @@ def test_nothing_is_deleted_that_an_epoch_begun_elsewhere_may_go_back_to() -> No
     assert readable(world)
     assert world.truth()[0] == "A"
     ended(world, compaction)
+    assert len(Epochs(TENANT, world.objects).truth()) == 1, "it saw that its work was lost, and did it again"
     assert readable(world)
     assert world.truth()[0] == "A"
     world.lineages.flush()
@@ -193,6 +195,18 @@ def test_segments_of_an_epoch_that_was_abandoned_are_void_and_collected() -> Non
     world.check()
 
 
+def test_a_slow_hydration_whose_segments_were_rewritten_and_deleted_gives_way() -> None:
+    world = world_with_a_log()
+    world.lineages.flush()
+    slow = world.ingest("A", None)
+    run_until(world, slow, "get", times=3)  # the list it starts from, and now the second of two segments
+    world.lineages.clock.advance(LOCK_MS + 1)
+    ended(world, world.compact())
+    assert finish(world, slow) == "sealed"
+    assert world.truth()[0] == "A"
+    world.check()
+
+
 def test_a_list_that_lands_late_changes_nothing() -> None:
     world = world_with_a_log()
     compaction = world.compact()
@@ -207,6 +221,23 @@ def test_a_list_that_lands_late_changes_nothing() -> None:
     assert world.events[-1].outcome == "duplicate"
     assert world.truth()[0] == "A"
     world.check()
+
+
+def test_a_segment_is_known_to_have_counted_however_many_rewritings_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ragfence.engine.epochs.LOOKED_BACK", 2)
+    epochs = Epochs(TENANT, MemoryObjects())
+    names = [epochs.segment_name(epoch, "x") for epoch in range(1, 8)]
+    for epoch in range(1, 8):
+        base = epochs.base(epoch)
+        epochs.begin(epoch, "")
+        rewritten = epochs.segment_name(epoch, "x")
+        # Epochs 1 and 5 hydrate only, all others replace the one segment there is.
+        epochs.complete(epoch, base.segments if epoch == 5 else [rewritten], base)
+    assert epochs.named_in(7) == [names[6]]
+    assert set(epochs.listed(7, since=1)) == {*names[:4], *names[5:]}
+    assert set(epochs.listed(7, since=3)) == {names[6], names[5], names[3], names[2]}
+    assert set(epochs.listed(7)) == {names[6], names[5], names[3], names[2]}
+    assert set(epochs.listed(5, since=5)) == {names[3]}
 
 
 def test_a_batch_of_which_two_epochs_have_a_part_each_becomes_one_segment() -> None:

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -513,3 +514,17 @@ def test_a_single_file_that_is_gone_is_an_error_and_not_an_empty_source(root: Pa
     source = FileSource(root / "a.md")
     with pytest.raises(ValidationError, match="No such file"):
         next(source.items())
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{"encoding": "cp1252"}, {"base_url": "https://docs.example"}, {"extensions": {".txt": "text/markdown"}}],
+    ids=["encoding", "URL", "type"],
+)
+def test_a_file_that_is_read_in_another_way_has_another_state(root: Path, how: dict[str, Any]) -> None:
+    write(root, "a.txt", "text")
+    for source in (FolderSource, FileSource):
+        place = root if source is FolderSource else root / "a.txt"
+        usual = one(source(place)).state
+        assert one(source(place, encoding="UTF8", extensions=["txt", "md"])).state == usual
+        assert one(source(place, **how)).state not in ("", usual)

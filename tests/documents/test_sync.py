@@ -345,8 +345,8 @@ def test_scoped_reaches_back_over_syncs_that_did_not_prune(documents: Documents,
     synced(documents, folder)
     (folder / "1/00001.md").unlink()
     synced(documents, folder)
-    documents.retract("1/00001.md")
-    assert synced(documents, folder, prune="scoped")[0].pruned_ids == ("0/00000.md",)
+    documents.retract("1/00001.md")  # so it is none of those that would go, nor of those that are live
+    assert synced(documents, folder, prune="scoped", max_prune_share=1 / 29)[0].pruned_ids == ("0/00000.md",)
 
 
 def test_what_was_pruned_and_then_brought_by_somebody_else_is_theirs(documents: Documents, folder: Path) -> None:
@@ -375,6 +375,19 @@ def test_too_large_a_prune_is_refused_and_nothing_changed(documents: Documents, 
     assert (documents.corpus_digest(), rows(documents)) == (before, told)
     report, _ = synced(documents, folder, prune=prune, max_prune_share=0.2)
     assert (report.pruned, report.decisions["new"]) == (2, 1)
+
+
+def test_a_refused_prune_notes_nothing_either(open_fence: Open, folder: Path) -> None:
+    fence = open_fence()
+    fill(folder, 6)
+    synced(fence.documents, folder)
+    fence.documents.retract("0/00000.md")
+    for number in (0, 1):
+        (folder / f"{number}/{number:05d}.md").unlink()
+    names = noted(fence, "folder:handbook")
+    with pytest.raises(PruneTooLarge, match="1 of 5"):
+        synced(fence.documents, folder, prune="scoped")
+    assert noted(fence, "folder:handbook") == names
 
 
 def test_the_policy_says_how_much_may_go(open_fence: Open, folder: Path) -> None:
@@ -615,7 +628,7 @@ def test_a_source_that_gives_another_document_than_it_lists_is_refused(documents
 
 
 def test_names_in_nfd_and_nfc_are_one_document(documents: Documents) -> None:
-    for doc_id in ("Cafe\u0301", "Caf\u00e9"):
+    for doc_id in ("Cafe\u0301", "Caf\u00e9", "Cafe\u0301"):
         report = documents.sync([Document(doc_id, "text")], prune="full")
         assert (report.failed, report.pruned) == (0, 0)
     assert live(documents) == {"Caf\u00e9"}

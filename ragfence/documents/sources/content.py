@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from os.path import splitext
 from types import MappingProxyType
 from typing import Any
 
-from ragfence.documents.document import Document
+from ragfence.documents.document import PLAIN, Document
 from ragfence.documents.sources.html import text_of_html
 from ragfence.errors import DocumentInvalid, ValidationError
 
@@ -39,6 +41,17 @@ class Reading:
 
     def takes(self, name: str) -> bool:
         return splitext(name)[1].lower() in self.types
+
+    def manner(self, name: str, base_url: str = "") -> str:
+        """How a file is read, where that is not the usual way; a part of its state.
+
+        The same bytes under another encoding, type or URL are another document, and must be read again.
+        """
+        extension = splitext(name)[1].lower()
+        encoding, content_type = codecs.lookup(self.encoding).name, self.types[extension]
+        if (encoding, content_type, base_url) == ("utf-8", EXTENSIONS.get(extension, PLAIN), ""):
+            return ""
+        return f":{sha256(repr((encoding, content_type, base_url)).encode()).hexdigest()[:16]}"
 
     def refuse_size(self, size: int, doc_id: str, source: str) -> None:
         if size > self.limit_bytes:
@@ -92,7 +105,7 @@ def reading(extensions: Mapping[str, str] | Iterable[str] | None, encoding: str,
     if isinstance(extensions, Mapping):
         types = {_dotted(extension): content_type for extension, content_type in extensions.items()}
     elif extensions is not None:
-        types = {dotted: EXTENSIONS.get(dotted, "text/plain") for dotted in map(_dotted, extensions)}
+        types = {dotted: EXTENSIONS.get(dotted, PLAIN) for dotted in map(_dotted, extensions)}
     return Reading(types, encoding, limit_bytes)
 
 

@@ -133,7 +133,8 @@ class FolderSource:
             return Item(_doc_id(relative), "", partial(self._load, relative, linked=linked))  # which says what is wrong
         if not stat.S_ISREG(found.st_mode):
             return None
-        return Item(_doc_id(relative), state_of(found, now_ns), partial(self._load, relative, linked=linked))
+        state = state_of(found, now_ns, self._reading.manner(relative, self._base_url))
+        return Item(_doc_id(relative), state, partial(self._load, relative, linked=linked))
 
     def _load(self, relative: str, *, linked: bool) -> Document:
         doc_id = _doc_id(relative)
@@ -224,7 +225,8 @@ class FileSource:
             found = os.stat(self._path)
         except OSError as error:
             raise unusable(error, self._name, self._path) from error
-        yield Item(self._doc_id, state_of(found, now_ns), self._load)
+        manner = self._reading.manner(self._doc_id, self._base_url)
+        yield Item(self._doc_id, state_of(found, now_ns, manner), self._load)
 
     def _load(self) -> Document:
         # Whoever named the file meant what it links to.
@@ -232,9 +234,9 @@ class FileSource:
         return read_document(path, self._doc_id, self._reading, source=self._name, base_url=self._base_url)
 
 
-def state_of(found: os.stat_result, now_ns: int) -> str:
-    """Size and mtime; nothing as long as the mtime is too fresh to be relied on."""
-    return f"{found.st_size}:{found.st_mtime_ns}" if now_ns - found.st_mtime_ns > FRESH_NS else ""
+def state_of(found: os.stat_result, now_ns: int, manner: str = "") -> str:
+    """Size and mtime, and how it is read; nothing as long as the mtime is too fresh to be relied on."""
+    return f"{found.st_size}:{found.st_mtime_ns}{manner}" if now_ns - found.st_mtime_ns > FRESH_NS else ""
 
 
 def read_document(path: str, doc_id: str, how: Reading, *, source: str, base_url: str) -> Document:

@@ -108,7 +108,8 @@ class S3Source:
                     path = normalize("NFC", key[len(self._root) :])
                     if self._reading.takes(path) and not self._ignore.skips_inside(path):
                         etag = entry.get("ETag", "").strip('"')
-                        yield Item(path, f"{etag}:{size}" if etag else "", partial(self._load, key, path, size))
+                        state = f"{etag}:{size}{self._reading.manner(path)}" if etag else ""
+                        yield Item(path, state, partial(self._load, key, path, size))
         except BotoError as error:
             raise self._told(error, "list the documents") from error
 
