@@ -128,7 +128,12 @@ class Recipe:
                 f"the parameters of chunker {name!r} are no JSON: {wrong.message}",
                 hint="they hold what changes the pieces: text, numbers, true, false, null, lists and dicts",
             ) from wrong
-        return cls(text.decode(), digest("ragfence/recipe/1", text))
+        return cls.written(text.decode())
+
+    @classmethod
+    def written(cls, text: str) -> Recipe:
+        """The recipe of a row in the log."""
+        return cls(text, digest("ragfence/recipe/1", text.encode()))
 
 
 def pieces_of(chunker: Chunker, text: str, doc_id: str) -> list[Piece]:

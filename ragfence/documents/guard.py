@@ -239,7 +239,7 @@ class Documents:
             )
             if not repair:
                 return verifying.look()
-            settle = (lambda: self.settle(full=True)) if sink is not None else None
+            settle = (lambda full: self.settle(full=full)) if sink is not None else None
             return Repair(verifying, self._rewriting, backing.hydrator, lambda: self._identity, settle).run()
 
     def settle(self, *, full: bool = False) -> Settled:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ragfence.core.decisions import Claim, Granted, Mode
-from ragfence.core.hashing import digest
 from ragfence.core.operations import Fence
 from ragfence.core.records import Head, SourceRecord
+from ragfence.documents.chunking import Recipe
 from ragfence.documents.identity import KIND, Identity, snippet_texts
 from ragfence.documents.intents import Touched
 from ragfence.documents.moving import retract_effect
@@ -166,7 +166,7 @@ class Takeover:
 
     def _claim_of(self, head: Head, placed: Placed, token: bytes, caller: Caller) -> Claim:
         detail = placed.row.detail
-        recipe = digest("ragfence/recipe/1", detail.recipe.encode()).hex()
+        recipe = Recipe.written(detail.recipe).digest.hex()
         return Claim(
             key=placed.row.key,
             fingerprint=placed.row.fingerprint,

@@ -44,7 +44,7 @@ class Repair:
         rewriting: Rewriting,
         hydrator: Hydrator,
         identity: Callable[[], Identity],
-        settle_sink: Callable[[], object] | None,
+        settle_sink: Callable[[bool], object] | None,
     ) -> None:
         """`identity` is asked for only when something is to be released: settings that are wrong have none."""
         self._verifying = verifying
@@ -56,16 +56,20 @@ class Repair:
     def run(self) -> Verification:
         before = self._verifying.look()
         troubles = {finding.trouble for finding in before.findings}
-        if not troubles or troubles & BEYOND_REPAIR:
+        if troubles & BEYOND_REPAIR:
             return before
         usable = Trouble.SETTINGS not in troubles
         if troubles & TO_BE_RELEASED and usable:
             Release(self._rewriting, self._identity(), before.findings).run()
         elif troubles & IN_THE_FENCE_STORE and not self._hydrator.try_hydrate():
             self._hydrator.ensure_ready()  # somebody else loads it already
-        self._rewriting.collect_void()
-        if troubles & IN_THE_SINK and usable and self._settle_sink is not None:
-            self._settle_sink()
+        if troubles:
+            self._rewriting.collect_void()
+        if self._settle_sink is not None and usable:
+            # What a sink is owed shows only in one that can tell what it holds: it is given it in any case.
+            self._settle_sink(bool(troubles & (IN_THE_SINK | TO_BE_RELEASED)))
+        if not troubles:
+            return before
         after = self._verifying.look()
         left = set(after.findings)
         return replace(after, repaired=tuple(finding for finding in before.findings if finding not in left))

@@ -10,7 +10,7 @@ from ragfence.core.canonical import parse_json
 from ragfence.core.records import KeyRecord
 from ragfence.documents.identity import snippet_texts
 from ragfence.documents.parquet import decode_snippets, whole_rows
-from ragfence.documents.segments import INGEST, Address, Layout, address_in, stored_in
+from ragfence.documents.segments import INGEST, Address, Layout, address_in, estimated_tokens, stored_in
 from ragfence.documents.sinks import SinkSnippet
 from ragfence.engine.segment_log import LogRow
 from ragfence.stores.objects import ObjectStore
@@ -77,7 +77,7 @@ class Revisions:
         found: dict[str, _Text] = {}
         for placed in made.values():
             for each, text in placed.row.detail.fresh:  # of a batch that is under way
-                found[each.hex()] = _Text(text, (len(text.encode()) + 3) // 4)  # as they are stored
+                found[each.hex()] = _Text(text, estimated_tokens(text))
         frontier = dict(made)
         while frontier:
             for doc_id in frontier:
