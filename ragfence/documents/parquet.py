@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from ragfence.core.operations import Fence
-from ragfence.documents.identity import SNIPPET_BYTES, snippet_texts
+from ragfence.documents.identity import KIND, SNIPPET_BYTES, snippet_texts
 from ragfence.documents.segments import Detail, Positions, Snippet, address_in, result_of
 from ragfence.engine.segment_log import LogRow
 from ragfence.engine.segments import BATCH_BYTES
@@ -57,14 +57,15 @@ class ParquetCodec:
 
     def decode(self, name: str, data: bytes) -> Iterator[LogRow]:
         """What the fence store needs of each row; `detail` stays empty: see `whole_rows`."""
-        return _rows(name, _read(name, data, "rows", _OF_FENCES))
+        return _rows(name, _read(name, data, "rows", [*_OF_FENCES, "at"]))
 
 
 def _rows(name: str, table: Any) -> Iterator[LogRow]:
     here = address_in(name)
     columns = [table.column(column).to_pylist() for column in _OF_FENCES]
-    for key, source, epoch, counter, token, live, fingerprint, metadata_hash, sequence, origin, ids in zip(
-        *columns, _blobs(table, "snippet_ids"), strict=True
+    times = table.column("at").cast("int64").to_pylist()
+    for key, source, epoch, counter, token, live, fingerprint, metadata_hash, sequence, origin, ids, at_ms in zip(
+        *columns, _blobs(table, "snippet_ids"), times, strict=True
     ):
         positions = address_in(origin) if origin else here
         at_home = epoch == here.epoch and token[:BATCH_BYTES] == here.batch
@@ -73,7 +74,9 @@ def _rows(name: str, table: Any) -> Iterator[LogRow]:
             there = positions if positions != here or not at_home else None
             result = result_of(ids, there, None if at_home else here)
         fence = Fence(epoch, counter)
-        yield LogRow(key, source, fence, fingerprint, live, sequence, metadata_hash, "", result, token)
+        yield LogRow(
+            key, source, fence, fingerprint, live, sequence, metadata_hash, "", result, token, None, KIND, at_ms
+        )
 
 
 _OF_FENCES = [

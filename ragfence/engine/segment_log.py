@@ -33,17 +33,21 @@ class LogRow(NamedTuple):
     token: bytes = NOBODY
     detail: Any = None
     """what the guard adds, for its own codec"""
+    kind: str = ""
+    at_ms: int = 0
+    """when it was claimed"""
 
     def record(self) -> KeyRecord:
-        # No time and no attempt: what comes back from the log is a function of the row alone.
+        # What comes back from the log is a function of the row alone: attempts and the time of the seal are not in it.
         return KeyRecord(
             State.SEALED,
             self.fingerprint,
             self.token,
             self.fence,
             1,
-            0,
-            0,
+            self.at_ms,
+            self.at_ms,
+            self.kind,
             effect_id=self.effect_id,
             result=self.result,
         )

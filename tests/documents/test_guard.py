@@ -359,3 +359,11 @@ def test_ragfence_document_is_public() -> None:
 def _message(receipt: Receipt) -> str:
     assert receipt.failure is not None
     return str(receipt.failure["message"])
+
+
+def test_a_rebuilt_store_still_knows_when_a_document_came(world: World, documents: Documents) -> None:
+    first = documents.ingest(Document("a", A))
+    world.open().hydrate()
+    again = documents.ingest(Document("a", A))
+    assert again.first_seen_ms == first.first_seen_ms
+    assert again.sealed_at_ms is not None
