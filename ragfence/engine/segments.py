@@ -306,7 +306,9 @@ class SegmentWriter:
             return 0
         known = self._epochs.known()
         if known.settled:
-            listed = set(self._epochs.listed(known.newest_complete))
+            # What was compacted since then counted as well, under another name.
+            since = min(epoch for want in wanted.values() for _, epoch, _, _ in want.segments)
+            listed = set(self._epochs.listed(known.newest_complete, since=since))
             for at, want in list(wanted.items()):
                 counted = [
                     (grant, result)
