@@ -32,6 +32,7 @@ SAFETY = "ragfence/stores/redis_safety.py"
 SCRIPTS = "ragfence/stores/redis_scripts.py"
 EXPIRY = "ragfence/engine/expiry.py"
 SEGMENT_LOG = "ragfence/engine/segment_log.py"
+GUARD = "ragfence/documents/guard.py"
 MOVING = "ragfence/documents/moving.py"
 PREPARING = "ragfence/documents/preparing.py"
 READING = "ragfence/documents/reading.py"
@@ -279,8 +280,8 @@ MUTANTS = [
     Mutant(
         "heartbeat never renews",
         LEASES,
-        "kept = store.renew([lease.ref for lease in leases])",
-        "kept = [True for lease in leases]",
+        "kept = iter(store.renew(list(chain.from_iterable(refs))))",
+        "kept = iter([True for _ in chain.from_iterable(refs)])",
         HEARTBEAT,
     ),
     Mutant(
@@ -398,15 +399,15 @@ MUTANTS = [
     Mutant(
         "effective sequence not stored",
         SEGMENTS,
-        "sequence=seal.sequence if seal.sequence is not None else kept,",
-        "sequence=seal.sequence,",
+        "            seal.sequence if seal.sequence is not None else kept,\n",
+        "            seal.sequence,\n",
         HEADS,
     ),
     Mutant(
         "the token of hydrated rows lost",
         PARQUET,
-        'metadata_hash, "", result, token)',
-        'metadata_hash, "", result)',
+        'metadata_hash, "", result, token, None, KIND, at_ms',
+        'metadata_hash, "", result, bytes(12), None, KIND, at_ms',
         HEADS,
     ),
     Mutant(
@@ -456,6 +457,13 @@ MUTANTS = [
         FORESIGHT,
         "    held = fences.read(",
         "    fences.claim(claims)\n    held = fences.read(",
+        HEADS,
+    ),
+    Mutant(
+        "documents do not look for newer epochs",
+        GUARD,
+        "        self._backing.watch.start()\n        return Caller(",
+        "        return Caller(",
         HEADS,
     ),
     Mutant("content hash not pinned", CONTENT_HASH, "if fixed != wanted:", "if False:", HEADS),

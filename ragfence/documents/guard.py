@@ -191,6 +191,7 @@ class Documents:
 
     def corpus_digest(self) -> str:
         """One value for all live documents: it changes when one comes, goes, or changes in any way."""
+        self._backing.watch.start()
         return self._corpus.digest()
 
     def compact(self, *, progress: bool | Callable[[int], None] = False) -> Compacted:
@@ -315,6 +316,8 @@ class Documents:
         return foreseen(self._engine.fences, prepared)
 
     def _caller(self) -> Caller:
+        # Whoever is answered by a Redis that was split off must not be so for ever; a forked child watches for itself.
+        self._backing.watch.start()
         return Caller(self._engine.owner, self._engine.run_id)
 
     @cached_property

@@ -7,7 +7,7 @@ from typing import Any
 from ragfence.core.decisions import NOBODY, Claim, Conflict, Granted, Mode, Replay, Stale
 from ragfence.core.hashing import digest
 from ragfence.engine.epochs import Epochs
-from ragfence.engine.segment_log import PlainCodec, SegmentLoader
+from ragfence.engine.segment_log import Codec, PlainCodec, SegmentLoader
 from ragfence.engine.segments import Effected, Move, Moved, SegmentWriter, batch_tokens
 from ragfence.errors import StoreUnavailable
 from ragfence.stores.fences import Lookup
@@ -34,6 +34,11 @@ def _ids_of(value: str | None, granted: Granted) -> Effected:
 
 class DocumentWorld(World):
     """One source, its head, and everybody who wants to move it."""
+
+    spot = Lookup(key_of("A"), Mode.DOCUMENT, SOURCE)
+    names = NAME_OF
+    """by the digest of a key: which value it stands for"""
+    codec: Codec = PlainCodec()
 
     def __init__(self, lineages: Lineages, *, sequenced: bool) -> None:
         super().__init__(lineages)
@@ -79,7 +84,7 @@ class DocumentWorld(World):
             except StoreUnavailable:
                 event.outcome = "error"
                 return
-            event.ended, event.outcome = self.now, _outcome(answer)
+            event.ended, event.outcome = self.now, outcome(answer)
             if isinstance(answer, Moved | Replay) and answer.record is not None and value is not None:
                 assert answer.record.result == f"ids of {value}".encode(), "a key was answered with other ids"
 
@@ -88,11 +93,11 @@ class DocumentWorld(World):
     def read_head(self) -> None:
         """A reader of the primary, at this moment."""
         store = self.lineages.primary.store
-        marker = store.markers()[SHARD]
+        marker = store.markers()[self.spot.key[0]]
         if not marker or not marker.usable or marker.epoch < Epochs(TENANT, self.objects).known().newest_begun:
             return
         self.now += 1
-        (held,) = store.read([Lookup(key_of("A"), Mode.DOCUMENT, SOURCE)])
+        (held,) = store.read([self.spot])
         self.events.append(Event("read", self._value(held.source), None, self.now, self.now))
         self.now += 1
 
@@ -133,12 +138,12 @@ class DocumentWorld(World):
     def truth(self) -> tuple[str | None, int | None]:
         """What the next hydration would restore."""
         epochs = Epochs(TENANT, self.objects)
-        loader = SegmentLoader(self.objects, PlainCodec())
-        rows = [row for row in loader.rows(epochs.truth_below(10**18)) if row.source == SOURCE]
+        loader = SegmentLoader(self.objects, self.codec)
+        rows = [row for row in loader.rows(epochs.truth_below(10**18)) if row.source == self.spot.source]
         if not rows:
             return None, None
         newest = max(rows, key=lambda row: row.fence)
-        return (NAME_OF.get(newest.key[1:]) if newest.live else None), newest.sequence
+        return (self.names.get(newest.key[1:]) if newest.live else None), newest.sequence
 
     def land_late_writes(self) -> None:
         while self.late:
@@ -146,16 +151,16 @@ class DocumentWorld(World):
 
     def visible_head(self) -> tuple[str | None, int | None] | None:
         """What a reader would see, settled or not."""
-        (held,) = self.lineages.primary.store.read([Lookup(key_of("A"), Mode.DOCUMENT, SOURCE)])
+        (held,) = self.lineages.primary.store.read([self.spot])
         return (self._value(held.source), held.source.head.sequence) if held.source and held.source.head else None
 
     def live_head(self) -> tuple[str | None, int | None] | None:
         """None: the primary may not answer, or a lease may hide a commit."""
         store = self.lineages.primary.store
-        marker = store.markers()[SHARD]
+        marker = store.markers()[self.spot.key[0]]
         if not marker or not marker.usable or marker.epoch < Epochs(TENANT, self.objects).known().newest_begun:
             return None
-        (held,) = store.read([Lookup(key_of("A"), Mode.DOCUMENT, SOURCE)])
+        (held,) = store.read([self.spot])
         if held.source and held.source.lease and held.source.lease.may_hide_a_commit:
             return None
         head = held.source.head if held.source else None
@@ -163,10 +168,10 @@ class DocumentWorld(World):
 
     def _value(self, source: Any) -> str | None:
         head = source.head if source else None
-        return NAME_OF.get(head.digest) if head and head.live else None
+        return self.names.get(head.digest) if head and head.live else None
 
 
-def _outcome(answer: Any) -> str:
+def outcome(answer: Any) -> str:
     match answer:
         case Moved():
             return "sealed"

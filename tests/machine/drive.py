@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.machine.documents import DocumentWorld
+from tests.machine.guarded import GuardWorld
 from tests.machine.lineages import Factory
 from tests.machine.operations import OperationWorld
 from tests.machine.world import LEASE_MS, World
@@ -15,12 +16,17 @@ MOST_AT_ONCE = 3
 MOST_TICKS = 6_000
 
 
-def drive_documents(make_lineages: Factory, seed: int) -> None:
+def drive_guard(make_lineages: Factory, seed: int) -> None:
+    """As `drive_documents`, with documents that are cut and stored."""
+    drive_documents(make_lineages, seed, GuardWorld)
+
+
+def drive_documents(make_lineages: Factory, seed: int, make_world: type[DocumentWorld] = DocumentWorld) -> None:
     dice = random.Random(seed)
     lineages = make_lineages()
     try:
         sequenced = dice.random() < 0.5
-        world = DocumentWorld(lineages, sequenced=sequenced)
+        world = make_world(lineages, sequenced=sequenced)
         wanted: list[Callable[[], Any]] = []
         for _ in range(dice.randint(3, 6)):
             if sequenced:

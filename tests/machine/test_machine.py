@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.machine.drive import drive_documents, drive_operations
+from tests.machine.drive import drive_documents, drive_guard, drive_operations
 from tests.machine.lineages import Factory, MemoryLineages, RedisLineages, SqliteLineages
 
 IN_MEMORY = int(os.environ.get("RAGFENCE_EXAMPLES", "2000"))
@@ -59,3 +59,8 @@ def test_on_sqlite(drive: Drive, tmp_path: Path) -> None:
 def test_on_redis(drive: Drive, server: str, request: pytest.FixtureRequest) -> None:
     url = request.getfixturevalue(server).url
     _explore(drive, ON_REAL_STORES, lambda: RedisLineages(url))
+
+
+def test_the_guard_of_documents_on_memory() -> None:
+    """The same stories, told with real documents: what counts in the end is whole, and read as it was sent."""
+    _explore(drive_guard, max(IN_MEMORY // 20, 1), MemoryLineages)

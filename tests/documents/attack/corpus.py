@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,11 @@ class Expected:
 
 
 def expected(sent: Sequence[Part]) -> Expected:
+    return _expected(tuple(sent))
+
+
+@cache
+def _expected(sent: tuple[Part, ...]) -> Expected:
     fences, objects = MemoryFences(TENANT), MemoryObjects()
     with ragfence.open(fences, objects=objects, tenant=TENANT, policy=ragfence.Policy()) as fence:
         documents = fence.documents.using(chunker=Paragraphs())

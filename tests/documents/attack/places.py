@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 import ragfence
 from ragfence.documents.chunking import Chunker
 from ragfence.documents.guard import Documents
-from ragfence.engine.hydration import LOCK_MS
+from ragfence.engine.hydration import LOCK_MS, EpochWatch
 from ragfence.errors import StoreUnavailable
 from ragfence.stores.objects import ObjectStore
 from ragfence.stores.objects_local import LocalObjects
@@ -40,7 +42,7 @@ class Mortal(Passing):
 class Writer:
     """One process that ingests. Who comes second is told so at once: nobody waits for somebody in the same thread."""
 
-    def __init__(self, place: Place, *, chunker: Chunker | None, policy: dict[str, Any]) -> None:
+    def __init__(self, place: Place, *, chunker: Chunker | None, watching: bool, policy: dict[str, Any]) -> None:
         self._stores = Mortal(place.fences), Mortal(place.objects)
         self._fences, self._objects = CutSeals(self._stores[0]), WatchedObjects(self._stores[1])
         rules = {"wait": {"mode": "raise"}, "lease": {"max_attempts": 1000, "ttl_s": LEASE_MS / 1000}, **policy}
@@ -49,7 +51,15 @@ class Writer:
             objects=self._objects,  # type: ignore[arg-type]
             policy=ragfence.Policy.from_mapping(rules),
         )
+        if not watching:
+            self.watch._stops[os.getpid()] = threading.Event()  # as if it ran: no test waits for it, and there are many
         self.documents: Documents = self.fence.documents.using(chunker=chunker)
+
+    @property
+    def watch(self) -> EpochWatch:
+        backing = self.fence._engine.backing
+        assert backing is not None
+        return backing.watch
 
     def using(self, chunker: Chunker) -> Documents:
         return self.documents.using(chunker=chunker)
@@ -71,16 +81,13 @@ class Place:
         self.lineages = lineages
         self.objects = objects
         self.trace = trace
-        self._writers: list[Writer] = []
 
     @property
     def fences(self) -> Any:
         return self.lineages.primary.store
 
-    def writer(self, *, chunker: Chunker | None = None, **policy: Any) -> Writer:
-        writer = Writer(self, chunker=chunker or Paragraphs(self.trace), policy=policy)
-        self._writers.append(writer)
-        return writer
+    def writer(self, *, chunker: Chunker | None = None, watching: bool = False, **policy: Any) -> Writer:
+        return Writer(self, chunker=chunker or Paragraphs(self.trace), watching=watching, policy=policy)
 
     def forget(self) -> None:
         """FLUSHALL."""

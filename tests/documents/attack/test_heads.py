@@ -20,6 +20,7 @@ from tests.documents.attack.judge import read_log, snippets_written
 from tests.documents.attack.places import Crash, Place, in_folder, in_memory
 from tests.documents.attack.strikes import visited
 from tests.machine.lineages import RedisLineages
+from tests.unit.worlds import eventually
 
 A, B, C = "one\n\ntwo\n\nthree", "one\n\nchanged\n\nthree", "one\n\nchanged\n\nthree\n\nmore"
 
@@ -311,10 +312,30 @@ def test_another_chunker_is_another_key(documents: Documents) -> None:
     assert (other.decision, other.key == first.key) == ("new", False)
 
 
-@pytest.mark.parametrize("change", [{"metadata": {"x": 1}}, {"source_url": "https://b"}])
+@pytest.mark.parametrize("change", [{"metadata": {"x": 1}}, {"source_url": "https://b"}, {"content_type": "text/csv"}])
 def test_every_part_of_the_description_counts(documents: Documents, change: dict[str, Any]) -> None:
     plain = Document("a", A, {}, "https://a")
     first, digest = documents.ingest(plain), documents.corpus_digest()
     moved = documents.ingest(plain._replace(**change))
     assert (moved, moved.flags.metadata_updated) == (first, True)
     assert documents.corpus_digest() != digest
+
+
+@pytest.mark.parametrize("call", ["ingest", "ingest_many", "corpus_digest"])
+def test_whoever_is_answered_by_a_server_that_was_split_off_is_not_so_for_ever(place: Place, call: str) -> None:
+    """Nothing that is only replayed looks for a newer epoch; so a thread does, now and then."""
+    behind, server = place.writer(watching=True), place.fences
+    place.writer().documents.ingest(Document("a", A))
+    behind.watch._interval_s = 0.01
+    ask = {
+        "ingest": lambda: behind.documents.ingest(Document("a", A)),
+        "ingest_many": lambda: behind.documents.ingest_many([Document("a", A)]),
+        "corpus_digest": behind.documents.corpus_digest,
+    }[call]
+    ask()
+    place.lineages.fail_over(place.lineages.snapshot())
+    place.writer().documents.ingest(Document("a", B))
+    assert place.fences is not server
+    eventually(lambda: not any(server.markers()))
+    behind.watch.stop()
+    assert texts(behind.documents) == B.split("\n\n")

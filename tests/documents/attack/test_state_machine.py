@@ -1,4 +1,5 @@
-"""Ingest, edit, revert, retract, describe, order, crash at a point, take over, flush, fail over: against a dict.
+"""Ingest, edit, revert, retract, describe, order, crash at a point, take over, flush, fail over, compact, purge and
+verify, in any order, against a dict.
 
 After every quiet step each live document is answered as a duplicate, with the ids it first got for that content and
 recipe; retracted ones are none; the corpus digest is equal if, and only if, the model is; snippets are text[start:end].
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from ragfence import Document, Receipt
+from ragfence.documents.findings import IN_THE_FENCE_STORE, Trouble
 from ragfence.engine.hydration import LOCK_MS
 from ragfence.engine.points import HYDRATION_POINTS
 from ragfence.errors import Conflict, InFlight, Stale
@@ -160,9 +162,8 @@ class DocumentsMachine(RuleBasedStateMachine):
             mine: Calls = [call for call in zip(wanted, outcomes, strict=True) if call[0].doc_id == doc_id]
             theirs: Calls = [call for call in taken if call[0].doc_id == doc_id]
             orders = [order for calls in perhaps_twice(mine) for order in interleaved(calls, theirs)]
-            self.possible[doc_id] = set().union(*[after(self.possible[doc_id], order) for order in orders])
-            assert self.possible[doc_id], f"no order explains {mine} and {theirs}"
-            self.settled_by(mine + theirs)
+            ends = set().union(*[after(self.possible[doc_id], order) for order in orders])
+            self.ended(doc_id, mine + theirs, ends)
         self.look(DOCS if flushed else {each.doc_id for each in (*wanted, taker)})
 
     @rule()
@@ -185,6 +186,18 @@ class DocumentsMachine(RuleBasedStateMachine):
         self.look(DOCS)
         if aged:
             self.answered = {key for key in self.answered if self.is_live(key)}
+
+    @rule(repair=st.booleans())
+    def verify(self, repair: bool) -> None:
+        """What crashes left behind is no trouble: it is void, or whoever comes next settles it."""
+        report = self.one.documents.verify(repair=repair)
+        harmless = {Trouble.VOID, Trouble.UNSETTLED} if self.unsettled else {Trouble.VOID}
+        assert {finding.trouble for finding in (*report.findings, *report.repaired)} <= harmless
+        if repair:
+            assert not [finding for finding in report.findings if finding.trouble is Trouble.VOID]
+            if any(finding.trouble in IN_THE_FENCE_STORE for finding in report.repaired):
+                self.unsettled.clear()
+        self.look(DOCS)
 
     @rule(doc_id=DOC_IDS)
     def purge(self, doc_id: str) -> None:
@@ -270,17 +283,17 @@ class DocumentsMachine(RuleBasedStateMachine):
     def told(self, wanted: Sequence[Wanted], outcomes: Sequence[str]) -> None:
         self.remember(wanted)
         for call in zip(wanted, outcomes, strict=True):
-            before = self.possible[call[0].doc_id]
-            self.possible[call[0].doc_id] = after(before, [call])
-            assert self.possible[call[0].doc_id], f"{call} cannot be, after {before}"
-            self.settled_by([call])
+            doc_id = call[0].doc_id
+            self.ended(doc_id, [call], after(self.possible[doc_id], [call]))
         self.look({each.doc_id for each in wanted})
 
-    def settled_by(self, calls: Calls) -> None:
-        """Who moved a head has written a row above all others of the document."""
-        for wanted, outcome in calls:
-            if outcome == DONE:
-                self.unsettled.discard(wanted.doc_id)
+    def ended(self, doc_id: str, calls: Calls, ends: set[State]) -> None:
+        assert ends, f"no order explains {calls}, after {self.possible[doc_id]}"
+        if any(outcome == DONE for _, outcome in calls):
+            # Whoever moved the head has written a row above all others of the document.
+            self.unsettled.discard(doc_id)
+        # Who was refused was told of the head as it stood then: what a dead one has committed may still come.
+        self.possible[doc_id] = ends | self.possible[doc_id] if doc_id in self.unsettled else ends
 
     def remember(self, wanted: Sequence[Wanted]) -> None:
         self.last |= {each.doc_id: each for each in wanted}

@@ -77,6 +77,12 @@ def test_nfc_and_nfd_in_metadata_are_one_description(documents: Documents) -> No
     assert (again.decision, again.flags.metadata_updated) == ("duplicate", False)
 
 
+def test_the_order_of_keys_in_metadata_is_no_change(documents: Documents) -> None:
+    documents.ingest(Document("a", "text", {"one": 1, "two": {"x": 1, "y": 2}}))
+    again = documents.ingest(Document("a", "text", {"two": {"y": 2, "x": 1}, "one": 1}))
+    assert (again.decision, again.flags.metadata_updated) == ("duplicate", False)
+
+
 def test_what_only_looks_alike_is_not_the_same(documents: Documents) -> None:
     """NFC joins what Unicode calls canonically equal, and no more: ligatures, full width letters, homoglyphs stay."""
     documents.ingest(Document("a", "file"))
