@@ -10,6 +10,7 @@ import contextlib
 import os
 import sqlite3
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -68,12 +69,25 @@ class Connections:
     def _make(self) -> Connection:
         db = sqlite3.connect(self._path, timeout=self._busy_timeout_s, isolation_level=None, check_same_thread=False)
         try:
-            db.execute("PRAGMA journal_mode = WAL")
+            self._use_wal(db)
             db.execute("PRAGMA synchronous = FULL")
             return Connection(db, self._prepare(db))
         except BaseException:
             db.close()
             raise
+
+    def _use_wal(self, db: sqlite3.Connection) -> None:
+        """SQLite does not wait here, whatever its busy timeout: of many who open a new file at once, most would fail."""
+        give_up_at = time.monotonic() + self._busy_timeout_s
+        while True:
+            try:
+                db.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError as refused:
+                busy = refused.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+                if not busy or time.monotonic() >= give_up_at:
+                    raise
+                time.sleep(0.01)
 
     def close(self) -> None:
         with self._changing:

@@ -35,7 +35,7 @@ def test_what_a_store_loses_is_found_by_whoever_judges_it() -> None:
 
 def test_effects_without_a_store_are_journaled_and_accounted_for() -> None:
     opened = Callers(count=3, moves=False, policy={"on_store_error": "open"}, journals=True)
-    (result,) = _run([Drill("down", "open", VALKEY_FOLDER, server_down(1.5, times=1, callers=opened), accounted=True)])
+    (result,) = _run([Drill("down", "open", VALKEY_FOLDER, server_down(4.0, times=1, callers=opened), accounted=True)])
     found = result.outcome.evidence
     assert result.ok, found.problems
     assert result.faults == 1

@@ -10,6 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -278,3 +279,17 @@ def _in_a_child(act: Callable[[], object]) -> str:
         said = pipe.read()
     os.waitpid(pid, 0)
     return said
+
+
+def test_many_open_a_new_file_at_once(tmp_path: Path) -> None:
+    """Turning on WAL fails at once when somebody else is at it, whatever the busy timeout."""
+    for turn in range(5):
+        begin = threading.Barrier(8)
+
+        def start(path: Path = tmp_path / f"{turn}.db", begin: threading.Barrier = begin) -> None:
+            begin.wait()
+            SqliteFences(path).close()
+
+        with ThreadPoolExecutor(8) as pool:
+            for started in [pool.submit(start) for _ in range(8)]:
+                started.result()
