@@ -77,7 +77,7 @@ class Connections:
             raise
 
     def _use_wal(self, db: sqlite3.Connection) -> None:
-        """SQLite does not wait here, whatever its busy timeout: of many who open a new file at once, most would fail."""
+        """SQLite does not wait here, whatever its timeout: of many who open a new file at once, most would fail."""
         give_up_at = time.monotonic() + self._busy_timeout_s
         while True:
             try:
