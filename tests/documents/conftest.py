@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.documents.places import IN_PROCESS, PLACES, Place, place
 from tests.unit.worlds import WITH_OBJECTS, World
 from tests.unit.worlds import world as make_world
 
@@ -14,4 +15,22 @@ from tests.unit.worlds import world as make_world
 @pytest.fixture(params=WITH_OBJECTS)
 def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     with make_world(request.param, tmp_path, monkeypatch) as made:
+        yield made
+
+
+@pytest.fixture(params=PLACES)
+def here(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    with place(request.param, tmp_path, monkeypatch, lambda: request.getfixturevalue("valkey_server")) as made:
+        yield made
+
+
+@pytest.fixture(params=IN_PROCESS)
+def near(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    with place(request.param, tmp_path, monkeypatch, lambda: request.getfixturevalue("valkey_server")) as made:
+        yield made
+
+
+@pytest.fixture
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Place]:
+    with place("memory", tmp_path, monkeypatch, lambda: request.getfixturevalue("valkey_server")) as made:
         yield made

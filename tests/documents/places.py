@@ -14,7 +14,6 @@ import pytest
 
 from ragfence.documents.guard import Documents
 from ragfence.documents.segments import Address, address_in
-from ragfence.engine import points
 from ragfence.engine.epochs import Epochs
 from ragfence.engine.hydration import LOCK, LOCK_MS
 from ragfence.stores.fences_redis import RedisFences
@@ -121,26 +120,6 @@ def place(
         finally:
             for fence in made.opened:
                 fence.close()
-
-
-@contextmanager
-def at(point: str, act: Callable[[], object], *, times: int = 1) -> Iterator[None]:
-    """As `ragfence.testing.at_point`, for the points of a guard, too."""
-    before, left = points.visitor, times
-
-    def visit(reached: str) -> None:
-        nonlocal left
-        if before is not None:
-            before(reached)
-        if reached == point and left:
-            left -= 1
-            act()
-
-    points.visitor = visit
-    try:
-        yield
-    finally:
-        points.visitor = before
 
 
 def texts(documents: Documents, doc_id: str) -> list[str]:

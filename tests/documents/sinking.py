@@ -8,22 +8,21 @@ them one batch; a single one without a text is a retraction.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import ragfence
 from ragfence import Document, Policy
 from ragfence.documents.guard import Documents
 from ragfence.documents.sinks import SinkPending
-from ragfence.engine import points
 from ragfence.stores.fences_sqlite import SqliteFences
 from ragfence.stores.objects_local import LocalObjects
+from ragfence.testing import at_point
 from ragfence.testing.sinks import ListSink, SqliteSink
 from tests.documents.chunkers import Paragraphs
 
@@ -32,25 +31,6 @@ SIGNALS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}
 
 Step = Sequence[str | int | None]
 """doc_id, text, views"""
-
-
-@contextlib.contextmanager
-def at(point: str, action: Callable[[], None]) -> Iterator[None]:
-    """As `ragfence.testing.at_point`, for the points of documents and sinks: the first time it is reached."""
-    left = [action]
-    before = points.visitor
-
-    def visit(reached: str) -> None:
-        if before is not None:
-            before(reached)
-        if reached == point and left:
-            left.pop()()
-
-    points.visitor = visit
-    try:
-        yield
-    finally:
-        points.visitor = before
 
 
 def assert_right(documents: Documents, sink: ListSink | SqliteSink) -> None:
@@ -92,7 +72,7 @@ def opened(folder: Path) -> Documents:
 def main(folder: str, action: str, point: str, steps: str) -> None:
     warnings.simplefilter("error", SinkPending)
     documents = opened(Path(folder))
-    with at(point, lambda: os.kill(os.getpid(), SIGNALS[action])):
+    with at_point(point, lambda: os.kill(os.getpid(), SIGNALS[action])):
         send(documents, json.loads(steps))
     print("done")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,31 +21,14 @@ from ragfence.documents.rewriting import BEFORE_DELETION, REWRITING_POINTS
 from ragfence.engine import points
 from ragfence.engine.hydration import AFTER_REWRITTEN
 from ragfence.errors import FormatCorrupt, NotReady, Stale
+from ragfence.testing import at_point
 from tests.documents.chunkers import Paragraphs
-from tests.documents.places import IN_PROCESS, PLACES, Place, at, place, rows_in, texts
+from tests.documents.places import Place, place, rows_in, texts
 from tests.unit.worlds import Crash, Process, elsewhere
 
 A = "first paragraph\n\nsecond paragraph\n\nthird paragraph"
 B = "first paragraph\n\nanother paragraph\n\nthird paragraph"
 C = "something else\n\nthird paragraph"
-
-
-@pytest.fixture(params=PLACES)
-def here(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    with place(request.param, tmp_path, monkeypatch, lambda: request.getfixturevalue("valkey_server")) as made:
-        yield made
-
-
-@pytest.fixture(params=IN_PROCESS)
-def near(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    with place(request.param, tmp_path, monkeypatch, lambda: request.getfixturevalue("valkey_server")) as made:
-        yield made
-
-
-@pytest.fixture
-def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Place]:
-    with place("memory", tmp_path, monkeypatch, lambda: request.getfixturevalue("valkey_server")) as made:
-        yield made
 
 
 def test_every_document_is_answered_as_before_also_when_the_fence_store_forgot(here: Place) -> None:
@@ -226,7 +208,7 @@ def test_one_that_was_killed_anywhere_is_done_by_the_next(here: Place, point: st
     documents = here.documents()
     first = [documents.ingest(Document(f"d{at_}", f"{A}\n\n{at_}")) for at_ in range(4)]
     process = Process(here)
-    with at(point, process.die), pytest.raises(Crash):
+    with at_point(point, process.die), pytest.raises(Crash):
         process.fence.documents.compact()
     here.let_locks_run_out()
     assert here.documents().ingest(Document("d4", B)).decision is Decision.NEW, "life goes on without a compaction"
@@ -284,7 +266,7 @@ def test_a_writer_that_is_overtaken_by_a_compaction_loses_nothing(here: Place, p
     for text in (A, C):
         documents.ingest(Document("a", text))
         documents.ingest(Document("b", text))
-    with at(point, lambda: elsewhere(other.compact)):
+    with at_point(point, lambda: elsewhere(other.compact)):
         written = documents.ingest_many([Document("a", B), Document("b", A), Document("new", B)])
     assert [receipt.failure for receipt in written] == [None] * 3
     assert other.ingest_many([Document("a", B), Document("b", A), Document("new", B)]) == written
@@ -310,7 +292,7 @@ def test_a_writer_whose_row_was_compacted_does_not_move_the_head_again(here: Pla
         if often:
             other.compact()
 
-    with at(point, lambda: elsewhere(meanwhile)):
+    with at_point(point, lambda: elsewhere(meanwhile)):
         receipt = slow.ingest(Document("a", A))
     assert receipt.decision is Decision.NEW
     assert texts(other, "a") == B.split("\n\n")
@@ -326,7 +308,7 @@ def test_one_that_is_overtaken_by_a_hydration_is_tried_again(near: Place, point:
         near.let_locks_run_out()
         other.hydrate()
 
-    with at(point, lambda: elsewhere(overtake)):
+    with at_point(point, lambda: elsewhere(overtake)):
         report = documents.compact()
     assert report.segments_after == 1
     assert len(near.names("segments/")) == 1
@@ -342,7 +324,7 @@ def test_one_that_is_overtaken_every_time_gives_up_and_says_so(memory: Place) ->
         memory.let_locks_run_out()
         other.hydrate()
 
-    with at(AFTER_REWRITTEN, lambda: elsewhere(overtake), times=100), pytest.raises(NotReady, match="compacted"):
+    with at_point(AFTER_REWRITTEN, lambda: elsewhere(overtake), times=100), pytest.raises(NotReady, match="compacted"):
         documents.compact()
     assert [documents.ingest(Document(f"d{at_}", A)) for at_ in range(4)] == first
     assert {finding.trouble for finding in documents.verify(repair=True).repaired} == {"void"}

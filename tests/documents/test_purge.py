@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -13,9 +12,10 @@ from ragfence.documents.moving import AFTER_SNIPPETS
 from ragfence.documents.rewriting import REWRITING_POINTS
 from ragfence.engine import points
 from ragfence.errors import DocumentInvalid, FormatCorrupt, Stale
+from ragfence.testing import at_point
 from ragfence.testing.sinks import ListSink
 from tests.documents.chunkers import Paragraphs
-from tests.documents.places import IN_PROCESS, PLACES, Place, addresses, at, place, rows_in, texts
+from tests.documents.places import Place, addresses, rows_in, texts
 from tests.unit.worlds import Crash, Process, elsewhere
 
 SECRET = "hush"
@@ -27,24 +27,6 @@ EDITED = "one\n\nzwei\n\nthree"
 
 def secret(text: str = A, **more: object) -> Document:
     return Document("s", text, {"owner": f"{SECRET} m"}, source_url=f"https://x.example/{SECRET}", **more)  # type: ignore[arg-type]
-
-
-@pytest.fixture(params=PLACES)
-def here(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    with place(request.param, tmp_path, monkeypatch, lambda: request.getfixturevalue("valkey_server")) as made:
-        yield made
-
-
-@pytest.fixture(params=IN_PROCESS)
-def near(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    with place(request.param, tmp_path, monkeypatch, lambda: request.getfixturevalue("valkey_server")) as made:
-        yield made
-
-
-@pytest.fixture
-def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Place]:
-    with place("memory", tmp_path, monkeypatch, lambda: request.getfixturevalue("valkey_server")) as made:
-        yield made
 
 
 def is_gone(here: Place) -> bool:
@@ -196,7 +178,7 @@ def test_one_that_was_cut_off_anywhere_is_completed_by_the_next(here: Place, poi
     documents.ingest_many([secret(), Document("o", OPEN)])
     documents.ingest_many([secret(B), Document("p", OPEN)])
     process = Process(here)
-    with at(point, process.die), pytest.raises(Crash):
+    with at_point(point, process.die), pytest.raises(Crash):
         process.fence.documents.purge("s")
     here.let_leases_run_out()
     here.let_locks_run_out()
@@ -221,7 +203,7 @@ def test_a_writer_that_had_committed_is_purged_and_does_not_bring_it_back(here: 
         here.let_leases_run_out()
         other.purge("s")
 
-    with at(point, lambda: elsewhere(meanwhile)):
+    with at_point(point, lambda: elsewhere(meanwhile)):
         receipts = slow.ingest_many([secret(), Document("p", OPEN)])
     assert [receipt.failure for receipt in receipts] == [None, None]
     assert is_gone(here)
@@ -239,7 +221,7 @@ def test_a_writer_that_had_not_committed_comes_after_the_purge(here: Place, poin
         here.let_leases_run_out()
         other.purge("s")
 
-    with at(point, lambda: elsewhere(meanwhile)):
+    with at_point(point, lambda: elsewhere(meanwhile)):
         receipt = slow.ingest(secret())
     assert receipt.decision is Decision.NEW
     assert texts(other, "s") == A.split("\n\n")
@@ -252,7 +234,7 @@ def test_a_document_that_comes_again_in_mid_purge_is_purged_again(here: Place) -
     """Revived from receipts that are about to vanish: without its old rows it would be a document without text."""
     documents, other = here.documents(), here.documents()
     documents.ingest_many([secret(), Document("o", OPEN)])
-    with at(points.AFTER_SEAL, lambda: elsewhere(lambda: other.ingest(secret()))):
+    with at_point(points.AFTER_SEAL, lambda: elsewhere(lambda: other.ingest(secret()))):
         report = documents.purge("s")
     assert report.known
     assert is_gone(here)
@@ -264,7 +246,7 @@ def test_what_an_attempt_left_that_never_committed_is_purged_too(here: Place) ->
     documents = here.documents()
     documents.ingest(Document("o", OPEN))
     process = Process(here)
-    with at(AFTER_SNIPPETS, process.die), pytest.raises(Crash):
+    with at_point(AFTER_SNIPPETS, process.die), pytest.raises(Crash):
         process.fence.documents.ingest(secret())
     here.let_leases_run_out()
     assert SECRET in here.everything()
@@ -279,7 +261,7 @@ def test_what_a_failed_attempt_left_is_purged_though_the_document_was_never_ther
     def fail() -> None:
         raise OSError("no more disk")
 
-    with at(AFTER_SNIPPETS, fail), pytest.raises(OSError, match="disk"):
+    with at_point(AFTER_SNIPPETS, fail), pytest.raises(OSError, match="disk"):
         documents.ingest(secret())
     assert SECRET in memory.everything()
     report = documents.purge("s")

@@ -26,11 +26,11 @@ from ragfence.documents.sinks import (
 )
 from ragfence.engine import points
 from ragfence.errors import FormatTooNew, Stale, StoreUnavailable, ValidationError
-from ragfence.testing import FaultyObjects
+from ragfence.testing import FaultyObjects, at_point
 from ragfence.testing.sinks import ListSink, SqliteSink
 from tests.contract.conftest import RedisUnderTest
 from tests.documents.chunkers import Paragraphs
-from tests.documents.sinking import assert_right, at
+from tests.documents.sinking import assert_right
 from tests.unit.worlds import Crash, PassingClock, Process, World, Wrapped
 from tests.unit.worlds import world as make_world
 
@@ -60,7 +60,7 @@ def crash(world: World, sink: Any, point: str, *documents: Document) -> None:
     """A process ingests these documents and dies at the point. Its leases run out."""
     process = Process(world, lease={"max_attempts": 1000})
     mortal = process.fence.documents.using(chunker=Paragraphs(), sink=sink)
-    with at(point, process.die), pytest.raises(Crash):
+    with at_point(point, process.die), pytest.raises(Crash):
         mortal.ingest_many(documents)
     world.let_leases_run_out()
 
@@ -362,7 +362,7 @@ def test_a_process_that_was_there_before_the_crash_settles_when_it_takes_over(
 def test_a_document_that_is_being_written_is_left_alone(world: World, sink: ListSink) -> None:
     writer, other = guard(world, sink), guard(world, sink)
     found: list[Settled] = []
-    with at(AFTER_UPSERT, lambda: found.append(other.settle())):
+    with at_point(AFTER_UPSERT, lambda: found.append(other.settle())):
         writer.ingest(Document("a", A))
     assert found == [Settled(intents=0, left=1)]
     assert_right(other, sink)
@@ -412,7 +412,7 @@ def test_a_zombie_puts_right_what_it_did_too_late(memory: World, sink: ListSink,
                 other.ingest(Document("a", {"back": A, "on": C, "same": A}[meanwhile]))
         assert other.settle().left == 0
 
-    with at(point, freeze):
+    with at_point(point, freeze):
         frozen.ingest(Document("a", A, {"views": 1} if meanwhile == "same" else {}))
     assert_right(other, sink)
     assert intents(world) == []
@@ -429,7 +429,7 @@ def test_a_zombie_that_is_stale_takes_out_what_it_put_in_and_nothing_else(
         world.let_leases_run_out()
         other.ingest(Document("a", A, sequence=3))
 
-    with at(point, freeze), pytest.raises(Stale):
+    with at_point(point, freeze), pytest.raises(Stale):
         frozen.ingest(Document("a", B, sequence=2))
     assert not sink.held.keys() & set(sink.deleted), "what is live was never away"
     assert_right(other, sink)
@@ -603,7 +603,7 @@ def test_a_full_settle_touches_nothing_of_a_batch_under_way(world: World, sink: 
     writer.ingest(Document("a", A))
     found: list[Settled] = []
     for point in (AFTER_INTENT, AFTER_UPSERT, points.AFTER_COMMIT):
-        with at(point, lambda: found.append(other.settle(full=True))):
+        with at_point(point, lambda: found.append(other.settle(full=True))):
             writer.ingest(Document("a", B if len(found) % 2 == 0 else A))
         assert_right(writer, sink)
     assert found == [Settled(intents=0, left=1)] * 3

@@ -22,10 +22,10 @@ from ragfence.documents.guard import Documents
 from ragfence.documents.moving import DOCUMENT_POINTS
 from ragfence.documents.sinks import SINK_POINTS, Settled, SinkPending
 from ragfence.errors import InFlight
-from ragfence.testing import MemoryFences
+from ragfence.testing import MemoryFences, at_point
 from ragfence.testing.sinks import ListSink, SinkMethod
 from tests.documents.chunkers import Paragraphs
-from tests.documents.sinking import assert_right, at
+from tests.documents.sinking import assert_right
 from tests.unit.worlds import Crash, Process, World
 from tests.unit.worlds import world as make_world
 
@@ -110,7 +110,7 @@ class Site:
                     self.world.let_leases_run_out()
                 case Write(_, _, point, Dies()):
                     process = Process(self.world, **POLICY)
-                    with at(point, process.die), contextlib.suppress(Crash):
+                    with at_point(point, process.die), contextlib.suppress(Crash):
                         self.write(process.fence.documents.using(chunker=Paragraphs(), sink=self.sink), step)
                         event("outlived its death")
                 case Write(_, _, point, Freezes(meanwhile, expires)):
@@ -120,7 +120,7 @@ class Site:
                             self.world.let_leases_run_out()
                         self.run(meanwhile)
 
-                    with at(point, freeze):
+                    with at_point(point, freeze):
                         self.write(self.documents(), step)
                 case Write():
                     self.write(self.old_hand, step)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,32 +25,15 @@ from ragfence.engine import points
 from ragfence.errors import Conflict, FormatCorrupt, NotReady, PolicyError, RagfenceError, Stale
 from ragfence.stores.fences import Lookup
 from ragfence.stores.redis_wire import Names
+from ragfence.testing import at_point
 from ragfence.testing.sinks import ListSink
 from tests.documents.chunkers import Paragraphs
-from tests.documents.places import IN_PROCESS, PLACES, TENANT, Place, at, place, texts
+from tests.documents.places import TENANT, Place, place, texts
 from tests.unit.worlds import Crash, Process, elsewhere
 
 A = "first paragraph\n\nsecond paragraph\n\nthird paragraph"
 B = "first paragraph\n\nanother paragraph\n\nthird paragraph"
 C = "something else"
-
-
-@pytest.fixture(params=PLACES)
-def here(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    with place(request.param, tmp_path, monkeypatch, lambda: request.getfixturevalue("valkey_server")) as made:
-        yield made
-
-
-@pytest.fixture(params=IN_PROCESS)
-def near(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    with place(request.param, tmp_path, monkeypatch, lambda: request.getfixturevalue("valkey_server")) as made:
-        yield made
-
-
-@pytest.fixture
-def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Place]:
-    with place("memory", tmp_path, monkeypatch, lambda: request.getfixturevalue("valkey_server")) as made:
-        yield made
 
 
 def found_by(documents: Documents, **options: Any) -> list[tuple[Trouble, str]]:
@@ -202,7 +185,7 @@ def test_a_lease_that_ran_out_is_told_and_settled(near: Place) -> None:
     documents = near.documents()
     documents.ingest(Document("a", A))
     process = Process(near)
-    with at(points.AFTER_COMMIT, process.die), pytest.raises(Crash):
+    with at_point(points.AFTER_COMMIT, process.die), pytest.raises(Crash):
         process.fence.documents.using(chunker=Paragraphs()).ingest_many([Document("a", B), Document("n", B)])
     assert found_by(documents) == [], "somebody may still be at it"
     near.let_leases_run_out()
@@ -224,7 +207,7 @@ def test_a_row_of_an_owner_that_was_taken_over_is_no_trouble(near: Place) -> Non
         near.let_leases_run_out()
         other.ingest(Document("a", C))
 
-    with at(points.BEFORE_SEAL, lambda: elsewhere(meanwhile)):
+    with at_point(points.BEFORE_SEAL, lambda: elsewhere(meanwhile)):
         slow.ingest(Document("a", B))
     assert found_by(other) == []
     near.flush()
@@ -388,7 +371,7 @@ def test_what_is_void_is_found_and_deleted(here: Place) -> None:
     documents = here.documents()
     documents.ingest(Document("a", A))
     process = Process(here)
-    with at(AFTER_SNIPPETS, process.die), pytest.raises(Crash):
+    with at_point(AFTER_SNIPPETS, process.die), pytest.raises(Crash):
         process.fence.documents.ingest(Document("b", B))
     here.let_leases_run_out()
     assert Trouble.VOID not in {trouble for trouble, _ in found_by(documents)}, "of this epoch nobody can say it yet"
@@ -448,7 +431,7 @@ def test_a_repair_that_was_killed_anywhere_is_done_by_the_next(near: Place, poin
     (name,) = set(near.names("snippets/")) - kept
     near.kept.delete([name])
     process = Process(near)
-    with at(point, process.die), pytest.raises(Crash):
+    with at_point(point, process.die), pytest.raises(Crash):
         process.fence.documents.verify(repair=True)
     near.let_locks_run_out()
     documents = near.documents()

@@ -8,6 +8,7 @@ from typing import Any
 
 from ragfence.documents.moving import AFTER_SNIPPETS, DOCUMENT_POINTS
 from ragfence.engine import points
+from ragfence.testing import at_point
 from tests.documents.attack.work import BEFORE_EPOCH_CHECK, MID_SEAL
 
 STRIKES = (
@@ -79,34 +80,13 @@ class WatchedObjects(Passing):
 @contextlib.contextmanager
 def struck(point: str, act: Callable[[], None], fences: CutSeals, objects: WatchedObjects) -> Iterator[None]:
     """Acts the first time that this process comes by the point."""
-    if point == MID_SEAL:
-        fences.arm(act)
-    elif point == BEFORE_EPOCH_CHECK:
-        objects.arm(act)
-    try:
-        with visited(point, act):
-            yield
-    finally:
-        fences.arm(None)
-        objects.arm(None)
-
-
-@contextlib.contextmanager
-def visited(point: str, act: Callable[[], None]) -> Iterator[None]:
-    """As `ragfence.testing.at_point`, which knows the points of the engine but none of a guard's own."""
-    before = points.visitor
-    left = 1
-
-    def visit(reached: str) -> None:
-        nonlocal left
-        if before is not None:
-            before(reached)
-        if reached == point and left:
-            left -= 1
-            act()
-
-    points.visitor = visit
-    try:
+    with contextlib.ExitStack() as stack:
+        if point == MID_SEAL:
+            fences.arm(act)
+            stack.callback(fences.arm, None)
+        elif point == BEFORE_EPOCH_CHECK:
+            objects.arm(act)
+            stack.callback(objects.arm, None)
+        else:
+            stack.enter_context(at_point(point, act))
         yield
-    finally:
-        points.visitor = before

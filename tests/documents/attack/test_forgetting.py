@@ -11,9 +11,10 @@ import pytest
 
 from ragfence import Document
 from ragfence.engine.points import HYDRATION_POINTS
+from ragfence.testing import at_point
 from tests.documents.attack.corpus import chunkings, doc_id, document, parts
 from tests.documents.attack.places import Crash, Place
-from tests.documents.attack.strikes import STRIKES, visited
+from tests.documents.attack.strikes import STRIKES
 
 COUNT = 20
 (SENT,) = parts(COUNT, batch=COUNT)
@@ -104,7 +105,7 @@ def test_a_flush_during_hydration_changes_no_id(place: Place, point: str) -> Non
     first = place.writer().documents.ingest_many(SENT.documents())
     digest = place.writer().documents.corpus_digest()
     place.forget()
-    with visited(point, place.forget):
+    with at_point(point, place.forget):
         again = place.writer().documents.ingest_many(SENT.documents())
     assert list(again) == list(first)
     assert {receipt.decision for receipt in again} == {"duplicate"}

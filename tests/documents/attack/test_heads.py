@@ -14,11 +14,11 @@ from ragfence import Document
 from ragfence.documents.guard import Documents
 from ragfence.engine.points import AFTER_CLAIM, AFTER_COMMIT, AFTER_EFFECT, BEFORE_SEAL
 from ragfence.errors import PolicyError, StoreUnavailable
+from ragfence.testing import at_point
 from ragfence.testing.objects import FaultyObjects
 from tests.documents.attack.corpus import Paragraphs
 from tests.documents.attack.judge import read_log, snippets_written
 from tests.documents.attack.places import Crash, Place, in_folder, in_memory
-from tests.documents.attack.strikes import visited
 from tests.machine.lineages import RedisLineages
 from tests.unit.worlds import eventually
 
@@ -280,8 +280,8 @@ def test_a_dry_run_leaves_no_trace_and_hinders_nobody(place: Place, call: str) -
     before = [entry.name for entry in place.objects.list("default/")], len(list(place.fences.rows()))
     reached: list[str] = []
     with (
-        visited(AFTER_CLAIM, lambda: reached.append(AFTER_CLAIM)),
-        visited(AFTER_EFFECT, lambda: reached.append("cut")),
+        at_point(AFTER_CLAIM, lambda: reached.append(AFTER_CLAIM)),
+        at_point(AFTER_EFFECT, lambda: reached.append("cut")),
     ):
         if call == "ingest":
             assert documents.ingest(Document("new", A), dry_run=True).decision == "new"
