@@ -173,8 +173,7 @@ class KeyRecord(NamedTuple):
             raise FormatCorrupt(f"{len(data)} bytes in the fence store are no key record: {broken}") from broken
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(NamedTuple):
     """The one live revision of a source, or the move that took the last one away."""
 
     digest: bytes

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from itertools import islice
 from typing import Literal, overload
 
-from ragfence.core.decisions import Ask, Replay
+from ragfence.core.decisions import Replay
 from ragfence.core.receipts import Receipt
 from ragfence.documents.chunking import Chunker
 from ragfence.documents.compact import Compacted, Compaction
@@ -21,7 +21,7 @@ from ragfence.documents.identity import Identity
 from ragfence.documents.intents import Intents
 from ragfence.documents.moving import Mover, SnippetsFirst, effect_of, error_of, receipt_of, refused, replayed
 from ragfence.documents.parquet import ParquetCodec
-from ragfence.documents.preparing import Caller, Prepared, Preparing, Recipes, in_waves
+from ragfence.documents.preparing import Asked, Caller, Prepared, Preparing, Recipes, in_waves
 from ragfence.documents.progress import Meter, meter
 from ragfence.documents.purge import Purge, PurgeReport
 from ragfence.documents.reading import Reading, StoredDocument, StoredSnippet
@@ -274,7 +274,7 @@ class Documents:
     def _batch(self, documents: Sequence[Document], first: int, dry_run: bool) -> list[Receipt]:
         caller, tokens = self._caller(), batch_tokens()
         receipts: dict[int, Receipt] = {}
-        asks: dict[int, Ask] = {}
+        asks: dict[int, Asked] = {}
         ask = self._preparing.ask
         for at, document in enumerate(documents):
             try:
@@ -284,24 +284,22 @@ class Documents:
         if not dry_run:
             asks = self._unanswered(asks, receipts)
         tokens = batch_tokens()
-        prepared = {
-            at: self._preparing.ingest(documents[at], next(tokens), caller, first + at, asked=asked)
-            for at, asked in asks.items()
-        }
+        prepared = {at: self._preparing.claimed(asked, next(tokens), caller) for at, asked in asks.items()}
         if dry_run:
             receipts |= zip(prepared, self._foreseen(list(prepared.values())), strict=True)
         elif prepared:
             receipts |= self._mover.move(list(in_waves(prepared)))
         return [receipts[at] for at in range(len(documents))]
 
-    def _unanswered(self, asks: dict[int, Ask], receipts: dict[int, Receipt]) -> dict[int, Ask]:
+    def _unanswered(self, asks: dict[int, Asked], receipts: dict[int, Receipt]) -> dict[int, Asked]:
         """Answers the documents that are live just as they were sent, which most are; returns the others."""
-        left: dict[int, Ask] = {}
-        for (at, asked), record in zip(asks.items(), self._engine.fences.replays(list(asks.values())), strict=True):
+        left: dict[int, Asked] = {}
+        records = self._engine.fences.replays([asked[0] for asked in asks.values()])
+        for (at, asked), record in zip(asks.items(), records, strict=True):
             if record is None:
                 left[at] = asked
             else:
-                receipts[at] = replayed(asked[0], record)
+                receipts[at] = replayed(asked[0][0], record)
         return left
 
     def _one(self, prepared: Prepared) -> Receipt:

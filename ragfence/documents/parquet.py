@@ -62,7 +62,7 @@ class ParquetCodec:
 
 def _rows(name: str, table: Any) -> Iterator[LogRow]:
     here = address_in(name)
-    columns = [table.column(column).to_pylist() for column in _OF_FENCES]
+    columns = [_values(table, column) for column in _OF_FENCES]
     times = table.column("at").cast("int64").to_pylist()
     for key, source, epoch, counter, token, live, fingerprint, metadata_hash, sequence, origin, ids, at_ms in zip(
         *columns, _blobs(table, "snippet_ids"), times, strict=True
@@ -205,6 +205,22 @@ def _blobs(table: Any, column: str) -> Iterator[bytes]:
         held = buffer.to_pybytes() if buffer is not None else b""
         for begin, end in pairwise(offsets):
             yield held[start + begin * SNIPPET_BYTES : start + end * SNIPPET_BYTES]
+
+
+def _values(table: Any, column: str) -> list[Any]:
+    """As Python objects. Digests are cut out of their buffer, which costs a fifth of making them one by one."""
+    import pyarrow as pa
+
+    values = table.column(column)
+    kind = values.type
+    if not pa.types.is_fixed_size_binary(kind) or values.null_count:
+        return list(values.to_pylist())
+    width, found = kind.byte_width, []
+    for chunk in values.chunks:
+        held = chunk.buffers()[1].to_pybytes()
+        first = chunk.offset * width
+        found += [held[at : at + width] for at in range(first, first + len(chunk) * width, width)]
+    return found
 
 
 def _lists(values: Sequence[Sequence[Any]], kind: Any) -> Any:

@@ -49,6 +49,10 @@ class Cut(NamedTuple):
         return cls(chunker, recipe, name, key_tail(name))
 
 
+Asked = tuple[Ask, Checked, Content, Cut]
+"""the question, and what it was made of; a plain tuple, since one is made for every document sent again"""
+
+
 class Prepared(NamedTuple):
     """A document that may be claimed."""
 
@@ -66,34 +70,26 @@ class Preparing:
         self._kind_rules = kind_rules
         self._recipes = recipes
 
-    def ask(self, document: Document, token: bytes, caller: Caller, position: int | None = None) -> Ask:
+    def ask(self, document: Document, token: bytes, caller: Caller, position: int | None = None) -> Asked:
         """Is it ingested already? Raises `DocumentInvalid`, which names the document."""
         doc_id, text, text_bytes, metadata, url, sequence, content_type = doc = checked(
             document, self._limits, position=position
         )
         cut = self._recipes.of(content_type)
-        hashed, size = self._identity.content(self._counted(doc) if self._content_fields else text_bytes)
+        hashed, size = content = self._identity.content(self._counted(doc) if self._content_fields else text_bytes)
         key, source, fingerprint, metadata_hash = self._identity.ask(
             doc_id.encode(), hashed, size, cut.key_tail, metadata, url, content_type
         )
         context = caller.context(doc_id, hashed, cut.name, sequence, len(text))
-        return _tuple(Ask, (key, source, fingerprint, metadata_hash, sequence, token, context))
+        return _tuple(Ask, (key, source, fingerprint, metadata_hash, sequence, token, context)), doc, content, cut
 
-    def ingest(
-        self,
-        document: Document,
-        token: bytes,
-        caller: Caller,
-        position: int | None = None,
-        *,
-        asked: Ask | None = None,
-    ) -> Prepared:
-        """Raises `DocumentInvalid`, which names the document. `asked`: what `ask` made of the same document."""
-        key, source, fingerprint, metadata_hash, sequence, _, context = asked or self.ask(
-            document, token, caller, position
-        )
-        doc = checked(document, self._limits, position=position)
-        content = self._identity.content(self._counted(doc) if self._content_fields else doc.text_bytes)
+    def ingest(self, document: Document, token: bytes, caller: Caller) -> Prepared:
+        """Raises `DocumentInvalid`, which names the document."""
+        return self.claimed(self.ask(document, token, caller), token, caller)
+
+    def claimed(self, asked: Asked, token: bytes, caller: Caller) -> Prepared:
+        """What was asked about is not ingested: how it is claimed, by a token of its own."""
+        (key, source, fingerprint, metadata_hash, sequence, _, context), doc, content, cut = asked
         rules = self._kind_rules
         claim = Claim(
             key,
@@ -115,7 +111,7 @@ class Preparing:
             0,
             context,
         )
-        return Prepared(doc, content, self._recipes.of(doc.content_type), claim)
+        return Prepared(doc, content, cut, claim)
 
     def retract(self, doc_id: str, sequence: int | None, token: bytes, caller: Caller) -> Prepared:
         doc = checked(Document(doc_id, "", sequence=sequence), self._limits)

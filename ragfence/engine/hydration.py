@@ -16,18 +16,20 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
 from typing import Protocol
 
 from ragfence.core.records import checked_epoch
 from ragfence.engine import points
 from ragfence.engine.epochs import Epochs
 from ragfence.errors import NotReady, RagfenceError, StoreUnavailable
-from ragfence.stores.fences import FenceStore, Loaded
+from ragfence.stores.fences import FenceStore, Loaded, LoadedSource
 
 LOCK = "hydration"
 LOCK_MS = 15_000
-BATCH = 500
+BATCH = 4000
+"""how many sources and receipts are loaded at once: some dozens for each of the shards"""
+BATCH_BYTES = 4 << 20
+"""and no more than about that much: documents may have thousands of snippets"""
 AFTER_REWRITTEN = "after_rewritten"
 """a point of those epochs only that rewrite segments: the new ones are written, the list is not"""
 
@@ -137,9 +139,8 @@ class Hydrator:
 
     def _load(self, epoch: int, segments: list[str], progress: Progress | None, keep: Keep) -> bool:
         # A long log is read for longer than the lock lasts before the first of it is loaded.
-        loaded = self._loader.load(_watched(segments, keep))
         done = 0
-        while batch := list(islice(loaded, BATCH)):
+        for batch in _batches(self._loader.load(_watched(segments, keep))):
             keep()
             if not self._fences.load(epoch, batch):
                 return False
@@ -160,6 +161,20 @@ class Hydrator:
         if not all(marker and marker.usable for marker in markers):
             return False
         return not self._epochs.newer_than(min(marker.epoch for marker in markers if marker))
+
+
+def _batches(loaded: Iterable[Loaded]) -> Iterator[list[Loaded]]:
+    batch: list[Loaded] = []
+    size = 0
+    for item in loaded:
+        batch.append(item)
+        record = item.head.record if isinstance(item, LoadedSource) else item.record
+        size += len(record.result) if record else 0
+        if len(batch) == BATCH or size > BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def _watched(segments: Iterable[str], keep: Keep) -> Iterator[str]:

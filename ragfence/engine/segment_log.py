@@ -117,19 +117,20 @@ class SegmentLoader:
         self._codec = codec
 
     def load(self, segments: Iterable[str]) -> Iterator[Loaded]:
-        heads: dict[tuple[int, bytes], LogRow] = {}
+        heads: dict[bytes, LogRow] = {}
         receipts: dict[bytes, LogRow] = {}
         for row in self.rows(segments):
-            at = (row.key[0], row.source)
-            if at not in heads or heads[at].fence < row.fence:
+            at = row.key[:1] + row.source  # the same source under another shard is another source
+            known = heads.get(at)
+            if known is None or known.fence < row.fence:
                 heads[at] = row
             if row.live:
                 receipts[row.key] = row
-        for (shard, source), row in heads.items():
-            receipts.pop(row.key, None)
-            yield LoadedSource(
-                shard, source, Head(row.key[1:], row.live, row.sequence, row.metadata_hash, row.record())
-            )
+        for row in heads.values():
+            key = row.key
+            receipts.pop(key, None)
+            head = Head(key[1:], row.live, row.sequence, row.metadata_hash, row.record())
+            yield LoadedSource(key[0], row.source, head)
         for key, row in receipts.items():
             yield LoadedReceipt(key, row.record())
 

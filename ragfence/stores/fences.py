@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ragfence.core.decisions import Ask, Claim, Held, LeaseRef, Mode, Seal, SealOutcome, Verdict
 from ragfence.core.records import Head, KeyRecord
@@ -36,8 +36,7 @@ class Marker:
     usable: bool
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedSource:
+class LoadedSource(NamedTuple):
     """A source as the log has it, on its way into the fence store."""
 
     shard: int
@@ -45,8 +44,7 @@ class LoadedSource:
     head: Head
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedReceipt:
+class LoadedReceipt(NamedTuple):
     """The receipt of a superseded revision, on its way into the fence store."""
 
     key: bytes

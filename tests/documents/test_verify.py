@@ -158,7 +158,7 @@ def test_a_sequence_that_was_changed_by_hand_is_found(memory: Place) -> None:
     place_of = source_name(documents, "a")
     record = SourceRecord.decode(memory.store.content.sources[place_of][0])
     assert record.head is not None
-    changed = replace(record, head=replace(record.head, sequence=2))
+    changed = replace(record, head=record.head._replace(sequence=2))
     memory.store.content.sources[place_of] = (changed.encode(), None)
     assert found_by(documents) == [(Trouble.HEAD_DIFFERS, "a")]
     documents.verify(repair=True)
