@@ -9,6 +9,8 @@
     |   |   +-- ResultTooBig            a result above what the stores may hold
     |   |   +-- PolicyError             a policy or setting that would break a guarantee
     |   |   +-- UnknownStore            a store URL nobody can open
+    |   |   +-- EmbedderUnknown         a name of an embedder that nobody registered
+    |   |   +-- AliasUnknown            an alias that was never swapped
     |   +-- Conflict                    the same key with another payload; never applied
     |   +-- Stale                       a sequence older than the one already applied
     |   +-- EffectFailed                the effect was sealed as a failure; this is its replay
@@ -16,6 +18,13 @@
     |   +-- NestedClaim                 a claim inside the effect of its own key: it would wait for itself
     |   +-- Unsupported                 this version of ragfence does not do that
     |   +-- ObjectsRequired             asked of a fence without an object store
+    |   +-- EmbedderInvalid             an embedder whose vectors cannot be used: wrong number, dimension, NaN, revision
+    |   +-- NotSealed                   an index that was never sealed; no alias may point at it
+    |   |   +-- BuildRetired            it was sealed once, and gc has retired it since
+    |   |   +-- BuildMissing            it is sealed, but its rows are not in the backend
+    |   +-- BuildUnverified             what was read back is not what was to be built; nothing was sealed
+    |   +-- GateFailed                  a gate before the swap; .report has the numbers
+    |   +-- AliasMoved                  the alias is not where `expect` says; .current is where it is
     |   +-- StoreUnsafe                 a store that cannot keep the promise (evicting Redis, S3 without If-None-Match)
     |   +-- StoreAuth                   the store refused the credentials
     |   +-- FormatTooNew                stored by a newer ragfence than this one
@@ -28,6 +37,8 @@
         +-- StoreUnavailable            the store did not answer
         +-- CommitUncertain             the object store did not say whether the commit happened
         +-- NotReady                    the fence store is being rebuilt from the object store
+        +-- EmbedderUnavailable         the endpoint of an embedder did not answer, however often it was asked
+        +-- SnapshotGone                documents of a corpus that was to be built have been purged or compacted away
 
 Raise `TerminalError` (or a subclass of your own) inside an effect to seal the failure: every later call gets it
 replayed. Any other exception releases the key, so that the next call tries again.
@@ -110,6 +121,15 @@ class UnknownStore(ValidationError):
     code = "VALIDATION.unknown_store"
 
 
+class EmbedderUnknown(ValidationError):
+    code = "VALIDATION.embedder_unknown"
+
+
+class AliasUnknown(ValidationError):
+    code = "VALIDATION.alias_unknown"
+    default_hint = "`ragfence alias` lists those there are; `ragfence swap ALIAS INDEX_HASH` makes one"
+
+
 class Conflict(TerminalError):
     """The key is known with another payload. `diff` is the RFC 6902 patch, where the policy keeps payloads."""
 
@@ -153,6 +173,46 @@ class Unsupported(TerminalError):
 class ObjectsRequired(TerminalError):
     code = "USAGE.objects_required"
     default_hint = "open the fence with an object store: ragfence.open(store, objects='s3://bucket/prefix')"
+
+
+class EmbedderInvalid(TerminalError):
+    code = "EMBEDDER.invalid"
+
+
+class NotSealed(TerminalError):
+    code = "INDEX.not_sealed"
+    default_hint = "build it first: fence.indexes.build() or `ragfence build`"
+    carries = frozenset({"key", "index_hash"})
+
+
+class BuildRetired(NotSealed):
+    code = "INDEX.retired"
+    default_hint = "build it again: fence.indexes.build() or `ragfence build`"
+
+
+class BuildMissing(NotSealed):
+    code = "INDEX.missing"
+    default_hint = "somebody dropped it behind ragfence's back: `ragfence gc` retires it, then build it again"
+
+
+class BuildUnverified(TerminalError):
+    code = "INDEX.unverified"
+    default_hint = "nothing was sealed; build it again, and look at the backend if it happens twice"
+    carries = frozenset({"key", "checks"})
+
+
+class GateFailed(TerminalError):
+    """`report` is the list of gates, each with its numbers."""
+
+    code = "ALIAS.gate_failed"
+    default_hint = "the alias was not moved; mend the index, or force the swap with a reason"
+    carries = frozenset({"key", "report", "alias", "index_hash"})
+
+
+class AliasMoved(TerminalError):
+    code = "ALIAS.moved"
+    default_hint = "look where it is now (`ragfence alias`), and decide again"
+    carries = frozenset({"key", "alias", "current", "generation"})
 
 
 class StoreUnsafe(TerminalError):
@@ -211,3 +271,13 @@ class CommitUncertain(TransientError):
 class NotReady(TransientError):
     code = "DEPENDENCY.not_ready"
     default_hint = "the fence store is being rebuilt from the object store; try again"
+
+
+class EmbedderUnavailable(TransientError):
+    code = "EMBEDDER.unavailable"
+    default_hint = "check the endpoint and its limits, then try again: what was embedded is kept"
+
+
+class SnapshotGone(TransientError):
+    code = "INDEX.snapshot_gone"
+    default_hint = "build again: the corpus of now has another INDEX_HASH"

@@ -24,7 +24,7 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
     ("core", frozenset({"core"})),
     ("stores", frozenset({"stores"})),
     ("engine", frozenset({"engine"})),
-    ("guards", frozenset({"documents"})),  # later indexes
+    ("guards", frozenset({"documents", "indexes"})),
     ("surfaces", frozenset({"__init__", "__main__", "audit", "cli", "fence", "opening", "testing"})),
 )
 LAYER_OF = {module: at for at, (_, modules) in enumerate(LAYERS) for module in modules}

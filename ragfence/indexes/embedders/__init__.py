@@ -1,0 +1,1 @@
+"""Embedders: whatever turns texts into vectors, behind one small protocol."""
