@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from functools import cached_property
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from ragfence.core.operations import Operation, key_from_text
 from ragfence.core.policy import Policy
@@ -16,11 +16,14 @@ from ragfence.engine.expiry import Purged
 from ragfence.engine.hydration import Progress
 from ragfence.engine.journal import Reconciled
 from ragfence.engine.once import Key, OnceOptions, Recovered
-from ragfence.errors import ObjectsRequired, Unsupported, ValidationError
+from ragfence.errors import ValidationError
 
 if TYPE_CHECKING:
     from ragfence.audit.decisions import Audit
     from ragfence.documents.guard import Documents
+    from ragfence.indexes.aliases import Aliases
+    from ragfence.indexes.guard import Indexes
+    from ragfence.indexes.searching import Hit, Searching
 
 
 class Fence:
@@ -46,7 +49,31 @@ class Fence:
         """Documents, ingested once per doc_id and content. Needs an object store."""
         from ragfence.documents.guard import Documents
 
-        return Documents(self._engine)
+        return Documents(self._engine, beside=lambda: self.indexes.beside())
+
+    @cached_property
+    def indexes(self) -> Indexes:
+        """Indexes of all live documents, built once per INDEX_HASH. Needs an object store."""
+        from ragfence.indexes.guard import Indexes
+
+        return Indexes(self._engine, self.documents)
+
+    @cached_property
+    def aliases(self) -> Aliases:
+        """Names that searches use: each points at a sealed build. Needs an object store."""
+        from ragfence.indexes.aliases import Aliases
+
+        indexes = self.indexes
+        return Aliases(
+            self._engine, indexes.builds_log, indexes.backend, indexes.embedder_for, coverage_of=indexes.coverage
+        )
+
+    def search(self, alias: str, text: str, *, k: int = 5) -> list[Hit]:
+        """The k nearest snippets of the build that the alias points at, the nearest first, ready to be cited.
+
+        >>> fence.search("docs", "how do leases expire?")[0].doc_id  # doctest: +SKIP
+        """
+        return self._searching.search(alias, text, k)
 
     @property
     def audit(self) -> Audit:
@@ -146,18 +173,9 @@ class Fence:
         """Seals the effects that ran while the fence store was down."""
         return self._engine.reconcile_journal()
 
-    @property
-    def indexes(self) -> NoReturn:
-        self._not_yet("indexes")
-
-    @property
-    def aliases(self) -> NoReturn:
-        self._not_yet("aliases")
-
-    def search(self, alias: str, text: str, *, k: int = 5) -> NoReturn:
-        self._not_yet("search")
-
     def close(self) -> None:
+        if "indexes" in self.__dict__:  # a cached property that was used
+            self.indexes.close()
         self._engine.close()
 
     def __enter__(self) -> Fence:
@@ -168,10 +186,12 @@ class Fence:
     ) -> None:
         self.close()
 
-    def _not_yet(self, what: str) -> NoReturn:
-        if self._engine.objects is None:
-            raise ObjectsRequired(f"{what} need an object store, and this fence was opened without one")
-        raise Unsupported(f"this version of ragfence has no {what} yet", hint="see CHANGELOG.md for what it has")
+    @cached_property
+    def _searching(self) -> Searching:
+        from ragfence.indexes.searching import Searching
+
+        indexes = self.indexes
+        return Searching(self.aliases, indexes.builds_log, indexes.backend, indexes.embedder_for)
 
 
 def _exceptions(terminal: object) -> tuple[type[Exception], ...]:

@@ -7,7 +7,7 @@ changed. Heads are read between two equal versions, so a digest is never of a mo
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from ragfence.core.hashing import SHARDS, digest
 from ragfence.core.records import Head
@@ -20,6 +20,8 @@ FEW = 4
 """as many shards are read one by one; for more, one pass over all costs less"""
 
 Version = tuple[int, int]
+Shown = tuple[int, bytes, Head]
+"""shard, source and live head"""
 
 
 class Corpus:
@@ -36,13 +38,39 @@ class Corpus:
             made = self._digests(before)
             if self._fences.versions() == before:
                 # Kept only now: what was read while something moved is of no version at all.
-                with self._lock:
-                    self._known |= {shard: (before[shard], made[shard]) for shard in range(SHARDS)}
-                return f"sha256:{digest('ragfence/corpus/1', *made).hex()}"
-        raise InFlight(
-            "the corpus changes faster than it can be read",
-            hint="try again when fewer documents are being ingested",
-        )
+                self.remember(before, made)
+                return digest_of_shards(made)
+        raise _too_fast()
+
+    def live(self) -> tuple[str, list[Shown]]:
+        """The digest, and the heads that it is of."""
+        for _ in range(ATTEMPTS):
+            before = self._versions()
+            # A dictionary: a scan may show a head twice.
+            heads = {(shard, source): head for shard, source, head in self._fences.all_heads() if head.live}
+            if self._fences.versions() == before:
+                shown = [(shard, source, head) for (shard, source), head in heads.items()]
+                made = shard_digests(
+                    (shard, source + head.digest + head.metadata_hash) for shard, source, head in shown
+                )
+                self.remember(before, made)
+                return digest_of_shards(made), shown
+        raise _too_fast()
+
+    def versions(self) -> list[Version]:
+        """Of every shard: what a digest is valid for."""
+        return self._versions()
+
+    def known_at(self, versions: Sequence[Version]) -> list[bytes] | None:
+        """The digests of the shards at these versions, if all are known."""
+        with self._lock:
+            found = [self._known.get(shard) for shard in range(SHARDS)]
+        made = [each[1] for each, version in zip(found, versions, strict=True) if each and each[0] == version]
+        return made if len(made) == SHARDS else None
+
+    def remember(self, versions: Sequence[Version], made: Sequence[bytes]) -> None:
+        with self._lock:
+            self._known |= {shard: (versions[shard], made[shard]) for shard in range(SHARDS)}
 
     def _versions(self) -> list[Version]:
         while True:
@@ -63,7 +91,7 @@ class Corpus:
             if head.live and shard in heads:
                 heads[shard].add(source + head.digest + head.metadata_hash)
         for shard in changed:
-            made[shard] = digest("ragfence/corpus-shard/1", *sorted(heads[shard]))
+            made[shard] = _shard_digest(heads[shard])
         return made
 
     def _heads(self, shards: list[int]) -> Iterator[tuple[int, bytes, Head]]:
@@ -73,3 +101,26 @@ class Corpus:
         for shard in shards:
             for source, head in self._fences.heads(shard):
                 yield shard, source, head
+
+
+def digest_of_shards(made: Sequence[bytes]) -> str:
+    return f"sha256:{digest('ragfence/corpus/1', *made).hex()}"
+
+
+def shard_digests(heads: Iterable[tuple[int, bytes]]) -> list[bytes]:
+    """Of (shard, source + digest of the key + metadata hash), one for each live document."""
+    held: dict[int, set[bytes]] = {shard: set() for shard in range(SHARDS)}
+    for shard, head in heads:
+        held[shard].add(head)
+    return [_shard_digest(held[shard]) for shard in range(SHARDS)]
+
+
+def _shard_digest(heads: set[bytes]) -> bytes:
+    return digest("ragfence/corpus-shard/1", *sorted(heads))
+
+
+def _too_fast() -> InFlight:
+    return InFlight(
+        "the corpus changes faster than it can be read",
+        hint="try again when fewer documents are being ingested",
+    )

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from itertools import islice
-from typing import Literal, overload
+from typing import Literal, NamedTuple, Protocol, overload
 
 from ragfence.core.decisions import Replay
 from ragfence.core.receipts import Receipt
@@ -28,7 +28,7 @@ from ragfence.documents.reading import Reading, StoredDocument, StoredSnippet
 from ragfence.documents.reconciling import Reconciler, Sources, Takeover
 from ragfence.documents.repairing import Repair
 from ragfence.documents.revisions import Revisions
-from ragfence.documents.rewriting import Rewriting
+from ragfence.documents.rewriting import Rewriting, Switch
 from ragfence.documents.segments import Layout
 from ragfence.documents.settings import settle_content_hash
 from ragfence.documents.sinks import Settled, Sink, checked_sink
@@ -47,6 +47,26 @@ from ragfence.stores.objects import ObjectStore
 BATCH = 1000
 
 
+class Inside(NamedTuple):
+    """What the guard of indexes reads of documents."""
+
+    corpus: Corpus
+    reading: Reading
+    layout: Layout
+
+
+class Beside(Protocol):
+    """Whoever keeps something about snippets beside the log: vectors, and indexes made of them."""
+
+    def copy(self, switch: Switch) -> None:
+        """Segments are about to be replaced by others: what belongs to their snippets goes there too."""
+        ...
+
+    def forget(self, doc_id: str) -> None:
+        """A document was purged, and nobody can read it out of the log any more. May be called again."""
+        ...
+
+
 class Documents:
     """Documents behind the fence. Safe to be killed anywhere; any number of processes may send the same ones.
 
@@ -54,7 +74,14 @@ class Documents:
     successor chunks, but both get the same snippet_ids and one head move counts.
     """
 
-    def __init__(self, engine: Engine, *, chunker: Chunker | None = None, sink: Sink | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        chunker: Chunker | None = None,
+        sink: Sink | None = None,
+        beside: Callable[[], Beside] | None = None,
+    ) -> None:
         if engine.backing is None or engine.objects is None:
             raise ObjectsRequired(
                 "documents need an object store, and this fence was opened without",
@@ -63,6 +90,7 @@ class Documents:
         self._engine = engine
         self._chunker = chunker
         self._sink = sink if sink is None else checked_sink(sink)
+        self._beside = beside
         self._objects = engine.objects
         self._backing = engine.backing
         self._layout = Layout(engine.tenant)
@@ -75,7 +103,11 @@ class Documents:
         and loses what is dead; see docs/sinks.md. Keep what this returns: its first call settles what others left.
         """
         sink = self._sink if sink is None else sink
-        return Documents(self._engine, chunker=chunker or self._chunker, sink=sink)
+        return Documents(self._engine, chunker=chunker or self._chunker, sink=sink, beside=self._beside)
+
+    @property
+    def inside(self) -> Inside:
+        return Inside(self._corpus, self._reading, self._layout)
 
     def ingest(self, document: Document, *, dry_run: bool = False) -> Receipt:
         """Ingests one document, or answers with the snippet_ids of the first time.
@@ -217,7 +249,10 @@ class Documents:
             self._preparing,
             self._caller(),
             wait_ms=self._rules.wait_ms,
-            others=[partial(forget, self._engine.tenant, self._objects)],
+            others=[
+                partial(forget, self._engine.tenant, self._objects),
+                *([self._beside().forget] if self._beside else []),
+            ],
         ).run(doc_id)
 
     def verify(self, repair: bool = False, *, progress: bool | Callable[[int], None] = False) -> Verification:
@@ -336,7 +371,10 @@ class Documents:
 
     @cached_property
     def _rewriting(self) -> Rewriting:
-        return Rewriting(self._objects, self._backing.epochs, self._backing.hydrator, self._layout)
+        rewriting = Rewriting(self._objects, self._backing.epochs, self._backing.hydrator, self._layout)
+        if self._beside:
+            rewriting.before_switch.append(self._beside().copy)
+        return rewriting
 
     @cached_property
     def _corpus(self) -> Corpus:

@@ -45,11 +45,11 @@ class ParquetCodec:
             "content_type": pa.array([detail.content_type for detail in details], pa.string()),
             "recipe": pa.array([detail.recipe for detail in details], pa.string()),
             "at": pa.array([detail.at_ms for detail in details], pa.timestamp("ms", "UTC")),
-            "snippet_ids": _id_lists(ids),
+            "snippet_ids": id_lists(ids),
             "starts": _lists([each.starts for each in positions], pa.int64()),
             "ends": _lists([each.ends for each in positions], pa.int64()),
             "sections": _lists([each.sections for each in positions], pa.string()),
-            "dead": _id_lists(dead),
+            "dead": id_lists(dead),
             "origin": pa.array([detail.origin for detail in details], pa.string()),
             "before": pa.array([detail.before for detail in details], pa.string()),
         }
@@ -62,7 +62,7 @@ class ParquetCodec:
 
 def _rows(name: str, table: Any) -> Iterator[LogRow]:
     here = address_in(name)
-    columns = [_values(table, column) for column in _OF_FENCES]
+    columns = [fixed_values(table, column) for column in _OF_FENCES]
     times = table.column("at").cast("int64").to_pylist()
     for key, source, epoch, counter, token, live, fingerprint, metadata_hash, sequence, origin, ids, at_ms in zip(
         *columns, _blobs(table, "snippet_ids"), times, strict=True
@@ -146,6 +146,30 @@ def encode_snippets(rows: Sequence[LogRow]) -> bytes | None:
     return _written(columns, "snippets", dictionary=["doc_id", "recipe"])
 
 
+def read_rows(name: str, data: bytes) -> Any:
+    """The rows of a segment as an Arrow table, with what an index takes from them."""
+    return _read(name, data, "rows", _OF_INDEXES)
+
+
+def read_snippets(name: str, data: bytes, columns: Sequence[str] = ("text", "tokens")) -> Any:
+    """The snippets of a segment as an Arrow table: their ids and these columns."""
+    return _read(name, data, "snippets", list(columns))
+
+
+_OF_INDEXES = [
+    "doc_id",
+    "action",
+    "key",
+    "live",
+    "metadata_hash",
+    "metadata",
+    "source_url",
+    "starts",
+    "ends",
+    "sections",
+]
+
+
 def decode_snippets(name: str, data: bytes) -> Iterator[Snippet]:
     table = _read(name, data, "snippets", ["doc_id", "recipe", "text", "tokens"])
     ids = [snippet_texts(each)[0] for each in table.column("snippet_id").to_pylist()]
@@ -156,15 +180,27 @@ def decode_snippets(name: str, data: bytes) -> Iterator[Snippet]:
 
 def _written(columns: dict[str, Any], what: str, *, dictionary: list[str]) -> bytes:
     import pyarrow as pa
+
+    return table_written(pa.table(columns), what, dictionary=dictionary, statistics=["doc_id"])
+
+
+def table_written(table: Any, what: str, *, dictionary: list[str], statistics: list[str]) -> bytes:
+    """As the bytes of an object, which say what they are and in which format."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table = pa.table(columns).replace_schema_metadata({"ragfence": what, "ragfence.version": str(VERSION)})
+    named = table.replace_schema_metadata({"ragfence": what, "ragfence.version": str(VERSION)})
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd", use_dictionary=dictionary, write_statistics=["doc_id"])
+    pq.write_table(named, sink, compression="zstd", use_dictionary=dictionary, write_statistics=statistics or False)
     return bytes(sink.getvalue())
 
 
 def _read(name: str, data: bytes, what: str, columns: list[str]) -> Any:
+    return read_table(name, data, what, [*columns, "snippet_ids" if what == "rows" else "snippet_id"])
+
+
+def read_table(name: str, data: bytes, what: str, columns: list[str]) -> Any:
+    """The other way round: refused unless it is what it should be, in a format that is known."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -176,13 +212,12 @@ def _read(name: str, data: bytes, what: str, columns: list[str]) -> Any:
             raise FormatCorrupt(f"{name} holds no {what} of ragfence")
         if version > VERSION:
             raise FormatTooNew(f"{name} has format {version}; this ragfence knows {VERSION}")
-        ids = ["snippet_ids"] if what == "rows" else ["snippet_id"]
-        return file.read(columns=[*columns, *ids]).combine_chunks()
+        return file.read(columns=columns).combine_chunks()
     except (pa.ArrowException, KeyError, ValueError, OSError) as broken:
         raise FormatCorrupt(f"{name} is no Parquet object of {what}: {broken}") from broken
 
 
-def _id_lists(blobs: Sequence[bytes]) -> Any:
+def id_lists(blobs: Sequence[bytes]) -> Any:
     """Ids that stand one behind the other in each blob, as a list per blob: no id becomes a Python object."""
     import pyarrow as pa
 
@@ -195,7 +230,7 @@ def _id_lists(blobs: Sequence[bytes]) -> Any:
 
 
 def _blobs(table: Any, column: str) -> Iterator[bytes]:
-    """The opposite of `_id_lists`."""
+    """The opposite of `id_lists`."""
     lists = table.column(column)
     for chunk in lists.chunks:
         offsets = chunk.offsets.to_pylist()
@@ -207,7 +242,7 @@ def _blobs(table: Any, column: str) -> Iterator[bytes]:
             yield held[start + begin * SNIPPET_BYTES : start + end * SNIPPET_BYTES]
 
 
-def _values(table: Any, column: str) -> list[Any]:
+def fixed_values(table: Any, column: str) -> list[Any]:
     """As Python objects. Digests are cut out of their buffer, which costs a fifth of making them one by one."""
     import pyarrow as pa
 

@@ -64,10 +64,11 @@ class Collected:
     segments: int = 0
     snippets: int = 0
     bytes: int = 0
+    vectors: int = 0
 
     @property
     def objects(self) -> int:
-        return self.segments + self.snippets
+        return self.segments + self.snippets + self.vectors
 
 
 NOTHING = Collected()
@@ -227,7 +228,8 @@ class Rewriting:
         if self._epochs.newer_than(newest):
             return []
         found = []
-        for root in (self._layout.segments, self._layout.snippets):
+        layout = self._layout
+        for root in (layout.segments, layout.snippets, layout.vectors, layout.kept_vectors):
             for entry in self._objects.list(f"{root}/"):
                 address = _address(entry.name)
                 # Of the newest epoch nothing is void: its writers may be between two objects of a batch.
@@ -243,7 +245,9 @@ class Rewriting:
         for at in range(0, len(names), DELETED_AT_ONCE):
             self._objects.delete(names[at : at + DELETED_AT_ONCE])
         segments = sum(name.startswith(f"{self._layout.segments}/") for name in names)
-        return Collected(segments, len(names) - segments, sum(entry.size for entry in void))
+        snippets = sum(name.startswith(f"{self._layout.snippets}/") for name in names)
+        size = sum(entry.size for entry in void)
+        return Collected(segments, snippets, size, len(names) - segments - snippets)
 
     def _put(self, name: str, data: bytes) -> None:
         if not self._objects.put_new(name, data).won:

@@ -154,6 +154,9 @@ class Layout:
     def __init__(self, tenant: str) -> None:
         self.segments = f"{encoded(tenant)}/segments"
         self.snippets = f"{encoded(tenant)}/snippets"
+        self.vectors = f"{encoded(tenant)}/vectors"
+        """<embedder>/<epoch>/<batch>: of the snippets there; see ragfence.indexes.vectors"""
+        self.kept_vectors = f"{encoded(tenant)}/vectors-kept"
 
     def rows_at(self, address: Address) -> str:
         return f"{self.segments}/{address.text}"

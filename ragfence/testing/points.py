@@ -14,13 +14,17 @@ __all__ = ["HYDRATION_POINTS", "OPERATION_POINTS", "at_point", "freeze_at", "kil
 
 
 def every_point() -> tuple[str, ...]:
-    """Those of operations, hydration, documents, their sinks, and what rewrites their log."""
+    """Those of operations, hydration, documents, their sinks, what rewrites their log, builds, aliases and gc."""
     from ragfence.documents.moving import DOCUMENT_POINTS
     from ragfence.documents.rewriting import REWRITING_POINTS
     from ragfence.documents.sinks import SINK_POINTS
+    from ragfence.indexes.aliases import ALIAS_POINTS
+    from ragfence.indexes.building import BUILD_POINTS
+    from ragfence.indexes.collecting import COLLECTING_POINTS
 
-    every = (*OPERATION_POINTS, *HYDRATION_POINTS, *DOCUMENT_POINTS, *SINK_POINTS, *REWRITING_POINTS)
-    return tuple(dict.fromkeys(every))
+    documents = (*DOCUMENT_POINTS, *SINK_POINTS, *REWRITING_POINTS)
+    indexes = (*BUILD_POINTS, *ALIAS_POINTS, *COLLECTING_POINTS)
+    return tuple(dict.fromkeys((*OPERATION_POINTS, *HYDRATION_POINTS, *documents, *indexes)))
 
 
 @contextlib.contextmanager

@@ -1,0 +1,230 @@
+"""From a snapshot to the rows of an index: descriptions and positions out of the log, texts and vectors beside them.
+
+All of it in Arrow: a row costs about as much here as in the backend that takes it. Rows are made while they are
+written, one object of snippets after the other; only ids, positions and descriptions are held for all.
+
+Where the snapshot says a head was, it may be no more: the log was compacted or purged. Then all of the log is looked
+through; what is not there either is gone for good, and with it the corpus that was to be built: `SnapshotGone`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from ragfence.documents.identity import SNIPPET_BYTES
+from ragfence.documents.parquet import fixed_values, read_rows, read_snippets
+from ragfence.documents.segments import INGEST, Layout, address_in
+from ragfence.errors import SnapshotGone
+from ragfence.indexes.backends.protocol import row_schema
+from ragfence.indexes.corpora import heads_of
+from ragfence.indexes.vectors import Texts, VectorStore
+from ragfence.stores.objects import ObjectStore
+
+if TYPE_CHECKING:
+    from ragfence.indexes.embedders.protocol import Vectors
+
+READ_AT_ONCE = 64
+"""segments of which rows are joined at a time"""
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptions:
+    """The documents of a snapshot, and every snippet of theirs, as Arrow arrays."""
+
+    doc_id: Any
+    metadata: Any
+    source_url: Any
+    ids: list[bytes]
+    """of the snippets; the arrays below are in their order"""
+    parent: Any
+    """which document"""
+    ordinal: Any
+    start: Any
+    end: Any
+    section: Any
+    origins: list[str]
+    """addresses of the segments that made the revisions"""
+
+    def places(self) -> dict[bytes, int]:
+        return {each: at for at, each in enumerate(self.ids)}
+
+    def rows(self, at: Sequence[int], text: Any, tokens: Any, vectors: Vectors) -> Any:
+        """These snippets as a table for a backend."""
+        import pyarrow as pa
+
+        picked = pa.array(at, pa.int64())
+        document = self.parent.take(picked)
+        dimension = int(vectors.shape[1])
+        schema = row_schema(dimension)
+        columns = [
+            pa.array([self.ids[each].hex() for each in at], pa.string()),
+            self.doc_id.take(document),
+            self.section.take(picked),
+            self.ordinal.take(picked),
+            self.start.take(picked),
+            self.end.take(picked),
+            tokens.cast(pa.int32()),
+            text,
+            self.source_url.take(document),
+            self.metadata.take(document),
+            pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), dimension),
+        ]
+        return pa.Table.from_arrays(columns, schema=schema)
+
+
+class Log:
+    """What of the log an index is made of."""
+
+    def __init__(self, objects: ObjectStore, layout: Layout, truth: Callable[[], list[str]]) -> None:
+        self._objects = objects
+        self._layout = layout
+        self._truth = truth
+
+    def describe(self, documents: Any) -> Descriptions:
+        """Of the documents of a snapshot, or of some of them: a table as `Snapshot.table`."""
+        addresses = _distinct(documents, "row", "origin")
+        found = self._found(documents, [self._layout.rows_at(address_in(each)) for each in addresses])
+        if found is None:
+            found = self._found(documents, self._truth())
+        if found is None:
+            raise SnapshotGone(
+                "documents of this corpus are not in the log any more: it was compacted, or some were purged"
+            )
+        return found
+
+    def texts(self, described: Descriptions, place: dict[bytes, int]) -> Iterator[tuple[Texts, list[int], list[int]]]:
+        """Objects of snippets, each with the rows of it that are wanted and the snippets they are, until all are found.
+
+        `place`: the ids that are wanted, and where they stand in the descriptions; taken out as they are found.
+        """
+        seen = set()
+        for name in (self._layout.snippets_at(address_in(each)) for each in described.origins):
+            seen.add(name)
+            if place and (found := self._wanted(name, place)):
+                yield found
+        if place:
+            # Snippets that a revision took over from one before it, and whatever a compaction has moved.
+            for segment in reversed(self._truth()):
+                name = self._layout.snippets_at(address_in(segment))
+                if name not in seen and place and (found := self._wanted(name, place)):
+                    yield found
+        if place:
+            raise SnapshotGone(f"the texts of {len(place)} snippets of this corpus are not in the log any more")
+
+    def _wanted(self, name: str, place: dict[bytes, int]) -> tuple[Texts, list[int], list[int]] | None:
+        data = self._objects.get(name)
+        if data is None:
+            return None
+        texts = Texts(address_in(name), read_snippets(name, data))
+        found = [(at, place.pop(each)) for at, each in enumerate(texts.ids) if each in place]
+        return (texts, [at for at, _ in found], [there for _, there in found]) if found else None
+
+    def _found(self, documents: Any, segments: Sequence[str]) -> Descriptions | None:
+        import numpy as np
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        keys = documents.column("key").combine_chunks().cast(pa.binary())
+        heads = heads_of(documents)
+        described: list[Any] = []
+        placed: list[Any] = []
+        head_at = np.full(len(keys), -1, dtype=np.int64)
+        made_at = np.full(len(keys), -1, dtype=np.int64)
+        rows_seen = 0
+        names = iter(segments)
+        while portion := list(islice(names, READ_AT_ONCE)):
+            tables = [read_rows(name, data) for name in portion if (data := self._objects.get(name)) is not None]
+            if not tables:
+                continue
+            table = pa.concat_tables(tables).combine_chunks()
+            of_head = pc.index_in(heads_of(table), value_set=heads)
+            live = pc.and_(table.column("live").combine_chunks(), pc.is_valid(of_head))
+            of_key = pc.index_in(table.column("key").combine_chunks().cast(pa.binary()), value_set=keys)
+            made = pc.and_(pc.equal(table.column("action"), INGEST).combine_chunks(), pc.is_valid(of_key))
+            kept = pc.or_(live, made)
+            rows = np.flatnonzero(_numpy(kept))
+            table = table.take(pa.array(rows))
+            described.append(table.select(["doc_id", "metadata", "source_url"]))
+            placed.append(table.select(["snippet_ids", "starts", "ends", "sections"]))
+            for found, valid, into in ((of_head, live, head_at), (of_key, made, made_at)):
+                wanted = _numpy(valid)[rows]
+                targets = _numpy(pc.fill_null(found, 0))[rows][wanted]
+                into[targets] = np.flatnonzero(wanted) + rows_seen
+            rows_seen += len(rows)
+        if (head_at < 0).any() or (made_at < 0).any():
+            return None
+        if not described:
+            described, placed = [_nothing()], [_nothing()]
+        who = pa.concat_tables(described).combine_chunks().take(pa.array(head_at))
+        where = pa.concat_tables(placed).combine_chunks().take(pa.array(made_at))
+        lists = where.column("snippet_ids").combine_chunks()
+        parent = pc.list_parent_indices(lists)
+        offsets = _numpy(lists.offsets)
+        ordinal = np.arange(len(parent)) - (offsets[:-1] - offsets[0])[_numpy(parent)] if len(parent) else np.zeros(0)
+        flat = pa.table({"snippet_id": pc.list_flatten(lists)})
+        return Descriptions(
+            doc_id=who.column("doc_id").combine_chunks(),
+            metadata=who.column("metadata").combine_chunks(),
+            source_url=who.column("source_url").combine_chunks(),
+            ids=fixed_values(flat, "snippet_id"),
+            parent=parent,
+            ordinal=pa.array(ordinal.astype(np.int32)),
+            start=pc.list_flatten(where.column("starts").combine_chunks()),
+            end=pc.list_flatten(where.column("ends").combine_chunks()),
+            section=pc.list_flatten(where.column("sections").combine_chunks()),
+            origins=_distinct(documents, "origin"),
+        )
+
+
+def assembled(
+    log: Log, described: Descriptions, place: dict[bytes, int], vectors: VectorStore, workers: int
+) -> Iterator[Any]:
+    """The rows of these snippets, as tables. Up to `workers` objects are embedded at once, ahead of the writing."""
+    wanted = log.texts(described, place)
+    with ThreadPoolExecutor(workers, thread_name_prefix="ragfence-embed") as pool:
+        ahead: list[tuple[Texts, list[int], list[int], Future[Vectors]]] = []
+        try:
+            while True:
+                while len(ahead) <= workers and (found := next(wanted, None)) is not None:
+                    ahead.append((*found, pool.submit(vectors.of, found[0])))
+                if not ahead:
+                    return
+                texts, rows, snippets, made = ahead.pop(0)
+                values = made.result()
+                table = texts.table if len(rows) == texts.table.num_rows else texts.table.take(rows)
+                picked = values if len(rows) == len(values) else values[rows]
+                yield described.rows(
+                    snippets, table.column("text").combine_chunks(), table.column("tokens").combine_chunks(), picked
+                )
+        finally:
+            for *_, future in ahead:
+                future.cancel()
+
+
+def _nothing() -> Any:
+    """The rows of a corpus without documents."""
+    import pyarrow as pa
+
+    return pa.table(
+        {
+            "doc_id": pa.array([], pa.string()),
+            "metadata": pa.array([], pa.string()),
+            "source_url": pa.array([], pa.string()),
+            "snippet_ids": pa.array([], pa.list_(pa.binary(SNIPPET_BYTES))),
+            "starts": pa.array([], pa.list_(pa.int64())),
+            "ends": pa.array([], pa.list_(pa.int64())),
+            "sections": pa.array([], pa.list_(pa.string())),
+        }
+    )
+
+
+def _distinct(table: Any, *columns: str) -> list[str]:
+    return sorted({each for column in columns for each in table.column(column).unique().to_pylist()})
+
+
+def _numpy(array: Any) -> Any:
+    return array.to_numpy(zero_copy_only=False)

@@ -1,0 +1,109 @@
+"""A build that starts from the nearest sealed one: what did not change is copied out of it, not made again.
+
+The base is read once, and its digest is made on the way. If it is not what was sealed, nothing of it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ragfence.errors import BuildMissing, FormatCorrupt, FormatTooNew
+from ragfence.indexes.assembling import Descriptions, Log, assembled
+from ragfence.indexes.backends.protocol import Backend
+from ragfence.indexes.builds import SEALED, BuildEntry, Builds, Seal
+from ragfence.indexes.corpora import Corpora, Snapshot
+from ragfence.indexes.spec import shape_in
+from ragfence.indexes.vectors import VectorStore
+from ragfence.indexes.verifying import Contents, matrix
+
+SAME_ROWS = ("embedder", "backend", "metric", "analyzer", "schema")
+"""inputs that decide what the rows are; the type of index and its parameters may differ"""
+LOOKED_AT = 20
+WORTH = 0.3
+"""of the documents must be in the base, unchanged"""
+
+
+class BaseBroken(Exception):
+    """The base is not what was sealed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    entry: BuildEntry
+    seal: Seal
+    unchanged: int
+    changed: Any
+    """the documents of the new snapshot that the base does not have, as a table of it"""
+    gone: Any
+    """ids of snippets of the base whose documents changed or went: an Arrow array of text"""
+
+
+def nearest(
+    builds: Builds, corpora: Corpora, inputs: dict[str, Any], snapshot: Snapshot, known: Iterable[str]
+) -> Base | None:
+    """The sealed build with the most documents in common. `known`: hashes to look at first, such as the live one."""
+    best: Base | None = None
+    looked_at = 0
+    for index_hash in dict.fromkeys((*known, *builds.hashes())):
+        if looked_at == LOOKED_AT:
+            break
+        looked_at += 1
+        try:
+            entry = builds.newest(index_hash)
+            seal = entry.seal if entry and entry.kind == SEALED else None
+            if entry is None or seal is None or any(seal.inputs.get(name) != inputs[name] for name in SAME_ROWS):
+                continue
+            earlier = corpora.get(seal.corpus_digest)
+        except (FormatCorrupt, FormatTooNew):
+            continue  # of no use to us; whoever asks for it is told
+        if earlier is None:
+            continue
+        base = _compared(entry, seal, snapshot, earlier)
+        if best is None or base.unchanged > best.unchanged:
+            best = base
+        if best.unchanged == snapshot.documents:
+            break
+    return best if best and best.unchanged >= WORTH * snapshot.documents else None
+
+
+def _compared(entry: BuildEntry, seal: Seal, snapshot: Snapshot, earlier: Snapshot) -> Base:
+    import pyarrow.compute as pc
+
+    now, then = snapshot.heads(), earlier.heads()
+    same = pc.is_in(now, value_set=then)
+    left = Snapshot("", earlier.table.filter(pc.invert(pc.is_in(then, value_set=now))))
+    changed = snapshot.table.filter(pc.invert(same)).combine_chunks()
+    return Base(entry, seal, snapshot.documents - int(changed.num_rows), changed, left.text_ids())
+
+
+def from_base(
+    log: Log, base: Base, backend: Backend, described: Descriptions, vectors: VectorStore, workers: int
+) -> Iterator[Any]:
+    """The rows of the new build: those of the base that stay, and those of the documents that changed.
+
+    A snippet that an edited document kept is in the base, with its text and its vector: only its place is new.
+    """
+    import pyarrow.compute as pc
+
+    shape = shape_in(base.seal.inputs)
+    contents = Contents(shape)
+    place = described.places()
+    try:
+        for table in backend.read(base.seal.physical):
+            contents.add(table)
+            gone = pc.is_in(table.column("snippet_id"), value_set=base.gone)
+            yield table.filter(pc.invert(gone))
+            again = table.filter(gone)
+            ids = [bytes.fromhex(each) for each in again.column("snippet_id").to_pylist()]
+            taken = [(row, place.pop(each)) for row, each in enumerate(ids) if each in place]
+            if taken:
+                kept = again.take([row for row, _ in taken]).combine_chunks()
+                text, tokens = kept.column("text").combine_chunks(), kept.column("tokens").combine_chunks()
+                yield described.rows([at for _, at in taken], text, tokens, matrix(kept, shape.dimension))
+    except BuildMissing as missing:
+        raise BaseBroken from missing
+    if contents.digest() != base.seal.content_digest:
+        raise BaseBroken
+    yield from assembled(log, described, place, vectors, workers)

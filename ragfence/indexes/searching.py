@@ -1,0 +1,116 @@
+"""`fence.search`: the nearest snippets behind an alias, each with what is needed to cite it.
+
+The alias is resolved once per request, and the physical index that it names is queried: a search never mixes two
+builds, whatever is swapped meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ragfence.core.canonical import parse_json
+from ragfence.errors import BuildMissing, NotSealed, ValidationError
+from ragfence.indexes.aliases import Aliases
+from ragfence.indexes.backends.protocol import Backend, Found
+from ragfence.indexes.builds import Builds, Seal
+from ragfence.indexes.catalog import Target
+from ragfence.indexes.embedders.protocol import Embedder, EmbedderId, embedded
+
+MAX_K = 10_000
+MAX_TEXT = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A snippet, and where it is from: `document_text[start:end]`, in which section of which document and build."""
+
+    snippet_id: str
+    doc_id: str
+    section_id: str
+    ordinal: int
+    start: int
+    end: int
+    tokens: int
+    text: str
+    source_url: str
+    metadata: dict[str, Any]
+    score: float
+    """higher is nearer"""
+    index_hash: str
+    generation: int
+    """of the catalog"""
+
+
+class Searching:
+    def __init__(
+        self,
+        aliases: Aliases,
+        builds: Builds,
+        backend_of: Callable[[str], Backend],
+        embedder_of: Callable[[Seal], Embedder],
+    ) -> None:
+        self._aliases = aliases
+        self._builds = builds
+        self._backend_of = backend_of
+        self._embedder_of = embedder_of
+        self._seals: dict[tuple[str, int], Seal] = {}
+
+    def search(self, alias: str, text: str, k: int) -> list[Hit]:
+        _check(text, k)
+        target = self._aliases.resolve(alias)
+        seal = self._seal(target)
+        embedder = self._embedder_of(seal)
+        vector = embedded(embedder, EmbedderId.of(embedder), [text])[0]
+        try:
+            found = self._backend_of(seal.backend).search(seal.physical, vector, k)
+        except BuildMissing as missing:
+            raise BuildMissing(
+                f"{alias!r} points at build {seal.index_hash}, and its rows are not in the backend",
+                index_hash=seal.index_hash,
+            ) from missing
+        found.sort(key=_order)
+        return [_hit(each, seal.index_hash, target.generation) for each in found]
+
+    def _seal(self, target: Target) -> Seal:
+        """Entries of a log never change, so each is read once."""
+        at = (target.index_hash, target.seal)
+        if at not in self._seals:
+            entry = self._builds.at(*at)
+            if entry is None or entry.seal is None:
+                raise NotSealed(f"build {target.index_hash} has no seal {target.seal}", index_hash=target.index_hash)
+            if len(self._seals) > 256:
+                self._seals.clear()
+            self._seals[at] = entry.seal
+        return self._seals[at]
+
+
+def _check(text: object, k: object) -> None:
+    if not isinstance(text, str) or not text.strip() or len(text) > MAX_TEXT:
+        raise ValidationError(f"search for a text of 1 to {MAX_TEXT:,} characters")
+    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= MAX_K:
+        raise ValidationError(f"k is from 1 to {MAX_K:,}, not {k!r}")
+
+
+def _order(found: Found) -> tuple[float, str, str]:
+    return -found.score, found.section_id, found.snippet_id
+
+
+def _hit(found: Found, index_hash: str, generation: int) -> Hit:
+    metadata = parse_json(found.metadata.encode())
+    return Hit(
+        found.snippet_id,
+        found.doc_id,
+        found.section_id,
+        found.ordinal,
+        found.start,
+        found.end,
+        found.tokens,
+        found.text,
+        found.source_url,
+        metadata if isinstance(metadata, dict) else {},
+        found.score,
+        index_hash,
+        generation,
+    )

@@ -1,0 +1,88 @@
+"""What an index is to be, and the INDEX_HASH: a digest of the build's inputs, known before anything is built."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, get_args
+
+from ragfence.core.canonical import canonical_json
+from ragfence.core.hashing import digest
+from ragfence.errors import NotJson, ValidationError
+from ragfence.indexes.backends.protocol import SCHEMA_VERSION, Metric, Shape
+from ragfence.indexes.embedders.protocol import Embedder, EmbedderId
+
+NO_PARAMETERS: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class IndexSpec:
+    """Everything has a default: `fence.indexes.build()` builds what `IndexSpec()` says.
+
+    embedder    a name such as "wordllama", or an `Embedder`
+    backend     "lance", beside the objects, or a URL without credentials: another place makes another index
+    metric      "cosine", "dot" or "l2"
+    index       "flat" compares with every row; others are approximate, see docs/backends.md
+    parameters  of the index
+    analyzer    of full-text search; "none" is the only one so far
+    """
+
+    embedder: str | Embedder = "wordllama"
+    backend: str = "lance"
+    metric: Metric = "cosine"
+    index: str = "flat"
+    parameters: Mapping[str, Any] = field(default_factory=lambda: NO_PARAMETERS)
+    analyzer: str = "none"
+
+    def __post_init__(self) -> None:
+        if self.metric not in get_args(Metric):
+            raise ValidationError(f"metric is one of {', '.join(get_args(Metric))}, not {self.metric!r}")
+        if self.analyzer != "none":
+            raise ValidationError(f"there is no analyzer {self.analyzer!r} yet", hint='leave it out, or pass "none"')
+        for name in ("backend", "index"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or not value:
+                raise ValidationError(f"{name} of an index is a name, not {value!r}")
+        if not isinstance(self.parameters, Mapping):
+            raise ValidationError(f"parameters of an index are a mapping, not {type(self.parameters).__name__}")
+        try:
+            canonical_json(dict(self.parameters))
+        except NotJson as wrong:
+            raise ValidationError(f"parameters of an index must be JSON: {wrong.message}") from wrong
+
+    def shape(self, dimension: int) -> Shape:
+        return Shape(dimension, self.metric, self.index, dict(self.parameters))
+
+
+def inputs_of(tenant: str, corpus_digest: str, embedder: EmbedderId, spec: IndexSpec) -> dict[str, Any]:
+    """What the INDEX_HASH is made of, by name. The recipe of each document is in the corpus digest, through its key."""
+    return {
+        "tenant": tenant,
+        "corpus": corpus_digest,
+        "embedder": {
+            "name": embedder.name,
+            "revision": embedder.revision,
+            "dimension": embedder.dimension,
+            "normalised": embedder.normalised,
+        },
+        "backend": spec.backend,
+        "metric": spec.metric,
+        "index": spec.index,
+        "parameters": dict(spec.parameters),
+        "analyzer": spec.analyzer,
+        "schema": SCHEMA_VERSION,
+    }
+
+
+def index_hash_of(inputs: Mapping[str, Any]) -> str:
+    parts = [part for name, value in inputs.items() for part in (name.encode(), canonical_json(value))]
+    return digest("ragfence/index/1", *parts).hex()
+
+
+def embedder_in(inputs: Mapping[str, Any]) -> EmbedderId:
+    return EmbedderId(**inputs["embedder"])
+
+
+def shape_in(inputs: Mapping[str, Any]) -> Shape:
+    return Shape(inputs["embedder"]["dimension"], inputs["metric"], inputs["index"], inputs["parameters"])

@@ -1,0 +1,342 @@
+"""An index is built once per INDEX_HASH, of the snapshot that the hash names, and nothing is embedded twice."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ragfence import Fence
+from ragfence.core.receipts import Decision
+from ragfence.errors import (
+    BuildUnverified,
+    EmbedderInvalid,
+    FormatCorrupt,
+    InFlight,
+    SnapshotGone,
+    ValidationError,
+)
+from ragfence.indexes import building
+from ragfence.indexes.building import Build
+from ragfence.indexes.spec import IndexSpec, index_hash_of
+from ragfence.testing import at_point
+from tests.documents.places import Place
+from tests.indexes.building import CountingEmbedder, ingested, live_snippets, rows_of, shown, spec_in
+from tests.unit.worlds import elsewhere
+
+NAMES = [f"doc-{at}" for at in range(6)]
+
+
+def built(fence: Fence, place: Place, embedder: CountingEmbedder, **more: Any) -> Build:
+    return fence.indexes.build(spec_in(place.folder, embedder, **more))
+
+
+def test_a_build_holds_every_live_snippet_and_is_made_once(here: Place) -> None:
+    fence, embedder = here.open(), CountingEmbedder()
+    ingested(fence, NAMES, team="core")
+    build = built(fence, here, embedder)
+    rows = rows_of(fence, build)
+    assert build.decision is Decision.NEW
+    assert shown(rows) == live_snippets(fence)
+    assert {row["metadata"] for row in rows.values()} == {'{"team":"core"}'}
+    assert (build.rows, build.documents) == (18, 6)
+    assert set(embedder.seen.values()) == {1}
+    assert len(embedder.seen) == 18
+
+    again = built(here.open(), here, other := CountingEmbedder())
+    assert again.decision is Decision.DUPLICATE
+    assert (again.index_hash, again.seal, again.receipt) == (build.index_hash, build.seal, build.receipt)
+    assert not other.seen
+
+
+def test_what_a_build_needs_of_the_stores_does_not_grow_with_the_corpus(
+    near: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is new finds the digest that another has made."""
+    calls: list[str] = []
+    for name in ("get", "put_new", "list", "delete"):
+        plain = getattr(near.kept, name)
+
+        def counted(*args: Any, plain: Any = plain, name: str = name, **more: Any) -> Any:
+            calls.append(name)
+            return plain(*args, **more)
+
+        monkeypatch.setattr(near.kept, name, counted)
+    counts = []
+    for count in (3, 60):
+        ingested(near.open(), [f"doc-{at}" for at in range(count)])
+        built(near.open(), near, CountingEmbedder())
+        calls.clear()
+        assert built(near.open(), near, CountingEmbedder()).decision is Decision.DUPLICATE
+        counts.append(list(calls))
+    assert counts[0] == counts[1]
+    assert len(counts[0]) < 8
+
+
+def test_a_corpus_that_is_edited_and_reverted_finds_its_earlier_build(here: Place) -> None:
+    fence, embedder = here.open(), CountingEmbedder()
+    ingested(fence, NAMES)
+    first = built(fence, here, embedder)
+    ingested(fence, NAMES[:1], edition=1)
+    second = built(fence, here, embedder)
+    assert second.index_hash != first.index_hash
+    ingested(fence, NAMES[:1])
+    seen = embedder.seen.total()
+    third = built(fence, here, embedder)
+    assert third.decision is Decision.DUPLICATE
+    assert third.seal == first.seal
+    assert embedder.seen.total() == seen
+
+
+def test_an_edited_document_costs_its_new_snippets_and_the_rest_comes_from_the_build_before(here: Place) -> None:
+    fence, embedder = here.open(), CountingEmbedder()
+    ingested(fence, NAMES)
+    first = built(fence, here, embedder)
+    embedder.seen.clear()
+    ingested(fence, NAMES[:2], edition=1)
+    fence.documents.retract(NAMES[-1])
+    second = built(fence, here, embedder)
+    assert second.seal.made["base"] == first.index_hash
+    assert second.seal.made["documents_read"] == 2
+    assert set(embedder.seen) == {f"the beginning of {name} was written anew, edition 1" for name in NAMES[:2]}
+    assert shown(rows_of(fence, second)) == live_snippets(fence)
+    assert second.rows == 15
+
+
+def test_metadata_alone_is_new_in_the_rows_and_embeds_nothing(here: Place) -> None:
+    fence, embedder = here.open(), CountingEmbedder()
+    ingested(fence, NAMES, year=2025)
+    first = built(fence, here, embedder)
+    embedder.seen.clear()
+    ingested(fence, NAMES[:1], year=2026)
+    second = built(fence, here, embedder)
+    assert second.index_hash != first.index_hash
+    assert not embedder.seen
+    years = {row["doc_id"]: row["metadata"] for row in rows_of(fence, second).values()}
+    assert years[NAMES[0]] == '{"year":2026}'
+    assert years[NAMES[1]] == '{"year":2025}'
+
+
+def test_another_metric_is_another_build_of_the_same_vectors(near: Place) -> None:
+    fence, embedder = near.open(), CountingEmbedder()
+    ingested(fence, NAMES)
+    one = built(fence, near, embedder)
+    two = built(fence, near, embedder, metric="l2")
+    assert one.index_hash != two.index_hash
+    assert set(embedder.seen.values()) == {1}
+
+
+def test_another_revision_of_the_embedder_embeds_anew(near: Place) -> None:
+    fence = near.open()
+    ingested(fence, NAMES)
+    one = built(fence, near, CountingEmbedder())
+    two = built(fence, near, newer := CountingEmbedder("2"))
+    assert one.index_hash != two.index_hash
+    assert len(newer.seen) == 18
+
+
+def test_the_index_hash_stands_still() -> None:
+    """A changed digest would silently build, and pay for, everything again."""
+    inputs = {
+        "tenant": "default",
+        "corpus": "sha256:00",
+        "embedder": {"name": "wordllama", "revision": "1", "dimension": 256, "normalised": False},
+        "backend": "lance",
+        "metric": "cosine",
+        "index": "flat",
+        "parameters": {},
+        "analyzer": "none",
+        "schema": 1,
+    }
+    known = index_hash_of(inputs)
+    assert known == GOLDEN
+    for name in inputs:
+        assert index_hash_of(inputs | {name: "other"}) != known
+
+
+GOLDEN = "f8e733087ee2020c295f3feb9cdeb3a6bfd30452c098587aab6337411b74368e"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"metric": "hamming"},
+        {"analyzer": "english"},
+        {"backend": ""},
+        {"parameters": [1]},
+        {"parameters": {"a": float("nan")}},
+    ],
+)
+def test_a_spec_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        IndexSpec(**wrong)
+
+
+def test_an_empty_corpus_has_an_index_too(near: Place) -> None:
+    build = built(near.open(), near, CountingEmbedder())
+    assert (build.rows, build.documents) == (0, 0)
+
+
+def test_documents_without_text_count_and_have_no_rows(near: Place) -> None:
+    from ragfence import Document
+
+    fence = near.open()
+    fence.documents.ingest(Document("empty", ""))
+    ingested(fence, NAMES[:1])
+    build = built(fence, near, CountingEmbedder())
+    assert (build.rows, build.documents) == (3, 2)
+
+
+def _nan(made: Any) -> Any:
+    made[0, 0] = np.nan
+    return made
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [_nan, lambda made: made[:-1], lambda made: made[:, :-1], lambda made: None],
+    ids=["nan", "count", "size", "none"],
+)
+def test_vectors_that_cannot_be_used_seal_nothing(near: Place, spoil: Any) -> None:
+    fence = near.open()
+    ingested(fence, NAMES)
+    with pytest.raises(EmbedderInvalid):
+        built(fence, near, CountingEmbedder(spoil=spoil))
+    assert not list(fence.indexes.builds())
+    assert not near.names("vectors/")
+    assert not near.names("attempts/")
+    assert built(fence, near, CountingEmbedder()).decision is Decision.NEW
+
+
+@pytest.mark.parametrize("fault", ["missing", "foreign", "vector"])
+def test_what_is_not_read_back_as_it_was_written_is_not_sealed(
+    near: Place, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fence, embedder = near.open(), CountingEmbedder()
+    ingested(fence, NAMES)
+    spec = spec_in(near.folder, embedder)
+    backend: Any = fence.indexes.backend(spec.backend)
+    plain = backend.read
+
+    def spoiled(physical: str, columns: Any = None) -> Any:
+        for table in plain(physical, columns):
+            if fault == "missing":
+                yield table.slice(1)
+            elif fault == "foreign":
+                ids = ["0" * 32, *table.column("snippet_id").to_pylist()[1:]]
+                yield table.set_column(0, "snippet_id", [ids])
+            else:
+                values = np.stack(table.column("vector").to_numpy(zero_copy_only=False))[::-1]
+                yield table.set_column(table.num_columns - 1, "vector", [list(values)]).cast(table.schema)
+
+    monkeypatch.setattr(backend, "read", spoiled)
+    with pytest.raises(BuildUnverified) as refused:
+        fence.indexes.build(spec)
+    assert refused.value.checks["rows_wanted"] == 18
+    assert not list(fence.indexes.builds())
+    assert not backend.physicals()
+
+
+def test_a_snapshot_that_was_changed_is_not_built(near: Place) -> None:
+    fence, embedder = near.open(), CountingEmbedder()
+    ingested(fence, NAMES[:1])
+    built(fence, near, embedder)
+    (name,) = near.names("corpora/")
+    data = near.kept.get(name)
+    assert data is not None
+    ingested(fence, NAMES[1:])
+    digest = fence.documents.corpus_digest()
+    near.kept.put_new(f"default/corpora/{digest.removeprefix('sha256:')}", data)
+    with pytest.raises(FormatCorrupt):
+        built(fence, near, embedder)
+
+
+def test_a_takeover_after_an_hour_of_edits_builds_the_snapshot_that_the_hash_names(near: Place) -> None:
+    fence, embedder = near.open(owner="one"), CountingEmbedder()
+    ingested(fence, NAMES)
+    before, digest = live_snippets(fence), fence.documents.corpus_digest()
+    taken: list[Build] = []
+
+    def overtake() -> None:
+        other = near.open(owner="two")
+        ingested(other, NAMES[:3], edition=1)
+        other.documents.retract(NAMES[4])
+        ingested(other, ["new-one"])
+        near.clock.advance(3_600_000)
+        spec = spec_in(near.folder, embedder)
+        taken.append(elsewhere(lambda: other.indexes.build(spec, corpus=digest)))
+
+    with at_point(building.BEFORE_SEALING, overtake):
+        build = elsewhere(lambda: built(fence, near, embedder))
+    assert build.seal == taken[0].seal
+    assert taken[0].receipt.flags.takeover
+    assert shown(rows_of(fence, build)) == before
+    assert set(embedder.seen.values()) == {1}
+    # The zombie has dropped what it wrote.
+    assert fence.indexes.backend(build.seal.backend).physicals() == [build.physical]
+    assert not near.names("attempts/")
+
+
+def test_an_unknown_corpus_cannot_be_built(near: Place) -> None:
+    fence = near.open()
+    with pytest.raises(SnapshotGone):
+        fence.indexes.build(spec_in(near.folder, CountingEmbedder()), corpus="sha256:" + "0" * 64)
+
+
+def test_who_comes_while_it_is_built_waits_or_is_told(memory: Place) -> None:
+    fence, embedder = memory.open(), CountingEmbedder()
+    ingested(fence, NAMES)
+    answers: list[Any] = []
+
+    def ask() -> None:
+        try:
+            memory.open().indexes.build(spec_in(memory.folder, embedder), wait_s=0)
+        except InFlight as refused:
+            answers.append(refused)
+
+    def visit() -> None:
+        thread = threading.Thread(target=ask)
+        thread.start()
+        thread.join()
+
+    with at_point(building.BEFORE_VERIFY, visit):
+        built(fence, memory, embedder)
+    assert [type(answer) for answer in answers] == [InFlight]
+
+
+def test_a_base_that_is_not_what_was_sealed_is_not_used(near: Place) -> None:
+    fence, embedder = near.open(), CountingEmbedder()
+    ingested(fence, NAMES)
+    first = built(fence, near, embedder)
+    fence.indexes.backend(first.seal.backend).remove(first.physical, [NAMES[3]])
+    ingested(fence, NAMES[:1], edition=1)
+    second = built(fence, near, embedder)
+    assert second.seal.made["base"] is None
+    assert shown(rows_of(fence, second)) == live_snippets(fence)
+
+
+def test_a_build_that_was_dropped_behind_our_back_is_no_base_either(near: Place) -> None:
+    fence, embedder = near.open(), CountingEmbedder()
+    ingested(fence, NAMES)
+    first = built(fence, near, embedder)
+    fence.indexes.backend(first.seal.backend).drop(first.physical)
+    ingested(fence, NAMES[:1], edition=1)
+    assert shown(rows_of(fence, built(fence, near, embedder))) == live_snippets(fence)
+
+
+def test_explain_says_which_input_changed(near: Place) -> None:
+    fence, embedder = near.open(), CountingEmbedder()
+    ingested(fence, NAMES)
+    first = built(fence, near, embedder)
+    ingested(fence, NAMES[:2], edition=1)
+    ingested(fence, ["more"])
+    fence.documents.retract(NAMES[5])
+    told = fence.indexes.explain(spec_in(near.folder, embedder, metric="dot"), against=first.index_hash)
+    assert told.differing == ("corpus", "metric")
+    assert told.state == "not built"
+    assert told.documents is not None
+    assert (told.documents.added, told.documents.removed, told.documents.changed) == (1, 1, 2)
+    same = fence.indexes.explain(spec_in(near.folder, CountingEmbedder("2")), against=first.index_hash)
+    assert same.differing == ("corpus", "embedder")
