@@ -79,7 +79,7 @@ class Fence:
     def audit(self) -> Audit:
         from ragfence.audit.decisions import Audit
 
-        return Audit(self._engine.fences)
+        return Audit(self._engine.fences, self._engine.objects)
 
     def once(
         self,

@@ -5,6 +5,8 @@ equal_receipts   everybody answered with a key's outcome got the same effect of 
                  heads move to one key again and again, the same effect
 fences_ascend    of two leases of a source, the later has the higher fence number
 lost_epoch       the store forgot a life: `new` again in a later epoch, without an object store behind it
+
+What the log of the aliases has to prove (every target was sealed before the swap) is in `indexes.alias_checks`.
 """
 
 from __future__ import annotations

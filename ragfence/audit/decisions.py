@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from ragfence.audit.checking import Report, check
+from ragfence.audit.checking import Finding, Report, check
 from ragfence.audit.story import Story, tell
 from ragfence.core.decisions import NOBODY
 from ragfence.core.operations import Operation, key_from_text
@@ -15,6 +16,7 @@ from ragfence.core.receipts import default_effect_id
 from ragfence.core.rows import Row
 from ragfence.errors import ValidationError
 from ragfence.stores.fences import FenceStore
+from ragfence.stores.objects import ObjectStore
 
 if TYPE_CHECKING:
     import pyarrow
@@ -26,8 +28,9 @@ _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 class Audit:
-    def __init__(self, fences: FenceStore) -> None:
+    def __init__(self, fences: FenceStore, objects: ObjectStore | None = None) -> None:
         self._fences = fences
+        self._objects = objects
 
     def rows(self, since: Moment = None, until: Moment = None) -> Iterator[Row]:
         """Every row once, oldest first, however often it was written."""
@@ -60,8 +63,18 @@ class Audit:
         return pyarrow.Table.from_pylist(columns, schema=_schema())
 
     def check(self) -> Report:
-        """Replays all rows and proves the invariants, or names the rows that break them."""
-        return check(self.rows())
+        """Replays all rows, and the log of the aliases, and proves the invariants, or names what breaks them."""
+        report = check(self.rows())
+        if self._objects is None:
+            return report
+        from ragfence.indexes.alias_checks import alias_findings
+        from ragfence.indexes.builds import Builds
+        from ragfence.indexes.catalog import Catalog
+
+        tenant = self._fences.tenant
+        found = alias_findings(Catalog(tenant, self._objects), Builds(tenant, self._objects))
+        aliases = tuple(Finding(each.invariant, f"{each.alias}@{each.generation}", each.text, ()) for each in found)
+        return replace(report, findings=(*report.findings, *aliases))
 
     def explain(self, key: str, *, every: bool = False) -> Story:
         """What happened to a key, in the order in which it happened; without events when no row names it.

@@ -21,6 +21,8 @@ class Trouble(StrEnum):
     SETTINGS = "settings"
     SINK_MISSING = "sink_missing"
     SINK_ORPHAN = "sink_orphan"
+    INDEX_MISSING = "index_missing"
+    INDEX_DIFFERS = "index_differs"
 
 
 IN_THE_FENCE_STORE = frozenset(
@@ -56,6 +58,8 @@ TO_DO = {
     Trouble.SETTINGS: "set the policy to what the documents were hashed with, or use another tenant",
     Trouble.SINK_MISSING: _SETTLE,
     Trouble.SINK_ORPHAN: _SETTLE,
+    Trouble.INDEX_MISSING: "`ragfence rollback ALIAS`, or build another index and swap to it; gc retires this one",
+    Trouble.INDEX_DIFFERS: "`ragfence rollback ALIAS`, or build another index and swap to it: its rows were changed",
 }
 
 

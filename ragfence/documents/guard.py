@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import islice
 from typing import Literal, NamedTuple, Protocol, overload
@@ -15,7 +16,7 @@ from ragfence.documents.compact import Compacted, Compaction
 from ragfence.documents.corpus import Corpus
 from ragfence.documents.delivering import Delivery, SinkWriter
 from ragfence.documents.document import Document
-from ragfence.documents.findings import Verification
+from ragfence.documents.findings import Finding, Verification
 from ragfence.documents.foresight import foreseen
 from ragfence.documents.identity import Identity
 from ragfence.documents.intents import Intents
@@ -52,7 +53,6 @@ class Inside(NamedTuple):
 
     corpus: Corpus
     reading: Reading
-    layout: Layout
 
 
 class Beside(Protocol):
@@ -64,6 +64,10 @@ class Beside(Protocol):
 
     def forget(self, doc_id: str) -> None:
         """A document was purged, and nobody can read it out of the log any more. May be called again."""
+        ...
+
+    def findings(self) -> Iterator[Finding]:
+        """What is not as it was sealed."""
         ...
 
 
@@ -107,7 +111,7 @@ class Documents:
 
     @property
     def inside(self) -> Inside:
-        return Inside(self._corpus, self._reading, self._layout)
+        return Inside(self._corpus, self._reading)
 
     def ingest(self, document: Document, *, dry_run: bool = False) -> Receipt:
         """Ingests one document, or answers with the snippet_ids of the first time.
@@ -256,7 +260,7 @@ class Documents:
         ).run(doc_id)
 
     def verify(self, repair: bool = False, *, progress: bool | Callable[[int], None] = False) -> Verification:
-        """Compares fence store, log, snippets, and the sink if it has `ids()`. `.findings` says what is wrong.
+        """Compares fence store, log, snippets, live indexes, and the sink if it has `ids()`; see `.findings`.
 
         With `repair`, what can be mended is mended, and `.findings` is what is left. A document whose snippets are lost
         is released: its next ingest is new, and makes them again with the same ids.
@@ -273,10 +277,11 @@ class Documents:
                 told,
                 sink_ids=getattr(sink, "ids", None),
             )
-            if not repair:
-                return verifying.look()
             settle = (lambda full: self.settle(full=full)) if sink is not None else None
-            return Repair(verifying, self._rewriting, backing.hydrator, lambda: self._identity, settle).run()
+            repairing = Repair(verifying, self._rewriting, backing.hydrator, lambda: self._identity, settle)
+            found = repairing.run() if repair else verifying.look()
+            beside = tuple(self._beside().findings()) if self._beside else ()
+            return replace(found, findings=(*found.findings, *beside))
 
     def settle(self, *, full: bool = False) -> Settled:
         """Does what the sink is still owed after crashes and errors; happens by itself with later calls.

@@ -295,7 +295,9 @@ class Building:
                 "verify_ms": round(1000 * (time.monotonic() - written)),
             },
         )
-        return BuildEntry(attempt.number, "sealed", lease.store_now_ms(), self._tools.engine.owner, attempt.token, seal)
+        return BuildEntry(
+            attempt.number, "sealed", tools.engine.fences.now_ms(), tools.engine.owner, attempt.token, seal
+        )
 
     def _watched(self, lease: Lease, tables: Iterator[Any], total: int) -> Iterator[Any]:
         done = 0

@@ -8,11 +8,13 @@ from functools import cached_property
 
 from ragfence.documents.guard import Documents
 from ragfence.documents.progress import meter
+from ragfence.documents.segments import Layout
 from ragfence.engine.engine import Engine
 from ragfence.errors import BuildRetired, NotSealed, ObjectsRequired
 from ragfence.indexes.assembling import Log
 from ragfence.indexes.backends.opening import lance_beside, open_backend
 from ragfence.indexes.backends.protocol import Backend
+from ragfence.indexes.beside import BesideDocuments
 from ragfence.indexes.building import Build, Building, Tools
 from ragfence.indexes.builds import BuildEntry, Builds, Seal
 from ragfence.indexes.catalog import Catalog
@@ -21,7 +23,6 @@ from ragfence.indexes.corpora import Corpora
 from ragfence.indexes.embedders.opening import embedder_of, reopened
 from ragfence.indexes.embedders.protocol import Embedder, EmbedderId
 from ragfence.indexes.explaining import Explained, explained
-from ragfence.indexes.purging import BesideDocuments
 from ragfence.indexes.spec import IndexSpec, embedder_in, index_hash_of
 from ragfence.stores.objects import ObjectStore
 
@@ -129,7 +130,7 @@ class Indexes:
 
     def beside(self) -> BesideDocuments:
         """What happens to vectors and indexes when documents are compacted or purged."""
-        layout = self._documents.inside.layout
+        layout = Layout(self._engine.tenant)
         return BesideDocuments(self._engine, self._objects, self.builds_log, layout, self.backend)
 
     def close(self) -> None:
@@ -166,13 +167,13 @@ class Indexes:
 
     @cached_property
     def _tools(self) -> Tools:
-        _, reading, layout = self._documents.inside
+        reading = self._documents.inside.reading
         return Tools(
             engine=self._engine,
             objects=self._objects,
             corpora=self._corpora,
             builds=self.builds_log,
-            log=Log(self._objects, layout, reading.segments),
+            log=Log(self._objects, Layout(self._engine.tenant), reading.segments),
             known=self._live_hashes,
             restored=self._restored,
         )

@@ -1,4 +1,6 @@
-"""A purged document leaves vectors and indexes too.
+"""What happens to vectors and indexes when documents are compacted, purged or verified.
+
+A purged document leaves them too.
 
 Vectors: the log is rewritten without the document, and its vectors with it; what stays is copied, the old objects go.
 
@@ -10,14 +12,16 @@ and another may have started from it. Whoever begins after that reads a log and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+from ragfence.documents.findings import Finding, Trouble
 from ragfence.documents.rewriting import Switch
 from ragfence.documents.segments import Layout
 from ragfence.engine.engine import Engine
-from ragfence.errors import BuildMissing, NotReady
+from ragfence.errors import BuildMissing, BuildUnverified, NotReady
 from ragfence.indexes.backends.protocol import Backend
 from ragfence.indexes.builds import BuildEntry, Builds, purged, retired
+from ragfence.indexes.catalog import Catalog
 from ragfence.indexes.spec import shape_in
 from ragfence.indexes.vectors import VectorCopier
 from ragfence.indexes.verifying import Contents
@@ -35,10 +39,35 @@ class BesideDocuments:
         self._engine = engine
         self._builds = builds
         self._copier = VectorCopier(objects, layout)
+        self._catalog = Catalog(engine.tenant, objects)
         self._backend_of = backend_of
 
     def copy(self, switch: Switch) -> None:
         self._copier.copy(switch)
+
+    def findings(self) -> Iterator[Finding]:
+        """Of the indexes that aliases point at: is what their seals say still there?"""
+        aliases = self._catalog.head().state.aliases
+        for index_hash in sorted({held.target.index_hash for held in aliases.values()}):
+            names = ", ".join(name for name, held in aliases.items() if held.target.index_hash == index_hash)
+            entry = self._builds.newest(index_hash)
+            seal = entry.seal if entry else None
+            if seal is None:
+                yield Finding(Trouble.INDEX_MISSING, f"{names} points at a build that is not sealed", place=index_hash)
+                continue
+            try:
+                contents = Contents(shape_in(seal.inputs))
+                for table in self._backend_of(seal.backend).read(seal.physical):
+                    contents.add(table)
+            except BuildMissing:
+                yield Finding(Trouble.INDEX_MISSING, f"the rows behind {names} are gone", place=seal.physical)
+                continue
+            except BuildUnverified as wrong:
+                yield Finding(Trouble.INDEX_DIFFERS, f"behind {names}: {wrong.message}", place=seal.physical)
+                continue
+            if contents.digest() != seal.content_digest:
+                what = f"behind {names} are {contents.rows:,} rows that are not the {seal.rows:,} that were sealed"
+                yield Finding(Trouble.INDEX_DIFFERS, what, place=seal.physical)
 
     def forget(self, doc_id: str) -> None:
         clean: set[tuple[str, int]] = set()

@@ -1,0 +1,94 @@
+"""A search answers with citations, out of one sealed build."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ragfence import Document, Fence
+from ragfence.errors import (
+    AliasUnknown,
+    BuildMissing,
+    EmbedderInvalid,
+    EmbedderUnknown,
+    ObjectsRequired,
+    ValidationError,
+)
+from tests.documents.places import Place
+from tests.indexes.building import CountingEmbedder, ingested, spec_in, text_of
+
+NAMES = [f"doc-{at}" for at in range(5)]
+
+
+def searchable(place: Place, embedder: Any | None = None) -> Fence:
+    fence = place.open()
+    ingested(fence, NAMES, team="core")
+    build = fence.indexes.build(spec_in(place.folder, embedder or CountingEmbedder()))
+    fence.aliases.swap("docs", build.index_hash)
+    return fence
+
+
+def test_a_hit_can_be_cited(here: Place) -> None:
+    fence = searchable(here)
+    (hit, *_) = fence.search("docs", "paragraph 1 of doc-3 tells of doc-31 and nothing else", k=3)
+    assert (hit.doc_id, hit.ordinal, hit.metadata) == ("doc-3", 1, {"team": "core"})
+    assert text_of("doc-3")[hit.start : hit.end] == hit.text
+    assert hit.score == pytest.approx(1, abs=1e-5)
+    target = fence.aliases.resolve("docs")
+    assert (hit.index_hash, hit.generation) == (target.index_hash, target.generation)
+    assert hit.snippet_id in {snippet.snippet_id for snippet in fence.documents.snippets("doc-3")}
+
+
+def test_ties_are_broken_by_section_and_snippet(near: Place) -> None:
+    fence = near.open()
+    fence.documents.ingest_many([Document(f"twin-{at}", "the very same text") for at in range(6)])
+    build = fence.indexes.build(spec_in(near.folder, CountingEmbedder()))
+    fence.aliases.swap("docs", build.index_hash)
+    found = [(hit.section_id, hit.snippet_id) for hit in fence.search("docs", "the very same text", k=6)]
+    assert len(found) == 6
+    assert found == sorted(found)
+
+
+def test_a_new_process_opens_the_embedder_that_it_was_given(near: Place) -> None:
+    embedder = CountingEmbedder()
+    searchable(near, embedder)
+    other = near.open()
+    with pytest.raises(EmbedderUnknown):
+        other.search("docs", "doc-1")
+    other.indexes.use(CountingEmbedder())
+    assert other.search("docs", "doc-1", k=1)
+
+
+def test_another_revision_of_the_embedder_is_not_used_for_queries(near: Place) -> None:
+    searchable(near)
+    other = near.open()
+    other.indexes.use(CountingEmbedder("2"))
+    with pytest.raises((EmbedderUnknown, EmbedderInvalid)):
+        other.search("docs", "doc-1")
+
+
+@pytest.mark.parametrize(("text", "k"), [("", 5), ("  ", 5), ("x", 0), ("x", 10_001), ("x", True), (None, 5)])
+def test_a_search_that_makes_no_sense_is_refused(near: Place, text: Any, k: Any) -> None:
+    with pytest.raises(ValidationError):
+        searchable(near).search("docs", text, k=k)
+
+
+def test_an_unknown_alias_and_a_dropped_index_say_so(near: Place) -> None:
+    fence = searchable(near)
+    with pytest.raises(AliasUnknown):
+        fence.search("other", "x")
+    target = fence.aliases.resolve("docs")
+    fence.indexes.backend(target.backend).drop(target.physical)
+    with pytest.raises(BuildMissing, match="docs"):
+        fence.search("docs", "x")
+
+
+def test_without_objects_there_is_neither_index_nor_search() -> None:
+    import ragfence
+    from ragfence.testing.fences import MemoryFences
+
+    with ragfence.open(MemoryFences(solo=True)) as fence:
+        for ask in (lambda: fence.indexes, lambda: fence.aliases, lambda: fence.search("docs", "x")):
+            with pytest.raises(ObjectsRequired):
+                ask()
