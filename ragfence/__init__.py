@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ragfence.engine.leases import current_lease as current_lease
     from ragfence.engine.once import Recovered as Recovered
     from ragfence.fence import Fence as Fence
+    from ragfence.indexes.spec import IndexSpec as IndexSpec
     from ragfence.opening import open as open
 
 _WHERE = {
@@ -27,6 +28,7 @@ _WHERE = {
     "Document": "ragfence.documents.document",
     "Fence": "ragfence.fence",
     "Flags": "ragfence.core.receipts",
+    "IndexSpec": "ragfence.indexes.spec",
     "Operation": "ragfence.core.operations",
     "Policy": "ragfence.core.policy",
     "Receipt": "ragfence.core.receipts",
@@ -44,6 +46,7 @@ __all__ = [
     "Document",
     "Fence",
     "Flags",
+    "IndexSpec",
     "Operation",
     "Policy",
     "Receipt",

@@ -16,7 +16,7 @@ from ragfence.engine.expiry import Purged
 from ragfence.engine.hydration import Progress
 from ragfence.engine.journal import Reconciled
 from ragfence.engine.once import Key, OnceOptions, Recovered
-from ragfence.errors import ValidationError
+from ragfence.errors import ObjectsRequired, ValidationError
 
 if TYPE_CHECKING:
     from ragfence.audit.decisions import Audit
@@ -56,6 +56,7 @@ class Fence:
         """Indexes of all live documents, built once per INDEX_HASH. Needs an object store."""
         from ragfence.indexes.guard import Indexes
 
+        self._needs_objects("indexes")
         return Indexes(self._engine, self.documents)
 
     @cached_property
@@ -63,6 +64,7 @@ class Fence:
         """Names that searches use: each points at a sealed build. Needs an object store."""
         from ragfence.indexes.aliases import Aliases
 
+        self._needs_objects("aliases")
         indexes = self.indexes
         return Aliases(
             self._engine, indexes.builds_log, indexes.backend, indexes.embedder_for, coverage_of=indexes.coverage
@@ -186,10 +188,15 @@ class Fence:
     ) -> None:
         self.close()
 
+    def _needs_objects(self, what: str) -> None:
+        if self._engine.objects is None:
+            raise ObjectsRequired(f"{what}: needs an object store, and this fence was opened without one")
+
     @cached_property
     def _searching(self) -> Searching:
         from ragfence.indexes.searching import Searching
 
+        self._needs_objects("search")
         indexes = self.indexes
         return Searching(self.aliases, indexes.builds_log, indexes.backend, indexes.embedder_for)
 

@@ -9,10 +9,12 @@ import typer
 from typer.core import TyperGroup
 
 from ragfence.cli import show
+from ragfence.cli.aliases import alias, reconcile, rollback, search, swap
 from ragfence.cli.decisions import audit, decisions
 from ragfence.cli.doctor import doctor
 from ragfence.cli.documents import compact, purge, retract, snippets, verify
 from ragfence.cli.explain import explain
+from ragfence.cli.indexes import build, builds, gc
 from ragfence.cli.ingest import ingest
 from ragfence.cli.keys import keys
 from ragfence.cli.opening import JSON_WANTED
@@ -72,6 +74,14 @@ app.command("ingest")(ingest)
 app.command("retract")(retract)
 app.command("snippets")(snippets)
 app.command("purge")(purge)
+app.command("build")(build)
+app.command("builds")(builds)
+app.command("swap")(swap)
+app.command("rollback")(rollback)
+app.command("alias")(alias)
+app.command("search")(search)
+app.command("reconcile")(reconcile)
+app.command("gc")(gc)
 app.command("status")(status)
 app.command("keys")(keys)
 app.command("explain")(explain)

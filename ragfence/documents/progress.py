@@ -7,18 +7,36 @@ from collections.abc import Callable, Iterator
 
 Meter = Callable[[int], None]
 """Called with how much is done by now."""
+Gauge = Callable[[int, int | None], None]
+"""The same where only the work itself finds out how much there is to do: called with both."""
 
 
 @contextlib.contextmanager
 def meter(progress: bool | Meter, total: int | None, what: str) -> Iterator[Meter]:
+    if callable(progress):
+        yield progress
+        return
+    with gauge(progress, what) as told:
+        yield lambda done: told(done, total)
+
+
+@contextlib.contextmanager
+def gauge(progress: bool | Gauge, what: str) -> Iterator[Gauge]:
     if progress is False:
-        yield lambda done: None
+        yield lambda done, total: None
         return
     if callable(progress):
         yield progress
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     # On stderr: what a command prints may be read by another.
     columns = (
@@ -27,12 +45,13 @@ def meter(progress: bool | Meter, total: int | None, what: str) -> Iterator[Mete
         MofNCompleteColumn(),
         TextColumn("{task.fields[rate]}"),
         TimeElapsedColumn(),
+        TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(what, total=total, rate="")
+        task = bar.add_task(what, total=None, rate="")
 
-        def told(done: int) -> None:
+        def told(done: int, total: int | None) -> None:
             speed = bar.tasks[task].speed
-            bar.update(task, completed=done, rate=f"{speed:,.0f}/s" if speed else "")
+            bar.update(task, completed=done, total=total, rate=f"{speed:,.0f}/s" if speed else "")
 
         yield told

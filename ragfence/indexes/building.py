@@ -16,6 +16,7 @@ from typing import Any
 
 from ragfence.core.operations import Operation
 from ragfence.core.receipts import Decision, Receipt
+from ragfence.documents.progress import Gauge
 from ragfence.engine import points
 from ragfence.engine.claiming import Claimed
 from ragfence.engine.engine import Engine
@@ -95,10 +96,6 @@ class _Again(Exception):
     """The log of the build is not what it was: look again."""
 
 
-Meters = Callable[[int, int | None], None]
-"""how many snippets are written by now, and of how many"""
-
-
 class _Pulled:
     """Rows on their way into a backend. What breaks while they are made may come back as some error of the backend's
     own, after a detour through another language; so it is remembered."""
@@ -123,7 +120,7 @@ class _Pulled:
 class Building:
     """`build()` of one spec."""
 
-    def __init__(self, tools: Tools, spec: IndexSpec, embedder: Embedder, backend: Backend, told: Meters) -> None:
+    def __init__(self, tools: Tools, spec: IndexSpec, embedder: Embedder, backend: Backend, told: Gauge) -> None:
         self._tools = tools
         self._spec = spec
         self._embedder = embedder

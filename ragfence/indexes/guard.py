@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ragfence.documents.guard import Documents
-from ragfence.documents.progress import meter
+from ragfence.documents.progress import Gauge, gauge
 from ragfence.documents.segments import Layout
 from ragfence.engine.engine import Engine
 from ragfence.errors import BuildRetired, NotSealed, ObjectsRequired
@@ -40,11 +40,8 @@ class Indexes:
     """Index builds behind the fence. Safe to be killed anywhere; any number of processes may build the same."""
 
     def __init__(self, engine: Engine, documents: Documents) -> None:
-        if engine.backing is None or engine.objects is None:
-            raise ObjectsRequired(
-                "indexes need an object store, and this fence was opened without",
-                hint='ragfence.open("redis://...", objects="s3://bucket/prefix")',
-            )
+        if engine.objects is None:
+            raise ObjectsRequired("indexes need an object store, and this fence was opened without one")
         self._engine = engine
         self._objects: ObjectStore = engine.objects
         self._documents = documents
@@ -58,18 +55,19 @@ class Indexes:
         *,
         corpus: str | None = None,
         wait_s: float | None = None,
-        progress: bool | Callable[[int], None] = False,
+        progress: bool | Callable[[int, int | None], None] = False,
     ) -> Build:
         """Builds an index of all live documents, or answers with the build that is sealed already.
 
         While somebody else builds the same, this waits, as long as the policy says or `wait_s`; then `InFlight`.
         `corpus`: the digest of an earlier corpus that somebody has begun to build, instead of the one of now.
+        `progress`: a bar, or a callable that gets how many rows are written, and of how many.
 
         >>> fence.indexes.build().index_hash  # doctest: +SKIP
         """
         spec = spec or IndexSpec()
-        with meter(progress, None, "building") as told:
-            return self._building(spec, lambda done, total: told(done)).run(wait_s, corpus)
+        with gauge(progress, "building") as told:
+            return self._building(spec, told).run(wait_s, corpus)
 
     def explain(self, spec: IndexSpec | None = None, *, against: str | None = None) -> Explained:
         """What the INDEX_HASH of now is made of, and what of it differs from another build's. Builds nothing."""
@@ -140,7 +138,7 @@ class Indexes:
         self._backends.clear()
         self._embedders.clear()
 
-    def _building(self, spec: IndexSpec, told: Callable[[int, int | None], None]) -> Building:
+    def _building(self, spec: IndexSpec, told: Gauge) -> Building:
         embedder = self._opened(spec.embedder)
         return Building(self._tools, spec, embedder, self.backend(spec.backend), told)
 

@@ -25,8 +25,20 @@ ROOT = Path(ragfence.__file__).parents[1]
 COMMANDS = [
     *("ingest", "retract", "snippets", "purge", "status", "keys", "explain", "release", "decisions", "audit check"),
     *("doctor", "hydrate", "verify", "compact", "purge-expired", "policy check"),
+    *("build", "builds", "swap", "rollback", "alias", "reconcile", "gc", "search"),
 ]
-HEAVY = {"boto3", "botocore", "dagster", "lancedb", "pyarrow", "redis"}
+HEAVY = {
+    "boto3",
+    "botocore",
+    "dagster",
+    "httpx",
+    "lancedb",
+    "numpy",
+    "onnxruntime",
+    "pyarrow",
+    "qdrant_client",
+    "redis",
+}
 
 
 def environment() -> dict[str, str]:

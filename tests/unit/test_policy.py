@@ -96,6 +96,7 @@ def test_the_defaults_are_right() -> None:
     assert (policy.results.inline_max_bytes, policy.results.max_bytes) == (256 * 1024, 64 * 1024 * 1024)
     assert not policy.on_conflict.include_diff
     assert policy.redactor.redact({"token": "x"}) == {"token": "[redacted]"}
+    assert (policy.indexes.keep_targets, policy.indexes.max_shrinkage, policy.indexes.min_self_recall) == (3, 0.2, 0.99)
 
 
 @pytest.mark.parametrize(
@@ -239,6 +240,9 @@ def test_a_file_may_correct_a_known_sender() -> None:
             {"kinds": {"a": {"max_runtime_s": 8 * 24 * 3600}}},
             "stores.ttl.pending_days: 7 would forget an operation while it runs; kinds.a allows 691200 s",
         ),
+        ({"indexes": {"keep_targets": 0}}, "indexes.keep_targets: must be greater than or equal to 1, got 0"),
+        ({"indexes": {"max_shrinkage": 1.5}}, "indexes.max_shrinkage: must be less than or equal to 1, got 1.5"),
+        ({"indexes": {"min_overlaps": 0.5}}, "indexes.min_overlaps: no such setting; did you mean 'min_overlap'?"),
         (
             {"results": {"inline_max_bytes": 2048, "max_bytes": 1024}},
             "results.inline_max_bytes: must not be above max_bytes (1024)",

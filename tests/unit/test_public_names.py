@@ -25,6 +25,7 @@ NAMES = [
     "Document",
     "Fence",
     "Flags",
+    "IndexSpec",
     "Operation",
     "Policy",
     "Receipt",

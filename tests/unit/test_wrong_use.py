@@ -26,7 +26,6 @@ from ragfence.errors import (
     StoreUnavailable,
     StoreUnsafe,
     UnknownStore,
-    Unsupported,
     ValidationError,
 )
 from ragfence.testing.fences import MemoryFences
@@ -296,12 +295,6 @@ def test_what_needs_objects_is_refused_by_a_fence_without(surface: str) -> None:
 def test_documents_are_refused_by_a_redis_without_objects(valkey_server: servers.RedisServer) -> None:
     with ragfence.open(valkey_server.url, tenant="wrong-use") as fence:
         refused(ObjectsRequired, lambda: fence.documents, names="documents", hint="objects=")
-
-
-@pytest.mark.parametrize("surface", SURFACES)
-def test_what_this_version_cannot_do_yet_says_so(surface: str) -> None:
-    with ragfence.open() as fence:
-        refused(Unsupported, lambda: SURFACES[surface](fence), names=surface, hint="CHANGELOG")
 
 
 def test_a_fence_without_objects_cannot_be_hydrated() -> None:

@@ -38,7 +38,7 @@ def digest_of_files(recipe: str, files: Iterable[tuple[str, Path]]) -> str:
     for name, path in files:
         with path.open("rb") as file:
             parts += [name.encode(), hashlib.file_digest(file, "sha256").digest()]
-    return digest("ragfence/embedder/files/1", *parts)[:8].hex()
+    return digest("ragfence/embedder-files/1", *parts)[:8].hex()
 
 
 def _missing(name: str, install: str) -> Unsupported:

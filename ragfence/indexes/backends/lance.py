@@ -1,0 +1,377 @@
+"""LanceDB: the embedded default, in a folder or on S3. Every physical index is a table of its own.
+
+A table is written in one commit from a stream, so nobody ever sees a part of it. What a search must know of the shape
+stands in the metadata of the table's schema. Tables are looked at afresh by every call: rows that another process
+removed are not found, and an index it dropped is missing. LanceDB 0.40 sends no telemetry.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from ragfence.errors import BuildMissing, FormatCorrupt, StoreUnavailable, Unsupported, ValidationError
+from ragfence.indexes.backends import lance_aliases, lance_indexes
+from ragfence.indexes.backends.lance_errors import LanceError, file_gone, lost_race, no_table, translate
+from ragfence.indexes.backends.protocol import PAYLOAD, PREFIX, Found, Pointer, Shape, row_schema
+from ragfence.indexes.backends.shapes import check_search, only
+
+if TYPE_CHECKING:
+    from ragfence.indexes.embedders.protocol import Vectors
+
+_SHAPE = b"ragfence.shape"
+_READ_ROWS = 8_192
+_OPEN_TABLES = 64
+_IN_ONE_FILTER = 500
+_TRIES = 20
+# Of the S3 client: a server that is down is said to be within half a minute, not after LanceDB's three.
+_PATIENCE = {"connect_timeout": "5s", "client_max_retries": "5", "client_retry_timeout": "30"}
+# LanceDB warns of zero; every commit of ours takes longer than this.
+_AT_ONCE = timedelta(milliseconds=1)
+
+_T = TypeVar("_T")
+
+
+class _Open(NamedTuple):
+    table: Any
+    shape: Shape
+
+
+@dataclass(slots=True)
+class _Process:
+    """What belongs to one process: a forked child begins anew, for threads and locks do not survive."""
+
+    pid: int
+    connection: Any
+    tables: OrderedDict[str, _Open] = field(default_factory=OrderedDict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    removing: threading.Lock = field(default_factory=threading.Lock)
+
+
+class LanceBackend:
+    """A `Backend` in the folder or S3 prefix `uri`.
+
+    `storage_options` are LanceDB's (`aws_endpoint`, `aws_region`, `allow_http`, ...); without keys among them it looks
+    for credentials where every AWS tool does. `write` pulls its rows in a thread of LanceDB's.
+    """
+
+    name = "lance"
+
+    def __init__(self, uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> None:
+        uri = os.fspath(uri)
+        self._is_remote = "://" in uri
+        self._uri = uri.rstrip("/") if self._is_remote else str(Path(uri).absolute())
+        self._options = dict(storage_options or {})
+        self._process: _Process | None = None
+        self._opening = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        return f"lance+{self._uri}" if self._is_remote else f"lance:{self._uri}"
+
+    def check(self, shape: Shape) -> None:
+        lance_indexes.check(shape)
+
+    def write(self, physical: str, shape: Shape, tables: Iterable[Any]) -> int:
+        import pyarrow as pa
+
+        self.check(shape)
+        schema = row_schema(shape.dimension).with_metadata({_SHAPE: _encoded(shape)})
+        source = _Counted(tables, schema)
+        if self.exists(physical):
+            raise _taken(physical)
+        try:
+            made = self._mine.connection.create_table(
+                physical, pa.RecordBatchReader.from_batches(schema, source.batches())
+            )
+        except LanceError as error:
+            if source.failed is not None:  # LanceDB made a RuntimeError of it
+                raise source.failed from None
+            if "already exists" in str(error):
+                raise _taken(physical) from error
+            raise translate(error, f"write {physical}", self.url) from error
+        self._keep(physical, _Open(made, shape))
+        return source.rows
+
+    def finish(self, physical: str, shape: Shape) -> None:
+        if shape.index == "flat":
+            return
+        self.check(shape)
+
+        def index(table: Any) -> None:
+            table.create_index("vector", config=lance_indexes.config(shape), replace=True)
+            table.optimize(cleanup_older_than=_AT_ONCE)
+
+        self._with(physical, f"index {physical}", lambda opened: index(opened.table))
+
+    def exists(self, physical: str) -> bool:
+        try:
+            self._open(physical)
+        except BuildMissing:
+            return False
+        return True
+
+    def count(self, physical: str) -> int:
+        counted: int = self._with(physical, f"count {physical}", lambda opened: opened.table.count_rows())
+        return counted
+
+    def read(self, physical: str, columns: Sequence[str] | None = None) -> Iterator[Any]:
+        def start(opened: _Open) -> Iterator[Any]:
+            schema = only(row_schema(opened.shape.dimension), columns)
+            batches = opened.table.search().select(schema.names).limit(None).to_batches(_READ_ROWS)
+            return self._tables(physical, opened.table.version, batches, schema)
+
+        return self._with(physical, f"read {physical}", start)
+
+    def remove(self, physical: str, doc_ids: Sequence[str]) -> None:
+        """Two processes that remove from one index at once do no harm; a rewrite that one of them had to give up may
+        lie about, unreferenced, until LanceDB's clean-up takes such files after seven days.
+        """
+        with self._mine.removing:
+            for at in range(0, len(doc_ids), _IN_ONE_FILTER):
+                listed = ", ".join(lance_aliases.quoted(doc_id) for doc_id in doc_ids[at : at + _IN_ONE_FILTER])
+                self._with(physical, f"remove rows of {physical}", partial(_delete, f"doc_id IN ({listed})"))
+            shape = self._open(physical).shape
+            for attempt in range(_TRIES):
+                if self._with(physical, f"look at {physical}", lambda opened: _is_clean(opened.table)):
+                    return
+                time.sleep(0.001 * attempt)
+                self._with(physical, f"rewrite {physical}", lambda opened: _rewrite(opened.table))
+                self.finish(physical, shape)
+                self._with(
+                    physical, f"clean {physical}", lambda opened: opened.table.optimize(cleanup_older_than=_AT_ONCE)
+                )
+            raise StoreUnavailable(
+                f"{physical} in {self.url} is changed by others all the time; removed rows are in older versions",
+                hint="the rows are found no more; remove them again to have their bytes deleted",
+            )
+
+    def search(self, physical: str, vector: Vectors, k: int) -> list[Found]:
+        def find(opened: _Open) -> list[Found]:
+            check_search(opened.shape.dimension, vector, k)
+            query = opened.table.search(vector, vector_column_name="vector")
+            query = lance_indexes.tuned(query, opened.shape).select([*PAYLOAD, "_distance"]).limit(k)
+            columns = query.to_arrow().to_pydict()
+            metric = opened.shape.metric
+            scores = (lance_indexes.score(metric, distance) for distance in columns["_distance"])
+            return [Found(*row) for row in zip(*(columns[name] for name in PAYLOAD), scores, strict=True)]
+
+        return self._with(physical, f"search {physical}", find)
+
+    def drop(self, physical: str) -> None:
+        self._forget(physical)
+        try:
+            self._mine.connection.drop_table(physical, ignore_missing=True)
+        except LanceError as error:
+            if not no_table(error) and not file_gone(error):  # somebody else drops it, too
+                raise translate(error, f"drop {physical}", self.url) from error
+
+    def physicals(self) -> list[str]:
+        """Also those whose writer was cut off, and which are missing for everybody else."""
+        return sorted(name for name in self._names() if name.startswith(PREFIX))
+
+    def point(self, alias: str, physical: str, generation: int) -> None:
+        connection = self._mine.connection
+        lock = None if self._is_remote else Path(self._uri, f".{lance_aliases.TABLE}.lock")
+        self._told("set an alias", lambda: lance_aliases.point(connection, lock, alias, physical, generation))
+
+    def pointer(self, alias: str) -> Pointer | None:
+        connection = self._mine.connection
+        try:
+            return self._told(
+                "read an alias", lambda: lance_aliases.pointer(connection.open_table(lance_aliases.TABLE), alias)
+            )
+        except BuildMissing:  # nobody ever set one
+            return None
+
+    def unpoint(self, alias: str) -> None:
+        connection = self._mine.connection
+        try:
+            self._told(
+                "delete an alias", lambda: lance_aliases.unpoint(connection.open_table(lance_aliases.TABLE), alias)
+            )
+        except BuildMissing:
+            return
+
+    def close(self) -> None:
+        self._process = None
+
+    @property
+    def _mine(self) -> _Process:
+        process = self._process
+        if process is None or process.pid != os.getpid():
+            if process is not None:
+                self._opening = threading.Lock()  # another thread may have held it when we were forked
+            with self._opening:
+                process = self._process
+                if process is None or process.pid != os.getpid():
+                    process = self._process = _Process(os.getpid(), self._connect())
+        return process
+
+    def _connect(self) -> Any:
+        try:
+            import lancedb
+        except ModuleNotFoundError as missing:
+            raise Unsupported(
+                f"this index backend needs the package {missing.name!r}", hint="pip install 'ragfence[lance]'"
+            ) from missing
+        options = {**_PATIENCE, **self._options} if self._is_remote else self._options
+        try:
+            return lancedb.connect(self._uri, storage_options=options, read_consistency_interval=timedelta(0))
+        except LanceError as error:
+            raise translate(error, "open the database", self.url) from error
+
+    def _open(self, physical: str) -> _Open:
+        """Opened afresh, and kept for later calls."""
+        connection = self._mine.connection
+        try:
+            table = connection.open_table(physical)
+            metadata = table.schema.metadata or {}
+        except LanceError as error:
+            if no_table(error):
+                raise self._missing(physical) from error
+            raise translate(error, f"open {physical}", self.url) from error
+        opened = _Open(table, _decoded(physical, metadata.get(_SHAPE)))
+        self._keep(physical, opened)
+        return opened
+
+    def _kept(self, physical: str) -> _Open | None:
+        mine = self._mine
+        with mine.lock:
+            opened = mine.tables.get(physical)
+            if opened is not None:
+                mine.tables.move_to_end(physical)
+            return opened
+
+    def _keep(self, physical: str, opened: _Open) -> None:
+        mine = self._mine
+        with mine.lock:
+            mine.tables[physical] = opened
+            mine.tables.move_to_end(physical)
+            while len(mine.tables) > _OPEN_TABLES:
+                mine.tables.popitem(last=False)
+
+    def _forget(self, physical: str) -> None:
+        mine = self._mine
+        with mine.lock:
+            mine.tables.pop(physical, None)
+
+    def _with(self, physical: str, what: str, act: Callable[[_Open], _T]) -> _T:
+        """Acts on the table, again on the newest version if the one it saw is gone or somebody committed first."""
+        for attempt in range(_TRIES):
+            opened = self._kept(physical) or self._open(physical)
+            try:
+                return act(opened)
+            except ValidationError:  # a ValueError, but ours
+                raise
+            except LanceError as error:
+                self._forget(physical)
+                if no_table(error):
+                    raise self._missing(physical) from error
+                again = lost_race(error) or (file_gone(error) and attempt < 2)
+                if not again or attempt == _TRIES - 1:
+                    raise translate(error, what, self.url) from error
+        raise AssertionError("unreachable")
+
+    def _tables(self, physical: str, version: int, batches: Any, schema: Any) -> Iterator[Any]:
+        import pyarrow as pa
+
+        try:
+            for batch in batches:
+                if batch.num_rows:
+                    yield pa.Table.from_batches([batch]).cast(schema)
+        except LanceError as error:
+            # Files go when the index is dropped, when rows are removed, or by damage.
+            if file_gone(error) and self._open(physical).table.version != version:
+                raise StoreUnavailable(f"{physical} was changed while it was read", hint="read it again") from error
+            raise translate(error, f"read {physical}", self.url) from error
+
+    def _names(self) -> list[str]:
+        names: list[str] = []
+        connection, token = self._mine.connection, None
+        while True:
+            page = self._told("list the tables", partial(connection.list_tables, page_token=token))
+            names += page.tables
+            token = page.page_token
+            if not token:
+                return names
+
+    def _told(self, what: str, act: Callable[[], _T]) -> _T:
+        for attempt in range(_TRIES):
+            try:
+                return act()
+            except LanceError as error:
+                if no_table(error):
+                    raise BuildMissing(f"there is no such table in {self.url}") from error
+                if not lost_race(error) or attempt == _TRIES - 1:
+                    raise translate(error, what, self.url) from error
+        raise AssertionError("unreachable")
+
+    def _missing(self, physical: str) -> BuildMissing:
+        return BuildMissing(f"{physical} is not in {self.url}")
+
+
+class _Counted:
+    """Rows on their way into LanceDB, and the error that stopped them."""
+
+    def __init__(self, tables: Iterable[Any], schema: Any) -> None:
+        self._tables, self._schema = tables, schema
+        self.rows = 0
+        self.failed: BaseException | None = None
+
+    def batches(self) -> Iterator[Any]:
+        try:
+            for table in self._tables:
+                for batch in table.select(self._schema.names).cast(self._schema).to_batches():
+                    self.rows += batch.num_rows
+                    yield batch
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            self.failed = error
+            raise
+
+
+def _delete(where: str, opened: _Open) -> None:
+    if opened.table.count_rows(where):  # deleting nothing is a commit, too
+        opened.table.delete(where)
+
+
+def _rewrite(table: Any) -> None:
+    """Puts all rows into new files: a deletion only marks rows, and compaction leaves a file be whose marks are few."""
+    table.update(where="true", values_sql={"ordinal": "ordinal"})
+
+
+def _is_clean(table: Any) -> bool:
+    """No older version, and no row in the files that is not in the table."""
+    stats = table.stats()
+    lengths = stats["fragment_stats"]["lengths"]
+    in_files = round(lengths["mean"] * stats["fragment_stats"]["num_fragments"])
+    return len(table.list_versions()) == 1 and in_files == stats["num_rows"]
+
+
+def _encoded(shape: Shape) -> bytes:
+    known = {"dimension": shape.dimension, "metric": shape.metric, "index": shape.index}
+    return json.dumps({**known, "parameters": dict(shape.parameters)}, sort_keys=True).encode()
+
+
+def _decoded(physical: str, data: bytes | None) -> Shape:
+    try:
+        return Shape(**json.loads(data or b""))
+    except (ValueError, TypeError) as broken:
+        raise FormatCorrupt(
+            f"the table {physical} was not written by ragfence", hint="drop it, and build the index again"
+        ) from broken
+
+
+def _taken(physical: str) -> ValidationError:
+    return ValidationError(f"{physical} exists already", hint="a physical name is never used twice; build again")

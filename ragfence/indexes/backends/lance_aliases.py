@@ -1,0 +1,86 @@
+"""LanceDB has no aliases: a small table has them, for readers who know nothing of ragfence.
+
+    ragfence-aliases (alias, physical, generation)
+
+A row changes only by a merge that compares the generation inside the commit, so an older one never overwrites a newer
+one, however many write at once. Making the table is another matter: of two who find none, LanceDB lets the later one
+overwrite the table of the first. Hence a lock, between the threads of a process and, in a folder, between processes.
+On S3 the very first pointers of a database can be lost in this way; `reconcile` sets them again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from ragfence.indexes.backends.lance_errors import LanceError, no_table
+from ragfence.indexes.backends.protocol import Pointer
+
+TABLE = "ragfence-aliases"
+_TIDY_EVERY = 64
+_KEEP = timedelta(hours=1)
+_making = threading.Lock()
+
+
+def point(connection: Any, lock_file: Path | None, alias: str, physical: str, generation: int) -> None:
+    """`lock_file` is for databases in a folder."""
+    import pyarrow as pa
+
+    schema = pa.schema([("alias", pa.string()), ("physical", pa.string()), ("generation", pa.int64())])
+    table = _table(connection, lock_file, schema)
+    row = pa.table({"alias": [alias], "physical": [physical], "generation": [generation]}, schema=schema)
+    (
+        table.merge_insert("alias")
+        .when_matched_update_all(where="target.generation <= source.generation")
+        .when_not_matched_insert_all()
+        .execute(row)
+    )
+    if table.version % _TIDY_EVERY == 0:
+        with contextlib.suppress(*LanceError):  # the next one tidies up
+            table.optimize(cleanup_older_than=_KEEP)
+
+
+def _table(connection: Any, lock_file: Path | None, schema: Any) -> Any:
+    try:
+        return connection.open_table(TABLE)
+    except LanceError as error:
+        if not no_table(error):
+            raise
+    with _making, _locked(lock_file):
+        return connection.create_table(TABLE, schema=schema, exist_ok=True)
+
+
+@contextlib.contextmanager
+def _locked(file: Path | None) -> Iterator[None]:
+    if file is None:
+        yield
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a") as opened:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+
+
+def pointer(table: Any, alias: str) -> Pointer | None:
+    rows = table.search().where(_is(alias)).limit(None).to_list()
+    # Two first writers of an alias may both have inserted: the newer one is the alias.
+    newest = max(rows, key=lambda row: row["generation"], default=None)
+    return Pointer(newest["physical"], newest["generation"]) if newest else None
+
+
+def unpoint(table: Any, alias: str) -> None:
+    table.delete(_is(alias))
+
+
+def quoted(text: str) -> str:
+    """As a literal of LanceDB's SQL, which knows no escape but the doubled quote."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _is(alias: str) -> str:
+    return f"alias = {quoted(alias)}"

@@ -1,0 +1,328 @@
+"""Qdrant: a server, or its local mode in a folder. Every physical index is a collection of its own.
+
+A point's id is its snippet_id, which is a UUID; the payload has all columns. Cosine vectors come back normalised. What
+a search must know stands in the collection's own configuration. Qdrant's aliases have no generation and no
+compare-and-swap, so `point` simply sets them, and whoever cares reads again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from uuid import UUID
+
+from ragfence.errors import BuildMissing, StoreUnavailable, Unsupported, ValidationError
+from ragfence.indexes.backends.protocol import PAYLOAD, PREFIX, Found, Metric, Pointer, Shape, row_schema
+from ragfence.indexes.backends.shapes import Between, Kinds, check_search, check_shape, only
+
+if TYPE_CHECKING:
+    from ragfence.indexes.embedders.protocol import Vectors
+
+KINDS: Kinds = {
+    "flat": {},
+    "hnsw": {"m": Between(2, 2_048), "ef_construct": Between(4, 100_000), "ef": Between(1, 100_000)},
+}
+_BATCH = 512
+_READ_ROWS = 2_048
+_INDEXED_WITHIN_S = 3_600.0
+_EF = "ragfence_ef"
+
+_T = TypeVar("_T")
+
+
+class _Known(NamedTuple):
+    dimension: int
+    metric: Metric
+    exact: bool
+    ef: int | None
+
+
+class QdrantBackend:
+    """A `Backend` on the server at `url`, or in the folder `path` (one process at a time)."""
+
+    name = "qdrant"
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        api_key: str | None = None,
+        timeout_s: int = 60,
+    ) -> None:
+        if (url is None) == (path is None):
+            raise ValidationError("QdrantBackend takes either the url of a server or the path of a folder")
+        if find_spec("qdrant_client") is None:
+            raise Unsupported(
+                "this index backend needs the package 'qdrant_client'", hint="pip install 'ragfence[qdrant]'"
+            )
+        self._server, self._path = url, Path(path).absolute() if path is not None else None
+        self._api_key, self._timeout_s = api_key, timeout_s
+        self._opened: tuple[int, Any] | None = None
+        # Local mode is plain Python over shared lists: one call at a time. A server needs no such lock.
+        self._lock: contextlib.AbstractContextManager[Any] = (
+            threading.RLock() if self._path is not None else contextlib.nullcontext()
+        )
+        self._opening = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        return f"qdrant+{self._path.as_uri()}" if self._path is not None else f"qdrant+{self._server}"
+
+    def check(self, shape: Shape) -> None:
+        check_shape("qdrant", KINDS, shape)
+
+    def write(self, physical: str, shape: Shape, tables: Iterable[Any]) -> int:
+        from ragfence.indexes.backends.qdrant_errors import is_taken
+
+        self.check(shape)
+        try:
+            self._call(f"create {physical}", lambda client: self._create(client, physical, shape), raw=is_taken)
+        except Exception as error:
+            if is_taken(error):
+                raise ValidationError(
+                    f"{physical} exists already", hint="a physical name is never used twice; build again"
+                ) from error
+            raise
+        if self._path is not None:
+            from ragfence.indexes.backends.qdrant_local import silence
+
+            silence()
+        rows = 0
+        for table in tables:
+            for at in range(0, table.num_rows, _BATCH):
+                self._on(physical, "write", partial(_upsert, physical, table.slice(at, _BATCH), shape.dimension))
+            rows += table.num_rows
+        return rows
+
+    def finish(self, physical: str, shape: Shape) -> None:
+        """On a server: waits until the graph is made. What is not indexed yet is compared point by point."""
+        if shape.index == "flat":
+            return
+        from qdrant_client.models import CollectionStatus
+
+        deadline = time.monotonic() + _INDEXED_WITHIN_S
+        while (status := self._on(physical, "look at", lambda client: client.get_collection(physical)).status) in (
+            CollectionStatus.YELLOW,
+            CollectionStatus.GREY,
+        ):
+            if time.monotonic() > deadline:
+                raise StoreUnavailable(f"{physical} in {self.url} is not indexed after an hour ({status})")
+            time.sleep(0.2)
+
+    def exists(self, physical: str) -> bool:
+        return bool(self._call(f"look for {physical}", lambda client: client.collection_exists(physical)))
+
+    def count(self, physical: str) -> int:
+        return int(self._on(physical, "count", lambda client: client.count(physical, exact=True).count))
+
+    def read(self, physical: str, columns: Sequence[str] | None = None) -> Iterator[Any]:
+        return self._scroll(physical, only(row_schema(self._known(physical).dimension), columns))
+
+    def remove(self, physical: str, doc_ids: Sequence[str]) -> None:
+        """In local mode the file is written anew; a server's optimizer drops the bytes when it merges segments."""
+        from qdrant_client import models
+
+        if not doc_ids:
+            return
+        condition = models.FieldCondition(key="doc_id", match=models.MatchAny(any=list(doc_ids)))
+        chosen = models.FilterSelector(filter=models.Filter(must=[condition]))
+        with self._lock:
+            self._on(physical, "remove rows of", lambda client: client.delete(physical, chosen, wait=True))
+            if self._path is not None:
+                from ragfence.indexes.backends.qdrant_local import vacuum
+
+                vacuum(self._path, physical)
+
+    def search(self, physical: str, vector: Vectors, k: int) -> list[Found]:
+        from qdrant_client import models
+
+        known = self._known(physical)
+        check_search(known.dimension, vector, k)
+        # Local mode is always exact, and warns of parameters it does not need.
+        how = None if self._path is not None else models.SearchParams(exact=known.exact, hnsw_ef=known.ef)
+        answer = self._on(
+            physical,
+            "search",
+            lambda client: client.query_points(
+                physical, query=vector.tolist(), limit=k, search_params=how, with_payload=True
+            ),
+        )
+        return [
+            Found(**{name: point.payload[name] for name in PAYLOAD}, score=_score(known.metric, point.score))
+            for point in answer.points
+        ]
+
+    def drop(self, physical: str) -> None:
+        with contextlib.suppress(BuildMissing):
+            self._on(physical, "drop", lambda client: client.delete_collection(physical))
+
+    def physicals(self) -> list[str]:
+        listed = self._call("list the collections", lambda client: client.get_collections()).collections
+        return sorted(each.name for each in listed if each.name.startswith(PREFIX))
+
+    def point(self, alias: str, physical: str, generation: int) -> None:
+        from qdrant_client import models
+
+        change = models.CreateAliasOperation(
+            create_alias=models.CreateAlias(collection_name=physical, alias_name=alias)
+        )
+        self._on(physical, "point an alias at", lambda client: client.update_collection_aliases([change]))
+
+    def pointer(self, alias: str) -> Pointer | None:
+        listed = self._call("read the aliases", lambda client: client.get_aliases()).aliases
+        found = next((each.collection_name for each in listed if each.alias_name == alias), None)
+        return Pointer(found, None) if found is not None else None
+
+    def unpoint(self, alias: str) -> None:
+        from qdrant_client import models
+
+        change = models.DeleteAliasOperation(delete_alias=models.DeleteAlias(alias_name=alias))
+        with contextlib.suppress(BuildMissing):
+            self._on(alias, "delete the alias", lambda client: client.update_collection_aliases([change]))
+
+    def close(self) -> None:
+        with self._opening:
+            opened, self._opened = self._opened, None
+        if opened is not None and opened[0] == os.getpid():
+            with self._lock:
+                opened[1].close()
+
+    def _create(self, client: Any, physical: str, shape: Shape) -> None:
+        from qdrant_client import models
+
+        distances = {"cosine": models.Distance.COSINE, "dot": models.Distance.DOT, "l2": models.Distance.EUCLID}
+        given = dict(shape.parameters)
+        ef = given.pop("ef", None)
+        # m = 0: no graph is ever made, and every search is exact.
+        graph = models.HnswConfigDiff(m=0) if shape.index == "flat" else models.HnswConfigDiff(**given)
+        client.create_collection(
+            physical,
+            vectors_config=models.VectorParams(
+                size=shape.dimension, distance=distances[shape.metric], hnsw_config=graph
+            ),
+            metadata={_EF: ef} if ef is not None else None,
+        )
+        if self._path is None:  # `remove` looks for it; local mode has no use for it, and says so
+            client.create_payload_index(physical, "doc_id", models.PayloadSchemaType.KEYWORD, wait=True)
+
+    def _known(self, physical: str) -> _Known:
+        config = self._on(physical, "open", lambda client: client.get_collection(physical)).config
+        vectors = config.params.vectors
+        metrics: dict[str, Metric] = {"Cosine": "cosine", "Dot": "dot", "Euclid": "l2"}
+        graph = vectors.hnsw_config
+        return _Known(
+            vectors.size,
+            metrics[vectors.distance.value],
+            graph is not None and graph.m == 0,
+            (config.metadata or {}).get(_EF),
+        )
+
+    def _scroll(self, physical: str, schema: Any) -> Iterator[Any]:
+        import pyarrow as pa
+
+        offset: Any = None
+        payload = [name for name in schema.names if name != "vector"]
+        vectors = "vector" in schema.names
+        while True:
+            how = {"with_payload": payload or False, "with_vectors": vectors, "offset": offset}
+            points, offset = self._on(physical, "read", partial(_page, physical, how))
+            if points:
+                values = {name: [point.payload[name] for point in points] for name in payload}
+                if vectors:
+                    values["vector"] = [point.vector for point in points]
+                yield pa.table([pa.array(values[field.name], field.type) for field in schema], schema=schema)
+            if offset is None:
+                return
+
+    def _on(self, physical: str, what: str, act: Callable[[Any], _T]) -> _T:
+        """As `_call`, for something that may be missing."""
+        from ragfence.indexes.backends.qdrant_errors import is_missing
+
+        try:
+            return self._call(f"{what} {physical}", act, raw=is_missing)
+        except Exception as error:
+            if is_missing(error):
+                raise BuildMissing(f"{physical} is not in {self.url}") from error
+            raise
+
+    def _call(self, what: str, act: Callable[[Any], _T], *, raw: Callable[[Exception], bool] | None = None) -> _T:
+        """Acts, and translates what goes wrong, but for errors that the caller wants `raw`."""
+        client = self._client
+        from ragfence.indexes.backends.qdrant_errors import QdrantError, translate
+
+        try:
+            with self._lock:
+                return act(client)
+        except QdrantError as error:
+            if isinstance(error, ValidationError) or (raw is not None and raw(error)):
+                raise
+            raise translate(error, what, self.url) from error
+
+    @property
+    def _client(self) -> Any:
+        opened = self._opened
+        if opened is None or opened[0] != os.getpid():
+            with self._opening:
+                opened = self._opened
+                if opened is None:
+                    opened = self._opened = (os.getpid(), self._connect())
+                elif opened[0] != os.getpid():
+                    if self._path is not None:
+                        raise Unsupported(
+                            f"{self.url} was opened before this process was forked: local mode is for one process",
+                            hint="open it after the fork only, or run a Qdrant server: qdrant+http://host:6333",
+                        )
+                    opened = self._opened = (os.getpid(), self._connect())
+        return opened[1]
+
+    def _connect(self) -> Any:
+        if self._path is not None:
+            from ragfence.indexes.backends.qdrant_local import open_local
+
+            return open_local(self._path)
+        from qdrant_client import QdrantClient
+
+        key = self._api_key or os.environ.get("QDRANT_API_KEY")
+        return QdrantClient(url=self._server, api_key=key, timeout=self._timeout_s, check_compatibility=False)
+
+
+def _upsert(physical: str, table: Any, dimension: int, client: Any) -> None:
+    client.upsert(physical, _points(table, dimension), wait=True)
+
+
+def _page(physical: str, how: dict[str, Any], client: Any) -> Any:
+    return client.scroll(physical, limit=_READ_ROWS, **how)
+
+
+def _points(table: Any, dimension: int) -> Any:
+    import numpy as np
+    from qdrant_client.models import Batch
+
+    columns = {name: table.column(name).to_pylist() for name in PAYLOAD}
+    vectors = np.asarray(table.column("vector").combine_chunks().flatten(), dtype=np.float32)
+    rows = zip(*columns.values(), strict=True)
+    return Batch(
+        ids=[_point_id(snippet_id) for snippet_id in columns["snippet_id"]],
+        vectors=vectors.reshape(-1, dimension).tolist(),
+        payloads=[dict(zip(PAYLOAD, row, strict=True)) for row in rows],
+    )
+
+
+def _point_id(snippet_id: str) -> str:
+    try:
+        return str(UUID(hex=snippet_id))
+    except ValueError as other:
+        raise ValidationError(f"{snippet_id!r} is no snippet_id: those are 32 hex digits") from other
+
+
+def _score(metric: Metric, score: float) -> float:
+    """Qdrant says similarities, but for l2 the distance."""
+    return -(score * score) if metric == "l2" else score

@@ -1,0 +1,69 @@
+"""The kinds of index a backend has, their parameters, and the check of a shape against them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, get_args
+
+from ragfence.errors import ValidationError
+from ragfence.indexes.backends.protocol import Metric, Shape
+
+MAX_DIMENSION = 65_536
+MAX_K = 10_000
+METRICS: tuple[Metric, ...] = get_args(Metric)
+
+
+class Between(NamedTuple):
+    """A whole number, both ends included."""
+
+    low: int
+    high: int
+
+
+Kinds = Mapping[str, Mapping[str, Between]]
+"""name of an index -> its parameters"""
+
+
+def check_shape(backend: str, kinds: Kinds, shape: Shape) -> None:
+    if not 1 <= shape.dimension <= MAX_DIMENSION:
+        raise ValidationError(f"the dimension of an index is 1 to {MAX_DIMENSION:,}, not {shape.dimension}")
+    if shape.metric not in METRICS:
+        raise ValidationError(f"{shape.metric!r} is no metric", hint=f"use one of: {', '.join(METRICS)}")
+    known = kinds.get(shape.index)
+    if known is None:
+        raise ValidationError(f"{backend} has no index {shape.index!r}", hint=f"use one of: {', '.join(kinds)}")
+    for name, value in shape.parameters.items():
+        _check_parameter(f"{backend} {shape.index}", known, name, value)
+
+
+def _check_parameter(where: str, known: Mapping[str, Between], name: str, value: Any) -> None:
+    limits = known.get(name)
+    if limits is None:
+        takes = f"it takes {', '.join(sorted(known))}" if known else "it takes none"
+        raise ValidationError(f"{where} has no parameter {name!r}", hint=takes)
+    if isinstance(value, bool) or not isinstance(value, int) or not limits.low <= value <= limits.high:
+        raise ValidationError(f"{where}: {name} is a whole number of {limits.low} to {limits.high:,}, not {value!r}")
+
+
+def check_search(dimension: int, vector: Any, k: int) -> None:
+    """Said by us, because backends answer a wrong length with anything from a panic to a wrong result."""
+    if vector.shape != (dimension,):
+        raise ValidationError(
+            f"the index has {dimension} dimensions, and the vector has the shape {vector.shape}",
+            hint="search with the embedder the index was built with",
+        )
+    if not 1 <= k <= MAX_K:
+        raise ValidationError(f"k is 1 to {MAX_K:,}, not {k}")
+
+
+def only(schema: Any, columns: Sequence[str] | None) -> Any:
+    """The schema of these columns of a row, or of all."""
+    import pyarrow as pa
+
+    wanted = schema.names if columns is None else columns
+    unknown = set(wanted) - set(schema.names)
+    if unknown:
+        raise ValidationError(
+            f"rows have no column {', '.join(sorted(unknown))}", hint=f"use {', '.join(schema.names)}"
+        )
+    return pa.schema([schema.field(name) for name in wanted])
