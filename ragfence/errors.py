@@ -192,7 +192,7 @@ class BuildRetired(NotSealed):
 
 class BuildMissing(NotSealed):
     code = "INDEX.missing"
-    default_hint = "somebody dropped it behind ragfence's back: `ragfence gc` retires it, then build it again"
+    default_hint = "somebody dropped it behind ragfence's back: build it again, then swap to it"
 
 
 class BuildUnverified(TerminalError):

@@ -39,11 +39,14 @@ def open(
     policy: Policy | str | os.PathLike[str] | None = None,
     owner: str | None = None,
     run_id: str = "",
+    correlation_id: str = "",
+    route: str = "",
     journal: str | os.PathLike[str] | None = None,
 ) -> Fence:
     """Opens a fence.
 
-    Without arguments and without RAGFENCE_* variables it is embedded: SQLite and a folder under `.ragfence/`.
+    Without arguments and without RAGFENCE_* variables it is embedded: SQLite and a folder under `.ragfence/`. `run_id`,
+    `correlation_id` and `route` are kept in the decision rows: which run, on whose behalf, by which way.
 
     >>> fence = open()  # doctest: +SKIP
     >>> fence = open("redis://127.0.0.1:6379/0", objects="s3://bucket/prefix", tenant="acme")  # doctest: +SKIP
@@ -74,6 +77,8 @@ def open(
         codec=ParquetCodec(),
         owner=owner,
         run_id=run_id,
+        correlation_id=correlation_id,
+        route=route,
     )
     return Fence(engine)
 

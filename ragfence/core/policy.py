@@ -143,6 +143,28 @@ class DocumentRules(_Section):
         return self
 
 
+class IndexRules(_Section):
+    """How indexes are built and verified, what an alias may be moved to, and which builds stay."""
+
+    keep_targets: int = Field(default=3, ge=1, le=100)
+    """so many earlier builds of every alias, beside the live one, are kept by gc for a rollback"""
+    max_shrinkage: float = Field(default=0.2, ge=0, le=1)
+    """the share of the live build's rows that the next one may lack"""
+    min_coverage: float = Field(default=0.0, ge=0, le=1)
+    """of the live documents; 0 does not look"""
+    min_overlap: float = Field(default=0.0, ge=0, le=1)
+    """of what the new and the live build find; 0 does not look, unless there are golden queries"""
+    golden: str = ""
+    """a file of golden queries; empty: none"""
+    min_recall: float = Field(default=0.9, ge=0, le=1)
+    """of all golden queries together"""
+    overlap_queries: int = Field(default=20, ge=1, le=1000)
+    embed_workers: int = Field(default=2, ge=1, le=64)
+    max_self_recall_sample: int = Field(default=64, ge=0, le=10_000)
+    """so many rows of a new build must find themselves before it is sealed"""
+    min_self_recall: float = Field(default=0.99, ge=0, le=1)
+
+
 class RedactionRules(_Section):
     fields: Names = ()
     """beside the default fields, which always apply"""
@@ -205,6 +227,7 @@ class Policy(_Section):
     durability: Durability = Durability()
     results: Results = Results()
     documents: DocumentRules = DocumentRules()
+    indexes: IndexRules = IndexRules()
     redaction: RedactionRules = RedactionRules()
     content_hash: Literal["xxh3", "sha256"] = "xxh3"
     kinds: dict[str, Kind] = {}
@@ -263,19 +286,27 @@ class Policy(_Section):
     def _rules_for(self, kind: str) -> KindRules:
         own = self.kinds.get(kind, _NOTHING_OF_ITS_OWN)
         retention = own.retention or usual_class(kind)
-        wait_s = self.wait.deadline_s if self.wait.mode == "wait" else 0
+        usual = _USUAL.get(kind, _NOTHING_OF_ITS_OWN)
+        wait_s = _first(usual.wait_s, self.wait.deadline_s) if self.wait.mode == "wait" else 0
         return KindRules(
             retention_class=retention,
             ttl_ms=round(3_600_000 * _first(own.ttl_hours, self.stores.ttl.hours(retention))),
             pending_ttl_ms=round(24 * 3_600_000 * self.stores.ttl.pending_days),
             lease_ms=round(1000 * _first(own.lease_ttl_s, self.lease.ttl_s)),
             max_attempts=own.max_attempts or self.lease.max_attempts,
-            max_runtime_ms=round(1000 * _first(own.max_runtime_s, self.lease.max_runtime_s)),
+            max_runtime_ms=round(
+                1000 * _first(own.max_runtime_s, _first(usual.max_runtime_s, self.lease.max_runtime_s))
+            ),
             wait_ms=round(1000 * _first(own.wait_s, wait_s)),
         )
 
 
 _NOTHING_OF_ITS_OWN: Final = Kind()
+_USUAL: Final = {
+    # A build may take long, and who asks for one wants it.
+    "index": Kind(max_runtime_s=24 * 3600, wait_s=3600),
+    "vectors": Kind(max_runtime_s=6 * 3600),
+}
 
 
 def _first(own: float | None, general: float) -> float:

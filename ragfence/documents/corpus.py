@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from ragfence.core.hashing import SHARDS, digest
 from ragfence.core.records import Head
 from ragfence.engine.hydration import Hydrator
-from ragfence.errors import InFlight
+from ragfence.errors import InFlight, ValidationError
 from ragfence.stores.fences import FenceStore
 
 ATTEMPTS = 20
@@ -40,6 +40,16 @@ class Corpus:
                 # Kept only now: what was read while something moved is of no version at all.
                 self.remember(before, made)
                 return digest_of_shards(made)
+        raise _too_fast()
+
+    def digest_of(self, shard: int) -> str:
+        """Of the live documents of one shard."""
+        if not 0 <= shard < SHARDS:
+            raise ValidationError(f"shards are 0 to {SHARDS - 1}, not {shard!r}")
+        for _ in range(ATTEMPTS):
+            self.digest()
+            if made := self.known_at(self._versions()):
+                return f"sha256:{made[shard].hex()}"
         raise _too_fast()
 
     def live(self) -> tuple[str, list[Shown]]:

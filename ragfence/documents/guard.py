@@ -205,6 +205,7 @@ class Documents:
                 self._reading,
                 engine.owner,
                 engine.run_id,
+                engine.correlation_id,
             )
             self._backing.hydrator.ensure_ready()
             if self._delivery is not None and not dry_run:
@@ -225,10 +226,10 @@ class Documents:
         """Every live document, in no order. Reads the whole log."""
         return map(self._reading.described, self._reading.live())
 
-    def corpus_digest(self) -> str:
-        """One value for all live documents: it changes when one comes, goes, or changes in any way."""
+    def corpus_digest(self, shard: int | None = None) -> str:
+        """One value for all live documents, or those of one shard: it changes when one comes, goes, or changes."""
         self._backing.watch.start()
-        return self._corpus.digest()
+        return self._corpus.digest() if shard is None else self._corpus.digest_of(shard)
 
     def compact(self, *, progress: bool | Callable[[int], None] = False) -> Compacted:
         """Rewrites the log into few large segments, without what was superseded `keep_superseded_days` ago.
@@ -356,7 +357,8 @@ class Documents:
     def _caller(self) -> Caller:
         # Whoever is answered by a Redis that was split off must not be so for ever; a forked child watches for itself.
         self._backing.watch.start()
-        return Caller(self._engine.owner, self._engine.run_id)
+        engine = self._engine
+        return Caller(engine.owner, engine.run_id, engine.correlation_id, engine.route)
 
     @cached_property
     def _identity(self) -> Identity:

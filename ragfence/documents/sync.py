@@ -110,9 +110,10 @@ class Parts(NamedTuple):
     reading: Reading
     owner: str
     run_id: str
+    correlation_id: str
 
     def caller(self, route: str) -> Caller:
-        return Caller(self.owner, self.run_id, route=route)
+        return Caller(self.owner, self.run_id, self.correlation_id, route)
 
 
 @dataclass(slots=True)

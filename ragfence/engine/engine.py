@@ -43,8 +43,10 @@ class Engine:
         codec: Codec | None = None,
         owner: str | None = None,
         run_id: str = "",
+        correlation_id: str = "",
+        route: str = "",
     ) -> None:
-        """`codec`: how the segments are read that a guard has written."""
+        """`codec`: how the segments are read that a guard has written. The last three are told by decision rows."""
         self.tenant = fences.tenant
         self.fences = fences
         self.objects = objects
@@ -52,6 +54,8 @@ class Engine:
         self.redaction = policy.redactor
         self._owner = owner
         self.run_id = run_id
+        self.correlation_id = correlation_id
+        self.route = route
         results = Results(self.tenant, policy, objects)
         self.backing: Backing | None = None
         if objects is not None:
@@ -88,8 +92,8 @@ class Engine:
                 owner=owner,
                 run_id=self.run_id,
                 event_id=event_id,
-                correlation_id=correlation_id,
-                route=route,
+                correlation_id=correlation_id or self.correlation_id,
+                route=route or self.route,
                 # As text: the row is the only place that keeps it, and 0 is a sequence too.
                 sequence="" if operation.sequence is None else str(operation.sequence),
             ),

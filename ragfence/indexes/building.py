@@ -25,7 +25,8 @@ from ragfence.errors import FencedOut, LeaseLost, NotReady, RagfenceError, Snaps
 from ragfence.indexes.assembling import Log, assembled
 from ragfence.indexes.backends.protocol import PREFIX, Backend
 from ragfence.indexes.bases import Base, BaseBroken, from_base, nearest
-from ragfence.indexes.builds import SEALED, Attempt, BuildEntry, Builds, Seal
+from ragfence.indexes.builds import SEALED, Attempt, BuildEntry, Builds, Seal, retired
+from ragfence.indexes.catalog import CatalogEntry
 from ragfence.indexes.corpora import Corpora, Snapshot
 from ragfence.indexes.embedders.protocol import Embedder, EmbedderId
 from ragfence.indexes.spec import IndexSpec, index_hash_of, inputs_of
@@ -88,7 +89,9 @@ class Tools:
     log: Log
     known: Callable[[], list[str]]
     """hashes that a build may start from, the likeliest first"""
-    restored: Callable[[BuildEntry], BuildEntry | None]
+    head: Callable[[], CatalogEntry]
+    """of the catalog; read before the log of a build, or what is being retired may be forgotten in between"""
+    restored: Callable[[CatalogEntry, BuildEntry], BuildEntry | None]
     """called for a build that is sealed: takes it back if gc was about to retire it; None if gc was faster"""
 
 
@@ -155,16 +158,15 @@ class Building:
     def _build(self, digest: str, wait_s: float | None) -> Build:
         tools, inputs = self._tools, self.inputs(digest)
         index_hash = index_hash_of(inputs)
+        head = tools.head()
         newest = tools.builds.newest(index_hash)
         known = newest if newest and newest.kind == SEALED else None
-        if known and (known := tools.restored(known)) is None:
+        if known and ((known := tools.restored(head, known)) is None or self._lost(known)):
             raise _Again
         snapshot = None if known else self._snapshot(digest)
         number = known.number if known else (newest.number if newest else 0) + 1
-        operation = Operation(
-            kind=KIND, source_id=index_hash, revision=str(number), index_hash=index_hash, action="build"
-        )
-        with tools.engine.claim(tools.engine.request(operation, None), wait_s=wait_s, verdict=False) as op:
+        request = tools.engine.request(operation_of(index_hash, number), None)
+        with tools.engine.claim(request, wait_s=wait_s, verdict=False) as op:
             if op.is_new:
                 known = self._performed(op, index_hash, number, inputs, snapshot)
                 assert known.seal is not None
@@ -174,6 +176,18 @@ class Building:
         if entry is None or entry.seal is None:
             raise _Again
         return Build(index_hash, entry.number, entry.seal, entry.at_ms, op.receipt)
+
+    def _lost(self, known: BuildEntry) -> bool:
+        """Somebody dropped the rows behind our back: then it is retired, and may be built again."""
+        assert known.seal is not None
+        if self._backend.exists(known.seal.physical):
+            return False
+        engine = self._tools.engine
+        end = retired(
+            known, at_ms=engine.fences.now_ms(), owner=engine.owner, reason="its rows were not in the backend"
+        )
+        self._tools.builds.append(known.seal.index_hash, end)
+        return True
 
     def _snapshot(self, digest: str) -> Snapshot:
         """Stored before the claim, so that every attempt has it."""
@@ -311,6 +325,11 @@ class Building:
         with contextlib.suppress(RagfenceError):
             self._backend.drop(attempt.physical)
             self._tools.builds.forget_attempt(attempt)
+
+
+def operation_of(index_hash: str, number: int) -> Operation:
+    """What is claimed: the build, in the life that ends with this number of its log."""
+    return Operation(kind=KIND, source_id=index_hash, revision=str(number), index_hash=index_hash, action="build")
 
 
 def _told_of(entry: BuildEntry) -> dict[str, Any]:

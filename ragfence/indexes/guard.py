@@ -10,19 +10,20 @@ from ragfence.documents.guard import Documents
 from ragfence.documents.progress import Gauge, gauge
 from ragfence.documents.segments import Layout
 from ragfence.engine.engine import Engine
-from ragfence.errors import BuildRetired, NotSealed, ObjectsRequired
+from ragfence.errors import BuildRetired, NotSealed, ObjectsRequired, SnapshotGone
 from ragfence.indexes.assembling import Log
 from ragfence.indexes.backends.opening import lance_beside, open_backend
 from ragfence.indexes.backends.protocol import Backend
 from ragfence.indexes.beside import BesideDocuments
-from ragfence.indexes.building import Build, Building, Tools
-from ragfence.indexes.builds import BuildEntry, Builds, Seal
-from ragfence.indexes.catalog import Catalog
+from ragfence.indexes.building import Build, Building, Tools, operation_of
+from ragfence.indexes.builds import Attempt, BuildEntry, Builds, Seal
+from ragfence.indexes.catalog import Catalog, CatalogEntry
 from ragfence.indexes.collecting import Collecting, GcReport
 from ragfence.indexes.corpora import Corpora
 from ragfence.indexes.embedders.opening import embedder_of, reopened
 from ragfence.indexes.embedders.protocol import Embedder, EmbedderId
 from ragfence.indexes.explaining import Explained, explained
+from ragfence.indexes.gates import Candidate, GateResult, Gates, Golden, golden_gate
 from ragfence.indexes.spec import IndexSpec, embedder_in, index_hash_of
 from ragfence.stores.objects import ObjectStore
 
@@ -117,6 +118,21 @@ class Indexes:
             self._embedders[known.digest] = reopened(known, self._embedders)
         return self._embedders[known.digest]
 
+    def snippet_ids(self, seal: Seal) -> set[str]:
+        """Of the corpus that a build is of: what its physical index has to hold."""
+        snapshot = self._corpora.get(seal.corpus_digest)
+        if snapshot is None:
+            raise SnapshotGone(f"the snapshot {seal.corpus_digest} of build {seal.index_hash} is not stored any more")
+        return {each.hex() for each in snapshot.ids()}
+
+    def judge_golden(self, index_hash: str, golden: Golden, *, min_recall: float | None = None) -> GateResult:
+        """What the golden queries find in a sealed build; the same gate that a swap has."""
+        entry = self.builds_log.newest(index_hash)
+        if entry is None or entry.seal is None:
+            raise NotSealed(f"build {index_hash} is not sealed", index_hash=index_hash)
+        limits = Gates(golden=golden, min_recall=min_recall).limits(self._engine.policy.indexes)
+        return golden_gate(limits, Candidate(entry, self.backend(entry.seal.backend), self.embedder_for))
+
     def coverage(self, seal: Seal) -> float:
         """The share of the documents that are live now which a build has, in their present revision."""
         if self._corpora.digest() == seal.corpus_digest:
@@ -173,6 +189,7 @@ class Indexes:
             builds=self.builds_log,
             log=Log(self._objects, Layout(self._engine.tenant), reading.segments),
             known=self._live_hashes,
+            head=self._catalog.head,
             restored=self._restored,
         )
 
@@ -182,16 +199,26 @@ class Indexes:
 
     @cached_property
     def _collecting(self) -> Collecting:
-        return Collecting(self._engine, self.builds_log, self.backend)
+        return Collecting(self._engine, self.builds_log, self.backend, is_over=self._is_over)
+
+    def _is_over(self, attempt: Attempt) -> bool:
+        """Whether the lease of an attempt has ended, as far as the fence store knows."""
+        engine = self._engine
+        request = engine.request(operation_of(attempt.index_hash, attempt.number), None)
+        (held,) = engine.fences.read([request.lookup])
+        if held.record is None:
+            return False  # forgotten: its age has to tell
+        alive = held.record.held_at(engine.fences.now_ms())
+        return not (alive and attempt.token.startswith(held.record.token.hex()))
 
     def _live_hashes(self) -> list[str]:
         return [held.target.index_hash for held in self._catalog.head().state.aliases.values()]
 
-    def _restored(self, entry: BuildEntry) -> BuildEntry | None:
+    def _restored(self, head: CatalogEntry, entry: BuildEntry) -> BuildEntry | None:
         """Somebody wants a build that gc is about to retire. None: gc was faster."""
         assert entry.seal is not None
         index_hash = entry.seal.index_hash
-        if not self._catalog.head().state.retires(entry, index_hash):
+        if not head.state.retires(entry, index_hash):
             return entry
         try:
             return self._collecting.restore(index_hash)

@@ -340,3 +340,42 @@ def test_explain_says_which_input_changed(near: Place) -> None:
     assert (told.documents.added, told.documents.removed, told.documents.changed) == (1, 1, 2)
     same = fence.indexes.explain(spec_in(near.folder, CountingEmbedder("2")), against=first.index_hash)
     assert same.differing == ("corpus", "embedder")
+
+
+def test_rows_that_were_dropped_behind_our_back_are_built_again(near: Place) -> None:
+    fence, embedder = near.open(), CountingEmbedder()
+    ingested(fence, NAMES)
+    first = built(fence, near, embedder)
+    fence.indexes.backend(first.seal.backend).drop(first.physical)
+    again = built(fence, near, embedder)
+    assert (again.index_hash, again.decision) == (first.index_hash, Decision.NEW)
+    assert shown(rows_of(fence, again)) == live_snippets(fence)
+    assert set(embedder.seen.values()) == {1}
+
+
+def test_gc_knows_from_the_lease_that_a_builder_is_dead(near: Place) -> None:
+    fence, embedder = near.open(), CountingEmbedder()
+    ingested(fence, NAMES)
+    seen: list[int] = []
+
+    def collect() -> None:
+        """While it builds it is left alone."""
+        report = elsewhere(lambda: near.open().indexes.gc(dry_run=False, min_age_s=0))
+        seen.append(len(report.pending))
+
+    with at_point(building.BEFORE_VERIFY, collect):
+        build = built(fence, near, embedder)
+    assert seen == [1]
+    fence.aliases.swap("docs", build.index_hash)
+    backend = fence.indexes.backend(build.seal.backend)
+    ingested(fence, NAMES[:1], edition=1)
+
+    def freeze() -> None:
+        near.let_leases_run_out()
+        report = elsewhere(lambda: near.open().indexes.gc(dry_run=False, min_age_s=0))
+        assert len(report.dropped) == 1
+
+    with at_point(building.BEFORE_SEALING, freeze):
+        second = built(fence, near, embedder)  # loses its number, and is made again
+    assert second.number == 2
+    assert sorted(backend.physicals()) == sorted([build.physical, second.physical])

@@ -201,7 +201,7 @@ class EndpointEmbedder:
     def _refuse(self, status: int, said: str) -> NoReturn:
         hint = "look at the URL, the model and the limits of the endpoint"
         if status in (401, 403):
-            hint = "set OPENAI_API_KEY (for searches OPENAI_BASE_URL too), or give the embedder an api_key that may use this model"
+            hint = "set OPENAI_API_KEY (to search, OPENAI_BASE_URL too), or give an api_key that may use this model"
         elif status == 413:
             hint = "make batch or max_tokens_per_request smaller"
         raise EmbedderInvalid(f"{self.name} answered {status}{said}", hint=hint)

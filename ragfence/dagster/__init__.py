@@ -1,0 +1,39 @@
+"""ragfence in Dagster: a resource, fenced assets, checks, sensors, schedules, and a component for `defs.yaml`.
+
+Coordination is in the fence, never in the executor: runs may be retried, backfilled, killed and doubled.
+"""
+
+from ragfence.dagster.assets import (
+    ON_NEW_VERSION,
+    SHARD_PARTITIONS,
+    build_alias_asset,
+    build_index_asset,
+    build_ingest_asset,
+)
+from ragfence.dagster.checks import corpus_matches_index, golden_queries, no_duplicate_effects
+from ragfence.dagster.component import RagIndexComponent
+from ragfence.dagster.fenced import fenced_asset
+from ragfence.dagster.resource import CORRELATION_TAG, FenceResource
+from ragfence.dagster.sensors import build_source_sensor
+from ragfence.dagster.upkeep import JOBS, build_schedules, gc_job, purge_expired_job, verify_job
+
+__all__ = [
+    "CORRELATION_TAG",
+    "JOBS",
+    "ON_NEW_VERSION",
+    "SHARD_PARTITIONS",
+    "FenceResource",
+    "RagIndexComponent",
+    "build_alias_asset",
+    "build_index_asset",
+    "build_ingest_asset",
+    "build_schedules",
+    "build_source_sensor",
+    "corpus_matches_index",
+    "fenced_asset",
+    "gc_job",
+    "golden_queries",
+    "no_duplicate_effects",
+    "purge_expired_job",
+    "verify_job",
+]

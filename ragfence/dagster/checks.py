@@ -1,0 +1,121 @@
+"""Asset checks: is what is behind the index what the fence says?"""
+
+from collections import Counter
+from typing import Any
+
+import dagster as dg
+
+from ragfence.dagster import telling
+from ragfence.dagster.resource import FenceResource
+from ragfence.dagster.versions import index_hash_at
+from ragfence.errors import BuildMissing, NotSealed
+from ragfence.fence import Fence
+from ragfence.indexes.builds import Seal
+
+SHOWN = 20
+
+
+def no_duplicate_effects(asset: Any = "vector_index", **check: Any) -> dg.AssetChecksDefinition:
+    """The ids in the vector store are those of the sealed snapshot, each once; the auditor finds no promise broken."""
+    key = _key(asset)
+
+    def no_duplicate_effects(context: dg.AssetCheckExecutionContext, fence: FenceResource) -> dg.AssetCheckResult:
+        with fence.opened(context) as opened:
+            report = opened.audit.check()
+            seal = _seal(opened, index_hash_at(context, key))
+            try:
+                held = Counter(_ids(opened, seal))
+            except BuildMissing as missing:
+                return dg.AssetCheckResult(passed=False, description=missing.message)
+            wanted = opened.indexes.snippet_ids(seal)
+            doubled = [each for each, count in held.items() if count > 1]
+            foreign = set(held) - wanted
+            # A document that was purged since left the index, and the seal says how many rows are left.
+            missing_ids = wanted - set(held) if held.total() != seal.rows else set()
+            findings = [
+                {"invariant": each.invariant, "key": each.key, "text": each.text} for each in report.findings[:SHOWN]
+            ]
+            return dg.AssetCheckResult(
+                passed=report.ok and not (doubled or foreign or missing_ids),
+                description=f"{report}; {held.total():,} ids in the vector store, {len(doubled)} doubled, "
+                f"{len(foreign)} foreign, {len(missing_ids)} missing",
+                metadata={
+                    "rows_audited": report.rows,
+                    "ids": held.total(),
+                    "doubled": len(doubled),
+                    "foreign": len(foreign),
+                    "missing": len(missing_ids),
+                    "findings": telling.table(findings, {"invariant": "string", "key": "string", "text": "string"}),
+                },
+            )
+
+    return _check(no_duplicate_effects, key, check)
+
+
+def corpus_matches_index(asset: Any = "vector_index", **check: Any) -> dg.AssetChecksDefinition:
+    """The index that was built is of the corpus of now."""
+    key = _key(asset)
+
+    def corpus_matches_index(context: dg.AssetCheckExecutionContext, fence: FenceResource) -> dg.AssetCheckResult:
+        with fence.opened(context) as opened:
+            seal = _seal(opened, index_hash_at(context, key))
+            now = opened.documents.corpus_digest()
+            coverage = opened.indexes.coverage(seal)
+            return dg.AssetCheckResult(
+                passed=now == seal.corpus_digest,
+                severity=dg.AssetCheckSeverity.WARN,
+                description=""
+                if now == seal.corpus_digest
+                else "documents have changed since; materialize the index again",
+                metadata={"corpus": now, "indexed": seal.corpus_digest, "coverage": coverage},
+            )
+
+    return _check(corpus_matches_index, key, check)
+
+
+def golden_queries(
+    golden: Any, asset: Any = "vector_index", *, min_recall: float | None = None, **check: Any
+) -> dg.AssetChecksDefinition:
+    """Blocking: unless the golden queries find what they must, nothing downstream runs, and no alias moves.
+
+    `golden`: a golden.jsonl, or queries; see docs/aliases.md.
+    """
+    key = _key(asset)
+    check.setdefault("blocking", True)
+
+    def golden_queries(context: dg.AssetCheckExecutionContext, fence: FenceResource) -> dg.AssetCheckResult:
+        index_hash = index_hash_at(context, key)
+        with fence.opened(context) as opened:
+            try:
+                result = opened.indexes.judge_golden(index_hash, golden, min_recall=min_recall)
+            except NotSealed as missing:
+                return dg.AssetCheckResult(passed=False, description=missing.message)
+            return dg.AssetCheckResult(
+                passed=result.ok,
+                description=result.detail,
+                metadata={"index_hash": index_hash, "golden": telling.gates([result])},
+            )
+
+    return _check(golden_queries, key, check)
+
+
+def _key(asset: Any) -> dg.AssetKey:
+    return asset.key if isinstance(asset, dg.AssetsDefinition) else dg.AssetKey.from_coercible(asset)
+
+
+def _check(compute: Any, key: dg.AssetKey, check: dict[str, Any]) -> dg.AssetChecksDefinition:
+    made = dg.asset_check(asset=key, **check)(compute)
+    assert isinstance(made, dg.AssetChecksDefinition)
+    return made
+
+
+def _seal(fence: Fence, index_hash: str) -> Seal:
+    entry = fence.indexes.get(index_hash)
+    if entry is None or entry.seal is None:
+        raise dg.Failure(description=f"build {index_hash} is not sealed any more; materialize the index again")
+    return entry.seal
+
+
+def _ids(fence: Fence, seal: Seal) -> list[str]:
+    tables = fence.indexes.backend(seal.backend).read(seal.physical, ["snippet_id"])
+    return [each for table in tables for each in table.column("snippet_id").to_pylist()]

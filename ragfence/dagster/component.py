@@ -1,0 +1,87 @@
+"""`RagIndexComponent`: documents -> vector_index -> live_alias, declared in a `defs.yaml`.
+
+type: ragfence.dagster.RagIndexComponent
+attributes:
+  source: handbook/
+  alias: handbook
+"""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import dagster as dg
+from pydantic import Field
+
+from ragfence.dagster.assets import build_alias_asset, build_index_asset, build_ingest_asset
+from ragfence.dagster.checks import corpus_matches_index, golden_queries, no_duplicate_effects
+from ragfence.dagster.resource import FenceResource
+from ragfence.dagster.sensors import build_source_sensor
+from ragfence.dagster.upkeep import JOBS, build_schedules
+from ragfence.indexes.gates import Gates
+from ragfence.indexes.spec import IndexSpec
+
+
+class RagIndexComponent(dg.Component, dg.Model, dg.Resolvable):
+    """A source of documents, an index of them, and an alias that searches use."""
+
+    source: str = Field(description="a folder (relative to the defs.yaml), a .jsonl file, or s3://bucket/prefix")
+    alias: str = Field(description="the name that searches use")
+    embedder: str = "wordllama"
+    backend: str = "lance"
+    metric: Literal["cosine", "dot", "l2"] = "cosine"
+    index: str = "flat"
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    prune: Literal["", "scoped", "full"] = Field(default="", description="retract what the source no longer has")
+    shards: bool = Field(default=False, description="partition the documents by the 64 shards")
+    golden: str = Field(default="", description="a golden.jsonl, relative to the defs.yaml: a blocking check")
+    min_recall: float | None = None
+    group: str | None = None
+    prefix: str = Field(default="", description="before the names of the assets, if there are several components")
+    store: str = Field(default="", description="empty: RAGFENCE_STORE, or embedded")
+    objects: str = ""
+    tenant: str = ""
+    policy: str = ""
+    sensor: bool = Field(default=True, description="look for changes of the source")
+    schedules: bool = Field(default=True, description="verify, purge-expired and gc")
+    running: bool = Field(default=False, description="start sensor and schedules with the code location")
+
+    def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
+        here = Path(context.path)
+        source = self._place(self.source, here)
+        named = {name: f"{self.prefix}{name}" for name in ("documents", "vector_index", "live_alias")}
+        common: dict[str, Any] = {"group_name": self.group} if self.group else {}
+        spec = IndexSpec(
+            embedder=self.embedder,
+            backend=self.backend,
+            metric=self.metric,
+            index=self.index,
+            parameters=self.parameters,
+        )
+        documents = build_ingest_asset(
+            source, name=named["documents"], prune=self.prune or False, shards=self.shards, **common
+        )
+        index = build_index_asset(spec, name=named["vector_index"], deps=[documents], **common)
+        golden = self._place(self.golden, here) if self.golden else ""
+        gates = Gates(golden=golden or None, min_recall=self.min_recall)
+        live = build_alias_asset(self.alias, index=index, name=named["live_alias"], gates=gates, **common)
+        checks = [no_duplicate_effects(index), corpus_matches_index(index)]
+        if golden:
+            checks.append(golden_queries(golden, index, min_recall=self.min_recall))
+        ingest = dg.define_asset_job(f"{self.prefix}ingest", [documents])
+        build_and_swap = dg.define_asset_job(f"{self.prefix}build_and_swap", dg.AssetSelection.assets(index, live))
+        sensors = [build_source_sensor(source, [documents], name=f"{named['documents']}_changed", running=self.running)]
+        return dg.Definitions(
+            assets=[documents, index, live],
+            asset_checks=checks,
+            jobs=[ingest, build_and_swap, *(JOBS if self.schedules else ())],
+            sensors=sensors if self.sensor and not self.shards else [],
+            schedules=build_schedules(running=self.running) if self.schedules else [],
+            resources={
+                "fence": FenceResource(store=self.store, objects=self.objects, tenant=self.tenant, policy=self.policy)
+            },
+        )
+
+    @staticmethod
+    def _place(given: str, here: Path) -> str:
+        """A path of the YAML file is relative to it; a URL is what it is."""
+        return given if "://" in given or Path(given).is_absolute() else str((here / given).resolve())

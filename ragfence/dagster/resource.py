@@ -1,0 +1,56 @@
+"""The fence as a Dagster resource: opened for a step, closed with it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import dagster as dg
+from pydantic import Field
+
+import ragfence
+from ragfence.fence import Fence
+
+CORRELATION_TAG = "ragfence/correlation_id"
+"""a tag of a run whose value goes into its decision rows; without it, that of the backfill does"""
+_BACKFILL_TAG = "dagster/backfill"
+
+
+class FenceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
+    """A fence for assets, ops and checks. Empty fields come from RAGFENCE_* variables; without any, it is embedded.
+
+    Coordination is in the fence, never in the executor: any number of runs, in any processes, may hold one.
+    """
+
+    store: str = Field(default="", description="redis://..., or a folder; empty: RAGFENCE_STORE, or .ragfence/")
+    objects: str = Field(default="", description="s3://bucket/prefix, or a folder; empty: RAGFENCE_OBJECTS")
+    tenant: str = Field(default="", description="empty: RAGFENCE_TENANT, or 'default'")
+    policy: str = Field(default="", description="a ragfence.yml; empty: RAGFENCE_POLICY, or the defaults")
+
+    @contextmanager
+    def opened(self, context: Any = None) -> Iterator[Fence]:
+        """Given the context of a step, its run and tags are in the decision rows.
+
+        Leases are renewed by a thread of this process: a run that is killed frees its claims within one lease, one that
+        is cancelled at once.
+        """
+        with ragfence.open(
+            self.store or None,
+            objects=self.objects or None,
+            tenant=self.tenant or None,
+            policy=self.policy or None,
+            **_told_of(context),
+        ) as fence:
+            yield fence
+
+
+def _told_of(context: Any) -> dict[str, str]:
+    run = getattr(context, "run", None)
+    if run is None:
+        return {}
+    tags = run.tags
+    step = getattr(context, "op_execution_context", context)
+    return {
+        "run_id": run.run_id,
+        "correlation_id": tags.get(CORRELATION_TAG) or tags.get(_BACKFILL_TAG, ""),
+        "route": f"dagster:{getattr(step, 'op_handle', None) or run.job_name}"[:255],
+    }

@@ -1,0 +1,285 @@
+"""The catalog: one log per tenant that says where every alias points, and which builds are being retired.
+
+    <tenant>/catalog/<10^20 - 1 - n>
+
+Each entry is a change and the whole state after it, so its head, found in one request, is all a reader needs. Whoever
+appends has read the head, then whatever else it decides upon, and puts its entry at the next number: what it read of
+the catalog still holds if it gets the number. In this order; a build that is looked at before the head may be retired
+and forgotten by the catalog when the head is read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
+from typing import Any, Literal, get_args
+
+from ragfence.core.operations import encoded
+from ragfence.errors import BuildRetired, FormatCorrupt, FormatTooNew, NotSealed, ValidationError
+from ragfence.indexes.builds import BuildEntry, Builds
+from ragfence.indexes.numbered import Numbered, NumberedLog
+from ragfence.stores.objects import ObjectStore
+
+VERSION = 1
+MAX_ALIASES = 1_000
+MAX_REASON, MAX_ACTOR = 1_000, 255
+SHORTEST_HISTORY = 10
+STEPS = 16
+"""so many entries are followed one by one from a head that is known; then a LIST is cheaper"""
+
+Change = Literal["swap", "rollback", "retire", "restore", "remove"]
+
+_ALIAS = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A sealed build, and since when an alias has pointed at it."""
+
+    index_hash: str
+    seal: int
+    """the number of the seal in the log of the build"""
+    physical: str
+    backend: str
+    generation: int = 0
+    """the number in the catalog at which it was set; 0: no alias points at it"""
+
+    @classmethod
+    def of(cls, entry: BuildEntry, generation: int = 0) -> Target:
+        assert entry.seal is not None
+        return cls(entry.seal.index_hash, entry.number, entry.seal.physical, entry.seal.backend, generation)
+
+    def same_build(self, other: Target) -> bool:
+        """The same rows: a purge makes a new seal of the same physical index."""
+        return (self.index_hash, self.physical) == (other.index_hash, other.physical)
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    target: Target
+    history: tuple[Target, ...] = ()
+    """what it pointed at before, the newest first, each build once"""
+
+    def moved(self, target: Target, keep: int) -> Alias:
+        gone = {target.index_hash, self.target.index_hash}
+        history = (self.target, *(each for each in self.history if each.index_hash not in gone))
+        if self.target.index_hash == target.index_hash:  # the same hash, sealed again
+            history = history[1:]
+        return Alias(target, history[: max(SHORTEST_HISTORY, keep)])
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    aliases: Mapping[str, Alias] = field(default_factory=dict)
+    retiring: Mapping[str, int] = field(default_factory=dict)
+    """index_hash: the number of the seal that is being retired"""
+
+    def users(self, index_hash: str, keep: int) -> list[str]:
+        """The aliases that point at the build, or may be rolled back to it."""
+        return [
+            name
+            for name, alias in self.aliases.items()
+            if any(each.index_hash == index_hash for each in (alias.target, *alias.history[:keep]))
+        ]
+
+    def retires(self, entry: BuildEntry, index_hash: str) -> bool:
+        """Whether this very seal is being retired; a newer one is not."""
+        return self.retiring.get(index_hash, 0) >= entry.number
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogEntry:
+    number: int
+    change: Change
+    at_ms: int
+    alias: str = ""
+    """empty for retire and restore"""
+    target: Target | None = None
+    previous: Target | None = None
+    actor: str = ""
+    reason: str = ""
+    gates: tuple[Mapping[str, Any], ...] = ()
+    forced: bool = False
+    state: State = State()
+
+    def encode(self) -> bytes:
+        values = asdict(self)
+        del values["number"]
+        return json.dumps({"version": VERSION, **values}, separators=(",", ":"), sort_keys=True).encode()
+
+    @classmethod
+    def decode(cls, name: str, numbered: Numbered) -> CatalogEntry:
+        try:
+            values = json.loads(numbered.data)
+            if values.pop("version") > VERSION:
+                raise FormatTooNew(f"{name} is of a newer format than this ragfence knows ({VERSION})")
+            entry = cls(
+                number=numbered.number,
+                target=_target(values.pop("target")),
+                previous=_target(values.pop("previous")),
+                gates=tuple(values.pop("gates")),
+                state=_state(values.pop("state")),
+                **values,
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as broken:
+            raise _corrupt(name, repr(broken)) from broken
+        if entry.change not in get_args(Change):
+            raise _corrupt(name, f"{entry.change!r} is no change")
+        return entry
+
+
+NOTHING_YET = CatalogEntry(number=0, change="swap", at_ms=0)
+"""the head of an empty catalog"""
+
+
+def _target(values: Any) -> Target | None:
+    return None if values is None else Target(**values)
+
+
+def _state(values: Any) -> State:
+    aliases = {
+        name: Alias(Target(**alias["target"]), tuple(Target(**each) for each in alias["history"]))
+        for name, alias in values["aliases"].items()
+    }
+    return State(aliases, {str(index_hash): int(seal) for index_hash, seal in values["retiring"].items()})
+
+
+def _corrupt(name: str, why: str) -> FormatCorrupt:
+    return FormatCorrupt(
+        f"{name} is no entry of the catalog: {why}",
+        hint="nothing was changed, and aliases stand still until the object is back as it was: look for it in a backup",
+    )
+
+
+class Catalog:
+    """The catalog of one tenant, as the object store has it."""
+
+    def __init__(self, tenant: str, objects: ObjectStore) -> None:
+        self._log = NumberedLog(objects, f"{encoded(tenant)}/catalog")
+
+    def head(self, known: CatalogEntry | None = None) -> CatalogEntry:
+        """The newest entry: one LIST and one GET, or one GET when the head is `known` and has not moved."""
+        if known is None:
+            found = self._log.newest()
+            return NOTHING_YET if found is None else self._decoded(found)
+        at, newest = known.number, None
+        while (data := self._log.get(at + 1)) is not None:
+            at, newest = at + 1, Numbered(at + 1, data)
+            if at - known.number == STEPS:
+                newest = self._log.newest() or newest
+                at = newest.number
+        return known if newest is None else self._decoded(newest)
+
+    def at(self, number: int) -> CatalogEntry | None:
+        data = self._log.get(number)
+        return None if data is None else self._decoded(Numbered(number, data))
+
+    def append(self, entry: CatalogEntry) -> bool:
+        """False: somebody else has this number, and what it was decided upon may not hold any more."""
+        return self._log.append(entry.number, entry.encode())
+
+    def entries(self, limit: int | None = None) -> Iterator[CatalogEntry]:
+        """The newest first."""
+        return (self._decoded(each) for each in islice(self._log.entries(), limit))
+
+    def _decoded(self, numbered: Numbered) -> CatalogEntry:
+        return CatalogEntry.decode(self._log.name(numbered.number), numbered)
+
+
+def following(head: CatalogEntry, change: CatalogEntry, builds: Builds, *, keep: int) -> CatalogEntry:
+    """The change as the entry after this head, with the state after it."""
+    entry = replace(
+        change,
+        number=head.number + 1,
+        target=change.target and replace(change.target, generation=head.number + 1 if change.alias else 0),
+        reason=_bounded("reason", change.reason, MAX_REASON),
+        actor=_bounded("actor", change.actor, MAX_ACTOR),
+    )
+    state = state_after(head.state, entry, keep=keep)
+    if len(state.aliases) > MAX_ALIASES:
+        raise ValidationError(
+            f"there are {MAX_ALIASES:,} aliases already", hint="remove one, or use another tenant: each entry has all"
+        )
+    return replace(entry, state=replace(state, retiring=still_retiring(state.retiring, builds)))
+
+
+def state_after(state: State, entry: CatalogEntry, *, keep: int) -> State:
+    """What an entry makes of the state before it. Pure; the auditor computes it again."""
+    aliases, retiring = dict(state.aliases), dict(state.retiring)
+    target = entry.target
+    match entry.change:
+        case "swap" | "rollback":
+            assert target is not None
+            before = aliases.get(entry.alias)
+            aliases[entry.alias] = before.moved(target, keep) if before else Alias(target)
+        case "remove":
+            aliases.pop(entry.alias, None)
+        case "retire":
+            assert target is not None
+            retiring[target.index_hash] = target.seal
+        case "restore":
+            assert target is not None
+            retiring.pop(target.index_hash, None)
+    return State(aliases, retiring)
+
+
+def still_retiring(retiring: Mapping[str, int], builds: Builds) -> dict[str, int]:
+    """Without those whose log has gone on: retired, or sealed anew. From then on the log of the build decides."""
+    left = {}
+    for index_hash, seal in retiring.items():
+        try:
+            entry = builds.newest(index_hash)
+        except FormatCorrupt:  # one broken log must not stop all aliases
+            entry = None
+        if entry is None or entry.number <= seal:
+            left[index_hash] = seal
+    return left
+
+
+def sealed_build(builds: Builds, index_hash: str, head: CatalogEntry) -> BuildEntry:
+    """The seal without which no alias may point at a build, as the object store has it.
+
+    Raises `NotSealed`, `BuildRetired` or `FormatCorrupt`. The head was read before: see above.
+    """
+    entry = builds.newest(index_hash)
+    if entry is None:
+        raise _never_sealed(builds, index_hash)
+    if entry.seal is None:
+        if any(each.usable for each in builds.history(index_hash)):
+            raise BuildRetired(f"{index_hash} was retired ({entry.reason or 'by gc'})", index_hash=index_hash)
+        raise _never_sealed(builds, index_hash)
+    if entry.seal.index_hash != index_hash:
+        raise FormatCorrupt(f"the seal of {index_hash} is of {entry.seal.index_hash}", hint="build it again")
+    if head.state.retires(entry, index_hash):
+        raise BuildRetired(f"{index_hash} is being retired by gc", index_hash=index_hash)
+    return entry
+
+
+def _never_sealed(builds: Builds, index_hash: str) -> NotSealed:
+    attempts = builds.attempts(index_hash)
+    if not attempts:
+        return NotSealed(f"this tenant has no build {index_hash}", index_hash=index_hash)
+    newest = max(attempts, key=lambda each: each.at_ms)
+    return NotSealed(
+        f"{index_hash} is not sealed: {newest.owner} began to build it and is not done, or failed",
+        hint="wait for it, or call build() again: it joins a build under way, and takes over one that died",
+        index_hash=index_hash,
+    )
+
+
+def check_alias(alias: object) -> str:
+    if not isinstance(alias, str) or not _ALIAS.fullmatch(alias):
+        raise ValidationError(
+            f"{alias!r:.100} is no name for an alias",
+            hint="1 to 64 of a-z 0-9 _ . -, the first one a letter or a digit",
+        )
+    return alias
+
+
+def _bounded(field: str, text: str, most: int) -> str:
+    if len(text) > most:
+        raise ValidationError(f"{field} is at most {most:,} characters of text: every entry of the log keeps it")
+    return text

@@ -1,0 +1,252 @@
+"""What is asked of a build before an alias is moved to it. Each gate has its numbers in the log entry of the swap.
+
+sealed      the log of builds says so; the number of the seal
+rows        the backend holds as many rows as were sealed
+dimension   its vectors have the length that was sealed
+golden      the golden queries find what they must
+coverage    the share of the live documents that are in the build
+overlap     how much of what it finds is what the live build finds, on the golden queries or on texts of its own
+shrinkage   the share of the live build's rows that it lacks
+
+A gate that nothing could fail is not run where running it costs something: coverage with a limit of 0, and overlap with
+a limit of 0 when there are no golden queries.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ragfence.core.policy import IndexRules
+from ragfence.errors import BuildMissing, RagfenceError, ValidationError
+from ragfence.indexes.backends.protocol import Backend, Found
+from ragfence.indexes.builds import BuildEntry, Seal
+from ragfence.indexes.embedders.protocol import Embedder, EmbedderId, embedded
+from ragfence.indexes.golden import DEFAULT_K, GoldenQuery, load_golden
+
+if TYPE_CHECKING:
+    from ragfence.indexes.embedders.protocol import Vectors
+
+ESSENTIAL = frozenset({"sealed", "rows"})
+"""what also a rollback must pass: it goes back to what was good enough once, and has to work in an emergency"""
+SHOWN = 5
+
+
+Golden = str | os.PathLike[str] | Sequence[GoldenQuery]
+
+
+@dataclass(frozen=True, slots=True)
+class Gates:
+    """The limits of one swap. What is None is as the policy says (`indexes:`).
+
+    >>> fence.aliases.swap("docs", build.index_hash, gates=Gates(min_overlap=0.5))  # doctest: +SKIP
+    """
+
+    max_shrinkage: float | None = None
+    min_coverage: float | None = None
+    min_overlap: float | None = None
+    golden: Golden | None = None
+    """a file, or queries; an empty text: none"""
+    min_recall: float | None = None
+    overlap_queries: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_shrinkage", "min_coverage", "min_overlap", "min_recall"):
+            share = getattr(self, name)
+            if share is not None and not 0 <= share <= 1:
+                raise ValidationError(f"{name} must be 0 to 1, not {share!r}")
+        if self.overlap_queries is not None and not 1 <= self.overlap_queries <= 1000:
+            raise ValidationError(f"overlap_queries must be 1 to 1000, not {self.overlap_queries!r}")
+
+    def limits(self, rules: IndexRules, *, tolerant: bool = False) -> Limits:
+        """Reads the golden queries. `tolerant`: a file that cannot be used is a gate that failed."""
+        golden = rules.golden if self.golden is None else self.golden
+        mistake = ""
+        if isinstance(golden, str | os.PathLike):
+            try:
+                golden = load_golden(golden) if os.fspath(golden) else ()
+            except ValidationError as unusable:
+                if not tolerant:
+                    raise
+                golden, mistake = (), unusable.message
+        return Limits(
+            max_shrinkage=_first(self.max_shrinkage, rules.max_shrinkage),
+            min_coverage=_first(self.min_coverage, rules.min_coverage),
+            min_overlap=_first(self.min_overlap, rules.min_overlap),
+            golden=tuple(golden),
+            golden_mistake=mistake,
+            min_recall=_first(self.min_recall, rules.min_recall),
+            overlap_queries=self.overlap_queries or rules.overlap_queries,
+        )
+
+
+class Limits(NamedTuple):
+    max_shrinkage: float
+    min_coverage: float
+    min_overlap: float
+    golden: tuple[GoldenQuery, ...]
+    golden_mistake: str
+    min_recall: float
+    overlap_queries: int
+
+
+@dataclass(frozen=True, slots=True)
+class GateResult:
+    gate: str
+    ok: bool
+    value: float | None = None
+    """None: it could not be measured"""
+    limit: float | None = None
+    detail: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Candidate:
+    """A build that is asked: its seal, its rows, and the embedder that its queries need."""
+
+    def __init__(self, entry: BuildEntry, backend: Backend, embedder: Callable[[Seal], Embedder]) -> None:
+        assert entry.seal is not None
+        self.number, self.seal, self._backend = entry.number, entry.seal, backend
+        self._embedder = embedder
+        self._vectors: dict[tuple[str, ...], Vectors] = {}
+
+    def rows(self) -> int:
+        return self._backend.count(self.seal.physical)
+
+    def dimension(self) -> int | None:
+        for table in self._backend.read(self.seal.physical, ["vector"]):
+            if table.num_rows:
+                return len(table.column("vector")[0].as_py())
+        return None
+
+    def texts(self, count: int) -> list[str]:
+        """A sample that is the same every time: ids are digests, so the smallest are as good as any."""
+        rows: Iterator[tuple[str, str]] = (
+            row
+            for table in self._backend.read(self.seal.physical, ["snippet_id", "text"])
+            for row in zip(table.column("snippet_id").to_pylist(), table.column("text").to_pylist(), strict=True)
+        )
+        return [text for _, text in heapq.nsmallest(count, rows)]
+
+    def search(self, queries: Sequence[str], ks: Sequence[int]) -> list[list[Found]]:
+        asked = tuple(queries)
+        if asked not in self._vectors:
+            embedder = self._embedder(self.seal)
+            self._vectors[asked] = embedded(embedder, EmbedderId.of(embedder), asked)
+        vectors = self._vectors[asked]
+        return [self._backend.search(self.seal.physical, vector, k) for vector, k in zip(vectors, ks, strict=True)]
+
+
+def judge(
+    limits: Limits,
+    new: Candidate,
+    live: Candidate | None,
+    coverage_of: Callable[[Seal], float] | None,
+    *,
+    tolerant: bool = False,
+) -> list[GateResult]:
+    """Asks every gate. `tolerant`: one that cannot be measured has failed, instead of raising why.
+
+    What is about the rows themselves is never tolerated: `BuildMissing`, or a backend that does not answer.
+    """
+    gates: list[tuple[str, Callable[[], GateResult]]] = [
+        ("sealed", lambda: GateResult("sealed", True, new.number)),
+        ("rows", lambda: _rows(new)),
+        ("dimension", lambda: _dimension(new)),
+    ]
+    if limits.golden or limits.golden_mistake:
+        gates.append(("golden", lambda: golden_gate(limits, new)))
+    if coverage_of is not None and limits.min_coverage > 0:
+        gates.append(("coverage", lambda: _coverage(limits, coverage_of(new.seal))))
+    if live is not None:
+        if limits.min_overlap > 0 or limits.golden:
+            gates.append(("overlap", lambda: _overlap(limits, new, live)))
+        gates.append(("shrinkage", lambda: _shrinkage(limits, new.seal.rows, live.seal.rows)))
+    results = []
+    for name, ask in gates:
+        try:
+            results.append(ask())
+        except RagfenceError as unmeasured:
+            if not tolerant or name in ESSENTIAL:
+                raise
+            results.append(GateResult(name, False, detail=f"could not be measured: {unmeasured.message}"[:500]))
+    return results
+
+
+def _rows(new: Candidate) -> GateResult:
+    held, sealed = new.rows(), new.seal.rows
+    return GateResult("rows", held == sealed, held, sealed, "" if held == sealed else "not what was sealed")
+
+
+def _dimension(new: Candidate) -> GateResult:
+    held, sealed = new.dimension(), new.seal.dimension
+    return GateResult(
+        "dimension", held in (sealed, None), held, sealed, "" if held is not None else "there are no rows"
+    )
+
+
+def golden_gate(limits: Limits, new: Candidate) -> GateResult:
+    queries = limits.golden
+    if not queries:
+        return GateResult("golden", False, None, limits.min_recall, limits.golden_mistake[:500])
+    found = new.search([each.query for each in queries], [each.k for each in queries])
+    recalls = [query.recall(hits) for query, hits in zip(queries, found, strict=True)]
+    mean = sum(recalls) / len(recalls)
+    short = [
+        f"{query.query[:60]!r} {recall:.2f} of {query.min_recall:g}"
+        for query, recall in zip(queries, recalls, strict=True)
+        if query.min_recall is not None and recall < query.min_recall
+    ]
+    detail = f"{len(queries)} queries"
+    if short:
+        detail += f", {len(short)} below their own limit: " + "; ".join(short[:SHOWN])
+    elif mean < limits.min_recall:
+        missed = [query.query[:60] for query, recall in zip(queries, recalls, strict=True) if recall < 1]
+        detail += f", {len(missed)} incomplete: " + "; ".join(map(repr, missed[:SHOWN]))
+    return GateResult("golden", not short and mean >= limits.min_recall, round(mean, 6), limits.min_recall, detail)
+
+
+def _coverage(limits: Limits, share: float) -> GateResult:
+    return GateResult("coverage", share >= limits.min_coverage, round(share, 6), limits.min_coverage)
+
+
+def _overlap(limits: Limits, new: Candidate, live: Candidate) -> GateResult:
+    if limits.golden:
+        queries, ks = [each.query for each in limits.golden], [each.k for each in limits.golden]
+    else:
+        queries = new.texts(limits.overlap_queries)
+        ks = [DEFAULT_K] * len(queries)
+    if not queries:
+        return GateResult("overlap", True, None, limits.min_overlap, "there are no rows to ask with")
+    try:
+        before = live.search(queries, ks)
+    except BuildMissing:
+        # Whoever mends a broken alias must not be held up by what is broken.
+        return GateResult("overlap", True, None, limits.min_overlap, "the live build is gone, nothing to compare with")
+    shares = [_shared(*pair) for pair in zip(new.search(queries, ks), before, strict=True)]
+    mean = sum(shares) / len(shares)
+    return GateResult(
+        "overlap", mean >= limits.min_overlap, round(mean, 6), limits.min_overlap, f"{len(queries)} queries"
+    )
+
+
+def _shared(one: Sequence[Found], other: Sequence[Found]) -> float:
+    ids, others = {each.snippet_id for each in one}, {each.snippet_id for each in other}
+    most = max(len(ids), len(others))
+    return len(ids & others) / most if most else 1.0
+
+
+def _shrinkage(limits: Limits, rows: int, before: int) -> GateResult:
+    lost = max(0.0, 1 - rows / before) if before else 0.0
+    return GateResult(
+        "shrinkage", lost <= limits.max_shrinkage, round(lost, 6), limits.max_shrinkage, f"{before:,} to {rows:,} rows"
+    )
+
+
+def _first(own: float | None, general: float) -> float:
+    return general if own is None else own
