@@ -270,6 +270,11 @@ class S3Objects:
         return Page(entries, [item["Prefix"][cut:-1] for item in answer.get("CommonPrefixes", [])])
 
     @property
+    def client(self) -> S3Client:
+        """What boto3 made of endpoint, region and credentials, for whoever has to reach the same place."""
+        return self._clients.reader
+
+    @property
     def _clients(self) -> _Clients:
         made = self._made
         if made is None or made.pid != os.getpid():  # connections must not be shared with a forked child

@@ -76,7 +76,7 @@ def _s3_options(objects: Any) -> dict[str, str]:
     Credentials that are renewed now and then (roles, SSO) are not handed over, for they would run out: LanceDB finds
     those itself.
     """
-    client = objects._clients.reader
+    client = objects.client
     options = {"aws_region": client.meta.region_name or "us-east-1"}
     endpoint = client.meta.endpoint_url
     if not (urlsplit(endpoint).hostname or "").endswith((".amazonaws.com", ".amazonaws.com.cn")):
