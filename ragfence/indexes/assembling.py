@@ -9,6 +9,7 @@ through; what is not there either is gone for good, and with it the corpus that 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 READ_AT_ONCE = 64
 """segments of which rows are joined at a time"""
+READERS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,32 +98,33 @@ class Log:
             )
         return found
 
-    def texts(self, described: Descriptions, place: dict[bytes, int]) -> Iterator[tuple[Texts, list[int], list[int]]]:
-        """Objects of snippets, each with the rows of it that are wanted and the snippets they are, until all are found.
+    def nearby(self, described: Descriptions) -> list[str]:
+        """The objects of snippets beside the revisions: most of the texts are there."""
+        return [self._layout.snippets_at(address_in(each)) for each in described.origins]
 
-        `place`: the ids that are wanted, and where they stand in the descriptions; taken out as they are found.
+    def elsewhere(self, described: Descriptions) -> list[str]:
+        """All the others: snippets that a revision took over from one before it, and what a compaction has moved."""
+        near = set(self.nearby(described))
+        names = (self._layout.snippets_at(address_in(segment)) for segment in reversed(self._truth()))
+        return [name for name in names if name not in near]
+
+    def wanted(self, name: str, place: dict[bytes, int]) -> tuple[Texts, list[int], list[int]] | None:
+        """An object of snippets, the rows of it that are wanted, and which snippets they are.
+
+        `place`: the ids that are wanted, and where they stand in the descriptions; taken out as they are found, by
+        several threads at once.
         """
-        seen = set()
-        for name in (self._layout.snippets_at(address_in(each)) for each in described.origins):
-            seen.add(name)
-            if place and (found := self._wanted(name, place)):
-                yield found
-        if place:
-            # Snippets that a revision took over from one before it, and whatever a compaction has moved.
-            for segment in reversed(self._truth()):
-                name = self._layout.snippets_at(address_in(segment))
-                if name not in seen and place and (found := self._wanted(name, place)):
-                    yield found
-        if place:
-            raise SnapshotGone(f"the texts of {len(place)} snippets of this corpus are not in the log any more")
-
-    def _wanted(self, name: str, place: dict[bytes, int]) -> tuple[Texts, list[int], list[int]] | None:
-        data = self._objects.get(name)
+        data = self._objects.get(name) if place else None
         if data is None:
             return None
         texts = Texts(address_in(name), read_snippets(name, data))
-        found = [(at, place.pop(each)) for at, each in enumerate(texts.ids) if each in place]
+        places = [(at, place.pop(each, None)) for at, each in enumerate(texts.ids)]
+        found = [(at, there) for at, there in places if there is not None]
         return (texts, [at for at, _ in found], [there for _, there in found]) if found else None
+
+    def _rows(self, name: str) -> Any:
+        data = self._objects.get(name)
+        return None if data is None else read_rows(name, data)
 
     def _found(self, documents: Any, segments: Sequence[str]) -> Descriptions | None:
         import numpy as np
@@ -137,7 +140,8 @@ class Log:
         rows_seen = 0
         names = iter(segments)
         while portion := list(islice(names, READ_AT_ONCE)):
-            tables = [read_rows(name, data) for name in portion if (data := self._objects.get(name)) is not None]
+            with ThreadPoolExecutor(READERS, thread_name_prefix="ragfence-read") as pool:
+                tables = [table for table in pool.map(self._rows, portion) if table is not None]
             if not tables:
                 continue
             table = pa.concat_tables(tables).combine_chunks()
@@ -183,26 +187,40 @@ class Log:
 def assembled(
     log: Log, described: Descriptions, place: dict[bytes, int], vectors: VectorStore, workers: int
 ) -> Iterator[Any]:
-    """The rows of these snippets, as tables. Up to `workers` objects are embedded at once, ahead of the writing."""
-    wanted = log.texts(described, place)
+    """The rows of these snippets, as tables. Up to `workers` objects are read and embedded at once, ahead of time."""
+
+    def rows_in(name: str) -> Any:
+        found = log.wanted(name, place)
+        if found is None:
+            return None
+        texts, rows, snippets = found
+        values = vectors.of(texts)
+        table = texts.table if len(rows) == texts.table.num_rows else texts.table.take(rows)
+        picked = values if len(rows) == len(values) else values[rows]
+        text, tokens = table.column("text").combine_chunks(), table.column("tokens").combine_chunks()
+        return described.rows(snippets, text, tokens, picked)
+
     with ThreadPoolExecutor(workers, thread_name_prefix="ragfence-embed") as pool:
-        ahead: list[tuple[Texts, list[int], list[int], Future[Vectors]]] = []
-        try:
-            while True:
-                while len(ahead) <= workers and (found := next(wanted, None)) is not None:
-                    ahead.append((*found, pool.submit(vectors.of, found[0])))
-                if not ahead:
-                    return
-                texts, rows, snippets, made = ahead.pop(0)
-                values = made.result()
-                table = texts.table if len(rows) == texts.table.num_rows else texts.table.take(rows)
-                picked = values if len(rows) == len(values) else values[rows]
-                yield described.rows(
-                    snippets, table.column("text").combine_chunks(), table.column("tokens").combine_chunks(), picked
-                )
-        finally:
-            for *_, future in ahead:
-                future.cancel()
+        for names in (log.nearby, log.elsewhere):
+            if place:
+                yield from _ahead(pool, rows_in, names(described), workers + 1)
+    if place:
+        raise SnapshotGone(f"the texts of {len(place)} snippets of this corpus are not in the log any more")
+
+
+def _ahead(pool: ThreadPoolExecutor, make: Callable[[str], Any], names: Sequence[str], most: int) -> Iterator[Any]:
+    """What is made of the names, in their order, a few of them ahead."""
+    left, ahead = iter(names), deque[Future[Any]]()
+    try:
+        while True:
+            ahead.extend(pool.submit(make, name) for name in islice(left, most - len(ahead)))
+            if not ahead:
+                return
+            if (made := ahead.popleft().result()) is not None:
+                yield made
+    finally:
+        for future in ahead:
+            future.cancel()
 
 
 def _nothing() -> Any:

@@ -2,8 +2,9 @@
 
     part 1   operations, beside raw redis-py and AWS Lambda Powertools
     part 2   documents, beside LangChain and LlamaIndex
+    part 3   indexes, beside plain LanceDB and Qdrant
 
-python -m tests.bench                 both; writes out/bench.json and out/bench-documents.json
+python -m tests.bench                 all; writes out/bench.json, out/bench-documents.json and out/bench-indexes.json
 python -m tests.bench --part 2        one of them
 python -m tests.bench --quick         fewer rounds, smaller stores
 python -m tests.bench --write-docs    docs/benchmarks.md out of these files; measures nothing
@@ -20,7 +21,17 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.bench import docs, documents_report, documents_run, documents_scale, report, run
+from tests.bench import (
+    docs,
+    documents_report,
+    documents_run,
+    documents_scale,
+    indexes_report,
+    indexes_run,
+    indexes_scale,
+    report,
+    run,
+)
 from tests.bench.peers.process import DOCUMENTS, ENVIRONMENTS, POWERTOOLS, python_of
 from tests.bench.scale import FULL, QUICK
 
@@ -32,7 +43,11 @@ def main() -> int:
     console = Console(width=None if sys.stdout.isatty() else 150)
     if options.write_docs:
         return _write_docs(options.json, console)
-    parts: dict[int, Callable[[argparse.Namespace, Console], None]] = {1: _operations, 2: _documents}
+    parts: dict[int, Callable[[argparse.Namespace, Console], None]] = {
+        1: _operations,
+        2: _documents,
+        3: _indexes,
+    }
     for part in [options.part] if options.part else parts:
         parts[part](options, console)
     return 0
@@ -62,9 +77,24 @@ def _documents(options: argparse.Namespace, console: Console) -> None:
             f"{documents_scale.FULL.documents:,}, {scale.streamed:,} streamed"
         )
     measured = documents_run.measure(scale, _peer(options, DOCUMENTS, console), _dim(console))
-    run.write(_of_documents(options.json), measured)
+    run.write(_beside(options.json, "documents"), measured)
     documents_report.show(console, measured)
-    console.print(f"written to {_of_documents(options.json)}")
+    console.print(f"written to {_beside(options.json, 'documents')}")
+
+
+def _indexes(options: argparse.Namespace, console: Console) -> None:
+    scale = indexes_scale.QUICK if options.quick else indexes_scale.FULL
+    if options.rounds is not None:
+        scale = replace(scale, rounds=options.rounds)
+    if options.quick:
+        console.print(
+            f"quick: {scale.rounds} rounds, {scale.rows:,} rows instead of {indexes_scale.FULL.rows:,}, "
+            f"{scale.many:,} documents in the large store"
+        )
+    measured = indexes_run.measure(scale, _dim(console))
+    run.write(_beside(options.json, "indexes"), measured)
+    indexes_report.show(console, measured)
+    console.print(f"written to {_beside(options.json, 'indexes')}")
 
 
 def _peer(options: argparse.Namespace, name: str, console: Console) -> Path | None:
@@ -78,34 +108,36 @@ def _dim(console: Console) -> run.Say:
     return lambda text: console.print(text, style="dim", markup=False, highlight=False)
 
 
-def _of_documents(operations: Path) -> Path:
-    return operations.with_stem(f"{operations.stem}-documents")
+def _beside(operations: Path, part: str) -> Path:
+    return operations.with_stem(f"{operations.stem}-{part}")
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tests.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--part", type=int, choices=(1, 2), help="both, unless given")
+    parser.add_argument("--part", type=int, choices=(1, 2, 3), help="all, unless given")
     parser.add_argument("--rounds", type=int, help="another number of rounds than the scale says")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--json", type=Path, default=Path("out/bench.json"), help="of part 1; part 2's lies beside it")
+    parser.add_argument("--json", type=Path, default=Path("out/bench.json"), help="of part 1; the others lie beside it")
     parser.add_argument("--peers", type=Path, default=ENVIRONMENTS, help="the folder of the peers' environments")
     parser.add_argument("--write-docs", action="store_true", help=f"write {PAGE} out of the JSON")
     return parser.parse_args()
 
 
 def _write_docs(operations: Path, console: Console) -> int:
-    """Part 2 may be missing, part 1 may not: the page is made around it."""
+    """Parts 2 and 3 may be missing, part 1 may not: the page is made around it."""
     if not operations.exists():
         console.print(f"{operations} is not there: run `make bench` first")
         return 2
-    documents, section = _of_documents(operations), ""
-    if documents.exists():
-        section = documents_report.section(json.loads(documents.read_text()))
-    else:
-        console.print(f"{documents} is not there: the page goes without documents")
-    PAGE.write_text(docs.page(json.loads(operations.read_text()), section))
+    sections = []
+    for part, section in (("documents", documents_report.section), ("indexes", indexes_report.section)):
+        path = _beside(operations, part)
+        if path.exists():
+            sections.append(section(json.loads(path.read_text())))
+        else:
+            console.print(f"{path} is not there: the page goes without {part}")
+    PAGE.write_text(docs.page(json.loads(operations.read_text()), "".join(sections)))
     console.print(f"written to {PAGE}")
     return 0
 

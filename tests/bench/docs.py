@@ -1,4 +1,4 @@
-"""`docs/benchmarks.md`, made of `out/bench.json` and `out/bench-documents.json`, and nothing else."""
+"""`docs/benchmarks.md`, made of `out/bench.json` and the files of the other parts beside it, and nothing else."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ $ make bench
 $ .venv/bin/python -m tests.bench --write-docs
 ```
 
-The first measures, prints, and writes `out/bench.json` and `out/bench-documents.json` with every round's rates and the
-machine's load; the second writes this page. `python -m tests.bench --quick` takes less time, with fewer rounds and
-smaller stores; `--part 1` measures operations alone, `--part 2` [documents](#documents).
+The first measures, prints, and writes `out/bench.json`, `out/bench-documents.json` and `out/bench-indexes.json` with
+every round's rates and the machine's load; the second writes this page. `python -m tests.bench --quick` takes less
+time, with fewer rounds and smaller stores; `--part 1` measures operations alone, `--part 2` [documents](#documents),
+`--part 3` [indexes](#indexes).
 
 ## Goals: {summary}
 
@@ -65,7 +66,7 @@ which waits for the disk.
 
 
 def page(measured: Measured, documents: str = "") -> str:
-    """`documents`: the section about part 2, if that was measured."""
+    """`documents`: the sections about parts 2 and 3, as far as they were measured."""
     machine, scale, peer = measured["machine"], measured["scale"], measured["peer"]
     found = verdicts(measured)
     note = "" if scale["full"] else "\n**This was a quick run: fewer rounds, smaller stores.**"
