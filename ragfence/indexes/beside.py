@@ -124,11 +124,16 @@ class BesideDocuments:
         """Attempts that could still be sealed cannot any more."""
         done = 0
         for attempt in self._builds.attempts():
-            newest = self._builds.newest(attempt.index_hash)
-            if newest is not None and newest.number >= attempt.number:
-                continue  # sealed, and looked at; or overtaken
-            now_ms, owner = self._engine.fences.now_ms(), self._engine.owner
-            entry = retired(newest, at_ms=now_ms, owner=owner, reason="a document was purged while it was being built")
-            self._builds.append(attempt.index_hash, entry)
-            done += 1
+            history = self._builds.history(attempt.index_hash)
+            if any(entry.usable and entry.token == attempt.token for entry in history):
+                continue  # sealed, and looked at
+            newest = history[0] if history else None
+            if newest is None or newest.number < attempt.number:
+                now_ms, owner = self._engine.fences.now_ms(), self._engine.owner
+                why = "a document was purged while it was being built"
+                done += 1
+                if not self._builds.append(attempt.index_hash, retired(newest, at_ms=now_ms, owner=owner, reason=why)):
+                    continue  # sealed in between, or ended: the next round looks again
+            # Nobody can seal it any more, and whoever wrote it may be dead: its rows go now, not with the next gc.
+            self._backend_of(attempt.backend).drop(attempt.physical)
         return done

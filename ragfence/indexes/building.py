@@ -36,7 +36,8 @@ from ragfence.stores.objects import ObjectStore
 
 KIND = "index"
 ATTEMPTS = 5
-EXACT_SAMPLE = 16
+MOVED = 2
+EXACT_SAMPLE = 4
 AFTER_ATTEMPT = "after_attempt"
 MID_WRITE = "mid_write"
 BEFORE_VERIFY = "before_verify"
@@ -138,8 +139,9 @@ class Building:
 
     def run(self, wait_s: float | None, corpus: str | None = None) -> Build:
         """Of the corpus of now, or of one that is stored."""
+        moved = 0
         for _ in range(ATTEMPTS):
-            digest = corpus or self._tools.corpora.digest()
+            digest = corpus or self._tools.corpora.digest(to_build=True)
             try:
                 return self._build(digest, wait_s)
             except LeaseLost:
@@ -149,7 +151,10 @@ class Building:
                     raise SnapshotGone(f"the corpus {corpus} is neither stored nor the one of now") from None
             except SnapshotGone:
                 if corpus is not None or self._tools.corpora.digest() == digest:
-                    raise
+                    # The same corpus: a compaction has moved what was being read, and it is found where it is now.
+                    moved += 1
+                    if moved > MOVED:
+                        raise
         raise NotReady(
             f"the index could not be built: the corpus or the build's log changed {ATTEMPTS} times meanwhile",
             hint="nothing is lost, and what was embedded is kept; build again",
@@ -238,10 +243,12 @@ class Building:
             unsure = True
             won = tools.builds.append(index_hash, entry)
             unsure = False
-        except BaseException:
+        except BaseException as broken:
             # Whatever it was: nobody will seal this one any more, unless it is sealed already.
             if not unsure:
                 self._dropped(attempt)
+            if isinstance(broken, RagfenceError) and self._ended(attempt):
+                raise _Again from broken  # whoever took its number has dropped what it wrote, perhaps under its hands
             raise
         if won:
             points.reach(AFTER_SEALING)
@@ -319,6 +326,13 @@ class Building:
             done += table.num_rows
             points.reach(MID_WRITE)
             self._told(done, total)
+
+    def _ended(self, attempt: Attempt) -> bool:
+        """Whether somebody has taken the number at which the attempt would have been sealed."""
+        with contextlib.suppress(RagfenceError):
+            newest = self._tools.builds.newest(attempt.index_hash)
+            return newest is not None and newest.number >= attempt.number
+        return False
 
     def _dropped(self, attempt: Attempt) -> None:
         """Our own attempt alone; if that fails, gc finds it."""

@@ -252,7 +252,8 @@ class Collecting:
 
     def _drop(self, backend: str, physical: str, report: GcReport) -> None:
         held = self._backend_of(backend)
-        if held.exists(physical):
+        # What a writer that was cut off has left is listed, and missing for everybody else.
+        if held.exists(physical) or physical in held.physicals():
             if not report.dry_run:
                 held.drop(physical)
             report.dropped.append(physical)

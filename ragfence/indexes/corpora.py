@@ -102,9 +102,13 @@ class Corpora:
         self._corpus = corpus
         self._root = f"{encoded(tenant)}/corpora"
         self._cache = f"{encoded(tenant)}/corpora-at"
+        self._read: tuple[str, list[Shown]] | None = None
 
-    def digest(self) -> str:
-        """Of the corpus of now. Costs two requests, however many documents there are, if somebody knows it already."""
+    def digest(self, *, to_build: bool = False) -> str:
+        """Of the corpus of now. Costs two requests, however many documents there are, if somebody knows it already.
+
+        `to_build`: if nobody does, the heads that are read for it are kept for the snapshot, which is likely to follow.
+        """
         versions = self._corpus.versions()
         if known := self._corpus.known_at(versions):
             return digest_of_shards(known)
@@ -112,13 +116,18 @@ class Corpora:
         if (data := self._objects.get(name)) is not None and (made := _shards_in(data)):
             self._corpus.remember(versions, made)
             return digest_of_shards(made)
-        digest = self._corpus.digest()
+        if to_build:
+            self._read = self._corpus.live()
+            digest = self._read[0]
+        else:
+            digest = self._corpus.digest()
         self._keep()
         return digest
 
     def now(self) -> Snapshot:
-        """The corpus of now, stored."""
-        digest, shown = self._corpus.live()
+        """The corpus of now, or of the digest that was just made to build it; stored."""
+        read, self._read = self._read, None
+        digest, shown = read or self._corpus.live()
         self._keep()
         snapshot = Snapshot(digest, _table(shown))
         self._objects.put_new(

@@ -20,7 +20,7 @@ from ragfence.documents.rewriting import Switch
 from ragfence.documents.segments import Address, Layout, address_in
 from ragfence.engine import points
 from ragfence.engine.engine import Engine
-from ragfence.errors import FencedOut, FormatCorrupt, FormatTooNew, InFlight
+from ragfence.errors import FencedOut, FormatCorrupt, FormatTooNew, InFlight, SnapshotGone
 from ragfence.indexes.embedders.protocol import Embedder, EmbedderId, embedded
 from ragfence.stores.objects import ObjectStore
 
@@ -100,12 +100,24 @@ class VectorStore:
                     op.lease.check()
                     self._objects.put_new(name, data)
                     points.reach(AFTER_VECTORS)
+                    self._refuse_void(texts.address, name)
                 op.seal(effect_id=name, result={"rows": texts.table.num_rows})
         except FencedOut:
             pass  # a successor made the same
         except InFlight:
             self._check()  # somebody is still embedding: wait on, unless nobody needs it any more
         return True
+
+    def _refuse_void(self, address: Address, name: str) -> None:
+        """The log may have been rewritten without this segment meanwhile, and what was void deleted before we put: who
+        looks after the put finds the new list, who deletes after it finds the object."""
+        backing = self._engine.backing
+        assert backing is not None
+        newest = backing.epochs.known().newest_complete
+        if address.epoch >= newest or self._layout.rows_at(address) in backing.epochs.named_in(newest):
+            return
+        self._objects.delete([name])
+        raise SnapshotGone(f"{address.text} is not in the log any more: it was compacted, or a document was purged")
 
     def _embedded(self, texts: Texts) -> bytes:
         import numpy as np

@@ -173,7 +173,9 @@ def _canonical(vectors: Vectors, metric: str) -> Any:
 
     if metric != "cosine":
         return vectors
-    return np.rint(_unit(vectors) * _STEPS).astype("<i2")
+    length = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
+    length[length == 0] = 1
+    return np.rint(vectors * (_STEPS / length).astype(np.float32)[:, None]).astype("<i2")
 
 
 def _unit(vectors: Vectors) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 
 from ragfence.engine import points
@@ -61,4 +62,5 @@ def kill_at(point: str, *, times: int = 1) -> contextlib.AbstractContextManager[
 
 def freeze_at(point: str, *, times: int = 1) -> contextlib.AbstractContextManager[None]:
     """SIGSTOP: whoever sent SIGCONT later wakes a process whose lease may long be somebody else's."""
-    return at_point(point, lambda: os.kill(os.getpid(), signal.SIGSTOP), times=times)
+    # To this very thread, which stops at once, and all others with it: one that ran on might stop inside a transaction.
+    return at_point(point, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGSTOP), times=times)

@@ -53,6 +53,8 @@ class Nursery:
                 os.kill(pid, signal.SIGKILL if command == "kill" else signal.SIGCONT)
 
     def _start(self, job: str) -> None:
+        if _guard(Path(job)) == "indexes":
+            import tests.indexes.attack.worker  # noqa: F401  (LanceDB takes seconds, and few need it)
         pid = os.fork()
         if pid == 0:
             self._be_a_worker(job)
@@ -94,8 +96,18 @@ class Nursery:
 
 
 def _worker(job: Path) -> Worker | DocumentWorker:
-    ingests = json.loads(job.read_text()).get("guard") == "documents"
-    return DocumentWorker(DocumentJob.load(job)) if ingests else Worker(Job.load(job))
+    guard = _guard(job)
+    if guard == "indexes":
+        from tests.indexes.attack.work import IndexJob
+        from tests.indexes.attack.worker import IndexWorker
+
+        return IndexWorker(IndexJob.load(job))
+    return DocumentWorker(DocumentJob.load(job)) if guard == "documents" else Worker(Job.load(job))
+
+
+def _guard(job: Path) -> str | None:
+    guard: str | None = json.loads(job.read_text()).get("guard")
+    return guard
 
 
 def _say(line: str) -> None:

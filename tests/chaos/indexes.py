@@ -1,0 +1,160 @@
+"""The attack on index builds, at length: builders killed, frozen and raced, on every store, while others search.
+
+The processes and the verdict are those of `tests.indexes.attack`, which has the short form.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import NamedTuple
+
+from tests.chaos.attacks import Stage
+from tests.chaos.crew import Worker, until
+from tests.chaos.evidence import Evidence
+from tests.chaos.sites import REDIS62_FOLDER, SQLITE, VALKEY_FOLDER, VALKEY_S3
+from tests.chaos.work import Strike
+from tests.indexes.attack import races, strikes
+from tests.indexes.attack.corpus import PARAGRAPHS, groups, prepared
+from tests.indexes.attack.crew import IndexCrew
+from tests.indexes.attack.judge import Verdict, judge, swept
+from tests.indexes.attack.work import build, ingest
+
+# Servers are started, and so forked off, by who has LanceDB already.
+warnings.filterwarnings("ignore", message="lancedb fork")
+
+IndexAttack = Callable[[Stage], Evidence]
+LONG_S = 30.0
+"""a lease that nobody loses"""
+
+
+class Planned(NamedTuple):
+    """A scenario, as `tests.chaos.scenarios` has them."""
+
+    title: str
+    backend: str
+    attack: IndexAttack
+    short: bool = False
+    lease_s: float = 1.0
+
+
+def planned() -> Iterator[Planned]:
+    for backend in (SQLITE, VALKEY_FOLDER, VALKEY_S3):
+        for action, signal in (("kill", "SIGKILL"), ("freeze", "SIGSTOP")):
+            for point in strikes.STRIKES:
+                short = backend == VALKEY_S3 and (action, point) in SHORT
+                yield Planned(f"builds: {signal} {point}", backend, strike(action, point), short)
+    for backend in (SQLITE, VALKEY_FOLDER, VALKEY_S3, REDIS62_FOLDER):
+        yield Planned("builds: storm of kills and stops", backend, storm(), backend == SQLITE)
+        yield Planned("builds: 8 processes, one build", backend, same(8), lease_s=LONG_S)
+        yield Planned("builds: two specs, one embedder", backend, same(4, metrics=("cosine", "l2")), lease_s=LONG_S)
+        yield Planned("builds: ingest meanwhile", backend, edited(), lease_s=LONG_S)
+    for backend in (SQLITE, VALKEY_FOLDER):
+        for seed in range(10):
+            yield Planned(f"builds: purge meanwhile, {seed}", backend, purged(seed), lease_s=LONG_S)
+    yield Planned("builds: 100,000 searches meanwhile", VALKEY_FOLDER, searched(100_000, rounds=20), lease_s=LONG_S)
+    yield Planned("builds: 4,000 searches meanwhile", VALKEY_S3, searched(4_000, rounds=4), lease_s=LONG_S)
+
+
+SHORT = {("kill", "after_embedded"), ("kill", "mid_write"), ("freeze", "before_sealing")}
+
+
+def strike(action: str, point: str) -> IndexAttack:
+    """One builder stops at the point; two others must finish, and it wakes up if it can."""
+    return lambda stage: _evidence(strikes.strike(stage.site, _crew(stage), action, point))
+
+
+def same(processes: int, *, metrics: tuple[str, ...] = ("cosine",), count: int = 300) -> IndexAttack:
+    """All build at the same moment, of one or more specs. Nobody's lease runs out: each snippet is embedded once."""
+
+    def attack(stage: Stage) -> Evidence:
+        crew, segments = _crew(stage), 10
+        prepared(stage.site, groups(segments, count // segments))
+        works = [[build(metric=metrics[at % len(metrics)])] for at in range(processes)]
+        crew.run(*works, patience_s=140.0)
+        found = judge(stage.site, crew)
+        if found.embeds.total() != count * PARAGRAPHS or len(found.hashes) != len(metrics):
+            found.problems.append(f"{len(found.hashes)} builds, and {found.embeds.total()} texts were embedded")
+        return _evidence(found)
+
+    return attack
+
+
+def edited() -> IndexAttack:
+    def attack(stage: Stage) -> Evidence:
+        found = races.ingested_meanwhile(stage.site, _crew(stage), edits=80, builds=20)
+        if found.twice:
+            found.problems.append(f"{len(found.twice)} texts were embedded twice")
+        return _evidence(found)
+
+    return attack
+
+
+def purged(seed: int) -> IndexAttack:
+    return lambda stage: _evidence(races.purged_meanwhile(stage.site, _crew(stage), seed))
+
+
+def searched(searches: int, *, rounds: int) -> IndexAttack:
+    def attack(stage: Stage) -> Evidence:
+        found = races.searched_meanwhile(stage.site, _crew(stage), searches=searches, swaps=10, rounds=rounds)
+        return _evidence(found)
+
+    return attack
+
+
+def storm(*, times: int = 10) -> IndexAttack:
+    """Two builders at a time, each of an edited corpus, killed or frozen somewhere; the frozen are woken much later."""
+
+    def attack(stage: Stage) -> Evidence:
+        crew, names = _crew(stage), groups(4, 3)
+        prepared(stage.site, names)
+        flat = list(chain.from_iterable(names))
+        working: list[Worker] = []
+        frozen_at: dict[Worker, float] = {}
+        left = times
+
+        def tend() -> bool:
+            nonlocal left
+            for worker in list(working):
+                if worker.status is not None:
+                    working.remove(worker)
+                elif worker.frozen and time.monotonic() - frozen_at.setdefault(worker, time.monotonic()) > asleep_s:
+                    worker.wake()
+            while left and sum(not worker.frozen for worker in working) < 2:
+                action, point = stage.dice.choice(["kill", "freeze"]), stage.dice.choice(strikes.STRIKES)
+                steps = [ingest([stage.dice.choice(flat)], edition=left), build()]
+                left -= 1
+                working.extend(crew.start(steps, strike=Strike(action, point, task=1), embed_workers=1))
+            return not left and not working
+
+        asleep_s = 1.5 * stage.crew.lease_s
+        until(tend, "the end of the storm")
+        crew.run([build()])
+        found = judge(stage.site, crew)
+        again = found.embeds.total() - len(found.embeds)
+        if again > times * PARAGRAPHS * len(names[0]):
+            found.problems.append(f"{again} texts were embedded again, and there were {times} strikes")
+        swept(stage.site, found)
+        return _evidence(found)
+
+    return attack
+
+
+def _crew(stage: Stage) -> IndexCrew:
+    return IndexCrew(stage.crew, stage.site)
+
+
+def _evidence(found: Verdict) -> Evidence:
+    return Evidence(
+        tasks=len(found.embeds),
+        executions=found.embeds.total(),
+        commits=len(found.sealed),
+        receipts=len(found.receipts),
+        answers=found.answers + found.searches,
+        redone=found.embeds.total() - len(found.embeds),
+        errors=found.errors,
+        flags=found.flags,
+        problems=found.problems,
+    )
