@@ -21,7 +21,7 @@ from ragfence.engine import points
 from ragfence.engine.claiming import Claimed
 from ragfence.engine.engine import Engine
 from ragfence.engine.leases import Lease
-from ragfence.errors import FencedOut, LeaseLost, NotReady, RagfenceError, SnapshotGone
+from ragfence.errors import BuildMissing, FencedOut, LeaseLost, NotReady, RagfenceError, SnapshotGone
 from ragfence.indexes.assembling import Log, assembled
 from ragfence.indexes.backends.protocol import PREFIX, Backend
 from ragfence.indexes.bases import Base, BaseBroken, from_base, nearest
@@ -186,6 +186,9 @@ class Building:
         """Somebody dropped the rows behind our back: then it is retired, and may be built again."""
         assert known.seal is not None
         if self._backend.exists(known.seal.physical):
+            return False
+        with contextlib.suppress(BuildMissing):  # a listing may be late; who opens it knows
+            self._backend.count(known.seal.physical)
             return False
         engine = self._tools.engine
         end = retired(
