@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 SEED   ?= 1
 WORKERS ?= 2
 
-.PHONY: demo test lint format chaos drills mutants bench clean
+.PHONY: demo ui test lint format chaos drills mutants bench clean
 .DEFAULT_GOAL := test
 
 $(BIN)/uv:
@@ -18,8 +18,11 @@ $(READY): pyproject.toml | $(BIN)/uv
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[dev]'
 	touch $(READY)
 
-demo: $(READY)  ## the main job, embedded, no server
+demo: $(READY)  ## the main job on real documents, through Dagster; embedded, no server
 	$(BIN)/python -m pipelines.demo
+
+ui: $(READY)  ## Dagster's UI on the state of the demo; PORT=3000
+	PORT=$(PORT) $(BIN)/python -m pipelines.ui
 
 test: lint  ## lint, types, layers, then every fast test on every store
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup

@@ -1,1 +1,1 @@
-"""Things a newcomer runs: the demo now, a Dagster code location later."""
+"""Things a newcomer runs and copies: a Dagster code location, the demo on real documents, a race for tickets."""

@@ -1,4 +1,4 @@
-"""`make demo`: the fence at work, embedded, no server.
+"""`python -m pipelines.tickets`: any effect, once per key; embedded, no server.
 
 Four processes are given the same 60 tickets at once. One of them is killed in the middle of an effect. Every effect
 is counted in a file that ragfence knows nothing of.
@@ -69,7 +69,7 @@ def worker(folder: Path, die_at: int) -> None:
 
 
 def race(folder: Path, *, die_at: int = -1) -> list[Any]:
-    command = [sys.executable, "-m", "pipelines.demo", "--worker", str(folder)]
+    command = [sys.executable, "-m", "pipelines.tickets", "--worker", str(folder)]
     processes = [
         subprocess.Popen([*command, str(die_at if number == 0 else -1)], stdout=subprocess.PIPE, text=True)
         for number in range(PROCESSES)
@@ -109,7 +109,7 @@ def executions(folder: Path) -> int:
 
 
 def main() -> None:
-    folder = Path(tempfile.mkdtemp(prefix="ragfence-demo-"))
+    folder = Path(tempfile.mkdtemp(prefix="ragfence-tickets-"))
     try:
         tell(folder)
     finally:

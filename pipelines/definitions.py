@@ -1,0 +1,19 @@
+"""The code location: `dagster dev -m pipelines.definitions`.
+
+Steps run in the process of their run: what has to be coordinated, the fence coordinates, so processes would only cost.
+"""
+
+import dagster as dg
+
+from pipelines.defs import assets, automation, checks, jobs
+from ragfence.dagster import FenceResource
+
+defs = dg.Definitions(
+    assets=[assets.documents, assets.vector_index, assets.live_alias],
+    asset_checks=checks.checks,
+    jobs=jobs.jobs,
+    sensors=automation.sensors,
+    schedules=automation.schedules,
+    resources={"fence": FenceResource()},
+    executor=dg.in_process_executor,
+)

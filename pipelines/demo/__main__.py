@@ -1,0 +1,24 @@
+"""`python -m pipelines.demo`; with `--die-at POINT`, the process of it that is killed."""
+
+from __future__ import annotations
+
+import sys
+
+
+def die_at(point: str) -> None:
+    """On the state that the demo has made, as the environment says."""
+    from pipelines.demo.runs import Runner
+    from ragfence.testing.points import kill_at
+
+    runner = Runner()
+    with kill_at(point):
+        runner.round("killed")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--die-at"]:
+        die_at(sys.argv[2])
+    else:
+        from pipelines.demo.story import main
+
+        main()

@@ -1,0 +1,275 @@
+"""The story that `make demo` tells: ingest, build, swap and search; again; an edit; a kill; the auditor."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+import ragfence
+from pipelines.demo.runs import Facts, Runner, killed_at, stored_vectors
+from pipelines.demo.state import FOLDER, LEASE_S, State
+from pipelines.settings import ALIAS
+from ragfence.errors import RagfenceError
+
+WIDTH = 110
+QUESTIONS = (
+    "how do I hash passwords with argon2?",
+    "several databases in one project, and a router for them",
+    "send an e-mail with an attachment",
+)
+EDITED = "topics/email.md"
+NEW_SECTION = "\n\n## Before you send the newsletter\n\nAsk the press office: newsletters leave on Tuesdays at noon.\n"
+NEW_QUESTION = "when do newsletters leave?"
+FOOTNOTE = "\n\n## About this page\n\nThe team of {folder} read and approved the page {name} in spring.\n"
+DIES_AT = "before_verify"
+"""of the points of a build: everything is embedded and written, nothing is read back and sealed"""
+
+
+class Story:
+    def __init__(self, state: State, runner: Runner, console: Console) -> None:
+        self._state = state
+        self._runner = runner
+        self._console = console
+        self._rounds: list[Facts] = []
+
+    def tell(self) -> None:
+        self._first()
+        self._again()
+        self._one_edit()
+        self._killed()
+        self._audited()
+        self._all_rounds()
+
+    def _first(self) -> None:
+        self._headline(1, "Real documents: ingest, build, check, swap, search")
+        facts = self._round("first run", "ingesting, embedding, building, checking, swapping")
+        passed, checks = facts.checks
+        self._say(
+            f"{facts.new} documents of Django's manual -> {facts.snippets_made:,} snippets -> {facts.embedded:,} "
+            f"embedded -> {facts.rows:,} rows, read back and sealed; {passed} of {checks} checks passed; "
+            f"alias [b]{ALIAS}[/b] at generation {facts.generation}"
+        )
+        self._search(*QUESTIONS)
+
+    def _again(self) -> None:
+        self._headline(2, "Everything again: a retry, a replay, a nervous operator")
+        before, stored = self._rounds[-1], self._vectors()
+        facts = self._round("again", "running the same jobs")
+        table = Table("", "first run", "again", title="0 new effects" if _nothing(facts, before) else "new effects!")
+        for column in table.columns[1:]:
+            column.justify = "right"
+        for name, of in _EFFECTS:
+            table.add_row(name, of(before), of(facts))
+        table.add_row("vectors in the store", f"{stored:,}", f"{self._vectors():,}")
+        table.add_row("seconds", f"{before.seconds:.1f}", f"{facts.seconds:.1f}")
+        self._show(table)
+        self._say(
+            f"saved: {facts.snippets_saved:,} snippets not cut and not embedded, {facts.characters_saved:,} characters "
+            f"of {facts.unread} files not even read"
+        )
+
+    def _one_edit(self) -> None:
+        self._headline(3, f"A section is added to one document: {EDITED}")
+        with (self._state.corpus / EDITED).open("a") as file:
+            file.write(NEW_SECTION)
+        facts = self._round("one edit", "ingesting, building, swapping")
+        self._show(
+            _facts_table(
+                ("documents read", f"{facts.new} of {facts.new + facts.unread}"),
+                ("snippets that are new", f"{facts.snippets_made:,}"),
+                ("embedded", f"{facts.embedded:,}"),
+                ("rows copied from the build before", f"{facts.rows - facts.embedded:,}"),
+                ("INDEX_HASH", f"{self._rounds[-2].index_hash[:12]} -> {facts.index_hash[:12]}"),
+                (f"generation of the alias {ALIAS}", f"{self._rounds[-2].generation} -> {facts.generation}"),
+            )
+        )
+        self._search(NEW_QUESTION)
+
+    def _killed(self) -> None:
+        edited = sorted((self._state.corpus / "topics").rglob("*.md"))
+        self._headline(4, f"{len(edited)} documents are edited, and the run is killed in the middle of its build")
+        for file in edited:
+            with file.open("a") as document:
+                document.write(FOOTNOTE.format(folder=file.parent.name, name=file.stem))
+        stored, live = self._vectors(), self._generation()
+        with self._working("a process runs the jobs, and gets SIGKILL"):
+            killed = Facts("killed", seconds=killed_at(DIES_AT))
+        self._runner.close_killed_runs(killed)
+        killed.embedded, killed.generation = self._vectors() - stored, self._generation()
+        self._rounds.append(killed)
+        self._say(
+            f"[red]killed[/red] after {killed.embedded} snippets were embedded and its rows written, before anything "
+            f"was sealed; {ALIAS} still is at generation {live}, and answers:"
+        )
+        self._search(NEW_QUESTION)
+        facts = self._round("resumed", f"the same jobs once more (its lease ends within {LEASE_S:.0f} s)")
+        attempt = self._attempt(facts.index_hash)
+        self._show(
+            _facts_table(
+                ("documents ingested again", f"{facts.new} of {facts.new + facts.unread}"),
+                ("snippets embedded by the killed run", f"{killed.embedded:,}"),
+                ("snippets embedded by the run after it", f"{facts.embedded:,}"),
+                ("vectors added by both", f"{self._vectors() - stored:,}"),
+                ("the build", f"attempt {attempt}, {facts.build}, {facts.rows:,} rows, sealed once"),
+                (f"generation of the alias {ALIAS}", f"{live} -> {facts.generation}"),
+            )
+        )
+
+    def _audited(self) -> None:
+        self._headline(5, "Back, forward again, and what the auditor says")
+        with self._working("rollback twice, then verify and audit"):
+            for title in ("rolled back", "and forward"):
+                self._runner.run("rollback", {"ops": {"roll_back": {"config": {"reason": f"demo: {title}"}}}})
+                with ragfence.open() as fence:
+                    target = fence.aliases.resolve(ALIAS)
+                self._rounds.append(Facts(title, index_hash=target.index_hash, generation=target.generation))
+            verified = self._runner.run("verify").success
+        with ragfence.open() as fence:
+            table = Table("generation", "change", "INDEX_HASH", "reason", title=f"the alias {ALIAS}")
+            for entry in fence.aliases.history(ALIAS):
+                target_hash = entry.target.index_hash[:12] if entry.target else ""
+                table.add_row(str(entry.number), entry.change, target_hash, entry.reason)
+            self._show(table)
+            self._say(f"verify: {'stores, log, snippets and indexes agree' if verified else 'they do not agree'}")
+            self._say(f"audit: [b]{escape(str(fence.audit.check()))}[/b]")
+
+    def _all_rounds(self) -> None:
+        self._console.print()
+        # In a terminal of 80 columns there is room for the numbers, not for space around them.
+        table = Table(title="all runs", padding=(0, int(self._console.width >= 100)))
+        for name in ("run", "new", "read", "unread", "snippets", "embedded", "INDEX_HASH", "alias at", "seconds"):
+            table.add_column(name, justify="left" if name in ("run", "INDEX_HASH") else "right", no_wrap=True)
+        for facts in self._rounds:
+            read = facts.documents.get("duplicate", 0) - facts.unread
+            counted = (str(facts.new), str(read), str(facts.unread), f"{facts.snippets_made:,}")
+            table.add_row(
+                facts.title,
+                *(counted if facts.documents else ("", "", "", "")),
+                f"{facts.embedded:,}" if facts.seconds else "",
+                facts.index_hash[:10],
+                str(facts.generation),
+                f"{facts.seconds:.1f}" if facts.seconds else "",
+            )
+        self._show(table)
+        self._say("new, read, unread: documents; read ones turned out to be duplicates, unread ones need not even that")
+
+    def _round(self, title: str, doing: str) -> Facts:
+        with self._working(doing):
+            facts = self._runner.round(title)
+        self._rounds.append(facts)
+        return facts
+
+    def _search(self, *questions: str) -> None:
+        table = Table("question", "score", "found in", "text", show_lines=len(questions) > 1)
+        table.columns[2].no_wrap = True
+        with ragfence.open() as fence:
+            for question in questions:
+                (hit,) = fence.search(ALIAS, question, k=1)
+                cited = f"{hit.doc_id}\n\\[{hit.start}:{hit.end}]"
+                table.add_row(question, f"{hit.score:.2f}", cited, escape(excerpt(hit.text, question)))
+        self._show(table)
+
+    def _attempt(self, index_hash: str) -> int:
+        with ragfence.open() as fence:
+            rows = fence.audit.decisions(since="1h").to_pylist()
+        return max(
+            (row["attempt"] for row in rows if row["kind"] == "index" and row["source_id"] == index_hash), default=0
+        )
+
+    def _generation(self) -> int:
+        with ragfence.open() as fence:
+            return fence.aliases.resolve(ALIAS).generation
+
+    def _vectors(self) -> int:
+        return stored_vectors(self._state.vectors)
+
+    def _headline(self, number: int, text: str) -> None:
+        self._console.print(f"\n[b]{number}. {text}[/b]", highlight=False)
+
+    def _say(self, text: str) -> None:
+        self._console.print(Padding(text, (0, 0, 0, 3)), highlight=False)
+
+    def _show(self, table: Table) -> None:
+        table.title_justify = "left"
+        self._console.print(table)
+
+    @contextmanager
+    def _working(self, doing: str) -> Iterator[None]:
+        """How long a run will take nobody knows: the bar says only that it is at work."""
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=30), TimeElapsedColumn())
+        shown = self._console.is_terminal
+        with Progress(*columns, console=self._console, transient=True, disable=not shown) as progress:
+            progress.add_task(doing, total=None)
+            yield
+
+
+_EFFECTS: tuple[tuple[str, Callable[[Facts], str]], ...] = (
+    ("documents ingested", lambda facts: f"{facts.new:,}"),
+    ("files not even read", lambda facts: f"{facts.unread:,}"),
+    ("snippets made", lambda facts: f"{facts.snippets_made:,}"),
+    ("snippets embedded", lambda facts: f"{facts.embedded:,}"),
+    ("INDEX_HASH", lambda facts: facts.index_hash[:12]),
+    (f"generation of the alias {ALIAS}", lambda facts: str(facts.generation)),
+)
+
+
+def _nothing(facts: Facts, before: Facts) -> bool:
+    same = (facts.index_hash, facts.generation) == (before.index_hash, before.generation)
+    return same and not (facts.new or facts.snippets_made or facts.embedded)
+
+
+def excerpt(text: str, question: str, length: int = 90) -> str:
+    """Of a snippet the line that has most words of the question, and what follows it."""
+    asked = set(re.findall(r"\w{3,}", question.lower()))
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    best = max(range(len(lines)), key=lambda at: len(asked & set(re.findall(r"\w{3,}", lines[at].lower()))))
+    shown = " ".join(lines[best:]).strip()
+    return shown[:length] + ("..." if len(shown) > length else "")
+
+
+def _facts_table(*facts: tuple[str, str]) -> Table:
+    table = Table(show_header=False)
+    for name, value in facts:
+        table.add_row(name, value)
+    return table
+
+
+def now_try(ragfence_command: str) -> str:
+    """Commands that work as they stand, from the folder in which the demo ran."""
+    on_it = f"RAGFENCE_STORE={FOLDER} {ragfence_command}"
+    return (
+        f'\nNow try:\n  make ui\n  {on_it} search {ALIAS} "how do I generate a PDF file?"\n  {on_it} explain {EDITED}'
+    )
+
+
+def installed_command() -> str:
+    """`ragfence` of this very environment, as it is to be typed here."""
+    beside = Path(sys.executable).parent / "ragfence"
+    path = os.path.relpath(beside) if beside.is_relative_to(Path.cwd()) else str(beside)
+    return path if beside.exists() else f"{sys.executable} -m ragfence"
+
+
+def main() -> None:
+    console = Console()
+    console = Console(width=min(WIDTH, console.width) if console.is_terminal else WIDTH)
+    console.print(Panel("ragfence: one effect per key, from documents to a live alias. No server.", expand=False))
+    state = State.here()
+    state.begin()
+    state.enter()
+    try:
+        Story(state, Runner(), console).tell()
+    except RagfenceError as error:
+        console.print(f"[red]{error.code}[/red] {escape(error.message)}\n{escape(error.hint)}")
+        raise SystemExit(1) from error
+    console.print(now_try(installed_command()), highlight=False, soft_wrap=True)

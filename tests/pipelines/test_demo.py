@@ -1,0 +1,177 @@
+"""`make demo`, run once as a user runs it: what it prints, what it leaves behind, and the commands it ends with."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+import ragfence
+from pipelines.demo.state import FOLDER
+from pipelines.demo.story import excerpt
+from pipelines.settings import CORPUS
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory) -> tuple[Path, str]:
+    """The folder it ran in, and all that it printed. Stores that the environment names are none of its business."""
+    folder = tmp_path_factory.mktemp("demo")
+    environment = {**os.environ, "RAGFENCE_STORE": "redis://127.0.0.1:1/0", "DAGSTER_HOME": "/nowhere"}
+    command = [sys.executable, "-m", "pipelines.demo"]
+    bundled = digest(CORPUS)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert digest(CORPUS) == bundled
+    return folder, done.stdout
+
+
+def digest(folder: Path) -> dict[str, tuple[int, int]]:
+    return {str(each): (each.stat().st_size, each.stat().st_mtime_ns) for each in folder.rglob("*")}
+
+
+def cells(printed: str, first: str, *, last: bool = False) -> list[str]:
+    """Of the row of a table that begins with these words."""
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in printed.splitlines() if "│" in line]
+    found = [row[1:] for row in rows if row[0] == first]
+    assert found, f"no row {first!r} in\n{printed}"
+    return found[-1 if last else 0]
+
+
+def count(cell: str) -> int:
+    return int(cell.replace(",", ""))
+
+
+@pytest.mark.xdist_group("demo")
+class TestTheDemo:
+    def test_the_second_run_has_no_new_effect(self, ran):
+        _, printed = ran
+        assert "0 new effects" in printed
+        assert cells(printed, "documents ingested") == ["219", "0"]
+        assert cells(printed, "files not even read") == ["0", "219"]
+        assert cells(printed, "snippets made")[1] == cells(printed, "snippets embedded")[1] == "0"
+        for same in ("INDEX_HASH", "generation of the alias docs", "vectors in the store"):
+            first, again = cells(printed, same)
+            assert first == again
+
+    def test_an_edit_of_one_document_costs_one_document(self, ran):
+        _, printed = ran
+        assert cells(printed, "documents read") == ["1 of 219"]
+        (embedded,) = cells(printed, "embedded")
+        (copied,) = cells(printed, "rows copied from the build before")
+        assert 1 <= count(embedded) <= 3
+        assert count(copied) > 3000
+        assert "newsletters leave on Tuesdays" in " ".join(printed.split())
+
+    def test_what_the_killed_run_embedded_is_not_embedded_again(self, ran):
+        _, printed = ran
+        (by_it,) = cells(printed, "snippets embedded by the killed run")
+        (after,) = cells(printed, "snippets embedded by the run after it")
+        (added,) = cells(printed, "vectors added by both")
+        assert count(by_it) >= 50
+        assert (count(after), count(added)) == (0, count(by_it))
+        assert cells(printed, "documents ingested again") == ["0 of 219"]
+        assert cells(printed, "the build")[0].startswith("attempt 2, new")
+
+    def test_it_ends_with_a_table_of_all_runs_and_an_auditor_who_is_content(self, ran):
+        _, printed = ran
+        assert "every promise kept" in printed
+        assert "stores, log, snippets and indexes agree" in printed
+        ends = {run: cells(printed, run, last=True) for run in ("first run", "one edit", "killed", "resumed")}
+        assert [ends[run][6] for run in ends] == ["1", "2", "2", "3"]
+        assert ends["killed"][:3] == ["54", "0", "165"]
+
+    def test_the_commands_it_ends_with_work_as_printed(self, ran):
+        folder, printed = ran
+        commands = [line.strip() for line in printed.split("Now try:")[1].strip().splitlines()]
+        assert commands[0] == "make ui"
+        assert len(commands) == 3
+        for command in commands[1:]:
+            done = subprocess.run(command, shell=True, cwd=folder, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+            assert shlex.split(command)[-1] in done.stdout or "howto/outputting-pdf.md" in done.stdout
+
+    def test_dagster_has_its_runs_and_none_is_left_running(self, ran, monkeypatch):
+        folder, _ = ran
+        monkeypatch.setenv("DAGSTER_HOME", str(folder / FOLDER / "dagster"))
+        with dg.DagsterInstance.get() as instance:
+            runs = instance.get_runs()
+            assert {run.job_name for run in runs} == {"ingest", "build_and_swap", "rollback", "verify"}
+            failed = [run.job_name for run in runs if run.status is not dg.DagsterRunStatus.SUCCESS]
+            assert failed == ["build_and_swap"]  # the one that was killed
+            settings = instance.get_settings("telemetry")
+        assert settings == {"enabled": False}
+
+    def test_its_state_is_an_ordinary_store(self, ran):
+        folder, _ = ran
+        with ragfence.open(folder / FOLDER) as fence:
+            assert fence.aliases.resolve("docs").generation == 5
+            assert fence.documents.verify().ok
+
+
+def test_the_ui_starts_on_this_machine_alone_and_says_that_the_demo_has_not_run(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAGFENCE_")}
+    with (tmp_path / "printed").open("w") as printed:
+        ui = subprocess.Popen(
+            [sys.executable, "-m", "pipelines.ui"],
+            cwd=tmp_path,
+            env={**environment, "PORT": str(port), "PYTHONUNBUFFERED": "1"},
+            stdout=printed,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        asked = {"query": "{ repositoriesOrError { ... on RepositoryConnection { nodes { jobs { name } } } } }"}
+        answer = answered(f"http://127.0.0.1:{port}/graphql", asked, ui)
+    finally:
+        # All of its processes: asked to end, Dagster interrupts its children, who may have been told to ignore that.
+        os.killpg(ui.pid, signal.SIGKILL)
+        ui.wait()
+    assert "build_and_swap" in answer
+    said = (tmp_path / "printed").read_text()
+    assert "The demo has not run yet" in said
+    assert "superseded" not in said
+    assert {each.name for each in tmp_path.iterdir()} == {".ragfence", "printed"}
+
+
+def answered(url: str, asked: dict[str, str], server: subprocess.Popen[bytes]) -> str:
+    """Once it is up, which on a busy machine takes its time."""
+    request = urllib.request.Request(url, json.dumps(asked).encode(), {"Content-Type": "application/json"})
+    while True:
+        assert server.poll() is None, "it ended"
+        try:
+            with urllib.request.urlopen(request, timeout=30) as response:
+                return response.read().decode()
+        except (urllib.error.URLError, ConnectionError):
+            time.sleep(0.2)
+
+
+def test_the_race_for_tickets_runs(tmp_path):
+    command = [sys.executable, "-m", "pipelines.tickets"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "every promise kept" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_excerpt_is_the_line_that_answers():
+    text = "About mail.\n\nNewsletters leave\non Tuesdays at noon.\n"
+    assert excerpt(text, "when do newsletters leave?") == "Newsletters leave on Tuesdays at noon."
+    assert re.fullmatch(r"a{90}\.\.\.", excerpt("a" * 200, "b"))
