@@ -165,6 +165,18 @@ class IndexRules(_Section):
     min_self_recall: float = Field(default=0.99, ge=0, le=1)
 
 
+class Http(_Section):
+    """The contract over HTTP: what a request with an `Idempotency-Key` may hold, and is told while another runs."""
+
+    in_progress: Literal[202, 409] = 202
+    """what a request gets while another one with its key is being performed"""
+    wait_s: float = Field(default=0, ge=0, le=3600)
+    """so long it waits for that one first"""
+    max_body_bytes: int = Field(default=1 << 20, ge=0, le=1 << 30)
+    max_stored_bytes: int = Field(default=1 << 20, ge=0, le=1 << 30)
+    """a longer answer is given once, and replays are told that it was too long to keep"""
+
+
 class RedactionRules(_Section):
     fields: Names = ()
     """beside the default fields, which always apply"""
@@ -228,6 +240,7 @@ class Policy(_Section):
     results: Results = Results()
     documents: DocumentRules = DocumentRules()
     indexes: IndexRules = IndexRules()
+    http: Http = Http()
     redaction: RedactionRules = RedactionRules()
     content_hash: Literal["xxh3", "sha256"] = "xxh3"
     kinds: dict[str, Kind] = {}
@@ -293,7 +306,7 @@ class Policy(_Section):
             ttl_ms=round(3_600_000 * _first(own.ttl_hours, self.stores.ttl.hours(retention))),
             pending_ttl_ms=round(24 * 3_600_000 * self.stores.ttl.pending_days),
             lease_ms=round(1000 * _first(own.lease_ttl_s, self.lease.ttl_s)),
-            max_attempts=own.max_attempts or self.lease.max_attempts,
+            max_attempts=own.max_attempts or usual.max_attempts or self.lease.max_attempts,
             max_runtime_ms=round(
                 1000 * _first(own.max_runtime_s, _first(usual.max_runtime_s, self.lease.max_runtime_s))
             ),
@@ -306,6 +319,8 @@ _USUAL: Final = {
     # A build may take long, and who asks for one wants it.
     "index": Kind(max_runtime_s=24 * 3600, wait_s=3600),
     "vectors": Kind(max_runtime_s=6 * 3600),
+    # An answer of 429 or 503 is an attempt too, and how often to try again is the client's to say.
+    "http": Kind(max_attempts=1000),
 }
 
 

@@ -1,0 +1,40 @@
+"""The contract over HTTP: `IdempotencyMiddleware` for your own routes, and what it is made of.
+
+`Contract` knows no framework; the middleware needs `pip install 'ragfence[api]'`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ragfence.api.contract import Contract as Contract
+    from ragfence.api.messages import Answer as Answer
+    from ragfence.api.messages import Call as Call
+    from ragfence.api.middleware import IdempotencyMiddleware as IdempotencyMiddleware
+    from ragfence.api.problems import Problem as Problem
+    from ragfence.api.problems import problem_of as problem_of
+
+_WHERE = {
+    "Answer": "ragfence.api.messages",
+    "Call": "ragfence.api.messages",
+    "Contract": "ragfence.api.contract",
+    "IdempotencyMiddleware": "ragfence.api.middleware",
+    "Problem": "ragfence.api.problems",
+    "problem_of": "ragfence.api.problems",
+}
+
+__all__ = ["Answer", "Call", "Contract", "IdempotencyMiddleware", "Problem", "problem_of"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        value = getattr(import_module(_WHERE[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'ragfence.api' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

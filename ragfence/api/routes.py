@@ -1,0 +1,40 @@
+"""Which template a request will be matched to (`/refunds/{id}`), found before the router has run.
+
+Starlette's routes tell; FastAPI keeps included routers as branches, which are looked into. What cannot be found is
+scoped by its path, which is safe: the same key on two paths is then two operations instead of a conflict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ragfence.api.performing import Scope
+
+
+def template_of(scope: Scope) -> str:
+    """With the prefix of every mount. Empty if there is none."""
+    routes = getattr(scope.get("app"), "routes", None)
+    return _found(routes, scope, "") if routes else ""
+
+
+def _found(routes: Iterable[Any], scope: Scope, prefix: str) -> str:
+    from starlette.routing import Match
+
+    for route in routes:
+        branches = getattr(route, "effective_candidates", None)
+        if callable(branches):
+            if inner := _found(branches(), scope, prefix):
+                return inner
+            continue
+        try:
+            match, child = route.matches(scope)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            continue  # a route of some other make
+        if match is not Match.FULL:
+            continue
+        here = prefix + str(getattr(getattr(route, "starlette_route", None) or route, "path", ""))
+        below = getattr(route, "routes", None)
+        # A mount: what is mounted knows the rest.
+        return _found(below, {**scope, **child}, here) or here if below else here
+    return ""
