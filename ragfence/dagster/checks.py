@@ -6,7 +6,8 @@ from typing import Any
 import dagster as dg
 
 from ragfence.dagster import telling
-from ragfence.dagster.resource import FenceResource
+from ragfence.dagster.assets import Wanted, use_embedder
+from ragfence.dagster.resource import FENCE, opened_in
 from ragfence.dagster.versions import index_hash_at
 from ragfence.errors import BuildMissing, NotSealed
 from ragfence.fence import Fence
@@ -15,12 +16,14 @@ from ragfence.indexes.builds import Seal
 SHOWN = 20
 
 
-def no_duplicate_effects(asset: Any = "vector_index", **check: Any) -> dg.AssetChecksDefinition:
+def no_duplicate_effects(
+    asset: Any = "vector_index", *, resource_key: str = FENCE, **check: Any
+) -> dg.AssetChecksDefinition:
     """The ids in the vector store are those of the sealed snapshot, each once; the auditor finds no promise broken."""
     key = _key(asset)
 
-    def no_duplicate_effects(context: dg.AssetCheckExecutionContext, fence: FenceResource) -> dg.AssetCheckResult:
-        with fence.opened(context) as opened:
+    def no_duplicate_effects(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        with opened_in(context, resource_key) as opened:
             report = opened.audit.check()
             seal = _seal(opened, index_hash_at(context, key))
             try:
@@ -49,15 +52,18 @@ def no_duplicate_effects(asset: Any = "vector_index", **check: Any) -> dg.AssetC
                 },
             )
 
-    return _check(no_duplicate_effects, key, check)
+    check.setdefault("description", "The vector store holds the ids that were sealed, each once; no promise is broken.")
+    return _check(no_duplicate_effects, key, resource_key, check)
 
 
-def corpus_matches_index(asset: Any = "vector_index", **check: Any) -> dg.AssetChecksDefinition:
+def corpus_matches_index(
+    asset: Any = "vector_index", *, resource_key: str = FENCE, **check: Any
+) -> dg.AssetChecksDefinition:
     """The index that was built is of the corpus of now."""
     key = _key(asset)
 
-    def corpus_matches_index(context: dg.AssetCheckExecutionContext, fence: FenceResource) -> dg.AssetCheckResult:
-        with fence.opened(context) as opened:
+    def corpus_matches_index(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        with opened_in(context, resource_key) as opened:
             seal = _seal(opened, index_hash_at(context, key))
             now = opened.documents.corpus_digest()
             coverage = opened.indexes.coverage(seal)
@@ -70,22 +76,31 @@ def corpus_matches_index(asset: Any = "vector_index", **check: Any) -> dg.AssetC
                 metadata={"corpus": now, "indexed": seal.corpus_digest, "coverage": coverage},
             )
 
-    return _check(corpus_matches_index, key, check)
+    check.setdefault("description", "The index is of the corpus of now.")
+    return _check(corpus_matches_index, key, resource_key, check)
 
 
 def golden_queries(
-    golden: Any, asset: Any = "vector_index", *, min_recall: float | None = None, **check: Any
+    golden: Any,
+    asset: Any = "vector_index",
+    *,
+    min_recall: float | None = None,
+    spec: Wanted = None,
+    resource_key: str = FENCE,
+    **check: Any,
 ) -> dg.AssetChecksDefinition:
     """Blocking: unless the golden queries find what they must, nothing downstream runs, and no alias moves.
 
     `golden`: a golden.jsonl, or queries; see docs/aliases.md.
+    `spec`: as for the index, if its embedder cannot be opened by its name.
     """
     key = _key(asset)
     check.setdefault("blocking", True)
 
-    def golden_queries(context: dg.AssetCheckExecutionContext, fence: FenceResource) -> dg.AssetCheckResult:
+    def golden_queries(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         index_hash = index_hash_at(context, key)
-        with fence.opened(context) as opened:
+        with opened_in(context, resource_key) as opened:
+            use_embedder(opened, spec)
             try:
                 result = opened.indexes.judge_golden(index_hash, golden, min_recall=min_recall)
             except NotSealed as missing:
@@ -96,15 +111,17 @@ def golden_queries(
                 metadata={"index_hash": index_hash, "golden": telling.gates([result])},
             )
 
-    return _check(golden_queries, key, check)
+    check.setdefault("description", "The golden queries find what they must; unless they do, no alias moves.")
+    return _check(golden_queries, key, resource_key, check)
 
 
 def _key(asset: Any) -> dg.AssetKey:
     return asset.key if isinstance(asset, dg.AssetsDefinition) else dg.AssetKey.from_coercible(asset)
 
 
-def _check(compute: Any, key: dg.AssetKey, check: dict[str, Any]) -> dg.AssetChecksDefinition:
-    made = dg.asset_check(asset=key, **check)(compute)
+def _check(compute: Any, key: dg.AssetKey, resource_key: str, check: dict[str, Any]) -> dg.AssetChecksDefinition:
+    required = {resource_key, *(check.pop("required_resource_keys", None) or ())}
+    made = dg.asset_check(asset=key, required_resource_keys=required, **check)(compute)
     assert isinstance(made, dg.AssetChecksDefinition)
     return made
 

@@ -14,15 +14,21 @@ from pydantic import Field
 
 from ragfence.dagster.assets import build_alias_asset, build_index_asset, build_ingest_asset
 from ragfence.dagster.checks import corpus_matches_index, golden_queries, no_duplicate_effects
-from ragfence.dagster.resource import FenceResource
+from ragfence.dagster.resource import FENCE, FenceResource
 from ragfence.dagster.sensors import build_source_sensor
-from ragfence.dagster.upkeep import JOBS, build_schedules
+from ragfence.dagster.upkeep import JOBS, build_jobs, build_schedules
+from ragfence.errors import ValidationError
+from ragfence.indexes.catalog import check_alias
 from ragfence.indexes.gates import Gates
 from ragfence.indexes.spec import IndexSpec
 
 
 class RagIndexComponent(dg.Component, dg.Model, dg.Resolvable):
-    """A source of documents, an index of them, and an alias that searches use."""
+    """A source of documents, an index of them, and an alias that searches use.
+
+    With a prefix everything has it: assets, checks' assets, jobs, sensor, schedules, and the resource
+    (`<prefix>fence`). So several components, each with a fence of its own, can be in one code location.
+    """
 
     source: str = Field(description="a folder (relative to the defs.yaml), a .jsonl file, or s3://bucket/prefix")
     alias: str = Field(description="the name that searches use")
@@ -47,9 +53,15 @@ class RagIndexComponent(dg.Component, dg.Model, dg.Resolvable):
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         here = Path(context.path)
+        alias = check_alias(self.alias)
+        if self.shards and self.prune == "full":
+            raise ValidationError("prune: full cannot be had with shards", hint="prune: scoped, or no shards")
         source = self._place(self.source, here)
+        resource_key = f"{self.prefix}{FENCE}"
         named = {name: f"{self.prefix}{name}" for name in ("documents", "vector_index", "live_alias")}
-        common: dict[str, Any] = {"group_name": self.group} if self.group else {}
+        common: dict[str, Any] = {"resource_key": resource_key}
+        if self.group:
+            common["group_name"] = self.group
         spec = IndexSpec(
             embedder=self.embedder,
             backend=self.backend,
@@ -63,21 +75,28 @@ class RagIndexComponent(dg.Component, dg.Model, dg.Resolvable):
         index = build_index_asset(spec, name=named["vector_index"], deps=[documents], **common)
         golden = self._place(self.golden, here) if self.golden else ""
         gates = Gates(golden=golden or None, min_recall=self.min_recall)
-        live = build_alias_asset(self.alias, index=index, name=named["live_alias"], gates=gates, **common)
-        checks = [no_duplicate_effects(index), corpus_matches_index(index)]
+        live = build_alias_asset(alias, index=index, name=named["live_alias"], gates=gates, **common)
+        checks = [
+            no_duplicate_effects(index, resource_key=resource_key),
+            corpus_matches_index(index, resource_key=resource_key),
+        ]
         if golden:
-            checks.append(golden_queries(golden, index, min_recall=self.min_recall))
+            checks.append(golden_queries(golden, index, min_recall=self.min_recall, resource_key=resource_key))
         ingest = dg.define_asset_job(f"{self.prefix}ingest", [documents])
         build_and_swap = dg.define_asset_job(f"{self.prefix}build_and_swap", dg.AssetSelection.assets(index, live))
+        upkeep = build_jobs(resource_key=resource_key, prefix=self.prefix) if self.prefix else JOBS
         sensors = [build_source_sensor(source, [documents], name=f"{named['documents']}_changed", running=self.running)]
         return dg.Definitions(
             assets=[documents, index, live],
             asset_checks=checks,
-            jobs=[ingest, build_and_swap, *(JOBS if self.schedules else ())],
+            jobs=[ingest, build_and_swap, *(upkeep if self.schedules else ())],
+            # A run of a partitioned asset needs a partition, and a listing names none.
             sensors=sensors if self.sensor and not self.shards else [],
-            schedules=build_schedules(running=self.running) if self.schedules else [],
+            schedules=build_schedules(running=self.running, jobs=upkeep) if self.schedules else [],
             resources={
-                "fence": FenceResource(store=self.store, objects=self.objects, tenant=self.tenant, policy=self.policy)
+                resource_key: FenceResource(
+                    store=self.store, objects=self.objects, tenant=self.tenant, policy=self.policy
+                )
             },
         )
 

@@ -1,10 +1,11 @@
 """`@fenced_asset`: an asset function that exists already, performed once for what goes into it.
 
-The key is the asset (and its partition); the revision is made of its code version and the DataVersions of what it
-depends on, or of whatever `key=` returns. A run for which nothing has changed replays: the function is not called, and
-the asset is materialized with the DataVersion, the value and the metadata of the first time.
+The key is the asset (and its partition); the revision is made of its code version, its config and the DataVersions of
+what it depends on, or of whatever `key=` returns. A run for which nothing has changed replays: the function is not
+called, and the asset is materialized with the DataVersion, the value, the metadata and the checks of the first time.
 """
 
+import asyncio
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -15,17 +16,25 @@ import dagster as dg
 from ragfence.core.canonical import canonical_json
 from ragfence.core.hashing import digest
 from ragfence.core.operations import Operation
-from ragfence.dagster.resource import FenceResource
-from ragfence.dagster.versions import recorded_version
-from ragfence.errors import NotJson, ValidationError
+from ragfence.core.receipts import Receipt
+from ragfence.dagster import telling
+from ragfence.dagster.keeping import kept, remade
+from ragfence.dagster.resource import FENCE, FenceResource, opened_in
+from ragfence.dagster.versions import recorded_version, recorded_versions
+from ragfence.engine.claiming import is_final
+from ragfence.errors import EffectFailed, FencedOut, TerminalError, ValidationError
 
 Key = Callable[[Any], str | tuple[str, str]]
 """made of the context: a revision, or (source_id, revision)"""
-FENCE = "fence"
 
 
 def fenced_asset(
-    function: Callable[..., Any] | None = None, *, key: Key | None = None, kind: str = "asset", **asset: Any
+    function: Callable[..., Any] | None = None,
+    *,
+    key: Key | None = None,
+    kind: str = "asset",
+    resource_key: str = FENCE,
+    **asset: Any,
 ) -> Any:
     """As `@dg.asset`, and performed once per key. What it returns must be JSON: that is what a replay returns.
 
@@ -36,97 +45,154 @@ def fenced_asset(
     of Dagster performs it again.
     """
     if function is None:
-        return functools.partial(fenced_asset, key=key, kind=kind, **asset)
-    return _fenced(function, key, kind, asset)
+        return functools.partial(fenced_asset, key=key, kind=kind, resource_key=resource_key, **asset)
+    _refuse_misuse(function)
+    return _fenced(function, key, kind, resource_key, asset)
 
 
-def _fenced(function: Callable[..., Any], key: Key | None, kind: str, asset: dict[str, Any]) -> dg.AssetsDefinition:
-    parameters = list(inspect.signature(function).parameters.values())
-    takes_context = bool(parameters) and parameters[0].name in ("context", "_context", "_")
-    inputs = parameters[1:] if takes_context else parameters
-    wants_fence = any(each.name == FENCE for each in inputs)
-
-    def compute(context: dg.AssetExecutionContext, **given: Any) -> Any:
-        resource = given[FENCE] if wants_fence else getattr(context.resources, FENCE)
-        with resource.opened(context) as fence:
-            operation = _operation(context, key, kind, asset.get("code_version"))
-            with fence.claim(operation) as op:
-                if op.is_new:
-                    outcome = function(context, **given) if takes_context else function(**given)
-                    op.seal(result=_kept(outcome))
-        receipt = op.receipt
-        value, metadata = receipt.result["value"], receipt.result["metadata"]
-        told = {"decision": str(receipt.decision), "key": receipt.key, "attempt": op.lease.attempt if op.is_new else 0}
-        return dg.MaterializeResult(
-            value=value,
-            data_version=dg.DataVersion(receipt.result["data_version"]),
-            metadata={**metadata, **told},
+def _refuse_misuse(function: Any) -> None:
+    if not inspect.isroutine(function):
+        raise ValidationError(
+            f"@fenced_asset takes a function, not a {type(function).__name__}",
+            hint="use it instead of @dg.asset, not on top of it; for several assets, one function each",
+        )
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ValidationError(
+            f"{function.__name__} is a generator, and what it yields cannot be replayed",
+            hint="return a value, or one MaterializeResult with metadata and check_results",
         )
 
-    # Dagster finds inputs and resources by the signature.
+
+def _fenced(
+    function: Callable[..., Any], key: Key | None, kind: str, resource_key: str, asset: dict[str, Any]
+) -> dg.AssetsDefinition:
+    signature = _signature(function)
+    parameters = list(signature.parameters.values())
+    takes_context = bool(parameters) and parameters[0].name in ("context", "_context", "_", "__")
+    inputs = parameters[1:] if takes_context else parameters
+    valueless = signature.return_annotation in (None, dg.MaterializeResult)
+    given_as_input = any(each.name == resource_key for each in inputs)
+
+    def compute(context: dg.AssetExecutionContext, **given: Any) -> Any:
+        def performed() -> Any:
+            outcome = function(context, **given) if takes_context else function(**given)
+            outcome = asyncio.run(outcome) if inspect.iscoroutine(outcome) else outcome
+            return dg.MaterializeResult() if valueless and outcome is None else outcome
+
+        operation = _operation(context, key, kind, asset.get("code_version"))
+        resource = given.get(resource_key)
+        with resource.opened(context) if resource is not None else opened_in(context, resource_key) as fence:
+            try:
+                receipt = _answered(fence.claim(operation), performed, operation.revision)
+            except EffectFailed as failed:
+                raise dg.Failure(description=failed.message, metadata=_why(failed), allow_retries=False) from failed
+            except TerminalError as failed:
+                if not is_final(failed):
+                    raise
+                # It is sealed: a retry would be answered with it, and could perform nothing.
+                description = f"{type(failed).__name__}: {failed.message}"
+                raise dg.Failure(description=description, allow_retries=False) from failed
+        return remade(receipt.result, _told(receipt))
+
+    # Dagster finds inputs, config and resources by the signature.
     context_parameter = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    compute.__signature__ = inspect.Signature([context_parameter, *inputs])  # type: ignore[attr-defined]
+    seen = signature.replace(parameters=[context_parameter, *inputs], return_annotation=signature.empty)
     compute.__annotations__ = {each.name: each.annotation for each in inputs if each.annotation is not each.empty}
+    if valueless:
+        # No value, and so nothing for an IO manager.
+        compute.__annotations__["return"] = dg.MaterializeResult
+        seen = seen.replace(return_annotation=dg.MaterializeResult)
+    compute.__signature__ = seen  # type: ignore[attr-defined]
     compute.__name__, compute.__doc__ = function.__name__, function.__doc__
     compute.__module__ = function.__module__
-    required = set(asset.pop("required_resource_keys", ())) | (set() if wants_fence else {FENCE})
+    required = set(asset.pop("required_resource_keys", None) or ()) | (set() if given_as_input else {resource_key})
     asset.setdefault("kinds", {"ragfence"})
     made = dg.asset(required_resource_keys=required or None, **asset)(compute)
     assert isinstance(made, dg.AssetsDefinition)
     return made
 
 
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    try:
+        # Annotations that are text are resolved where they were written: nobody could do so later.
+        return inspect.signature(function, eval_str=True)
+    except NameError:
+        return inspect.signature(function)
+
+
+def _answered(claim: Any, performed: Callable[[], Any], revision: str) -> Receipt:
+    try:
+        with claim as op:
+            if op.is_new:
+                op.seal(result=kept(performed(), revision))
+    except FencedOut as lost:
+        # Frozen beyond its lease, and another attempt has finished: that is everybody's answer.
+        winner: Receipt | None = lost.receipt
+        if winner is None or winner.failed:
+            raise
+        return winner
+    receipt: Receipt = op.receipt
+    return receipt
+
+
+def _told(receipt: Receipt) -> dict[str, Any]:
+    return {**telling.answer(receipt), "key": receipt.key}
+
+
+def _why(failed: EffectFailed) -> dict[str, Any]:
+    receipt: Receipt | None = failed.receipt
+    return _told(receipt) if receipt is not None else {}
+
+
 def _operation(context: dg.AssetExecutionContext, key: Key | None, kind: str, code_version: str | None) -> Operation:
     name = context.asset_key.to_user_string()
-    if context.has_partition_key:
-        name += f"@{context.partition_key}"
+    if partitions := _partitions(context):
+        # Several in one run are one operation, since the function is called once for all of them.
+        shown = ",".join(partitions)
+        name += f"@{shown}" if len(shown) <= 200 else f"@{digest('ragfence/partitions/1', shown.encode()).hex()}"
     source_id, revision = name, ""
     if key is not None:
         given: Any = key(context)
-        source_id, revision = given if isinstance(given, tuple) else (name, given)
-        if not isinstance(revision, str) or not revision:
+        source_id, revision = given if isinstance(given, tuple) and len(given) == 2 else (name, given)
+        if not all(isinstance(each, str) and each for each in (source_id, revision)):
             raise ValidationError(f"key= of {name} must return a revision, or (source_id, revision), not {given!r}")
     else:
         revision = _revision(context, code_version)
     return Operation(kind=kind, source_id=source_id, revision=revision, action="materialize")
 
 
+def _partitions(context: dg.AssetExecutionContext) -> list[str]:
+    return list(context.partition_keys) if context.has_partition_key or context.has_partition_key_range else []
+
+
 def _revision(context: dg.AssetExecutionContext, code_version: str | None) -> str:
-    """Of the code version, and the DataVersions of all that the asset depends on."""
-    dependencies = sorted(
-        context.assets_def.asset_deps.get(context.asset_key, ()), key=lambda each: each.to_user_string()
-    )
-    versions = [(each.to_user_string(), recorded_version(context.instance, each) or "") for each in dependencies]
-    config = canonical_json(dict(context.op_config or {})) if isinstance(context.op_config, Mapping) else b""
-    parts = [part.encode() for pair in versions for part in pair]
+    """Of the code version, the config, and the DataVersions of all that the asset depends on."""
+    given = context.op_execution_context.op_config
+    config = canonical_json(dict(given)) if isinstance(given, Mapping) else b""
+    parts = [part.encode() for pair in _versions(context) for part in pair]
     return digest("ragfence/asset/1", (code_version or "").encode(), config, *parts)[:16].hex()
 
 
-def _kept(outcome: Any) -> dict[str, Any]:
-    """What a replay needs. Of a MaterializeResult its value, its DataVersion, and the metadata that JSON can hold."""
-    value, metadata, version = outcome, {}, None
-    if isinstance(outcome, dg.MaterializeResult):
-        value = outcome.value if outcome.value is not dg._core.definitions.utils.NoValueSentinel else None
-        metadata = {name: _plain(each) for name, each in (outcome.metadata or {}).items()}
-        version = outcome.data_version.value if outcome.data_version else None
+def _versions(context: dg.AssetExecutionContext) -> list[tuple[str, str]]:
+    versions: list[tuple[str, str]] = []
+    by_input = sorted(context.assets_def.keys_by_input_name.items(), key=lambda each: each[1].to_user_string())
+    for input_name, key in by_input:
+        name, partitions = key.to_user_string(), _upstream_partitions(context, input_name)
+        if partitions is None:
+            versions.append((name, recorded_version(context.instance, key) or ""))
+        else:
+            held = recorded_versions(context.instance, key, partitions)
+            versions += [(f"{name}@{partition}", version) for partition, version in held]
+    return versions
+
+
+def _upstream_partitions(context: dg.AssetExecutionContext, input_name: str) -> list[str] | None:
+    """Those that this run depends on; None: the other asset has none."""
     try:
-        made = canonical_json({"value": value, "metadata": metadata})
-    except NotJson as wrong:
-        raise ValidationError(
-            f"what a fenced asset returns must be JSON, so that it can be replayed: {wrong.message}",
-            hint="return where the data is, not the data: a path, an id, counts",
-        ) from wrong
-    return {
-        "value": value,
-        "metadata": metadata,
-        "data_version": version or digest("ragfence/asset/1", made)[:16].hex(),
-    }
-
-
-def _plain(value: Any) -> Any:
-    """Of a metadata value what can be kept; what is richer than JSON is shown as text in a replay."""
-    inner = getattr(value, "value", value)
-    return inner if isinstance(inner, str | int | float | bool | type(None)) else str(inner)
+        context.asset_partitions_def_for_input(input_name)
+    except dg.DagsterInvariantViolationError:
+        return None
+    return list(context.asset_partition_keys_for_input(input_name))
 
 
 __all__ = ["FENCE", "FenceResource", "fenced_asset"]

@@ -1,15 +1,18 @@
 """The fence as a Dagster resource: opened for a step, closed with it."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import dagster as dg
 from pydantic import Field
 
 import ragfence
+from ragfence.errors import ValidationError
 from ragfence.fence import Fence
 
+FENCE = "fence"
+"""the name under which assets, checks and jobs look for the resource, unless they are told another"""
 CORRELATION_TAG = "ragfence/correlation_id"
 """a tag of a run whose value goes into its decision rows; without it, that of the backfill does"""
 _BACKFILL_TAG = "dagster/backfill"
@@ -43,8 +46,22 @@ class FenceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             yield fence
 
 
+def opened_in(context: Any, resource_key: str) -> AbstractContextManager[Fence]:
+    """The fence of a step, by the name of its resource."""
+    resource = getattr(context.resources, resource_key)
+    if not isinstance(resource, FenceResource):
+        raise ValidationError(
+            f"the resource {resource_key!r} is a {type(resource).__name__}, not a FenceResource",
+            hint=f"resources={{{resource_key!r}: FenceResource()}}, or another resource_key=",
+        )
+    return resource.opened(context)
+
+
 def _told_of(context: Any) -> dict[str, str]:
-    run = getattr(context, "run", None)
+    try:
+        run = getattr(context, "run", None)
+    except dg.DagsterError:  # a function that is called directly, in somebody's test, has no run
+        run = None
     if run is None:
         return {}
     tags = run.tags

@@ -1,17 +1,25 @@
 """Sensors for folders and buckets. They over-deliver and let the fence dedupe.
 
 The cursor is a digest of the whole listing (names and states), so files that are deleted, that have equal timestamps or
-go back to what they were all count as a change, and a change is all that it has to know. There is no run_key: a run too
-many costs a listing, a run too few would cost documents.
+go back to what they were all count as a change, and a change is all that it has to know. What has no state (a line of a
+.jsonl file, a file written this very second) is read instead. There is no run_key: a run too many costs a listing, a
+run too few would cost documents.
+
+A run that was requested may fail, and then the listing is no other than before: it is requested again, a few times.
 """
 
 from collections.abc import Callable
-from hashlib import sha256
 from typing import Any
 
 import dagster as dg
 
-from ragfence.documents.sources import source_of
+from ragfence.core.hashing import digest
+from ragfence.dagster.assets import made_of
+from ragfence.documents.sources import Item, source_of
+from ragfence.errors import DocumentInvalid
+
+LISTING_TAG = "ragfence/listing"
+"""of a run that a sensor requested: the listing that it saw"""
 
 
 def build_source_sensor(
@@ -21,19 +29,26 @@ def build_source_sensor(
     name: str = "documents_changed",
     minimum_interval_seconds: int = 30,
     running: bool = False,
+    tries: int = 3,
     **sensor: Any,
 ) -> dg.SensorDefinition:
     """Requests a run of `target` (a job, or assets) whenever the listing of a folder or an s3:// prefix has changed.
 
-    `source` is what `fence.documents.sync` takes, or a callable that makes it at each tick.
+    `source` is what `fence.documents.sync` takes, or a callable that makes it at each tick. `tries`: so often a run is
+    requested for one listing, if it fails.
     """
     target_of: dict[str, Any] = {"job": target} if isinstance(target, dg.JobDefinition) else {"target": target}
 
     def evaluate(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         seen = listing_digest(source)
-        if seen == context.cursor:
-            return dg.SkipReason("nothing has changed since the last look")
-        return dg.SensorResult(run_requests=[dg.RunRequest()], cursor=seen)
+        request = dg.RunRequest(tags={LISTING_TAG: seen})
+        if seen != context.cursor:
+            return dg.SensorResult(run_requests=[request], cursor=seen)
+        # The newest first. A run that somebody cancelled was meant to end.
+        runs = context.instance.get_runs(dg.RunsFilter(tags={LISTING_TAG: seen}), limit=tries)
+        if runs and len(runs) < tries and runs[0].status is dg.DagsterRunStatus.FAILURE:
+            return dg.SensorResult(run_requests=[request], cursor=seen)
+        return dg.SkipReason("nothing has changed since the last look")
 
     decide: Callable[..., Any] = dg.sensor(
         name=name,
@@ -48,11 +63,24 @@ def build_source_sensor(
 
 
 def listing_digest(source: Any) -> str:
-    """Of the names and states of everything in a source. Nothing is read but the listing."""
-    found = source_of(source() if callable(source) else source)
+    """Of the names and states of everything in a source."""
+    given = made_of(source)
+    found = source_of(given)
     try:
-        lines = sorted(f"{item.doc_id}\0{item.state}" for item in found.items())
+        lines = sorted(part for item in found.items() for part in [_line(item)])
     finally:
-        if callable(close := getattr(found, "close", None)):
+        if found is not source and callable(close := getattr(found, "close", None)):
             close()
-    return sha256("\n".join(lines).encode(errors="surrogatepass")).hexdigest()
+    return digest("ragfence/listing/1", *lines).hex()
+
+
+def _line(item: Item) -> bytes:
+    doc_id = item.doc_id.encode(errors="surrogatepass")
+    return digest("ragfence/listed/1", doc_id, (item.state or _content(item)).encode(errors="surrogatepass"))
+
+
+def _content(item: Item) -> str:
+    try:
+        return repr(item.load())
+    except (DocumentInvalid, OSError) as unreadable:  # the run will say so
+        return repr(unreadable)

@@ -9,6 +9,8 @@ from typing import Any
 
 import dagster as dg
 
+from ragfence.core.receipts import Receipt
+
 _COLOURS = ("#4f46e5", "#0ea5e9", "#10b981", "#f59e0b", "#ef4444", "#8b5cf6", "#64748b")
 
 
@@ -56,6 +58,13 @@ def chart(title: str, bars: Mapping[str, int]) -> dg.MarkdownMetadataValue:
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" fill="#334155">{"".join(lines)}</svg>'
     )
     return dg.MetadataValue.md(f"![{title}](data:image/svg+xml;base64,{b64encode(svg.encode()).decode()})")
+
+
+def answer(receipt: Receipt) -> dict[str, Any]:
+    """Why a step did what it did: was it new, the how many-th attempt, and what became of those before."""
+    flags = receipt.flags
+    told: dict[str, Any] = {"decision": str(receipt.decision), "attempt": flags.attempt}
+    return told | {name: True for name in ("takeover", "healed", "fenced_out") if getattr(flags, name)}
 
 
 def _text(value: object) -> str:

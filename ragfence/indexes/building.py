@@ -290,7 +290,9 @@ class Building:
                 raise pulled.broken from None
             raise
         finally:
-            watched.close()
+            # After an interrupt the backend's thread may still be in the midst of it.
+            with contextlib.suppress(ValueError):
+                watched.close()
         self._backend.finish(attempt.physical, self._shape)
         lease.check()
         written = time.monotonic()
