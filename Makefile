@@ -4,9 +4,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 SEED   ?= 1
-WORKERS ?= 2
+WORKERS ?= 3
 
-.PHONY: demo ui test lint format chaos drills mutants bench clean
+.PHONY: demo ui test slow lint format chaos drills mutants bench clean
 .DEFAULT_GOAL := test
 
 $(BIN)/uv:
@@ -27,6 +27,10 @@ ui: $(READY)  ## Dagster's UI on the state of the demo; PORT=3000
 test: lint  ## lint, types, layers, then every fast test on every store
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
+slow: $(READY)  ## what `make test` leaves out, and the state machines at length
+	RAGFENCE_EXAMPLES=2000 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m slow
+	RAGFENCE_EXAMPLES=2000 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup tests/machine tests/contract/test_lua_agrees.py
+
 lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -38,6 +42,7 @@ format: $(READY)
 
 chaos: $(READY)  ## real processes killed, frozen and cut off; SEED=1 repeats a run
 	$(BIN)/python -m tests.chaos --seed $(SEED)
+	$(MAKE) slow
 
 drills: $(READY)  ## Redis replicated, sharded and plain loses servers under load; the table of docs/drills.md
 	$(BIN)/python -m tests.drills --seed $(SEED)

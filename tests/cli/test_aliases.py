@@ -166,7 +166,7 @@ def test_a_hash_that_names_no_build_is_refused(place: Site, built: Built) -> Non
         ("newest", "VALIDATION", "'newest' is no INDEX_HASH"),
         ("abcdef01", "VALIDATION", f"2 builds begin with abcdef01:\n  {twins[0]}\n  {twins[1]}"),
         ("0123456789", "INDEX.not_sealed", "no build begins with 0123456789"),
-        ("0" * 64, "INDEX.not_sealed", "there is no build 000"),
+        ("0" * 64, "INDEX.not_sealed", "this tenant has no build 000"),
         ("cdcdcdcd", "INDEX.not_sealed", "worker-8 began to build it"),
     ):
         done = place.run("swap", "docs", text)
@@ -274,7 +274,7 @@ def test_a_name_that_no_alias_can_have_is_refused(place: Site, built: Built) -> 
 def test_a_backend_that_is_behind_is_reconciled(place: Site) -> None:
     done = place.run("reconcile")
     assert (done.exit_code, done.stdout, done.stderr) == (0, "generation 1: all is as it should be\n", "")
-    place.open().indexes.backend("lance").unpoint("docs")
+    place.open().indexes.backend("lance").unpoint("docs@default")
     done = place.run("reconcile")
     assert done.exit_code == 0
     assert "the backend's alias was behind" in done.stdout

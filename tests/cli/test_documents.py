@@ -190,6 +190,7 @@ def test_the_log_is_compacted(place: Site) -> None:
     assert [line[0] for line in lines[1:5]] == ["segments", "rows", "snippets", "size"]
 
 
+@pytest.mark.slow
 def test_as_a_user_would(embedded: Site) -> None:
     ingest(embedded, "a", "b")
     assert json.loads(process("snippets", "a", "--json").stdout)["doc_id"] == "a"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import redis
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
@@ -66,7 +68,11 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=int(os.environ.get("RAGFENCE_EXAMPLES", "600")) // 4,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
 @given(mode=modes, solo=st.booleans(), script=st.lists(steps, max_size=25))
 def test_lua_decides_as_python_does(any_redis, mode, solo, script):
     """Equal answers, equal bytes under every key, equal rows, whatever the sequence of calls."""

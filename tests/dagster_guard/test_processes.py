@@ -77,7 +77,12 @@ def test_two_runs_of_the_same_job_at_once_do_the_work_of_one(place: Site, crew: 
 
 @pytest.mark.parametrize(
     ("point", "again"),
-    [(AFTER_COMMIT, 0), (AFTER_EMBEDDED, 1), (BEFORE_SEALING, 0), (AFTER_CATALOG, 0)],
+    [
+        (AFTER_COMMIT, 0),
+        (AFTER_EMBEDDED, 1),
+        pytest.param(BEFORE_SEALING, 0, marks=pytest.mark.slow),
+        pytest.param(AFTER_CATALOG, 0, marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_that_is_killed_and_retried_goes_on_where_it_was(place: Site, crew: Crew, point: str, again: int) -> None:
     (killed,) = crew.run(kill_at=point, lease_s=KILL_LEASE_S)

@@ -73,6 +73,7 @@ def test_of_sixteen_processes_that_swap_one_wins_each_round_while_readers_search
     world.close()
 
 
+@pytest.mark.slow
 def test_of_sixteen_processes_that_swap_on_seaweedfs_one_wins_each_round(
     tmp_path: Path, seaweed_server: servers.S3Server, s3_env: None
 ) -> None:

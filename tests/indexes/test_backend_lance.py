@@ -171,24 +171,6 @@ def test_a_table_of_somebody_else_is_no_index(tmp_path: Path) -> None:
         LanceBackend(tmp_path).count("rf-foreign")
 
 
-def test_a_forked_child_searches_with_a_connection_of_its_own(tmp_path: Path) -> None:
-    told = _run(
-        """
-        backend.write("rf-a", Shape(8), [rows(50)])
-        backend.search("rf-a", vectors_of(rows(1))[0], 3)
-        child = os.fork()
-        if not child:
-            found = backend.search("rf-a", vectors_of(rows(1))[0], 3)
-            backend.write("rf-child", Shape(8), [rows(5)])
-            os._exit(0 if len(found) == 3 else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        print(backend.count("rf-child"))
-        """,
-        tmp_path,
-    )
-    assert told.splitlines()[-1] == "5"
-
-
 def test_of_several_processes_that_point_at_once_the_newest_generation_stays(tmp_path: Path) -> None:
     code = """
         me = int(sys.argv[2])

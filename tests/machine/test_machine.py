@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tests.machine.drive import drive_documents, drive_guard, drive_operations
 from tests.machine.lineages import Factory, MemoryLineages, RedisLineages, SqliteLineages
 
-IN_MEMORY = int(os.environ.get("RAGFENCE_EXAMPLES", "2000"))
+IN_MEMORY = int(os.environ.get("RAGFENCE_EXAMPLES", "600"))
 ON_REAL_STORES = max(IN_MEMORY // 20, 1)
 
 Drive = Callable[[Factory, int], None]

@@ -148,6 +148,7 @@ def test_a_source_of_ones_own_is_ingested_built_and_swapped(home, tmp_path):
     assert not (tmp_path / ".ragfence").exists()
 
 
+@pytest.mark.slow
 def test_redis_and_s3_are_a_matter_of_variables_alone(home, tmp_path, valkey_server, moto_server):
     handbook = tmp_path / "handbook"
     handbook.mkdir()
@@ -227,6 +228,7 @@ def test_a_snippet_of_the_docs_runs_in_an_empty_folder(number, home, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_wheel_has_the_code_location_its_documents_and_its_golden_queries(home, tmp_path):
     """Built without a network; imported from the wheel alone, away from the tree."""
     build = "import sys, hatchling.build; print(hatchling.build.build_wheel(sys.argv[1]))"

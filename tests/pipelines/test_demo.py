@@ -23,6 +23,8 @@ from pipelines.demo.state import FOLDER
 from pipelines.demo.story import excerpt
 from pipelines.settings import CORPUS
 
+pytestmark = pytest.mark.xdist_group("demo")
+
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory) -> tuple[Path, str]:
@@ -56,7 +58,6 @@ def count(cell: str) -> int:
     return int(cell.replace(",", ""))
 
 
-@pytest.mark.xdist_group("demo")
 class TestTheDemo:
     def test_the_second_run_has_no_new_effect(self, ran):
         _, printed = ran
@@ -123,6 +124,7 @@ class TestTheDemo:
             assert fence.documents.verify().ok
 
 
+@pytest.mark.slow
 def test_the_ui_starts_on_this_machine_alone_and_says_that_the_demo_has_not_run(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -163,6 +165,7 @@ def answered(url: str, asked: dict[str, str], server: subprocess.Popen[bytes]) -
             time.sleep(0.2)
 
 
+@pytest.mark.slow
 def test_the_race_for_tickets_runs(tmp_path):
     command = [sys.executable, "-m", "pipelines.tickets"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)

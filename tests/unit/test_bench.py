@@ -20,6 +20,8 @@ from tests.bench.peers.process import python_of
 from tests.bench.rounds import Spread, Subject, clocked, in_turn, interleave, ratios
 from tests.bench.scale import FULL, QUICK, Scale
 
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group(__name__)]
+
 TINY = Scale(
     rounds=1,
     replays=5,

@@ -20,6 +20,8 @@ from tests.bench.goals import Outcome
 from tests.bench.peers.corpus import corpus
 from tests.bench.peers.process import DUPLICATES_ONLY, LANGCHAIN, UPSERTS
 
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group(__name__)]
+
 TINY = DocumentsScale(
     rounds=2,
     documents=30,

@@ -22,6 +22,8 @@ from tests.bench.indexes_ours import Counted, Drawn
 from tests.bench.indexes_rates import BUILD, LANCE, QDRANT, STRAIGHT, WITH_VERIFYING, WRITING, named
 from tests.bench.indexes_scale import FULL, QUICK, IndexesScale
 
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group(__name__)]
+
 TINY = IndexesScale(rounds=1, few=10, many=40, calls=1, rows=30, qdrant_rows=10, documents=100)
 
 

@@ -10,7 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -61,8 +61,9 @@ def _claim_all(file: Path, number: int) -> list[str]:
 
 
 def test_of_many_processes_one_is_granted_each_key(store: SqliteFences, file: Path) -> None:
-    with multiprocessing.get_context("spawn").Pool(PROCESSES) as pool:
-        won = pool.starmap(_claim_all, [(file, number) for number in range(PROCESSES)], chunksize=1)
+    # Not multiprocessing's own pool, which waits for ever when one of its processes dies.
+    with ProcessPoolExecutor(PROCESSES, mp_context=multiprocessing.get_context("spawn")) as pool:
+        won = list(pool.map(_claim_all, [file] * PROCESSES, range(PROCESSES)))
     assert sorted(key for keys in won for key in keys) == sorted(f"{key}" for key in range(KEYS))
     for number, keys in enumerate(won):
         for key in keys:
