@@ -3,8 +3,9 @@
     part 1   operations, beside raw redis-py and AWS Lambda Powertools
     part 2   documents, beside LangChain and LlamaIndex
     part 3   indexes, beside plain LanceDB and Qdrant
+    part 4   the ingest asset of Dagster, beside the bare call
 
-python -m tests.bench                 all; writes out/bench.json, out/bench-documents.json and out/bench-indexes.json
+python -m tests.bench                 all; writes out/bench.json, and out/bench-*.json for the other parts
 python -m tests.bench --part 2        one of them
 python -m tests.bench --quick         fewer rounds, smaller stores
 python -m tests.bench --write-docs    docs/benchmarks.md out of these files; measures nothing
@@ -47,6 +48,7 @@ def main() -> int:
         1: _operations,
         2: _documents,
         3: _indexes,
+        4: _dagster,
     }
     for part in [options.part] if options.part else parts:
         parts[part](options, console)
@@ -97,6 +99,15 @@ def _indexes(options: argparse.Namespace, console: Console) -> None:
     console.print(f"written to {_beside(options.json, 'indexes')}")
 
 
+def _dagster(options: argparse.Namespace, console: Console) -> None:
+    from tests.bench import dagster_overhead  # Dagster takes seconds to load, and is in nobody else's way here
+
+    measured = dagster_overhead.measure(quick=options.quick, rounds=options.rounds, say=_dim(console))
+    run.write(_beside(options.json, "dagster"), measured)
+    dagster_overhead.show(console, measured)
+    console.print(f"written to {_beside(options.json, 'dagster')}")
+
+
 def _peer(options: argparse.Namespace, name: str, console: Console) -> Path | None:
     python = python_of(options.peers / name)
     if python is None:
@@ -116,7 +127,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tests.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--part", type=int, choices=(1, 2, 3), help="all, unless given")
+    parser.add_argument("--part", type=int, choices=(1, 2, 3, 4), help="all, unless given")
     parser.add_argument("--rounds", type=int, help="another number of rounds than the scale says")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", type=Path, default=Path("out/bench.json"), help="of part 1; the others lie beside it")
@@ -126,12 +137,19 @@ def _options() -> argparse.Namespace:
 
 
 def _write_docs(operations: Path, console: Console) -> int:
-    """Parts 2 and 3 may be missing, part 1 may not: the page is made around it."""
+    """The other parts may be missing, part 1 may not: the page is made around it."""
+    from tests.bench import dagster_overhead
+
     if not operations.exists():
         console.print(f"{operations} is not there: run `make bench` first")
         return 2
     sections = []
-    for part, section in (("documents", documents_report.section), ("indexes", indexes_report.section)):
+    found = (
+        ("documents", documents_report.section),
+        ("indexes", indexes_report.section),
+        ("dagster", dagster_overhead.section),
+    )
+    for part, section in found:
         path = _beside(operations, part)
         if path.exists():
             sections.append(section(json.loads(path.read_text())))

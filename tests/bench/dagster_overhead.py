@@ -1,0 +1,133 @@
+"""Part 4: the ingest asset beside the bare call it wraps, on the same documents, interleaved."""
+
+from __future__ import annotations
+
+import gc
+import importlib.metadata
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import dagster as dg
+from rich.console import Console
+
+import ragfence
+from ragfence.dagster import FenceResource, build_ingest_asset
+from tests import servers
+from tests.bench import machine
+from tests.bench.docs import goals_lines
+from tests.bench.documents_ours import OBJECTS, WholeText, document, ours
+from tests.bench.goals import Goal, Measured, Verdict, judged
+from tests.bench.peers.corpus import corpus
+from tests.bench.report import goals_table, summary
+from tests.bench.rounds import Spread, ratios
+from tests.bench.run import Say, as_told
+
+DOCUMENTS, QUICK_DOCUMENTS = 10_000, 1_000
+ROUNDS, QUICK_ROUNDS = 7, 3
+QUIET = {"loggers": {"console": {"config": {"log_level": "ERROR"}}}}
+FIRST, AGAIN = "first", "again"
+ASSET, BARE = "asset", "bare"
+
+GOALS = (
+    Goal(letter="a", what="ingest asset, new documents", beside="ingest_many", figure=FIRST, below=1.1),
+    Goal(letter="a", what="ingest asset, known documents", beside="ingest_many", figure=AGAIN, below=1.1),
+)
+
+SECTION = """
+## Dagster
+
+{rounds} rounds of {documents:,} documents of 1,000 characters, on Redis and a **{objects}**; Dagster {version},
+in process, with an ephemeral instance. The asset is materialized: opening the fence, a sync that remembers what it saw, the corpus
+digest, tables and chart are on its clock, and Dagster's own events (about {idle_ms:.0f} ms for an asset that does
+nothing). The bare call is `ingest_many` on a fence that is open. Figures are the asset's time over that of the call.
+
+### Goals: {summary}
+
+{goals}
+"""
+
+
+def measure(*, quick: bool, rounds: int | None = None, say: Say = lambda _: None) -> dict[str, Any]:
+    count, rounds = (QUICK_DOCUMENTS, rounds or QUICK_ROUNDS) if quick else (DOCUMENTS, rounds or ROUNDS)
+    measured: dict[str, Any] = {"documents": count, "rounds": rounds, "objects": OBJECTS}
+    measured["version"] = importlib.metadata.version("dagster")
+    times: dict[str, dict[str, list[float]]] = {when: {ASSET: [], BARE: []} for when in (FIRST, AGAIN)}
+    with servers.valkey() as server:
+        measured["machine"] = machine.facts(server.url)
+        measured["idle_ms"] = 1000 * min(_idle() for _ in range(3))
+        for number in range(-1, rounds):  # the first one warms up
+            taken = _round(server, number, count)
+            for when, pair in taken.items() if number >= 0 else ():
+                for which, seconds in pair.items():
+                    times[when][which].append(seconds)
+            say(f"{count:,} documents, round {number + 1} of {rounds}")
+    measured["seconds"] = times
+    measured["goals"] = as_told(verdicts(measured))
+    return measured
+
+
+def _round(server: servers.RedisServer, number: int, count: int) -> dict[str, dict[str, float]]:
+    texts = [document(each) for each in corpus(f"dagster{number}", count)]
+    taken: dict[str, dict[str, float]] = {FIRST: {}, AGAIN: {}}
+    with ours(server.url, server.folder, tenant=f"bare{number + 1}") as bare:
+        resource = FenceResource(store=server.url, objects=str(server.folder / "objects"), tenant=f"asset{number + 1}")
+        _materialized(resource, texts[:1])  # settings, hydration: as the other has them
+        for when, new in ((FIRST, count), (AGAIN, 0)):
+            # Whoever is first in a round is second in the next: neither always has the warmer caches.
+            for which in (ASSET, BARE) if number % 2 else (BARE, ASSET):
+                if which == BARE:
+                    taken[when][BARE] = bare.seconds(texts, new=new)
+                else:
+                    taken[when][ASSET] = _materialized(resource, texts, new=new and count - 1)
+    return taken
+
+
+def _materialized(resource: FenceResource, texts: Sequence[ragfence.Document], new: int | None = None) -> float:
+    asset = build_ingest_asset(lambda: list(texts), using=lambda fence: fence.documents.using(chunker=WholeText()))
+    gc.collect()
+    started = time.perf_counter()
+    result = dg.materialize(
+        [asset], resources={"fence": resource}, instance=dg.DagsterInstance.ephemeral(), run_config=QUIET
+    )
+    taken = time.perf_counter() - started
+    if new is not None:
+        (event,) = result.get_asset_materialization_events()
+        made = event.materialization.metadata["snippets_made"].value
+        if made != new:
+            raise RuntimeError(f"{made} snippets were made, not {new}")
+    return taken
+
+
+def _idle() -> float:
+    started = time.perf_counter()
+    dg.materialize([dg.asset(name="idle")(lambda: None)], instance=dg.DagsterInstance.ephemeral(), run_config=QUIET)
+    return time.perf_counter() - started
+
+
+def verdicts(measured: Measured) -> list[Verdict]:
+    times = measured["seconds"]
+    return judged(GOALS, {when: Spread.of(ratios(times[when][ASSET], times[when][BARE])) for when in (FIRST, AGAIN)})
+
+
+def _said(goal: Goal) -> tuple[str, str]:
+    return goal.what, goal.beside
+
+
+def show(console: Console, measured: Measured) -> None:
+    found = verdicts(measured)
+    console.print(goals_table(found, _said))
+    console.print(f"bench, Dagster: {summary(found)}", markup=False, highlight=False)
+
+
+def section(measured: Measured) -> str:
+    found = verdicts(measured)
+    return SECTION.format(
+        rounds=measured["rounds"],
+        documents=measured["documents"],
+        objects=measured["objects"],
+        version=measured["version"],
+        idle_ms=measured["idle_ms"],
+        summary=summary(found),
+        goals=goals_lines(found, _said),
+    )
