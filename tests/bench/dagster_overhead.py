@@ -38,9 +38,10 @@ SECTION = """
 ## Dagster
 
 {rounds} rounds of {documents:,} documents of 1,000 characters, on Redis and a **{objects}**; Dagster {version},
-in process, with an ephemeral instance. The asset is materialized: opening the fence, a sync that remembers what it saw, the corpus
-digest, tables and chart are on its clock, and Dagster's own events (about {idle_ms:.0f} ms for an asset that does
-nothing). The bare call is `ingest_many` on a fence that is open. Figures are the asset's time over that of the call.
+in process, with an ephemeral instance. The asset is materialized: opening the fence, a sync that remembers what it saw,
+the corpus digest, tables and chart are on its clock, and Dagster's own events (about {idle_ms:.0f} ms for an asset that
+does nothing). The bare call is `ingest_many` on a fence that is open. Figures are the asset's time over that of the
+call.
 
 ### Goals: {summary}
 
