@@ -27,7 +27,8 @@ def ours(kind: type[RagfenceError] = RagfenceError) -> Iterator[type[RagfenceErr
     """Every class of the tree, also those that other modules of ragfence have added to it."""
     yield kind
     for child in kind.__subclasses__():
-        if child.__module__.startswith("ragfence."):
+        # A private one never leaves its module.
+        if child.__module__.startswith("ragfence.") and not child.__name__.startswith("_"):
             yield from ours(child)
 
 

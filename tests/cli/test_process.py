@@ -167,6 +167,8 @@ def test_an_interrupted_command_ends_with_130() -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            # Whoever runs the tests in the background of a shell has it ignored, and children inherit that.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
         silent.settimeout(60)
         accepted, _ = silent.accept()

@@ -55,7 +55,7 @@ def test_on_sqlite(drive: Drive, tmp_path: Path) -> None:
 
 
 @MACHINES
-@pytest.mark.parametrize("server", ["valkey_server", "redis62_server"])
+@pytest.mark.parametrize("server", ["valkey_server", pytest.param("redis62_server", marks=pytest.mark.slow)])
 def test_on_redis(drive: Drive, server: str, request: pytest.FixtureRequest) -> None:
     url = request.getfixturevalue(server).url
     _explore(drive, ON_REAL_STORES, lambda: RedisLineages(url))

@@ -129,6 +129,7 @@ def test_without_a_reason_nothing_is_rolled_back(somewhere):
         defs.resolve_job_def("rollback").execute_in_process()
 
 
+@pytest.mark.slow
 def test_a_source_of_ones_own_is_ingested_built_and_swapped(home, tmp_path):
     """In a process of its own: the environment is read when the definitions are loaded."""
     handbook = tmp_path / "handbook"
