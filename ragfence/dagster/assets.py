@@ -86,7 +86,7 @@ def build_ingest_asset(
                 [guard.sync(part, prune, max_prune_share=max_prune_share, progress=told) for part in parts],
                 found.name,
             )
-            version = _digest(guard, chosen)
+            version = _digest(opened, chosen)
             _log(context, report)
             return dg.MaterializeResult(
                 data_version=dg.DataVersion(version),
@@ -317,11 +317,11 @@ def _together(reports: Sequence[SyncReport], source: str) -> SyncReport:
     )
 
 
-def _digest(guard: Any, chosen: Sequence[int]) -> str:
+def _digest(fence: Fence, chosen: Sequence[int]) -> str:
     """Of some partitions, that of their shards: that of the whole would change with every other."""
     if not chosen or len(chosen) == SHARDS:
-        return str(guard.corpus_digest())
-    digests = [guard.corpus_digest(shard) for shard in chosen]
+        return fence.indexes.corpus_digest()
+    digests = [fence.documents.corpus_digest(shard) for shard in chosen]
     return str(
         digests[0] if len(digests) == 1 else digest("ragfence/shards/1", *(each.encode() for each in digests)).hex()
     )

@@ -80,6 +80,10 @@ class Indexes:
             raise NotSealed(f"there is no build {against}", index_hash=against)
         return explained(index_hash, inputs, self.builds_log.newest(index_hash), entry, self._corpora)
 
+    def corpus_digest(self) -> str:
+        """As `fence.documents.corpus_digest()`, and kept in the object store: a new process need not read the heads."""
+        return self._corpora.digest()
+
     def get(self, index_hash: str) -> BuildEntry | None:
         """The newest entry of a build's log."""
         return self.builds_log.newest(index_hash)
