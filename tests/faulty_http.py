@@ -15,18 +15,18 @@ from __future__ import annotations
 import contextlib
 import http.client
 import random
-import socket
-import sys
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import unquote, urlsplit
+
+from tests.http_server import TestServer
 
 CODES = {
     404: "NoSuchKey",
@@ -106,9 +106,8 @@ class FaultyProxy:
         self._decide: Callable[[str, str], Fault] = lambda method, path: Fault.none()
         self._scripts: list[tuple[str, str, deque[Fault]]] = []
         self._lock = threading.Lock()
-        self._server = _Server(("127.0.0.1", 0), _Handler)
+        self._server = _Server(_Handler)
         self._server.proxy = self
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
 
     @property
     def url(self) -> str:
@@ -153,49 +152,17 @@ class FaultyProxy:
         return None
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._server.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._server.shutdown()
-        self._server.hang_up()
-        self._server.server_close()  # joins the threads of all connections
-        self._thread.join()
+        self._server.stop()
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = False
-    block_on_close = True
-    request_queue_size = 128
+class _Server(TestServer):
     proxy: FaultyProxy
-
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        super().__init__(address, handler)
-        self._open: set[socket.socket] = set()
-        self._open_lock = threading.Lock()
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        with self._open_lock:
-            self._open.add(request)
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        with self._open_lock:
-            self._open.discard(request)
-        super().shutdown_request(request)
-
-    def hang_up(self) -> None:
-        """Wakes the threads which wait for the next request of a kept connection."""
-        with self._open_lock:
-            for connection in self._open:
-                with contextlib.suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exception(), OSError):  # clients that gave up are what this is for
-            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from ragfence.engine.points import AFTER_COMMIT, AFTER_EFFECT, OPERATION_POINTS
 from tests.chaos.crew import Crew, Worker, until
+from tests.chaos.crew import storm as crew_storm
 from tests.chaos.sites import Site
 from tests.chaos.work import Strike, Task, shuffled, tasks
 from tests.faulty_http import Fault, FaultyProxy
@@ -107,26 +108,13 @@ def storm(*, strikes: int = 10) -> Attack:
     def attack(stage: Stage) -> list[Task]:
         all_tasks = tasks(keyed=30, sources=4, revisions=3)
         points = [point for point in OPERATION_POINTS if not (stage.site.solo and point == AFTER_COMMIT)]
-        working: list[Worker] = []
-        frozen_at: dict[Worker, float] = {}
-        left = strikes
 
-        def tend() -> bool:
-            nonlocal left
-            for worker in list(working):
-                if worker.status is not None:
-                    working.remove(worker)
-                elif worker.frozen and time.monotonic() - frozen_at.setdefault(worker, time.monotonic()) > asleep_s:
-                    worker.wake()
-            while left and sum(not worker.frozen for worker in working) < 3:
-                left -= 1
-                action = stage.dice.choice(["kill", "freeze"])
-                hit = Strike(action, stage.dice.choice(points), task=stage.dice.randrange(len(all_tasks) // 2))
-                working.append(stage.crew.start(shuffled(all_tasks, stage.dice), hit))
-            return not left and not working
+        def start(left: int) -> list[Worker]:
+            action = stage.dice.choice(["kill", "freeze"])
+            hit = Strike(action, stage.dice.choice(points), task=stage.dice.randrange(len(all_tasks) // 2))
+            return [stage.crew.start(shuffled(all_tasks, stage.dice), hit)]
 
-        asleep_s = 1.5 * stage.crew.lease_s
-        until(tend, "the end of the storm")
+        crew_storm(start, strikes, at_once=3, asleep_s=1.5 * stage.crew.lease_s)
         return all_tasks
 
     return attack

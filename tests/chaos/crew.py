@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,30 @@ def until(condition: Callable[[], Any], what: str, *, within_s: float = WITHIN_S
             raise Overdue(f"not within {within_s:.0f} s: {what}")
         time.sleep(0.01)
     return found
+
+
+def storm(start: Callable[[int], Iterable[Worker]], strikes: int, *, at_once: int, asleep_s: float) -> None:
+    """Keeps `at_once` workers going, each struck somewhere, as often as `strikes`; frozen ones are woken much later.
+
+    `start` starts the next, given how many strikes are left.
+    """
+    working: list[Worker] = []
+    frozen_at: dict[Worker, float] = {}
+    left = strikes
+
+    def tend() -> bool:
+        nonlocal left
+        for worker in list(working):
+            if worker.status is not None:
+                working.remove(worker)
+            elif worker.frozen and time.monotonic() - frozen_at.setdefault(worker, time.monotonic()) > asleep_s:
+                worker.wake()
+        while left and sum(not worker.frozen for worker in working) < at_once:
+            working.extend(start(left))
+            left -= 1
+        return not left and not working
+
+    until(tend, "the end of the storm")
 
 
 class Nursery:

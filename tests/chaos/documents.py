@@ -5,11 +5,11 @@ The processes and the verdict are those of `tests.documents.attack`, which has t
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection
 
 from tests.chaos.attacks import Stage
 from tests.chaos.crew import Worker, until
+from tests.chaos.crew import storm as crew_storm
 from tests.chaos.evidence import Evidence
 from tests.chaos.work import Strike
 from tests.documents.attack.corpus import Expected, Part, chunkings, expected, parts
@@ -116,26 +116,13 @@ def storm(*, strikes: int = 10) -> DocumentAttack:
         sent = parts(80, batch=10)
         wanted = expected(sent)
         with _crew(stage) as crew:
-            working: list[Worker] = []
-            frozen_at: dict[Worker, float] = {}
-            left = strikes
 
-            def tend() -> bool:
-                nonlocal left
-                for worker in list(working):
-                    if worker.status is not None:
-                        working.remove(worker)
-                    elif worker.frozen and time.monotonic() - frozen_at.setdefault(worker, time.monotonic()) > asleep_s:
-                        worker.wake()
-                while left and sum(not worker.frozen for worker in working) < 3:
-                    left -= 1
-                    action = stage.dice.choice(["kill", "freeze"])
-                    hit = Strike(action, stage.dice.choice(STRIKES), task=stage.dice.randrange(len(sent)))
-                    working.extend(crew.start(stage.dice.sample(sent, len(sent)), strike=hit))
-                return not left and not working
+            def start(left: int) -> list[Worker]:
+                action = stage.dice.choice(["kill", "freeze"])
+                hit = Strike(action, stage.dice.choice(STRIKES), task=stage.dice.randrange(len(sent)))
+                return crew.start(stage.dice.sample(sent, len(sent)), strike=hit)
 
-            asleep_s = 1.5 * stage.crew.lease_s
-            until(tend, "the end of the storm")
+            crew_storm(start, strikes, at_once=3, asleep_s=1.5 * stage.crew.lease_s)
             return _concluded(stage, crew, wanted, sent)
 
     return attack

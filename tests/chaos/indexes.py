@@ -5,14 +5,14 @@ The processes and the verdict are those of `tests.indexes.attack`, which has the
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import NamedTuple
 
 from tests.chaos.attacks import Stage
-from tests.chaos.crew import Worker, until
+from tests.chaos.crew import Worker
+from tests.chaos.crew import storm as crew_storm
 from tests.chaos.evidence import Evidence
 from tests.chaos.sites import REDIS62_FOLDER, SQLITE, VALKEY_FOLDER, VALKEY_S3
 from tests.chaos.work import Strike
@@ -111,26 +111,13 @@ def storm(*, times: int = 10) -> IndexAttack:
         crew, names = _crew(stage), groups(4, 3)
         prepared(stage.site, names)
         flat = list(chain.from_iterable(names))
-        working: list[Worker] = []
-        frozen_at: dict[Worker, float] = {}
-        left = times
 
-        def tend() -> bool:
-            nonlocal left
-            for worker in list(working):
-                if worker.status is not None:
-                    working.remove(worker)
-                elif worker.frozen and time.monotonic() - frozen_at.setdefault(worker, time.monotonic()) > asleep_s:
-                    worker.wake()
-            while left and sum(not worker.frozen for worker in working) < 2:
-                action, point = stage.dice.choice(["kill", "freeze"]), stage.dice.choice(strikes.STRIKES)
-                steps = [ingest([stage.dice.choice(flat)], edition=left), build()]
-                left -= 1
-                working.extend(crew.start(steps, strike=Strike(action, point, task=1), embed_workers=1))
-            return not left and not working
+        def start(left: int) -> list[Worker]:
+            action, point = stage.dice.choice(["kill", "freeze"]), stage.dice.choice(strikes.STRIKES)
+            steps = [ingest([stage.dice.choice(flat)], edition=left), build()]
+            return crew.start(steps, strike=Strike(action, point, task=1), embed_workers=1)
 
-        asleep_s = 1.5 * stage.crew.lease_s
-        until(tend, "the end of the storm")
+        crew_storm(start, times, at_once=2, asleep_s=1.5 * stage.crew.lease_s)
         crew.run([build()])
         found = judge(stage.site, crew)
         again = found.embeds.total() - len(found.embeds)

