@@ -25,6 +25,7 @@
     |   +-- BuildUnverified             what was read back is not what was to be built; nothing was sealed
     |   +-- GateFailed                  a gate before the swap; .report has the numbers
     |   +-- AliasMoved                  the alias is not where `expect` says; .current is where it is
+    |   +-- DocumentMoved               the document is not at the version that `expect` says; .current is its version
     |   +-- StoreUnsafe                 a store that cannot keep the promise (evicting Redis, S3 without If-None-Match)
     |   +-- StoreAuth                   the store refused the credentials
     |   +-- FormatTooNew                stored by a newer ragfence than this one
@@ -213,6 +214,12 @@ class AliasMoved(TerminalError):
     code = "ALIAS.moved"
     default_hint = "look where it is now (`ragfence alias`), and decide again"
     carries = frozenset({"key", "alias", "current", "generation"})
+
+
+class DocumentMoved(TerminalError):
+    code = "DOCUMENT.moved"
+    default_hint = "read it again, and decide again"
+    carries = frozenset({"key", "doc_id", "current"})
 
 
 class StoreUnsafe(TerminalError):

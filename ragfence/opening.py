@@ -58,9 +58,7 @@ def open(
     wanted = objects if objects is not None else settings.objects
     if isinstance(where, str | os.PathLike):
         _refuse_other_backend(where, rules)
-        if wanted is None and not _is_server(where):
-            wanted = _sqlite_path(where).parent / "objects"
-    object_store = _open_objects(wanted) if isinstance(wanted, str | os.PathLike) else wanted
+    object_store = open_objects_of(where, wanted)
     try:
         fence_store = _open_fences(where, tenant, rules, solo=object_store is None)
         _refuse_misfit(fence_store, tenant, object_store)
@@ -81,6 +79,15 @@ def open(
         route=route,
     )
     return Fence(engine)
+
+
+def open_objects_of(
+    where: str | os.PathLike[str] | FenceStore, wanted: str | os.PathLike[str] | ObjectStore | None
+) -> ObjectStore | None:
+    """The object store beside a fence store: the one that is named, or the folder beside an embedded one."""
+    if wanted is None and isinstance(where, str | os.PathLike) and not _is_server(where):
+        wanted = _sqlite_path(where).parent / "objects"
+    return _open_objects(wanted) if isinstance(wanted, str | os.PathLike) else wanted
 
 
 def _refuse_other_backend(where: str | os.PathLike[str], rules: Policy) -> None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ragfence.audit.standing import standing
 from ragfence.audit.story import Story, What, tell
 from ragfence.cli import show
 from ragfence.cli.holdings import NamedSource
@@ -16,7 +17,7 @@ from ragfence.engine.commits import Commit
 from ragfence.engine.engine import Engine
 from ragfence.engine.results import _REFERENCE
 from ragfence.errors import ValidationError
-from ragfence.stores.fences import FenceStore, Lookup
+from ragfence.stores.fences import FenceStore
 
 LEAST_DIGITS = 8
 SHARDS = 64
@@ -90,22 +91,14 @@ def operation_of(engine: Engine, story: Story) -> Operation | None:
 
 def present(engine: Engine, story: Story) -> Present:
     key, operation = bytes.fromhex(story.key), operation_of(engine, story)
-    lookup = engine.request(operation, None).lookup if operation else Lookup(key)
-    (held,) = engine.fences.read([lookup])
-    record = held.record
-    if held.source and (lease := held.source.lease) and lease.digest == key[1:] and not (record and record.ended):
-        record = lease.record
-    if held.source and (head := held.source.head) and head.digest == key[1:] and head.record:
-        record = head.record
-    commit = engine.backing.commits.find(operation) if engine.backing and operation else None
-    marker = engine.fences.markers()[key[0]]
-    outcome = record if record is not None and record.ended else commit
+    now = standing(engine, key, operation)
+    outcome = now.record if now.record is not None and now.record.ended else now.commit
     return Present(
-        record,
-        _expiry(engine.fences, story, key, record) if record is held.record else None,
-        commit,
+        now.record,
+        _expiry(engine.fences, story, key, now.record) if now.own else None,
+        now.commit,
         _result_bytes(engine, outcome.result) if outcome else None,
-        ready=engine.backing is None or (marker is not None and marker.usable),
+        ready=now.ready,
     )
 
 

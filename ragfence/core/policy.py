@@ -172,9 +172,33 @@ class Http(_Section):
     """what a request gets while another one with its key is being performed"""
     wait_s: float = Field(default=0, ge=0, le=3600)
     """so long it waits for that one first"""
-    max_body_bytes: int = Field(default=1 << 20, ge=0, le=1 << 30)
+    max_body_bytes: int = Field(default=4 << 20, ge=0, le=1 << 30)
     max_stored_bytes: int = Field(default=1 << 20, ge=0, le=1 << 30)
     """a longer answer is given once, and replays are told that it was too long to keep"""
+    max_batch_bytes: int = Field(default=1 << 26, ge=0, le=1 << 32)
+    """of the body of a batch of documents, which is spooled to a file"""
+    max_batch_lines: int = Field(default=10_000, ge=1, le=1_000_000)
+    quotas: Names = ()
+    """of every tenant, such as `600/minute`; none: no tenant is limited"""
+    tenant_quotas: Annotated[dict[str, Names], Field(strict=False)] = {}
+    """of single tenants, instead of `quotas`"""
+    backends: Names = ("lance",)
+    """that a build over HTTP may name: a URL of a stranger's choice would make the server write there"""
+    embedders: Names = ("wordllama", "minilm")
+    """that a build over HTTP may name"""
+    answer_within_s: float = Field(default=25, gt=0, le=3600)
+    """of a request without X-Request-Timeout: then it is told where to ask how far it is"""
+
+
+class AuditRules(_Section):
+    """The ledger: decision rows that were drained into Parquet objects, and how long they stay there."""
+
+    keep_days: float = Field(default=400, gt=0, le=36500)
+    drain_batch_rows: int = Field(default=50_000, ge=1, le=1_000_000)
+    min_files: int = Field(default=16, ge=2, le=10_000)
+    """so many small objects of one day are made into one"""
+    compact_below_bytes: int = Field(default=8 << 20, ge=1, le=1 << 30)
+    """what a small object is"""
 
 
 class RedactionRules(_Section):
@@ -241,6 +265,7 @@ class Policy(_Section):
     documents: DocumentRules = DocumentRules()
     indexes: IndexRules = IndexRules()
     http: Http = Http()
+    audit: AuditRules = AuditRules()
     redaction: RedactionRules = RedactionRules()
     content_hash: Literal["xxh3", "sha256"] = "xxh3"
     kinds: dict[str, Kind] = {}

@@ -16,6 +16,8 @@ from ragfence.documents.compact import Compacted, Compaction
 from ragfence.documents.corpus import Corpus
 from ragfence.documents.delivering import Delivery, SinkWriter
 from ragfence.documents.document import Document
+from ragfence.documents.expecting import check as check_expected
+from ragfence.documents.expecting import expecting
 from ragfence.documents.findings import Finding, Verification
 from ragfence.documents.foresight import foreseen
 from ragfence.documents.identity import Identity
@@ -113,20 +115,23 @@ class Documents:
     def inside(self) -> Inside:
         return Inside(self._corpus, self._reading)
 
-    def ingest(self, document: Document, *, dry_run: bool = False) -> Receipt:
+    def ingest(self, document: Document, *, expect: str | None = None, dry_run: bool = False) -> Receipt:
         """Ingests one document, or answers with the snippet_ids of the first time.
 
-        Raises `DocumentInvalid`, `Conflict`, `Stale`, `InFlight` or `Quarantined`; `ingest_many` has them as entries.
+        `expect` is the version it must be at (the `.fence` of its last receipt; "": it must not be there); if somebody
+        has moved it since, `DocumentMoved`. Raises `DocumentInvalid`, `Conflict`, `Stale`, `InFlight` or `Quarantined`; `ingest_many` has them as entries.
 
         >>> fence.documents.ingest(ragfence.Document("a", "some text")).snippet_ids  # doctest: +SKIP
         """
         prepared = self._preparing.ingest(document, next(batch_tokens()), self._caller())
-        return self._foreseen([prepared])[0] if dry_run else self._one(prepared)
+        return self._foreseen([prepared])[0] if dry_run else self._one(prepared, expect)
 
-    def retract(self, doc_id: str, *, sequence: int | None = None, dry_run: bool = False) -> Receipt:
+    def retract(
+        self, doc_id: str, *, sequence: int | None = None, expect: str | None = None, dry_run: bool = False
+    ) -> Receipt:
         """Takes a document away. The same content after it brings it back with its snippet_ids."""
         prepared = self._preparing.retract(doc_id, sequence, next(batch_tokens()), self._caller())
-        return self._foreseen([prepared])[0] if dry_run else self._one(prepared)
+        return self._foreseen([prepared])[0] if dry_run else self._one(prepared, expect)
 
     @overload
     def ingest_many(
@@ -343,8 +348,10 @@ class Documents:
                 receipts[at] = replayed(asked[0][0], record)
         return left
 
-    def _one(self, prepared: Prepared) -> Receipt:
-        move = Move(prepared.claim, effect_of(prepared), prepared)
+    def _one(self, prepared: Prepared, expected: str | None = None) -> Receipt:
+        if expected is not None:
+            check_expected(prepared.doc.doc_id, self._reading.head(prepared.doc.doc_id), expected)
+        move = Move(prepared.claim, expecting(effect_of(prepared), expected), prepared)
         (answer,) = self._writer.move([move], wait_s=self._rules.wait_ms / 1000)
         if isinstance(answer, Replay | Moved):
             return receipt_of(prepared, answer)

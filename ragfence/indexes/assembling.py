@@ -10,7 +10,7 @@ through; what is not there either is gone for good, and with it the corpus that 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -186,7 +186,7 @@ class Log:
 
 def assembled(
     log: Log, described: Descriptions, place: dict[bytes, int], vectors: VectorStore, workers: int
-) -> Iterator[Any]:
+) -> Generator[Any, None, None]:
     """The rows of these snippets, as tables. Up to `workers` objects are read and embedded at once, ahead of time."""
 
     def rows_in(name: str) -> Any:

@@ -5,7 +5,7 @@ The base is read once, and its digest is made on the way. If it is not what was 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,7 +80,7 @@ def _compared(entry: BuildEntry, seal: Seal, snapshot: Snapshot, earlier: Snapsh
 
 def from_base(
     log: Log, base: Base, backend: Backend, described: Descriptions, vectors: VectorStore, workers: int
-) -> Iterator[Any]:
+) -> Generator[Any, None, None]:
     """The rows of the new build: those of the base that stay, and those of the documents that changed.
 
     A snippet that an edited document kept is in the base, with its text and its vector: only its place is new.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,6 +98,26 @@ class Tools:
 
 class _Again(Exception):
     """The log of the build is not what it was: look again."""
+
+
+LET_GO_S = 30.0
+
+
+def _closed(rows: Generator[Any, None, None]) -> None:
+    """Ends what is still embedding, so that its claims are given back while the stores are open.
+
+    After an interrupt a thread of the backend may be in the midst of it: then it has so long to come out.
+    """
+    give_up_at = time.monotonic() + LET_GO_S
+    while True:
+        try:
+            rows.close()
+        except ValueError:  # being executed
+            if time.monotonic() >= give_up_at:
+                return
+            time.sleep(0.02)
+        else:
+            return
 
 
 class _Pulled:
@@ -290,9 +310,8 @@ class Building:
                 raise pulled.broken from None
             raise
         finally:
-            # After an interrupt the backend's thread may still be in the midst of it.
-            with contextlib.suppress(ValueError):
-                watched.close()
+            _closed(watched)
+            _closed(tables)
         self._backend.finish(attempt.physical, self._shape)
         lease.check()
         written = time.monotonic()

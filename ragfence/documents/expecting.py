@@ -1,0 +1,49 @@
+"""Optimistic concurrency: a document is moved only if it still is at the version that its caller has read.
+
+A version is the fence number of the head (`Receipt.fence`, `StoredDocument.fence`), which no two moves share. It is
+compared under the lease, when nobody else can move the head; asking before that only spares most callers an attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ragfence.core.decisions import Granted
+from ragfence.core.records import Head
+from ragfence.documents.preparing import Prepared
+from ragfence.engine.segments import Effected
+from ragfence.errors import DocumentMoved, ValidationError
+
+NOTHING = ""
+"""the version of a document that is not there"""
+
+Effect = Callable[[Prepared, Granted], Effected]
+
+
+def version_of(head: Head | None) -> str:
+    return str(head.record.fence) if head is not None and head.live and head.record else NOTHING
+
+
+def check(doc_id: str, head: Head | None, expected: str | None) -> None:
+    """Raises `DocumentMoved`. None expects nothing."""
+    if expected is None:
+        return
+    if not isinstance(expected, str):
+        raise ValidationError(f"expect is a version, as receipt.fence, not {expected!r}")
+    current = version_of(head)
+    if current != expected:
+        where = f"at version {current}" if current else "not there"
+        wanted = f"expected at {expected}" if expected else "expected not to be there"
+        raise DocumentMoved(f"document {doc_id!r} is {where}, and {wanted}", doc_id=doc_id, current=current)
+
+
+def expecting(effect: Effect, expected: str | None) -> Effect:
+    """The effect, unless the head has moved."""
+    if expected is None:
+        return effect
+
+    def checked_first(subject: Prepared, grant: Granted) -> Effected:
+        check(subject.doc.doc_id, grant.head, expected)
+        return effect(subject, grant)
+
+    return checked_first
