@@ -30,6 +30,7 @@
     |   +-- StoreAuth                   the store refused the credentials
     |   +-- FormatTooNew                stored by a newer ragfence than this one
     |   +-- FormatCorrupt               stored bytes that are no record
+    |   +-- ApiRefused                  an HTTP server's answer that is none of the above; also an ApiError
     +-- TransientError                  trying again may help
         +-- InFlight                    somebody else performs the operation right now
         +-- LeaseLost                   the lease ran out or was taken over; stop working
@@ -40,6 +41,7 @@
         +-- NotReady                    the fence store is being rebuilt from the object store
         +-- EmbedderUnavailable         the endpoint of an embedder did not answer, however often it was asked
         +-- SnapshotGone                documents of a corpus that was to be built have been purged or compacted away
+        +-- ApiUnavailable              an HTTP server did not answer, or asks to come again; also an ApiError
 
 Raise `TerminalError` (or a subclass of your own) inside an effect to seal the failure: every later call gets it
 replayed. Any other exception releases the key, so that the next call tries again.
@@ -96,6 +98,7 @@ class ValidationError(TerminalError, ValueError):
 
 class NotJson(ValidationError):
     code = "VALIDATION.not_json"
+    default_hint = "JSON is UTF-8, with each name once in an object, and with finite numbers"
 
 
 class DocumentInvalid(ValidationError):
@@ -288,3 +291,22 @@ class EmbedderUnavailable(TransientError):
 class SnapshotGone(TransientError):
     code = "INDEX.snapshot_gone"
     default_hint = "build again: the corpus of now has another INDEX_HASH"
+
+
+class ApiError(Exception):
+    """What an HTTP server answered, or that it did not; `.status` is the answer's. One of the two below."""
+
+    carries: ClassVar[frozenset[str]] = frozenset({"key", "status", "retry_after_s", "status_url"})
+
+    def __init__(self, message: str = "", *, hint: str | None = None, **details: Any) -> None:
+        super().__init__(message, hint=hint, **details)  # type: ignore[call-arg]  # the next is a RagfenceError
+        # What is one of a class elsewhere in the tree is one of the answer here: there is no end of codes.
+        vars(self)["code"] = str(details.get("code") or type(self).code)  # type: ignore[attr-defined]  # as above
+
+
+class ApiRefused(ApiError, TerminalError):
+    code = "API.refused"
+
+
+class ApiUnavailable(ApiError, TransientError):
+    code = "API.unavailable"

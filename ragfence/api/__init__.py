@@ -1,6 +1,6 @@
-"""The contract over HTTP: `IdempotencyMiddleware` for your own routes, and what it is made of.
+"""The ingestion API (`create_app`), and its contract for routes of your own (`IdempotencyMiddleware`).
 
-`Contract` knows no framework; the middleware needs `pip install 'ragfence[api]'`.
+`Contract` knows no framework; the others need `pip install 'ragfence[api]'`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ragfence.api.app import create_app as create_app
     from ragfence.api.contract import Contract as Contract
     from ragfence.api.messages import Answer as Answer
     from ragfence.api.messages import Call as Call
@@ -22,10 +23,11 @@ _WHERE = {
     "Contract": "ragfence.api.contract",
     "IdempotencyMiddleware": "ragfence.api.middleware",
     "Problem": "ragfence.api.problems",
+    "create_app": "ragfence.api.app",
     "problem_of": "ragfence.api.problems",
 }
 
-__all__ = ["Answer", "Call", "Contract", "IdempotencyMiddleware", "Problem", "problem_of"]
+__all__ = ["Answer", "Call", "Contract", "IdempotencyMiddleware", "Problem", "create_app", "problem_of"]
 
 
 def __getattr__(name: str) -> Any:

@@ -4,47 +4,40 @@
 was kept of the first time, or with a problem. One *effect* per key, not one execution: a handler that outlives its
 lease may run beside its successor, but one answer is kept, and both get that one.
 
-The handler runs in a task of its own. A client that gives up, or whose budget is spent, ends the waiting, never the
-work: that is sealed or given back.
+Requests that arrive together ask the store together; see `engine.joint`. A replay is then answered on the spot. A
+handler runs in a task of its own: a client that gives up, or whose budget is spent, ends the waiting, never the work,
+which is sealed or given back. One that gives up before the store has answered has claimed nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
-from email.utils import formatdate
-from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import parse_qs, urlencode
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs
 
 from ragfence.api import stored
 from ragfence.api.keys import KEY_HEADER, budget_of, check_required, format_key, key_of, missing_key, parse_key
 from ragfence.api.messages import Answer, Call
-from ragfence.api.problems import Problem, Refused, problem_of, refusal, whole_seconds
+from ragfence.api.problems import Refused, problem_of, refusal
+from ragfence.api.streaming import Outflow, Produce, Streamed
+from ragfence.api.telling import Asked, Telling, told_of
 from ragfence.core.hashing import digest
 from ragfence.core.operations import Operation
 from ragfence.core.receipts import Decision, Flags, Receipt
 from ragfence.engine.background import to_the_end
-from ragfence.engine.claiming import Claimed, failed, is_final
-from ragfence.errors import (
-    Conflict,
-    FencedOut,
-    InFlight,
-    RagfenceError,
-    ResultTooBig,
-    TerminalError,
-)
+from ragfence.engine.claiming import Claimed, is_final
+from ragfence.engine.joint import JointClaims
+from ragfence.errors import FencedOut, RagfenceError, ResultTooBig, TerminalError
 
 if TYPE_CHECKING:
     from ragfence.fence import Fence
 
 KIND = "http"
 """the kind of these operations; the policy may have rules for it under `kinds`"""
-RETRY_AFTER_MS = 1000
-"""how soon to ask again: a live lease is renewed, so its end says nothing"""
 
 _log = logging.getLogger("ragfence.api")
 
@@ -52,28 +45,45 @@ Perform = Callable[[], Awaitable[Answer]]
 Settled = Callable[[bool], None]
 
 
-class Asked(NamedTuple):
-    """A request that may be claimed."""
-
-    call: Call
-    key: str
-    operation: Operation
-    payload: object
-    budget_s: float | None
-
-
 def ignore(kept: bool) -> None:
     """For a handler that ends with its answer."""
+
+
+class Handler:
+    """What performs a request, and how far it is."""
+
+    __slots__ = ("_perform", "_settled", "begun", "limit", "raised")
+
+    def __init__(self, perform: Perform, settled: Settled, limit: int) -> None:
+        """`limit`: of what is kept of its answer."""
+        self._perform = perform
+        self.limit = limit
+        self._settled = settled
+        self.begun = False
+        self.raised: Exception | None = None
+
+    async def __call__(self) -> Answer:
+        self.begun = True
+        try:
+            return await self._perform()
+        except Exception as error:
+            self.raised = error
+            raise
+
+    def settle(self, kept: bool) -> None:
+        """If it raised there is nothing to tell, and if it has not begun nobody to be told."""
+        if self.begun and self.raised is None:
+            self._settled(kept)
 
 
 class Contract:
     """`status_path`: where `status` is mounted; without one a 202 tells no address."""
 
     def __init__(self, fence: Fence, *, status_path: str = "") -> None:
-        self._fence = fence
+        self._engine = fence._engine  # the facade has neither joint claims nor a look at single records
+        self._joint = JointClaims(self._engine.fences)
         self._policy = fence.policy
-        self._status_path = status_path
-        self._ttl_ms = fence.policy.for_kind(KIND).ttl_ms
+        self._telling = Telling(fence.policy, fence.policy.for_kind(KIND).ttl_ms, status_path)
         self._tasks: set[asyncio.Task[Answer]] = set()
 
     async def answer(self, call: Call, principal: str, perform: Perform, settled: Settled = ignore) -> Answer:
@@ -83,29 +93,48 @@ class Contract:
         its answer is the one that is given; if it raised there is nothing to tell. What `perform` raises gives the key
         back and is raised here; but a `TerminalError` of the user's own is an outcome: answered and kept as a problem.
         """
-        try:
-            asked = self._asked(call, principal)
-        except Refused as refused:
-            return refused.problem.answer()
-        except RagfenceError as refused:
-            return problem_of(refused).answer()
+        asked = self._checked(call, principal)
+        if isinstance(asked, Answer):
+            return asked
+        handler = Handler(perform, settled, self._policy.http.max_stored_bytes)
         if asked is None:
-            answer = await perform()
-            settled(True)
-            return answer
-        begun = asyncio.Event()
-        task = asyncio.create_task(self._performed(asked, perform, settled, begun))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        try:
-            done, _ = await asyncio.wait({task}, timeout=asked.budget_s)
-        except asyncio.CancelledError:
-            task.add_done_callback(_nobody_waits)
-            raise
-        if not done:
-            task.add_done_callback(_nobody_waits)
-            return self._out_of_time(asked, begun=begun.is_set())
-        return task.result()
+            return await _unfenced(handler)
+        give_up_at = _end_of(asked)
+        started = await self._started(asked, handler)
+        if isinstance(started, Answer):
+            return started
+        return await self._waited(asked, handler, started, set(), give_up_at) or started.result()
+
+    async def stream(
+        self, call: Call, principal: str, head: Answer, produce: Produce, *, limit: int
+    ) -> Answer | Streamed:
+        """The answer to a write whose body is made piece by piece, and sent while it is made.
+
+        `head` has status and headers. What `produce` writes is sent at once; the last piece, which it returns, only
+        after the whole is sealed (up to `limit` bytes of it): whoever has it will get the same bytes again. A stream
+        that ends without it was cut off. What `produce` raises before its first piece is raised here. Replays and
+        refusals are answers as of any write.
+        """
+        asked = self._checked(call, principal)
+        if isinstance(asked, Answer):
+            return asked
+        flow = Outflow(head, produce, limit=limit)
+        handler = Handler(flow.perform, flow.settle, limit)
+        give_up_at = None if asked is None else _end_of(asked)
+        if asked is None:
+            started: asyncio.Task[Answer] | Answer = self._task(_unfenced(handler))
+        else:
+            started = await self._started(asked, handler)
+        if isinstance(started, Answer):
+            return started
+        started.add_done_callback(lambda _: flow.end())
+        if late := await self._waited(asked, handler, started, {flow.begun}, give_up_at):
+            return late
+        if not flow.begun.done():
+            return started.result()
+        started.add_done_callback(_nobody_waits)
+        told = told_of(asked.key, "MISS") | {"idempotency-status": "stored"} if asked else {}
+        return Streamed(head.status, head.with_headers(told).headers, flow.pieces(give_up_at))
 
     async def status(self, query: str, principal: str, *, root: str = "") -> Answer:
         """The address of a 202: 202 while the operation is performed, then its answer. `query` is the URL's."""
@@ -120,18 +149,26 @@ class Contract:
         except RagfenceError as error:
             return problem_of(error, key=key).answer()
         if isinstance(found, Receipt):
-            return self._replayed(found, key)
+            return self._telling.replayed(found, key)
         if found:
-            return self._accepted(operation, key, root)
-        return refusal("VALIDATION.idempotency.key_unknown", key=key).answer(_told(key, "MISS"))
+            return self._telling.accepted(operation, key, root)
+        return refusal("VALIDATION.idempotency.key_unknown", key=key).answer(told_of(key, "MISS"))
 
     async def finish(self) -> None:
         """Waits for what is still being performed for clients that are gone. For an orderly end of the server."""
         if self._tasks:
             await asyncio.wait(set(self._tasks))
 
+    def _checked(self, call: Call, principal: str) -> Asked | Answer | None:
+        """What may be claimed, or why not. None: the policy does not require a key, and there is none."""
+        try:
+            return self._asked(call, principal)
+        except Refused as refused:
+            return refused.problem.answer()
+        except RagfenceError as refused:
+            return problem_of(refused).answer()
+
     def _asked(self, call: Call, principal: str) -> Asked | None:
-        """None: the policy does not require a key, and there is none."""
         required = self._policy.require_headers
         check_required(call, required)
         budget_s = budget_of(call)
@@ -140,74 +177,96 @@ class Contract:
             if any(name.lower() == KEY_HEADER for name in required):
                 raise missing_key()
             return None
-        operation = operation_of(key, principal, call.method, call.template)
+        operation = operation_of(key, principal, call.method, call.template, self._engine.tenant)
         return Asked(call, key, operation, call.payload(), budget_s)
 
-    async def _performed(self, asked: Asked, perform: Perform, settled: Settled, begun: asyncio.Event) -> Answer:
-        raised: Exception | None = None
-        own = False
-
-        async def performing() -> Answer:
-            nonlocal raised
-            begun.set()
-            try:
-                return await perform()
-            except Exception as error:
-                raised = error
-                raise
-
+    async def _started(self, asked: Asked, handler: Handler) -> asyncio.Task[Answer] | Answer:
+        """The answer, if it is known already; otherwise the task that will have it."""
         try:
-            answer, own = await self._claimed(asked, performing)
+            op = self._claim(asked)
+            # In the caller's own task: a replay, as most requests with a known key are, needs no other.
+            if (receipt := await op.ask(asked.budget_s)) is not None:
+                return self._telling.replayed(receipt, asked.key)
         except RagfenceError as error:
-            if error is raised:  # the handler's own, not the claim's or the seal's
+            return problem_of(error, key=asked.key).answer(told_of(asked.key, ""))
+        task = self._task(self._performed(asked, op, handler))
+        # A task that was cancelled before its first step has entered nothing.
+        task.add_done_callback(lambda _: op.let_go())
+        return task
+
+    def _task(self, work: Coroutine[Any, Any, Answer]) -> asyncio.Task[Answer]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _waited(
+        self,
+        asked: Asked | None,
+        handler: Handler,
+        task: asyncio.Task[Answer],
+        others: set[asyncio.Future[None]],
+        give_up_at: float | None,
+    ) -> Answer | None:
+        """Until the task has ended, or one of the others. What the client is told whose time is over before that."""
+        left_s = None if give_up_at is None else max(give_up_at - asyncio.get_running_loop().time(), 0)
+        either: set[asyncio.Future[Any]] = {task, *others}
+        try:
+            done, _ = await asyncio.wait(either, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            task.add_done_callback(_nobody_waits)
+            raise
+        if done or asked is None:
+            return None
+        task.add_done_callback(_nobody_waits)
+        return self._telling.out_of_time(asked, begun=handler.begun)
+
+    async def _performed(self, asked: Asked, op: Claimed, handler: Handler) -> Answer:
+        own = False
+        try:
+            answer, own = await self._claimed(asked, op, handler)
+        except RagfenceError as error:
+            if error is handler.raised:  # its own, not the claim's or the seal's
                 raise
-            answer = problem_of(error, key=asked.key).answer(_told(asked.key, ""))
+            answer = problem_of(error, key=asked.key).answer(told_of(asked.key, ""))
         except BaseException:
-            if begun.is_set() and raised is None:
-                settled(False)
+            handler.settle(False)
             raise
         # Last, with no pause before the task ends: whoever finds it ended finds it settled, and the other way round.
-        if begun.is_set() and raised is None:
-            settled(own)
+        handler.settle(own)
         return answer
 
-    async def _claimed(self, asked: Asked, perform: Perform) -> tuple[Answer, bool]:
+    async def _claimed(self, asked: Asked, op: Claimed, handler: Handler) -> tuple[Answer, bool]:
         """The answer, and whether it is the one that was performed for this request."""
-        async with self._claim(asked) as op:
+        async with op:
             if op.error is not None:
-                return self._refused(asked, op.error), False
+                return self._telling.refused(asked, op.error), False
             if not op.is_new:
-                return self._replayed(op.receipt, asked.key), False
-            answer = await self._answer_of(perform)
-            told = _told(asked.key, "MISS")
+                return self._telling.replayed(op.receipt, asked.key), False
+            answer = await self._answer_of(handler)
+            told = told_of(asked.key, "MISS")
             if stored.is_kept(answer.status):
                 try:
-                    receipt = await to_the_end(self._seal, op, answer)
+                    receipt = await to_the_end(_seal, op, answer, handler.limit)
                 except FencedOut as lost:
                     winner: Receipt | None = lost.receipt
                     if winner is None:  # another attempt took over, and has no outcome yet
-                        return self._in_progress(asked), False
-                    return self._replayed(winner, asked.key), False
-                told |= {"idempotency-status": "stored"} | self._expiry(receipt)
+                        return self._telling.in_progress(asked), False
+                    return self._telling.replayed(winner, asked.key), False
+                told |= {"idempotency-status": "stored"} | self._telling.expiry(receipt)
             return stored.whole(answer).with_headers(told), True
-
-    def _seal(self, op: Claimed, answer: Answer) -> Receipt:
-        if answer.complete and len(answer.body) <= self._policy.http.max_stored_bytes:
-            with contextlib.suppress(ResultTooBig):
-                return op.seal(result=stored.to_result(answer))
-        # It happened, and must not happen again: better an outcome without its body than none.
-        return op.seal(result=stored.without_body(answer))
 
     def _claim(self, asked: Asked) -> Claimed:
         wait_s = self._policy.http.wait_s
-        return self._fence.claim(
+        if asked.budget_s is not None:
+            wait_s = min(wait_s, asked.budget_s)
+        request = self._engine.request(
             asked.operation,
-            payload=asked.payload,
-            wait_s=wait_s if asked.budget_s is None else min(wait_s, asked.budget_s),
-            verdict=True,
+            asked.payload,
             route=asked.operation.action,
             correlation_id=_plain(asked.call.header("x-correlation-id") or asked.call.header("x-request-id")),
         )
+        return Claimed(self._engine.performer, request, wait_ms=int(wait_s * 1000), verdict=True, joint=self._joint)
 
     async def _answer_of(self, perform: Perform) -> Answer:
         try:
@@ -219,80 +278,17 @@ class Contract:
             problem = problem_of(error)
             return replace(problem, detail=self._policy.redactor.redact_text(problem.detail)).answer()
 
-    def _refused(self, asked: Asked, error: RagfenceError) -> Answer:
-        key, call = asked.key, asked.call
-        if isinstance(error, Conflict):
-            problem = Problem(
-                status=self._policy.on_conflict.status,
-                code=error.code,
-                title="The key was used before, for another request",
-                retryable=False,
-                detail=f"Idempotency-Key {key!r} was used before on {call.method} {call.template}, for another request",
-                hint="use a new key for another request, or send what was sent first",
-                extras={"key": key, "diff": _of_the_body(error.diff), "differs": _parts(error.diff)},
-            )
-            return problem.answer(_told(key, "CONFLICT"))
-        if isinstance(error, InFlight):
-            return self._in_progress(asked)
-        return problem_of(error, key=key).answer(_told(key, "IN_PROGRESS"))
-
-    def _in_progress(self, asked: Asked) -> Answer:
-        key = asked.key
-        if self._policy.http.in_progress == 202:
-            return self._accepted(asked.operation, key, asked.call.root)
-        busy = InFlight(
-            f"a request with Idempotency-Key {key!r} is being performed",
-            hint="wait, then send it again with the same key",
-            key=key,
-            retry_after_ms=RETRY_AFTER_MS,
-        )
-        return problem_of(busy).answer(_told(key, "IN_PROGRESS"))
-
-    def _accepted(self, operation: Operation, key: str, root: str) -> Answer:
-        told: dict[str, Any] = {"key": key, "state": "in_progress", "retry_after": whole_seconds(RETRY_AFTER_MS)}
-        headers = {"retry-after": str(told["retry_after"]), "cache-control": "no-store"}
-        if self._status_path:
-            method, _, template = operation.action.partition(" ")
-            query = urlencode({"key": key, "method": method, "route": template})
-            told["status_url"] = headers["location"] = f"{root}{self._status_path}?{query}"
-        body = json.dumps(told, separators=(",", ":")).encode()
-        answer = stored.whole(Answer(202, (("content-type", "application/json"),), body))
-        return answer.with_headers(headers | _told(key, "IN_PROGRESS"))
-
-    def _out_of_time(self, asked: Asked, *, begun: bool) -> Answer:
-        # Not begun: the store has not said yet whether there is a claim, and the address of a 202 would know nothing.
-        if begun and self._policy.http.in_progress == 202:
-            return self._accepted(asked.operation, asked.key, asked.call.root)
-        late = refusal(
-            "DEPENDENCY.timeout",
-            f"not done within {asked.budget_s:g} s; it goes on",
-            key=asked.key,
-            retry_after=whole_seconds(RETRY_AFTER_MS),
-        )
-        return late.answer(_told(asked.key, "IN_PROGRESS"))
-
-    def _replayed(self, receipt: Receipt, key: str) -> Answer:
-        told = _told(key, "HIT") | {"idempotency-status": "replayed"} | self._expiry(receipt)
-        if receipt.failed:  # sealed by other means than an answer
-            return problem_of(failed(receipt), key=key).answer(told)
-        return stored.from_result(receipt.result, key).with_headers(told)
-
-    def _expiry(self, receipt: Receipt) -> dict[str, str]:
-        if not self._ttl_ms or not receipt.sealed_at_ms:
-            return {}
-        return {"idempotency-expires": formatdate((receipt.sealed_at_ms + self._ttl_ms) / 1000, usegmt=True)}
-
     def _operation_asked_for(self, query: str, principal: str) -> tuple[Operation, str]:
         given = parse_qs(query, max_num_fields=8) if query.count("&") < 8 else {}
         key, method, route = (given.get(name, [""])[0] for name in ("key", "method", "route"))
         if not key or not method or not route:
             raise Refused(refusal("VALIDATION.idempotency.key_unknown", "the address is not one a 202 told"))
         key = parse_key(format_key(key))
-        return operation_of(key, principal, method, route), key
+        return operation_of(key, principal, method, route, self._engine.tenant), key
 
     def _look_up(self, operation: Operation) -> Receipt | bool:
         """The outcome, or whether it is being performed. Only looks: it claims nothing and leaves no row."""
-        engine = self._fence._engine  # the facade has nothing for looking at single records
+        engine = self._engine
         request = engine.request(operation, None)
         (held,) = engine.fences.read([request.lookup])
         record = held.record
@@ -301,36 +297,31 @@ class Contract:
         return record is not None and record.held_at(engine.fences.now_ms())
 
 
-def operation_of(key: str, principal: str, method: str, template: str) -> Operation:
-    """The scope of a key: the tenant (of the fence), who asks, the method and the route."""
+def _seal(op: Claimed, answer: Answer, limit: int) -> Receipt:
+    if answer.complete and len(answer.body) <= limit:
+        with contextlib.suppress(ResultTooBig):
+            return op.seal(result=stored.to_result(answer))
+    # It happened, and must not happen again: better an outcome without its body than none.
+    return op.seal(result=stored.without_body(answer))
+
+
+async def _unfenced(handler: Handler) -> Answer:
+    answer = await handler()
+    handler.settle(True)
+    return answer
+
+
+def _end_of(asked: Asked) -> float | None:
+    """When the client's patience ends, by the clock of the loop."""
+    return None if asked.budget_s is None else asyncio.get_running_loop().time() + asked.budget_s
+
+
+def operation_of(key: str, principal: str, method: str, template: str, tenant: str = "") -> Operation:
+    """The scope of a key: the tenant, who asks, the method and the route."""
     action = f"{method} {template}"
     if len(action) > 512 or not action.isprintable() or not action.isascii():
         action = f"{method} {digest('ragfence/http-route/1', template.encode('utf-8', 'replace')).hex()}"
-    return Operation(kind=KIND, source_type=principal, source_id=key, action=action)
-
-
-def _told(key: str, status: str) -> dict[str, str]:
-    told = {"x-idempotency-key": format_key(key)}
-    return told | {"x-idempotency-status": status} if status else told
-
-
-def _of_the_body(diff: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
-    """The patch of the body alone: that is the document the client has."""
-    if diff is None:
-        return None
-    return [
-        {name: value.removeprefix("/body") if name in ("path", "from") else value for name, value in operation.items()}
-        for operation in diff
-        if _part(operation) == "body"
-    ]
-
-
-def _parts(diff: list[dict[str, Any]] | None) -> list[str] | None:
-    return None if diff is None else sorted({_part(operation) for operation in diff})
-
-
-def _part(operation: dict[str, Any]) -> str:
-    return (*str(operation["path"]).split("/"), "body")[1]
+    return Operation(kind=KIND, source_type=principal, source_id=key, action=action, tenant=tenant)
 
 
 def _plain(text: str) -> str:

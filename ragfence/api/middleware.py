@@ -22,7 +22,7 @@ from ragfence.api.performing import (
     send_answer,
 )
 from ragfence.api.problems import refusal
-from ragfence.api.routes import template_of
+from ragfence.api.routes import path_in, template_of
 from ragfence.errors import Unsupported, ValidationError
 
 try:
@@ -84,7 +84,7 @@ class IdempotencyMiddleware:
             await self._app(scope, receive, send)
         elif self._is_fenced(scope):
             await self._fenced(scope, receive, send)
-        elif self._status_path and scope["method"] == "GET" and _path(scope) == self._status_path:
+        elif self._status_path and scope["method"] == "GET" and path_in(scope) == self._status_path:
             query = scope.get("query_string", b"").decode("latin-1")
             answer = await self.contract.status(query, await self._who(scope), root=scope.get("root_path", ""))
             await send_answer(send, answer)
@@ -92,7 +92,7 @@ class IdempotencyMiddleware:
             await self._app(scope, receive, send)
 
     def _is_fenced(self, scope: Scope) -> bool:
-        path = _path(scope)
+        path = path_in(scope)
         if scope["method"] not in self._methods or any(fnmatchcase(path, pattern) for pattern in self._exclude):
             return False
         return self._paths is None or any(fnmatchcase(path, pattern) for pattern in self._paths)
@@ -143,13 +143,6 @@ class IdempotencyMiddleware:
     def _too_large(self) -> Answer:
         most = self._limits.max_body_bytes
         return refusal("VALIDATION.body_too_large", f"at most {most:,} bytes are taken").answer()
-
-
-def _path(scope: Scope) -> str:
-    """As the application knows it: without the prefix under which it is mounted."""
-    path: str = scope["path"]
-    root = scope.get("root_path", "")
-    return path.removeprefix(root) if path.startswith(f"{root}/") else path
 
 
 def _authorization(connection: HTTPConnection) -> str:

@@ -74,6 +74,8 @@ ERRORS: Final[Mapping[type[RagfenceError], Row]] = {
     errors.CommitUncertain: Row(503, "The object store did not say whether the commit happened"),
     errors.NotReady: Row(503, "The fence store is being rebuilt"),
     errors.EmbedderUnavailable: Row(503, "The embedder did not answer"),
+    errors.ApiRefused: Row(502, "Another server refused"),
+    errors.ApiUnavailable: Row(503, "Another server did not answer"),
     errors.SnapshotGone: Row(409, "Documents that were to be indexed are gone"),
 }
 """code, retryable and the usual hint are those of the class"""
@@ -90,6 +92,9 @@ REFUSALS: Final[Mapping[str, Refusal]] = {
     "VALIDATION.idempotency.key_unknown": Refusal(404, False, "No outcome is stored for this key", _SAME_KEY),
     "VALIDATION.header": Refusal(400, False, "A header is missing or cannot be read", "correct the header"),
     "VALIDATION.body_too_large": Refusal(413, False, "The body is too large", "send less at once"),
+    "VALIDATION.headers_too_large": Refusal(
+        431, False, "There are too many headers, or they are too long", "send less in headers and in the address"
+    ),
     "VALIDATION.media_type": Refusal(415, False, "The body has a type nobody reads here", "send application/json"),
     "VALIDATION.not_found": Refusal(404, False, "There is nothing at this address", "check the address"),
     "VALIDATION.method": Refusal(405, False, "The address does not take this method", "see the header Allow"),

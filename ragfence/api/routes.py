@@ -12,6 +12,13 @@ from typing import Any
 from ragfence.api.performing import Scope
 
 
+def path_in(scope: Scope) -> str:
+    """As the application knows it: without the prefix under which it is mounted."""
+    path: str = scope["path"]
+    root = scope.get("root_path", "")
+    return path.removeprefix(root) if path.startswith(f"{root}/") else path
+
+
 def template_of(scope: Scope) -> str:
     """With the prefix of every mount. Empty if there is none."""
     routes = getattr(scope.get("app"), "routes", None)

@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from ragfence.cli import show
 from ragfence.cli.aliases import alias, reconcile, rollback, search, swap
+from ragfence.cli.apikeys import apikeys
 from ragfence.cli.decisions import audit, decisions
 from ragfence.cli.doctor import doctor
 from ragfence.cli.documents import compact, purge, retract, snippets, verify
@@ -20,7 +21,9 @@ from ragfence.cli.keys import keys
 from ragfence.cli.opening import JSON_WANTED
 from ragfence.cli.policy import policy
 from ragfence.cli.release import release
+from ragfence.cli.serve import serve
 from ragfence.cli.status import status
+from ragfence.cli.tenants import tenants
 from ragfence.cli.upkeep import hydrate, purge_expired
 from ragfence.errors import RagfenceError
 
@@ -94,3 +97,6 @@ app.command("verify")(verify)
 app.command("compact")(compact)
 app.command("purge-expired")(purge_expired)
 app.add_typer(policy, name="policy")
+app.command("serve")(serve)
+app.add_typer(apikeys, name="apikeys")
+app.add_typer(tenants, name="tenants")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar
 
 from ragfence.core.receipts import Receipt
-from ragfence.engine.performing import Performer, Won
+from ragfence.engine.performing import Asked, Performer, Won
 from ragfence.engine.requests import Request
 
 P = ParamSpec("P")
@@ -33,9 +33,11 @@ async def to_the_end(call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) ->
         raise
 
 
-async def acquire_async(performer: Performer, request: Request, wait_ms: int | None) -> Won | Receipt:
+async def acquire_async(
+    performer: Performer, request: Request, wait_ms: int | None, first: Asked | None = None
+) -> Won | Receipt:
     """As `Performer.acquire`, but who waits needs no thread: the owner needs one to seal what they wait for."""
-    steps = performer.acquiring(request, wait_ms=wait_ms)
+    steps = performer.acquiring(request, wait_ms=wait_ms, first=first)
     while True:
         step = _Step(performer, steps)
         try:

@@ -8,6 +8,7 @@ from typing import TypeGuard
 from ragfence.core.receipts import Decision, Receipt
 from ragfence.engine import points
 from ragfence.engine.background import acquire_async, to_the_end
+from ragfence.engine.joint import Asking, JointClaims
 from ragfence.engine.leases import Lease, entered, left
 from ragfence.engine.performing import Outcome, Performer, Won, code_of
 from ragfence.engine.requests import Request
@@ -41,8 +42,19 @@ class Claimed:
     releases the key, so that the next call tries again. A `TerminalError` out of the block is sealed as a failure.
     """
 
-    def __init__(self, performer: Performer, request: Request, *, wait_ms: int | None, verdict: bool) -> None:
+    def __init__(
+        self,
+        performer: Performer,
+        request: Request,
+        *,
+        wait_ms: int | None,
+        verdict: bool,
+        joint: JointClaims | None = None,
+    ) -> None:
+        """`joint`: how `async with` asks for it together with others."""
         self._performer = performer
+        self._joint = joint
+        self._asking: Asking | None = None
         self._request = request
         self._wait_ms = wait_ms
         self._verdict_wanted = verdict
@@ -119,10 +131,35 @@ class Claimed:
         if won := self._leave():
             end_without_receipt(self._performer, won, error)
 
+    async def ask(self, timeout_s: float | None = None) -> Receipt | None:
+        """The receipt, if one is near at hand, and known within that time. Otherwise `async with` goes on from there.
+
+        Whoever asked and does not enter the block calls `let_go`.
+        """
+        self._refuse_second_use()
+        if self._joint is None:
+            return None
+        if self._asking is None:
+            self._asking = self._joint.ask(self._request)
+        asked = await self._asking.wait(timeout_s)
+        if asked is not None:
+            self._receipt = self._performer.at_once(self._request, asked)
+        return self._receipt
+
+    def let_go(self) -> None:
+        """Gives back what `ask` was granted, unless the block was entered."""
+        if self._asking is not None:
+            asking, self._asking = self._asking, None
+            asking.drop()
+
     async def __aenter__(self) -> Claimed:
         self._refuse_second_use()
         try:
-            answer = await acquire_async(self._performer, self._request, self._wait_ms)
+            if await self.ask() is not None:
+                return self._answered(self.receipt)
+            asking, self._asking = self._asking, None
+            asked = await asking.wait() if asking else None
+            answer = await acquire_async(self._performer, self._request, self._wait_ms, asked)
         except (Conflict, Stale, InFlight, Quarantined) as refused:
             return self._refused(refused)
         return self._answered(answer)

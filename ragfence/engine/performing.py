@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ragfence.core.decisions import (
     NOBODY,
@@ -48,7 +49,7 @@ from ragfence.engine.hydration import EpochWatch, Hydrator
 from ragfence.engine.leases import Lease, heartbeat
 from ragfence.engine.refusals import Refusals, refuse_documents, refuse_nested
 from ragfence.engine.requests import Request
-from ragfence.engine.results import Results
+from ragfence.engine.results import _REFERENCE, Results
 from ragfence.errors import Conflict as ConflictError
 from ragfence.errors import (
     FencedOut,
@@ -61,6 +62,15 @@ from ragfence.errors import (
 from ragfence.stores.fences import FenceStore
 
 LAST_CLAIM_POSITION = 240
+
+
+class Asked(NamedTuple):
+    """A claim that was sent to the store together with others; see `joint`."""
+
+    claim: Claim
+    verdict: Verdict | None
+    """None: nobody knows, so ask again, with the same token"""
+    asked_at: float
 
 
 @dataclass(slots=True)
@@ -134,26 +144,36 @@ class Performer:
         raise AssertionError("unreachable")
 
     def acquiring(
-        self, request: Request, *, wait_ms: int | None = None, token: bytes | None = None
+        self,
+        request: Request,
+        *,
+        wait_ms: int | None = None,
+        token: bytes | None = None,
+        first: Asked | None = None,
     ) -> Iterator[Won | Receipt | float]:
-        """The steps of `acquire`: seconds to sleep before the next one, then the answer. Nothing is held meanwhile."""
-        refuse_nested(request)
-        refuse_documents(request)
-        started = time.monotonic()
+        """The steps of `acquire`: seconds to sleep before the next one, then the answer. Nothing is held meanwhile.
+
+        `first` is a claim of this request that was asked already.
+        """
+        refuse(request)
+        started = first.asked_at if first else time.monotonic()
         give_up_at = started + (request.rules.wait_ms if wait_ms is None else wait_ms) / 1000
-        token, position = token or os.urandom(TOKEN_BYTES), 0
+        token, position = (first.claim.token if first else token) or os.urandom(TOKEN_BYTES), 0
         while True:
-            asked_at = time.monotonic()
-            claim = request.claim(token, position, int((asked_at - started) * 1000))
-            verdict = self._claimed(claim)
+            if first is not None and first.verdict is not None:
+                claim, verdict, asked_at = first.claim, first.verdict, first.asked_at
+            else:
+                asked_at = time.monotonic()
+                claim = request.claim(token, position, int((asked_at - started) * 1000))
+                verdict = self._claimed(claim)
+            first = None
             position += 1
             if position > LAST_CLAIM_POSITION:
                 token, position = os.urandom(TOKEN_BYTES), 0
             match verdict:
                 case Replay(record):
                     assert record is not None  # only documents have nothing to retract
-                    flags = Flags(attempt=record.attempt, waited_ms=claim.waited_ms)
-                    yield self.results.receipt(request.key, record, Decision.DUPLICATE, flags)
+                    yield self._replayed(request, claim, record)
                     return
                 case Granted():
                     answer = self._granted(request, verdict, asked_at, claim.waited_ms)
@@ -176,6 +196,13 @@ class Performer:
                     if time.monotonic() >= give_up_at:
                         raise self._refusals.in_flight(request, verdict, claim.waited_ms)
                     yield from self._wait(request, verdict, started, give_up_at)
+
+    def at_once(self, request: Request, asked: Asked) -> Receipt | None:
+        """The receipt of a replay, if making it asks no store. None: take the steps of `acquiring`."""
+        match asked.verdict:
+            case Replay(record) if record is not None and record.result[:1] != _REFERENCE:
+                return self._replayed(request, asked.claim, record)
+        return None
 
     def complete(self, won: Won, outcome: Outcome) -> Receipt:
         """Commits and seals. The receipt says `fenced_out` when another attempt had committed first."""
@@ -238,6 +265,10 @@ class Performer:
             self.fences.release([won.lease.ref], error, expire=won.commit_sent)
         except TransientError:
             won.lease.lose()
+
+    def _replayed(self, request: Request, claim: Claim, record: KeyRecord) -> Receipt:
+        flags = Flags(attempt=record.attempt, waited_ms=claim.waited_ms)
+        return self.results.receipt(request.key, record, Decision.DUPLICATE, flags)
 
     def _claimed(self, claim: Claim) -> Verdict:
         while True:
@@ -426,6 +457,12 @@ class Performer:
             waited_ms=won.waited_ms,
             journaled=won.journaled,
         )
+
+
+def refuse(request: Request) -> None:
+    """What must not even be asked for."""
+    refuse_nested(request)
+    refuse_documents(request)
 
 
 def code_of(error: BaseException) -> str:

@@ -48,7 +48,7 @@ def test_the_taxonomy_is_covered(family: str) -> None:
 
 def test_what_is_retryable_is_no_fault_of_the_request() -> None:
     for code, status, retryable, _, _ in table():
-        assert not retryable or status in (409, 429, 500, 503, 504), code
+        assert not retryable or status in (408, 409, 429, 500, 503, 504), code
         assert not (status in (503, 504, 429) and not retryable), code
 
 

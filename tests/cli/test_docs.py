@@ -11,7 +11,7 @@ import pytest
 from tests.cli.conftest import run
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = {name: (ROOT / name).read_text() for name in ("README.md", "docs/cli.md")}
+PAGES = {name: (ROOT / name).read_text() for name in ("README.md", "docs/cli.md", "docs/tenants.md")}
 LINES = [
     line.partition("#")[0].strip()
     for text in PAGES.values()
@@ -19,7 +19,7 @@ LINES = [
     for line in block.splitlines()
     if line.startswith("ragfence ")
 ]
-GROUPS = ("audit", "policy")
+GROUPS = ("audit", "policy", "apikeys", "tenants")
 
 
 def test_there_are_lines() -> None:
@@ -39,7 +39,10 @@ def test_a_command_and_its_options_exist(line: str) -> None:
 def test_the_page_names_every_command() -> None:
     from ragfence.cli.app import app
 
-    named = {command.name for command in app.registered_commands} | {"audit check", "policy check"}
+    named = {command.name for command in app.registered_commands}
+    for group in app.registered_groups:
+        assert group.typer_instance is not None
+        named |= {f"{group.name} {command.name}" for command in group.typer_instance.registered_commands}
     # What stands in capitals or brackets is what the command takes.
     listed = set(re.findall(r"^\| `([a-z-]+(?: [a-z]+)*)[^`]*`", PAGES["docs/cli.md"], re.M))
     assert named == listed

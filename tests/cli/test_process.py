@@ -26,6 +26,7 @@ COMMANDS = [
     *("ingest", "retract", "snippets", "purge", "status", "keys", "explain", "release", "decisions", "audit check"),
     *("doctor", "hydrate", "verify", "compact", "purge-expired", "policy check"),
     *("build", "builds", "swap", "rollback", "alias", "reconcile", "gc", "search"),
+    *("apikeys create", "apikeys list", "apikeys revoke", "tenants list", "tenants export", "tenants drop", "serve"),
 ]
 HEAVY = {
     "boto3",

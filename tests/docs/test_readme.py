@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import subprocess
 import sys
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -22,15 +25,31 @@ def test_there_are_snippets_and_commands():
 
 @pytest.mark.parametrize("number", range(len(SNIPPETS)))
 def test_a_snippet_runs_in_an_empty_folder(number, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", SNIPPETS[number]],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    snippet = SNIPPETS[number]
+    with served(tmp_path) if "ragfence.client" in snippet else nullcontext({}) as more:
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", snippet],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            env=os.environ | more,
+        )
     assert done.returncode == 0, done.stderr
+
+
+@contextmanager
+def served(folder):
+    """As the README says it, on any port that is free."""
+    words = [sys.executable, "-m", "ragfence", "serve", "--insecure-dev", "--port", "0", "--json"]
+    with subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            yield {"RAGFENCE_URL": json.loads(server.stdout.readline())["url"]}
+        finally:
+            server.terminate()
+            server.communicate(timeout=60)
+    assert server.returncode == 0
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -25,7 +25,24 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
     ("stores", frozenset({"stores"})),
     ("engine", frozenset({"engine"})),
     ("guards", frozenset({"documents", "indexes"})),
-    ("surfaces", frozenset({"__init__", "__main__", "api", "audit", "cli", "dagster", "fence", "opening", "testing"})),
+    (
+        "surfaces",
+        frozenset(
+            (
+                "__init__",
+                "__main__",
+                "api",
+                "audit",
+                "cli",
+                "client",
+                "dagster",
+                "fence",
+                "opening",
+                "tenants",
+                "testing",
+            )
+        ),
+    ),
 )
 LAYER_OF = {module: at for at, (_, modules) in enumerate(LAYERS) for module in modules}
 

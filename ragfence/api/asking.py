@@ -1,0 +1,193 @@
+"""What every route of the ingestion API shares: the request as a `Call`, its checked body, and the way to an answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from pydantic import BaseModel
+from pydantic import ValidationError as PydanticValidationError
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from ragfence.api.apikeys import Asker
+from ragfence.api.keys import BUDGET_HEADER
+from ragfence.api.messages import Answer, Call, headers_from
+from ragfence.api.problems import MEDIA_TYPE, Problem, Refused, problem_of, refusal
+from ragfence.api.schemas import InProgress, ProblemOut
+from ragfence.core.canonical import parse_json
+from ragfence.engine.background import to_the_end
+from ragfence.errors import RagfenceError
+
+if TYPE_CHECKING:
+    from ragfence.api.sessions import Session
+
+Body = TypeVar("Body", bound=BaseModel)
+Found = TypeVar("Found")
+Work = Callable[[], Awaitable[Answer]]
+
+JSON: Final = "application/json"
+
+
+def session_of(request: Request) -> Session:
+    found: Session = request.state.session
+    return found
+
+
+def asker_of(request: Request) -> Asker:
+    found: Asker = request.state.asker
+    return found
+
+
+async def looked_up(call: Callable[[], Found]) -> Found:
+    """A blocking read, in a thread."""
+    return await to_the_end(call)
+
+
+async def body_of(request: Request) -> bytes:
+    try:
+        return await request.body()
+    except ClientDisconnect:
+        raise Refused(refusal("VALIDATION.slow_client", "the request ended before its body was complete")) from None
+
+
+def checked(body: bytes, request: Request, model: type[Body]) -> Body:
+    """The body as the model has it, or `Refused`: before anything is claimed, so a mistake uses up no key."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise Refused(refusal("VALIDATION.media_type", "compressed bodies are not taken", hint="send it as it is"))
+    if not body and not media_type:
+        given: Any = {}
+    elif media_type != JSON:
+        raise Refused(refusal("VALIDATION.media_type", f"the body is {media_type or 'of no type'}"))
+    else:
+        given = parse_json(body)
+    return validated(given, model)
+
+
+def validated(given: Any, model: type[Body]) -> Body:
+    try:
+        return model.model_validate(given)
+    except PydanticValidationError as wrong:
+        raise Refused(invalid(wrong.errors(include_url=False, include_input=False))) from None
+
+
+def invalid(errors: Any, *, code: str = "VALIDATION.body") -> Problem:
+    """All mistakes at once, without what was sent: it may be a secret in the wrong place."""
+    found = [
+        {"at": "/" + "/".join(str(part) for part in each["loc"]), "problem": str(each["msg"])[:500]} for each in errors
+    ][:50]
+    detail = "; ".join(f"{each['at']}: {each['problem']}" for each in found[:5])
+    return refusal(code, detail, errors=found)
+
+
+async def written(request: Request, work: Work, body: bytes = b"", *, compared: object = None) -> Response:
+    """Performs a write once for its key, and answers it as the contract says."""
+    session, call = session_of(request), call_of(request, body, compared=compared)
+    if not call.header(BUDGET_HEADER):
+        within = (BUDGET_HEADER, f"{session.fence.policy.http.answer_within_s:g}")
+        call = replace(call, headers=(*call.headers, within))
+    return response_of(await session.contract.answer(call, asker_of(request).principal, lambda: _outcome(work)))
+
+
+def call_of(request: Request, body: bytes = b"", *, compared: object = None) -> Call:
+    scope = request.scope
+    return Call(
+        method=request.method,
+        path=scope["path"],
+        route=scope["route"].path,
+        query=scope["query_string"].decode("latin-1"),
+        headers=headers_from(scope["headers"]),
+        body=body,
+        root=scope.get("root_path", ""),
+        compared=compared,
+    )
+
+
+async def _outcome(work: Work) -> Answer:
+    """An error that is the request's own fault is its outcome, and kept; see `stored.is_kept` for which are."""
+    try:
+        return await work()
+    except RagfenceError as error:
+        return problem_of(error).answer()
+    except Refused as refused:
+        return refused.problem.answer()
+
+
+class AnswerResponse(Response):
+    """An `Answer` as Starlette sends it; its headers are complete."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.status_code = answer.status
+        self.body = answer.body
+        self.background = None
+        self.raw_headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers]
+
+
+def response_of(answer: Answer) -> Response:
+    return AnswerResponse(answer)
+
+
+def json_answer(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
+    body = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    own = {"content-type": JSON, "content-length": str(len(body))}
+    return Answer(status, tuple((own | dict(headers or {})).items()), body)
+
+
+def read_answer(value: Any, headers: Mapping[str, str] | None = None) -> Response:
+    """Of a read: it is of this moment, and of one tenant."""
+    return response_of(json_answer(value, headers={"cache-control": "no-store"} | dict(headers or {})))
+
+
+def moment(milliseconds: int | None) -> str | None:
+    if not milliseconds:
+        return None
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+def body_schema(model: type[BaseModel], *, required: bool = True, media_type: str = JSON) -> dict[str, Any]:
+    """For `openapi_extra`: the routes read their bodies themselves, to refuse what a lenient parser would take."""
+    schema = {"$ref": f"#/components/schemas/{model.__name__}"}
+    parameters = [
+        {
+            "name": "Idempotency-Key",
+            "in": "header",
+            "required": True,
+            "description": "one per operation, the same in every retry; at most 255 printable ASCII characters",
+            "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!#-+\\--~]+$"},
+            "example": "8e03978e-40d5-43dd-bc93-6894a57f9324",
+        },
+        {
+            "name": "X-Request-Timeout",
+            "in": "header",
+            "required": False,
+            "description": "for how many seconds the client will wait",
+            "schema": {"type": "string", "pattern": "^[1-9][0-9]{0,2}$"},
+        },
+    ]
+    examples = model.model_config.get("json_schema_extra")
+    sample = examples.get("examples", [{}]) if isinstance(examples, dict) else [{}]
+    content: dict[str, Any] = {"schema": schema if media_type == JSON else {"type": "string"}}
+    if isinstance(sample, list):
+        content["example"] = sample[0] if media_type == JSON else f"{json.dumps(sample[0])}\n"
+    return {"parameters": parameters, "requestBody": {"required": required, "content": {media_type: content}}}
+
+
+def answers(
+    model: type[BaseModel], *statuses: int, write: bool = False, **more: type[BaseModel]
+) -> dict[int | str, Any]:
+    """For `responses`: every status that a route may give."""
+    given: dict[int | str, Any] = {status: {"model": model} for status in statuses or (200,)}
+    problems = [400, 401, 403, 404, 422, 429, 500, 501, 503]
+    if write:
+        given[202] = {"model": InProgress, "description": "being performed; ask again at Location"}
+        problems += [408, 409, 410, 412, 413, 415, 504]
+    for status in problems:
+        given[status] = {
+            "description": "problem",
+            "content": {MEDIA_TYPE: {"schema": {"$ref": f"#/components/schemas/{ProblemOut.__name__}"}}},
+        }
+    return given

@@ -1,0 +1,219 @@
+"""The routes of documents: sent, replaced, taken away, read."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import asdict
+from typing import Annotated, Any, Final
+from urllib.parse import quote
+
+from fastapi import APIRouter, Path, Query, Request
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response, StreamingResponse
+
+from ragfence.api.asking import (
+    answers,
+    asker_of,
+    body_of,
+    body_schema,
+    call_of,
+    checked,
+    json_answer,
+    looked_up,
+    moment,
+    read_answer,
+    response_of,
+    session_of,
+    written,
+)
+from ragfence.api.batch import NDJSON, read_body
+from ragfence.api.messages import Answer
+from ragfence.api.problems import Refused, refusal
+from ragfence.api.schemas import (
+    MAX_ID_CHARACTERS,
+    DocumentBody,
+    DocumentIn,
+    DocumentOut,
+    Empty,
+    ReceiptOut,
+    receipt_out,
+)
+from ragfence.api.sessions import Session
+from ragfence.core.canonical import canonical_json
+from ragfence.core.operations import SEQUENCE_MAX, SEQUENCE_MIN
+from ragfence.core.receipts import Receipt
+from ragfence.documents.document import Document, Limits
+from ragfence.documents.document import checked as checked_document
+from ragfence.documents.reading import StoredDocument
+from ragfence.engine.background import to_the_end
+
+router = APIRouter(prefix="/v1", tags=["documents"])
+
+DocIdInPath = Annotated[str, Path(min_length=1, max_length=MAX_ID_CHARACTERS, description="may hold slashes")]
+_ETAG: Final = re.compile(r'"([0-9]+\.[0-9]+)"')
+
+IF_MATCH: Final = {
+    "name": "If-Match",
+    "in": "header",
+    "required": False,
+    "description": "the ETag that the document must have; 412 if somebody has changed it since",
+    "schema": {"type": "string", "pattern": '^"[0-9]+\\.[0-9]+"$'},
+}
+
+
+@router.post(
+    "/documents",
+    summary="Ingest a document",
+    openapi_extra=body_schema(DocumentIn),
+    responses=answers(ReceiptOut, 200, 201, write=True),
+)
+async def post_document(request: Request) -> Response:
+    """Once per doc_id and content: whoever sends it again, under whatever key, gets the same snippet_ids."""
+    body = await body_of(request)
+    given = checked(body, request, DocumentIn)
+    return await _ingested(request, given.document(given.doc_id), body, None)
+
+
+@router.post(
+    "/documents:batch",
+    summary="Ingest many documents",
+    openapi_extra=body_schema(DocumentIn, media_type=NDJSON),
+    responses=answers(ReceiptOut, write=True)
+    | {200: {"description": "one outcome per line, then a last line", "content": {NDJSON: {}}}},
+)
+async def post_batch(request: Request) -> Response:
+    """NDJSON in, one document per line; NDJSON out, one outcome per line, in their order, and `{"done": true}` last.
+
+    An answer without its last line was cut off: send the batch again, with the same key.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != NDJSON or request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise Refused(refusal("VALIDATION.media_type", f"a batch is {NDJSON}", hint=f"Content-Type: {NDJSON}"))
+    session = session_of(request)
+    try:
+        body = await read_body(request.stream(), session.fence.policy.http)
+    except ClientDisconnect:
+        raise Refused(refusal("VALIDATION.slow_client", "the batch ended before it was complete")) from None
+    answer = await session.batches.answer(call_of(request), asker_of(request).principal, body)
+    if isinstance(answer, Answer):
+        return response_of(answer)
+    streamed = StreamingResponse(answer.pieces, answer.status)
+    streamed.raw_headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers]
+    return streamed
+
+
+@router.put(
+    "/documents/{doc_id:path}",
+    summary="Ingest a document at its address",
+    openapi_extra=body_schema(DocumentBody) | {"parameters": [*body_schema(DocumentBody)["parameters"], IF_MATCH]},
+    responses=answers(ReceiptOut, 200, 201, write=True),
+)
+async def put_document(request: Request, doc_id: DocIdInPath) -> Response:
+    """As POST; with If-Match only if the document still has that ETag, with `If-None-Match: *` only if it is new."""
+    body = await body_of(request)
+    given = checked(body, request, DocumentBody)
+    return await _ingested(request, given.document(doc_id), body, expected(request))
+
+
+@router.delete(
+    "/documents/{doc_id:path}",
+    summary="Retract a document",
+    openapi_extra={"parameters": [*body_schema(Empty)["parameters"], IF_MATCH]},
+    responses=answers(ReceiptOut, 200, write=True),
+)
+async def delete_document(
+    request: Request,
+    doc_id: DocIdInPath,
+    sequence: Annotated[int | None, Query(ge=SEQUENCE_MIN, le=SEQUENCE_MAX)] = None,
+) -> Response:
+    """Its text stays until it is compacted or purged; the same content brings it back with its snippet_ids."""
+    body = await body_of(request)
+    if body:
+        raise Refused(refusal("VALIDATION.body", "a DELETE has no body"))
+    session, expect = session_of(request), expected(request)
+    _check(session, Document(doc_id, ""))
+
+    async def work() -> Answer:
+        receipt = await to_the_end(session.fence.documents.retract, doc_id, sequence=sequence, expect=expect)
+        return json_answer(receipt_out(receipt, doc_id) | {"etag": None})
+
+    return await written(request, work)
+
+
+@router.get("/documents/{doc_id:path}", summary="Read a document", responses=answers(DocumentOut))
+async def get_document(request: Request, doc_id: DocIdInPath, snippets: bool = False) -> Response:
+    """The live revision: how it is described, and with `snippets=true` its snippets with text and positions."""
+    documents = session_of(request).fence.documents
+    found = await looked_up(lambda: documents.get(doc_id))
+    if found is None:
+        raise Refused(refusal("VALIDATION.not_found", f"there is no document {doc_id!r}", hint="it may be retracted"))
+    told = described(found)
+    if snippets:
+        told["snippets"] = [asdict(each) for each in await looked_up(lambda: documents.snippets(doc_id))]
+    return read_answer(told, {"etag": f'"{found.fence}"'})
+
+
+def described(found: StoredDocument) -> dict[str, Any]:
+    told = asdict(found)
+    told["updated"], told["etag"] = moment(told.pop("updated_ms")), told.pop("fence")
+    return told
+
+
+def expected(request: Request) -> str | None:
+    """The version that the request expects; None if it does not care."""
+    match, none_match = request.headers.get("if-match"), request.headers.get("if-none-match")
+    if none_match is not None:
+        if none_match.strip() != "*" or match is not None:
+            raise Refused(refusal("VALIDATION.header", "If-None-Match may only be *, and without If-Match"))
+        return ""
+    if match is None:
+        return None
+    if (found := _ETAG.fullmatch(match.strip())) is None:
+        raise Refused(refusal("VALIDATION.header", "If-Match is no ETag that this server gives", hint='"12.34"'))
+    return found[1]
+
+
+async def _ingested(request: Request, document: Document, body: bytes, expect: str | None) -> Response:
+    session = session_of(request)
+    _check(session, document)
+
+    async def work() -> Answer:
+        if expect is None:
+            receipt = await session.grouping.ingest(document)
+        else:
+            receipt = await to_the_end(session.fence.documents.ingest, document, expect=expect)
+        return receipt_answer(receipt, document.doc_id)
+
+    return await written(request, work, body, compared=_compared(document))
+
+
+def _compared(document: Document) -> dict[str, Any]:
+    """What a second request with the same key must have: text and metadata as digests.
+
+    What is compared may be kept with the key, to tell what differs; of a document that is purged nothing may be left.
+    """
+    return {
+        "doc_id": document.doc_id,
+        "text": _digest(document.text.encode("utf-8", "surrogatepass")),
+        "metadata": {name: _digest(canonical_json(value)) for name, value in document.metadata.items()},
+        "source_url": _digest(document.source_url.encode("utf-8", "surrogatepass")),
+        "sequence": document.sequence,
+        "content_type": document.content_type,
+    }
+
+
+def _digest(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def receipt_answer(receipt: Receipt, doc_id: str) -> Answer:
+    location = f"/v1/documents/{quote(doc_id, safe='/')}"
+    status = 201 if receipt.is_new else 200
+    return json_answer(receipt_out(receipt, doc_id), status, {"etag": f'"{receipt.fence}"', "location": location})
+
+
+def _check(session: Session, document: Document) -> None:
+    """Before anything is claimed; raises `DocumentInvalid`."""
+    rules = session.fence.policy.documents
+    checked_document(document, Limits(rules.max_text_bytes, rules.max_metadata_bytes))

@@ -1,0 +1,285 @@
+"""The routes that look: at keys, decisions and figures of a tenant; and those that set right what got stuck."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import APIRouter, Path, Query, Request
+from starlette.responses import Response
+
+from ragfence.api.asking import (
+    answers,
+    body_of,
+    body_schema,
+    checked,
+    json_answer,
+    looked_up,
+    moment,
+    read_answer,
+    response_of,
+    session_of,
+    written,
+)
+from ragfence.api.messages import Answer
+from ragfence.api.problems import Refused, refusal
+from ragfence.api.schemas import (
+    Empty,
+    InProgress,
+    OutcomeOut,
+    Page,
+    PurgedExpiredOut,
+    PurgedOut,
+    PurgeExpiredIn,
+    PurgeIn,
+    Released,
+    StatsOut,
+)
+from ragfence.api.sessions import STATUS_PATH
+from ragfence.audit.standing import standing
+from ragfence.core.hashing import SHARDS
+from ragfence.core.operations import key_from_text
+from ragfence.core.records import State
+from ragfence.documents.identity import snippet_texts
+from ragfence.documents.segments import ids_in
+from ragfence.engine.background import to_the_end
+from ragfence.engine.engine import Engine
+from ragfence.errors import ValidationError
+from ragfence.fence import Fence
+
+router = APIRouter(prefix="/v1", tags=["looking"])
+admin = APIRouter(prefix="/v1/admin", tags=["admin"])
+
+MOST: Final = 1000
+KeyInPath = Annotated[str, Path(pattern="^[0-3][0-9a-f]{65}$", description="as in a receipt")]
+Limit = Annotated[int, Query(ge=1, le=MOST)]
+Cursor = Annotated[str, Query(max_length=200, description="next_cursor of the page before")]
+
+
+@router.get(STATUS_PATH.removeprefix("/v1"), summary="How far a 202 is", responses=answers(InProgress, 200, 202))
+async def get_status(
+    request: Request,
+    key: Annotated[str, Query(max_length=255)],
+    method: Annotated[str, Query(max_length=10)],
+    route: Annotated[str, Query(max_length=500)],
+) -> Response:
+    """202 while the operation is performed, then its answer. The address is the Location of a 202."""
+    session, query = session_of(request), request.scope["query_string"].decode("latin-1")
+    principal = request.state.asker.principal
+    return response_of(await session.contract.status(query, principal, root=request.scope.get("root_path", "")))
+
+
+@router.get("/receipts/{key}", summary="How a key stands", responses=answers(OutcomeOut))
+async def get_receipt(request: Request, key: KeyInPath) -> Response:
+    fence = session_of(request).fence
+    return read_answer(await looked_up(lambda: _outcome(fence, key)))
+
+
+@router.get("/decisions", summary="Why each call got what it got", responses=answers(Page))
+async def get_decisions(
+    request: Request,
+    since: Annotated[str, Query(max_length=40, description="24h, 7d, or a time")] = "24h",
+    until: Annotated[str | None, Query(max_length=40)] = None,
+    kind: Annotated[str | None, Query(max_length=100)] = None,
+    decision: Literal["new", "duplicate", "conflict", "in_flight", "stale", "ended"] | None = None,
+    source_id: Annotated[str | None, Query(max_length=2000)] = None,
+    limit: Limit = 100,
+    cursor: Cursor = "",
+) -> Response:
+    """Decision rows, oldest first."""
+    fence, after = session_of(request).fence, _cursor(cursor)
+
+    def page() -> dict[str, Any]:
+        begin = after[0] if after else since
+        table = fence.audit.decisions(begin, until, kind=kind, decision=decision, source_id=source_id)
+        # A page begins in the millisecond in which the one before ended.
+        rows = [row for row in table.to_pylist() if not after or (_ts(row), row["row_id"]) > after]
+        rows.sort(key=lambda row: (_ts(row), row["row_id"]))
+        shown = rows[:limit]
+        more = _as_cursor(_ts(shown[-1]), shown[-1]["row_id"]) if len(rows) > limit else None
+        return {"items": [_jsonable(row) for row in shown], "next_cursor": more}
+
+    return read_answer(await looked_up(page))
+
+
+@router.get("/keys", summary="Which keys are held", responses=answers(Page))
+async def get_keys(
+    request: Request,
+    kind: Annotated[str | None, Query(max_length=100)] = None,
+    state: Literal["held", "released", "quarantined", "sealed", "failed"] | None = None,
+    limit: Limit = 100,
+    cursor: Cursor = "",
+) -> Response:
+    """Records of operations other than documents, in the order of their keys."""
+    engine, after = session_of(request).fence._engine, _cursor(cursor)
+    return read_answer(await looked_up(lambda: _keys(engine, kind, state, limit, after[1] if after else "")))
+
+
+@router.get("/stats", summary="Hit rate, sizes, duplicates per endpoint", responses=answers(StatsOut))
+async def get_stats(request: Request, since: Annotated[str, Query(max_length=40)] = "24h") -> Response:
+    fence = session_of(request).fence
+    return read_answer(await looked_up(lambda: _stats(fence, since)))
+
+
+@admin.post(
+    "/keys/{key}:release",
+    summary="New attempts for a stuck key",
+    openapi_extra=body_schema(Empty, required=False),
+    responses=answers(Released, 200, write=True),
+)
+async def post_release(request: Request, key: KeyInPath) -> Response:
+    """For a key that is quarantined, stuck, or sealed as a failure."""
+    body = await body_of(request)
+    checked(body, request, Empty)
+    fence = session_of(request).fence
+
+    async def work() -> Answer:
+        return json_answer({"key": key, "released": await to_the_end(fence.release, key)})
+
+    return await written(request, work, body)
+
+
+@admin.post(
+    "/purge-expired",
+    summary="Remove what has outlived its lifetime",
+    openapi_extra=body_schema(PurgeExpiredIn, required=False),
+    responses=answers(PurgedExpiredOut, 200, write=True),
+)
+async def post_purge_expired(request: Request) -> Response:
+    """In bounded batches: ask again with `after` until it is empty."""
+    body = await body_of(request)
+    given = checked(body, request, PurgeExpiredIn)
+    fence = session_of(request).fence
+
+    async def work() -> Answer:
+        purged = await to_the_end(fence.purge_expired, given.limit, after=given.after)
+        return json_answer({"records": purged.records, "commits": purged.objects, "after": purged.after})
+
+    return await written(request, work, body)
+
+
+@admin.post(
+    "/purge",
+    summary="Remove a document for good",
+    openapi_extra=body_schema(PurgeIn),
+    responses=answers(PurgedOut, 200, write=True),
+)
+async def post_purge(request: Request) -> Response:
+    """Its text, metadata and vectors, out of everything that ragfence keeps; a tombstone stays."""
+    body = await body_of(request)
+    given = checked(body, request, PurgeIn)
+    fence = session_of(request).fence
+
+    async def work() -> Answer:
+        report = await to_the_end(fence.documents.purge, given.doc_id)
+        return json_answer({"doc_id": report.doc_id, "found": report.known, "report": asdict(report)})
+
+    return await written(request, work, body)
+
+
+def _outcome(fence: Fence, key: str) -> dict[str, Any]:
+    engine = fence._engine
+    try:
+        operation = fence.audit.operation_of(key_from_text(key))
+    except ValidationError as unknown:
+        raise Refused(refusal("VALIDATION.not_found", f"nothing is known of {key}", hint=unknown.hint)) from unknown
+    record = standing(engine, key_from_text(key), operation).record
+    if record is None:
+        raise Refused(refusal("VALIDATION.not_found", f"nothing is held under {key}", hint="it may have expired"))
+    ids = snippet_texts(ids_in(record.result)) if operation.kind == "document" and record.ended else ()
+    return {
+        "key": key,
+        "kind": operation.kind,
+        "source_id": operation.source_id,
+        "state": record.state.name.lower(),
+        "attempt": record.attempt,
+        "effect_id": record.effect_id or None,
+        "snippet_ids": list(ids),
+        "first_seen": moment(record.first_seen_ms),
+        "sealed_at": moment(record.when_ms) if record.ended else None,
+    }
+
+
+def _keys(engine: Engine, kind: str | None, state: str | None, limit: int, after: str) -> dict[str, Any]:
+    def found() -> Iterator[dict[str, Any]]:
+        # A shard at a time, since a store has no order of its own: bounded by the largest shard.
+        for shard in range(int(after[:2], 16) if after else 0, SHARDS):
+            for each in sorted(engine.fences.scan(shard), key=lambda each: each.key):
+                record, key = each.record, each.key.hex()
+                told = State(record.state).name.lower()
+                if key > after and (kind is None or record.kind == kind) and (state is None or told == state):
+                    yield {
+                        "key": key,
+                        "kind": record.kind,
+                        "state": told,
+                        "attempt": record.attempt,
+                        "error_code": record.error or None,
+                        "first_seen": moment(record.first_seen_ms),
+                        "expires_at": moment(each.expires_ms),
+                    }
+
+    items: list[dict[str, Any]] = []
+    for item in found():
+        if len(items) == limit:
+            return {"items": items, "next_cursor": _as_cursor(0, items[-1]["key"])}
+        items.append(item)
+    return {"items": items, "next_cursor": None}
+
+
+def _stats(fence: Fence, since: str) -> dict[str, Any]:
+    engine = fence._engine
+    held = engine.fences.stats()
+    table = fence.audit.decisions(since).select(["decision", "route", "kind", "fence", "error_code"])
+    decisions: Counter[str] = Counter()
+    endpoints: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for row in table.to_pylist():
+        decisions[row["decision"]] += 1
+        endpoints[row["route"] or "", row["kind"] or ""][row["decision"]] += 1
+    asked = decisions["new"] + decisions["duplicate"]
+    return {
+        "tenant": fence.tenant,
+        "since": since,
+        "records": [
+            {"kind": kind, "state": state, "count": count} for (kind, state), count in sorted(held.records.items())
+        ],
+        "storage_bytes": held.bytes,
+        "rows": held.rows,
+        "decisions": dict(decisions),
+        "hit_rate": decisions["duplicate"] / asked if asked else None,
+        "endpoints": [
+            {"route": route, "kind": kind, **dict(counted)} for (route, kind), counted in sorted(endpoints.items())
+        ],
+    }
+
+
+def _ts(row: dict[str, Any]) -> str:
+    text: str = row["ts"].isoformat(timespec="milliseconds")
+    return text
+
+
+def _jsonable(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: value.isoformat(timespec="milliseconds") if hasattr(value, "isoformat") else value
+        for name, value in row.items()
+    }
+
+
+def _as_cursor(moment: object, last: str) -> str:
+    return base64.urlsafe_b64encode(f"{moment} {last}".encode()).decode().rstrip("=")
+
+
+def _cursor(text: str) -> tuple[str, str] | None:
+    if not text:
+        return None
+    try:
+        padded = text + "=" * (-len(text) % 4)
+        moment, _, last = base64.b64decode(padded, altchars=b"-_", validate=True).decode().partition(" ")
+    except (binascii.Error, ValueError):
+        moment = last = ""
+    if not moment or not last or not last.isalnum():
+        raise Refused(refusal("VALIDATION.parameter", "cursor is none that this server gave", hint="leave it out"))
+    return moment, last

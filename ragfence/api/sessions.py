@@ -1,0 +1,122 @@
+"""One fence per tenant, opened when the first request comes and closed when others need the room.
+
+A request holds its tenant's session until it is answered, so nothing is closed under it. What goes on for a client that
+has left (a build that takes longer than its budget) is waited for before the fence is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from functools import cached_property
+
+from ragfence.api.batch import Batches
+from ragfence.api.contract import Contract
+from ragfence.api.grouping import Grouping
+from ragfence.core.policy import Policy
+from ragfence.engine.background import to_the_end
+from ragfence.fence import Fence
+
+STATUS_PATH = "/v1/idempotency"
+
+_log = logging.getLogger("ragfence.api")
+
+
+class Session:
+    """What the routes need of a tenant."""
+
+    def __init__(self, fence: Fence) -> None:
+        self.fence = fence
+        self.contract = Contract(fence, status_path=STATUS_PATH)
+        self.held = 0
+
+    @cached_property
+    def grouping(self) -> Grouping:
+        return Grouping(self.fence.documents)
+
+    @cached_property
+    def batches(self) -> Batches:
+        return Batches(self.fence, self.contract)
+
+    async def finish(self) -> None:
+        await self.contract.finish()
+        if "grouping" in self.__dict__:  # a cached property that was used
+            await self.grouping.finish()
+
+    async def close(self) -> None:
+        await self.finish()
+        await to_the_end(self.fence.close)
+
+
+class Sessions:
+    def __init__(self, open_fence: Callable[[str], Fence], *, most: int = 64) -> None:
+        self._open_fence = open_fence
+        self._most = most
+        self._open: OrderedDict[str, Session] = OrderedDict()
+        self._opening: dict[str, asyncio.Future[Session]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    @contextlib.asynccontextmanager
+    async def of(self, tenant: str) -> AsyncIterator[Session]:
+        session = self._open.get(tenant)
+        if session is None:
+            session = await self._opened(tenant)
+        else:
+            self._open.move_to_end(tenant)
+        session.held += 1
+        try:
+            yield session
+        finally:
+            session.held -= 1
+
+    def left_behind(self) -> int:
+        """How much is being performed for clients that have left."""
+        return sum(getattr(session.contract, "left_behind", 0) for session in self._open.values())
+
+    async def close(self) -> None:
+        while self._open:
+            _, session = self._open.popitem()
+            try:
+                await session.close()
+            except Exception:  # noqa: BLE001  # the others are to be closed all the same
+                _log.exception("a tenant's fence could not be closed")
+        if self._closing:
+            await asyncio.wait(set(self._closing))
+
+    async def _opened(self, tenant: str) -> Session:
+        under_way = self._opening.get(tenant)
+        if under_way is None:
+            under_way = self._opening[tenant] = asyncio.ensure_future(self._open_one(tenant))
+            under_way.add_done_callback(lambda done: self._opening.pop(tenant, None))
+        # Shielded: who leaves must not take the opening away from those who wait for it too.
+        return await asyncio.shield(under_way)
+
+    async def _open_one(self, tenant: str) -> Session:
+        session = Session(await to_the_end(self._open_fence, tenant))
+        self._open[tenant] = session
+        self._make_room()
+        return session
+
+    def _make_room(self) -> None:
+        idle = [name for name, session in self._open.items() if not session.held]
+        # The newest is about to be used.
+        for name in idle[: -1 if idle else None][: max(len(self._open) - self._most, 0)]:
+            task = asyncio.create_task(self._open.pop(name).close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+
+def for_strangers(policy: Policy) -> Policy:
+    """The policy of a server, which differs where a file says nothing of it.
+
+    Contents of strangers are compared by sha256, which nobody can collide. A conflict tells what differs: of documents
+    only digests are kept for that.
+    """
+    given, conflict = policy.model_fields_set, policy.on_conflict
+    differs: dict[str, object] = {} if "content_hash" in given else {"content_hash": "sha256"}
+    if "include_diff" not in conflict.model_fields_set:
+        differs["on_conflict"] = conflict.model_copy(update={"include_diff": True})
+    return policy.model_copy(update=differs)

@@ -1,0 +1,136 @@
+"""What the contract answers beside what was performed: replays, conflicts, what is in progress, what came too late."""
+
+from __future__ import annotations
+
+import functools
+import json
+from email.utils import formatdate
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+from ragfence.api import stored
+from ragfence.api.keys import format_key
+from ragfence.api.messages import Answer, Call
+from ragfence.api.problems import Problem, problem_of, refusal, whole_seconds
+from ragfence.core.operations import Operation
+from ragfence.core.policy import Policy
+from ragfence.core.receipts import Receipt
+from ragfence.engine.claiming import failed
+from ragfence.errors import Conflict, InFlight, RagfenceError
+
+RETRY_AFTER_MS = 1000
+"""how soon to ask again: a live lease is renewed, so its end says nothing"""
+
+
+class Asked(NamedTuple):
+    """A request that may be claimed."""
+
+    call: Call
+    key: str
+    operation: Operation
+    payload: object
+    budget_s: float | None
+
+
+class Telling:
+    """`status_path`: where a 202 is asked how far it is; `ttl_ms`: how long an outcome is kept, 0 for ever."""
+
+    def __init__(self, policy: Policy, ttl_ms: int, status_path: str) -> None:
+        self._policy = policy
+        self._ttl_ms = ttl_ms
+        self._status_path = status_path
+
+    def refused(self, asked: Asked, error: RagfenceError) -> Answer:
+        key, call = asked.key, asked.call
+        if isinstance(error, Conflict):
+            problem = Problem(
+                status=self._policy.on_conflict.status,
+                code=error.code,
+                title="The key was used before, for another request",
+                retryable=False,
+                detail=f"Idempotency-Key {key!r} was used before on {call.method} {call.template}, for another request",
+                hint="use a new key for another request, or send what was sent first",
+                extras={"key": key, "diff": _of_the_body(error.diff), "differs": _parts(error.diff)},
+            )
+            return problem.answer(told_of(key, "CONFLICT"))
+        if isinstance(error, InFlight):
+            return self.in_progress(asked)
+        return problem_of(error, key=key).answer(told_of(key, "IN_PROGRESS"))
+
+    def in_progress(self, asked: Asked) -> Answer:
+        key = asked.key
+        if self._policy.http.in_progress == 202:
+            return self.accepted(asked.operation, key, asked.call.root)
+        busy = InFlight(
+            f"a request with Idempotency-Key {key!r} is being performed",
+            hint="wait, then send it again with the same key",
+            key=key,
+            retry_after_ms=RETRY_AFTER_MS,
+        )
+        return problem_of(busy).answer(told_of(key, "IN_PROGRESS"))
+
+    def accepted(self, operation: Operation, key: str, root: str) -> Answer:
+        told: dict[str, Any] = {"key": key, "state": "in_progress", "retry_after": whole_seconds(RETRY_AFTER_MS)}
+        headers = {"retry-after": str(told["retry_after"]), "cache-control": "no-store"}
+        if self._status_path:
+            method, _, template = operation.action.partition(" ")
+            query = urlencode({"key": key, "method": method, "route": template})
+            told["status_url"] = headers["location"] = f"{root}{self._status_path}?{query}"
+        body = json.dumps(told, separators=(",", ":")).encode()
+        answer = stored.whole(Answer(202, (("content-type", "application/json"),), body))
+        return answer.with_headers(headers | told_of(key, "IN_PROGRESS"))
+
+    def out_of_time(self, asked: Asked, *, begun: bool) -> Answer:
+        # Not begun: the store has not said yet whether there is a claim, and the address of a 202 would know nothing.
+        if begun and self._policy.http.in_progress == 202:
+            return self.accepted(asked.operation, asked.key, asked.call.root)
+        late = refusal(
+            "DEPENDENCY.timeout",
+            f"not done within {asked.budget_s:g} s; it goes on",
+            key=asked.key,
+            retry_after=whole_seconds(RETRY_AFTER_MS),
+        )
+        return late.answer(told_of(asked.key, "IN_PROGRESS"))
+
+    def replayed(self, receipt: Receipt, key: str) -> Answer:
+        told = told_of(key, "HIT") | {"idempotency-status": "replayed"} | self.expiry(receipt)
+        if receipt.failed:  # sealed by other means than an answer
+            return problem_of(failed(receipt), key=key).answer(told)
+        kept = stored.from_result(receipt.result, key)
+        # None of what is told is ever kept, so nothing has to be replaced.
+        return Answer(kept.status, (*kept.headers, *told.items()), kept.body, kept.complete)
+
+    def expiry(self, receipt: Receipt) -> dict[str, str]:
+        if not self._ttl_ms or not receipt.sealed_at_ms:
+            return {}
+        return {"idempotency-expires": _date((receipt.sealed_at_ms + self._ttl_ms) // 1000)}
+
+
+@functools.lru_cache(maxsize=1024)
+def _date(seconds: int) -> str:
+    return formatdate(seconds, usegmt=True)
+
+
+def told_of(key: str, status: str) -> dict[str, str]:
+    """What the headers tell of the key."""
+    told = {"x-idempotency-key": format_key(key)}
+    return told | {"x-idempotency-status": status} if status else told
+
+
+def _of_the_body(diff: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """The patch of the body alone: that is the document the client has."""
+    if diff is None:
+        return None
+    return [
+        {name: value.removeprefix("/body") if name in ("path", "from") else value for name, value in operation.items()}
+        for operation in diff
+        if _part(operation) == "body"
+    ]
+
+
+def _parts(diff: list[dict[str, Any]] | None) -> list[str] | None:
+    return None if diff is None else sorted({_part(operation) for operation in diff})
+
+
+def _part(operation: dict[str, Any]) -> str:
+    return (*str(operation["path"]).split("/"), "body")[1]

@@ -1,0 +1,96 @@
+"""`ragfence serve`: the ingestion API over HTTP, until it is told to stop."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ragfence.cli import show
+from ragfence.cli.opening import Json, Objects, PolicyFile, Store, Tenant
+
+if TYPE_CHECKING:
+    from ragfence.api.serving import Serving
+
+
+def serve(
+    store: Store = None,
+    objects: Objects = None,
+    tenant: Tenant = None,
+    policy: PolicyFile = None,
+    as_json: Json = False,
+    host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 for any that is free.")] = 8080,
+    workers: Annotated[int, typer.Option("--workers", min=1, max=64, help="Processes.")] = 1,
+    insecure_dev: Annotated[
+        bool, typer.Option("--insecure-dev", help="No API keys: whoever reaches it may do everything. Loopback only.")
+    ] = False,
+    tls_cert: Annotated[str | None, typer.Option("--tls-cert", metavar="FILE", help="PEM, with its chain.")] = None,
+    tls_key: Annotated[str | None, typer.Option("--tls-key", metavar="FILE", help="PEM.")] = None,
+    root_path: Annotated[
+        str, typer.Option("--root-path", metavar="PREFIX", help="Under which a proxy shows it, and takes off.")
+    ] = "",
+    max_concurrent: Annotated[
+        int, typer.Option("--max-concurrent", min=1, help="Requests under way in one process; others get 503.")
+    ] = 256,
+    shutdown_grace: Annotated[
+        float,
+        typer.Option("--shutdown-grace", metavar="SECONDS", min=0, help="For requests under way when it is stopped."),
+    ] = 30.0,
+    drain: Annotated[
+        float,
+        typer.Option("--drain", metavar="SECONDS", min=0, help="Go on for so long with /readyz at 503, then stop."),
+    ] = 0.0,
+) -> None:
+    """Serves the ingestion API.
+
+    SIGTERM or Ctrl-C lets requests under way finish, and gives back what does not; a second one ends it at once.
+    """
+    from ragfence.api import serving as api
+
+    serving = api.Serving(
+        host=host,
+        port=port,
+        workers=workers,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        root_path=root_path,
+        grace_s=shutdown_grace,
+        drain_s=drain,
+    )
+    api.check(serving, insecure_dev=insecure_dev)
+    settings = api.AppSettings(
+        store=store, objects=objects, policy=policy, insecure_dev=insecure_dev, max_concurrent=max_concurrent
+    )
+    # Workers are new processes: what was said here has to reach them, over what the environment says.
+    os.environ.update(settings.to_environ())
+    if tenant:
+        os.environ["RAGFENCE_TENANT"] = tenant
+    if insecure_dev:
+        show.err().print(
+            "WARNING: --insecure-dev: no API keys. Whoever reaches this port may read and change everything."
+        )
+
+    def ready(url: str, port: int) -> None:
+        if as_json:
+            show.document({"url": url, "host": host, "port": port, "pid": os.getpid(), "workers": workers})
+        else:
+            _print(url, serving, insecure_dev=insecure_dev)
+        sys.stdout.flush()
+
+    if code := api.serve(api.FACTORY, serving, ready=ready):
+        raise typer.Exit(code)
+
+
+def _print(url: str, serving: Serving, *, insecure_dev: bool) -> None:
+    show.say(f"listening on {url}, {serving.workers} worker{'s' * (serving.workers > 1)}; Ctrl-C stops")
+    words = ["curl", *(["--cacert", serving.tls_cert] if serving.tls_cert else []), f"{url}/v1/documents"]
+    words += [] if insecure_dev else ["-H", "Authorization: Bearer rf_..."]
+    words += ["-H", "Idempotency-Key: first-1", "-H", "Content-Type: application/json"]
+    words += ["-d", '{"doc_id": "first", "text": "Hello."}']
+    show.say(f"  {shlex.join(words)}")
+    if not insecure_dev:
+        show.say("  (an API key: ragfence apikeys create)")

@@ -1,0 +1,41 @@
+"""The client of the HTTP API: `Client`, and `AsyncClient` with the same methods. `pip install 'ragfence[client]'`.
+
+>>> with Client("https://ingest.example") as client:  # doctest: +SKIP
+...     client.ingest(ragfence.Document("a", "some text")).snippet_ids
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ragfence.client.async_client import AsyncClient as AsyncClient
+    from ragfence.client.retrying import RetryPolicy as RetryPolicy
+    from ragfence.client.sync_client import Client as Client
+    from ragfence.errors import ApiError as ApiError
+    from ragfence.errors import ApiRefused as ApiRefused
+    from ragfence.errors import ApiUnavailable as ApiUnavailable
+
+_WHERE = {
+    "ApiError": "ragfence.errors",
+    "ApiRefused": "ragfence.errors",
+    "ApiUnavailable": "ragfence.errors",
+    "AsyncClient": "ragfence.client.async_client",
+    "Client": "ragfence.client.sync_client",
+    "RetryPolicy": "ragfence.client.retrying",
+}
+
+__all__ = ["ApiError", "ApiRefused", "ApiUnavailable", "AsyncClient", "Client", "RetryPolicy"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        value = getattr(import_module(_WHERE[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'ragfence.client' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

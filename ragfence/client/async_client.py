@@ -1,0 +1,207 @@
+"""`AsyncClient`: performs the steps of every call, and awaits. The methods are those of `Client`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from functools import wraps
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, TypeVar, overload
+
+from ragfence.client import batches, calls
+from ragfence.client.batches import BATCH, MAX_BATCH_BYTES, WAIT_S, Batching, Documents
+from ragfence.client.calls import Core
+from ragfence.client.opening import TIMEOUT_S, Asking, core_of
+from ragfence.client.retrying import RetryPolicy
+from ragfence.client.steps import END, Give, Lost, Pause, Pull, Reply, Send, Steps
+from ragfence.core.receipts import Receipt
+
+if TYPE_CHECKING:
+    import httpx
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _done(
+    call: Callable[Concatenate[Core, P], Steps[T]],
+) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
+    @wraps(call)
+    async def method(client: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await client._done(call(client._core, *args, **kwargs))
+
+    return method
+
+
+def _each(
+    call: Callable[Concatenate[Core, P], Steps[None]],
+) -> Callable[Concatenate[AsyncClient, P], AsyncIterator[dict[str, Any]]]:
+    @wraps(call)
+    def method(client: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[dict[str, Any]]:
+        return client._each(call(client._core, *args, **kwargs))
+
+    return method
+
+
+class AsyncClient:
+    """As `Client`, for one event loop: `await client.ingest(...)`, `async for row in client.decisions()`.
+
+    >>> async with AsyncClient("https://ingest.example") as client:  # doctest: +SKIP
+    ...     await client.ingest(ragfence.Document("a", "some text"))
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        api_key: str | None = None,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        retry: RetryPolicy | None = None,
+        run: str | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self._core = core_of(url, api_key, timeout_s, retry, run, clock)
+        self._asking = Asking(self._core)
+        self._sleep = sleep
+        self._http: httpx.AsyncClient = self._asking.httpx.AsyncClient(**self._asking.options(transport))
+
+    ingest = _done(calls.ingest)
+    put = _done(calls.put)
+    retract = _done(calls.retract)
+    get = _done(calls.get)
+    snippets = _done(calls.snippets)
+    receipt = _done(calls.receipt)
+    build = _done(calls.build)
+    builds = _done(calls.builds)
+    swap = _done(calls.swap)
+    rollback = _done(calls.rollback)
+    resolve = _done(calls.resolve)
+    aliases = _done(calls.aliases)
+    history = _done(calls.history)
+    search = _done(calls.search)
+    decisions = _each(calls.decisions)
+    keys = _each(calls.keys)
+    stats = _done(calls.stats)
+    release = _done(calls.release)
+    purge = _done(calls.purge)
+    purge_expired = _done(calls.purge_expired)
+
+    @overload
+    def ingest_many(
+        self,
+        documents: Documents,
+        *,
+        progress: bool | Callable[[int], None] = ...,
+        batch: int = ...,
+        max_batch_bytes: int = ...,
+        wait_s: float = ...,
+        stream: Literal[False] = ...,
+    ) -> Awaitable[list[Receipt]]: ...
+    @overload
+    def ingest_many(
+        self,
+        documents: Documents,
+        *,
+        progress: bool | Callable[[int], None] = ...,
+        batch: int = ...,
+        max_batch_bytes: int = ...,
+        wait_s: float = ...,
+        stream: Literal[True],
+    ) -> AsyncIterator[Receipt]: ...
+    def ingest_many(
+        self,
+        documents: Documents,
+        *,
+        progress: bool | Callable[[int], None] = False,
+        batch: int = BATCH,
+        max_batch_bytes: int = MAX_BATCH_BYTES,
+        wait_s: float = WAIT_S,
+        stream: bool = False,
+    ) -> Awaitable[list[Receipt]] | AsyncIterator[Receipt]:
+        """As `Client.ingest_many`; the documents may come from an `async for` too."""
+        batching = Batching(progress, batch, max_batch_bytes, wait_s)
+        receipts = self._each(batches.ingest_many(self._core, documents, batching))
+        return receipts if stream else _all(receipts)
+
+    async def load(
+        self,
+        loader: object,
+        *,
+        doc_id: Callable[[Any], str] | None = None,
+        progress: bool | Callable[[int], None] = False,
+        batch: int = BATCH,
+        max_batch_bytes: int = MAX_BATCH_BYTES,
+        wait_s: float = WAIT_S,
+    ) -> list[Receipt]:
+        """As `Client.load`. The loader is read in this thread."""
+        batching = Batching(progress, batch, max_batch_bytes, wait_s)
+        return await _all(self._each(batches.load(self._core, loader, batching, doc_id=doc_id)))
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"AsyncClient({self._core.conduct.url!r})"
+
+    async def _done(self, steps: Steps[T]) -> T:
+        came: Any = None
+        while True:
+            try:
+                step = steps.send(came)
+            except StopIteration as done:
+                result: T = done.value
+                return result
+            came = await self._performed(step)
+
+    async def _each(self, steps: Steps[None]) -> AsyncGenerator[Any, None]:
+        came: Any = None
+        with contextlib.closing(steps):
+            while True:
+                try:
+                    step = steps.send(came)
+                except StopIteration:
+                    return
+                if isinstance(step, Give):
+                    yield step.value
+                    came = None
+                else:
+                    came = await self._performed(step)
+
+    async def _performed(self, step: Send | Pause | Pull | Give) -> Any:
+        match step:
+            case Send():
+                return await self._asked(step)
+            case Pause(seconds):
+                return await self._sleep(seconds)
+            case Pull(source):
+                return next(source, END) if isinstance(source, Iterator) else await anext(source, END)
+        raise AssertionError(step)
+
+    async def _asked(self, send: Send) -> Reply | Lost:
+        httpx, until = self._asking.httpx, time.monotonic() + send.whole_s
+        try:
+            async with self._http.stream(**self._asking.arguments(send)) as response:
+                parts = []
+                async for part in response.aiter_bytes():
+                    if time.monotonic() > until:
+                        return self._asking.too_slow(send)
+                    parts.append(part)
+                return Reply(response.status_code, response.headers, b"".join(parts))
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            return self._asking.trouble(error)
+
+
+async def _all(receipts: AsyncGenerator[Receipt, None]) -> list[Receipt]:
+    return [receipt async for receipt in receipts]

@@ -1,0 +1,89 @@
+"""Forks servers off one process that has imported everything; as `tests.chaos.nursery`, which see.
+
+A server takes two seconds to import what it needs, and some tenths of one after a fork. It runs `ragfence serve` as the
+console script does, with a visitor at the points of the protocol: `POINT N` in the file that its job names kills it
+the N-th time it comes by that point from now on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import importlib
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from tests.chaos.nursery import _PR_SET_PDEATHSIG, Nursery, _preload
+
+LOCK_MS = 1000
+"""who rebuilds the fence store and is killed is not waited for longer"""
+
+
+class Cradle(Nursery):
+    def _be_a_worker(self, job: str) -> None:
+        code = 3
+        try:
+            if self._libc is not None:
+                self._libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            os.setsid()
+            said = os.open(Path(job).with_suffix(".err"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            for target, source in ((0, os.open(os.devnull, os.O_RDONLY)), (1, said), (2, said)):
+                os.dup2(source, target)
+            faulthandler.enable()
+            code = _served(json.loads(Path(job).read_text()))
+        finally:
+            os._exit(code)
+
+
+class Trap:
+    """The visitor at the points. The file is looked at every time: it is set and taken away while the server runs."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._lock = threading.Lock()
+        self._set = ""
+        self._left = 0
+
+    def __call__(self, point: str) -> None:
+        try:
+            told = self._file.read_text()
+        except FileNotFoundError:
+            return
+        wanted, _, times = told.partition(" ")
+        with self._lock:
+            if told != self._set:
+                self._set, self._left = told, int(times.split()[0])
+            if point == wanted:
+                self._left -= 1
+                if self._left == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _served(job: dict[str, object]) -> int:
+    from ragfence.cli import main
+    from ragfence.engine import hydration, points
+
+    hydration.LOCK_MS = LOCK_MS
+    points.visitor = Trap(Path(str(job["trap"])))
+    sys.argv = ["ragfence", *map(str, job["argv"])]  # type: ignore[call-overload]
+    try:
+        main()
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
+
+
+def _preload_server() -> None:
+    _preload()
+    for name in ("ragfence.cli.app", "ragfence.api.app", "ragfence.api.serving", "semantic_text_splitter"):
+        importlib.import_module(name)
+    ctypes.CDLL(None)
+
+
+if __name__ == "__main__":
+    _preload_server()
+    Cradle().run()

@@ -1,0 +1,41 @@
+"""Sequences of requests while the server is killed and started again: one effect per key, equal answers."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.api.killed.conftest import OpenSite
+from tests.api.killed.places import Place
+from tests.api.killed.running import run
+from tests.api.killed.sequences import Plan
+from tests.chaos.crew import Nursery
+from tests.chaos.sites import SQLITE, VALKEY_S3
+
+FIRST = int(os.environ.get("RAGFENCE_SEED", "1"))
+EMBEDDED = 8
+ON_SERVERS = 2
+
+
+def check(plan: Plan, backend: str, open_site: OpenSite, nursery: Nursery) -> None:
+    found = run(plan, Place(open_site(backend)), nursery)
+    print(found)
+    assert found.problems == []
+    assert (found.double, found.lost) == (0, 0)
+    assert found.kills > 0
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + EMBEDDED))
+def test_one_effect_per_key_and_equal_answers_whenever_the_server_is_killed(
+    seed: int, open_site: OpenSite, servers_cradle: Nursery
+) -> None:
+    """Every request is performed once, answered alike, and refused only where its key is of another one."""
+    plan = Plan(seed, steps=2, builds=1) if seed == FIRST else Plan(seed, steps=6)
+    check(plan, SQLITE, open_site, servers_cradle)
+
+
+@pytest.mark.xdist_group("seaweedfs")
+@pytest.mark.parametrize("seed", range(FIRST + EMBEDDED, FIRST + EMBEDDED + ON_SERVERS))
+def test_one_effect_per_key_on_redis_and_s3_too(seed: int, open_site: OpenSite, servers_cradle: Nursery) -> None:
+    check(Plan(seed, steps=5), VALKEY_S3, open_site, servers_cradle)

@@ -1,0 +1,215 @@
+"""The ingestion API: documents, indexes and looks, as a loader uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ragfence.api.apikeys import Role
+from tests.api.serving import Caller, Served, served
+
+LEAVE = {"doc_id": "handbook/leave", "text": "# Leave\n\nThirty days a year.", "metadata": {"team": "people"}}
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(tmp_path_factory.mktemp("api")) as made:
+        yield made
+
+
+@pytest.fixture
+def tenant(request: pytest.FixtureRequest) -> str:
+    """One of its own for every test."""
+    return str(request.node.name)[:100]
+
+
+@pytest.fixture
+def caller(api: Served, tenant: str) -> Caller:
+    return api.caller(tenant)
+
+
+def test_a_document_is_ingested_once_whatever_the_key(caller: Caller) -> None:
+    first = caller.post("/v1/documents", LEAVE)
+    assert first.status_code == 201, first.text
+    assert first.json()["decision"] == "new"
+    assert first.headers["idempotency-status"] == "stored"
+    again = caller.post("/v1/documents", LEAVE)
+    assert again.status_code == 200
+    assert again.json()["decision"] == "duplicate"
+    assert again.json()["snippet_ids"] == first.json()["snippet_ids"] != []
+
+
+def test_a_retry_gets_the_same_bytes(caller: Caller) -> None:
+    first = caller.post("/v1/documents", LEAVE, key="k1")
+    again = caller.post("/v1/documents", LEAVE, key="k1")
+    assert (again.status_code, again.content) == (first.status_code, first.content)
+    assert again.headers["idempotency-status"] == "replayed"
+    assert (first.headers["x-idempotency-status"], again.headers["x-idempotency-status"]) == ("MISS", "HIT")
+    assert again.headers["etag"] == first.headers["etag"]
+
+
+def test_another_document_under_a_used_key_is_a_conflict_that_tells_where_but_not_what(caller: Caller) -> None:
+    caller.post("/v1/documents", LEAVE, key="k1")
+    answer = caller.post("/v1/documents", LEAVE | {"text": "Forty days."}, key="k1")
+    assert answer.status_code == 409
+    told = answer.json()
+    assert told["code"] == "CONFLICT.idempotency.payload_mismatch"
+    assert [each["path"] for each in told["diff"]] == ["/text"]
+    assert "Forty" not in answer.text
+    assert answer.headers["x-idempotency-status"] == "CONFLICT"
+
+
+def test_a_write_without_a_key_is_told_how_to_make_one(caller: Caller) -> None:
+    answer = caller.client.post("/v1/documents", json=LEAVE, headers={"Authorization": f"Bearer {caller.token}"})
+    assert answer.status_code == 400
+    assert answer.json()["code"] == "VALIDATION.idempotency.key_missing"
+    assert "UUID" in answer.json()["hint"]
+
+
+def test_a_document_is_read_back_with_its_etag_and_its_snippets(caller: Caller) -> None:
+    made = caller.post("/v1/documents", LEAVE)
+    found = caller.get("/v1/documents/handbook/leave", params={"snippets": "true"})
+    assert found.status_code == 200, found.text
+    assert found.headers["etag"] == made.headers["etag"] == f'"{found.json()["etag"]}"'
+    assert found.json()["metadata"] == {"team": "people"}
+    assert [each["snippet_id"] for each in found.json()["snippets"]] == made.json()["snippet_ids"]
+    assert caller.get("/v1/documents/unknown").status_code == 404
+
+
+def test_a_put_replaces_only_what_its_sender_has_read(caller: Caller) -> None:
+    etag = caller.put("/v1/documents/a", {"text": "one"}, headers={"If-None-Match": "*"}).headers["etag"]
+    assert caller.put("/v1/documents/a", {"text": "two"}, headers={"If-Match": etag}).status_code == 201
+    late = caller.put("/v1/documents/a", {"text": "three"}, headers={"If-Match": etag})
+    assert late.status_code == 412
+    assert late.json()["code"] == "DOCUMENT.moved"
+    assert caller.put("/v1/documents/a", {"text": "four"}, headers={"If-None-Match": "*"}).status_code == 412
+    assert caller.put("/v1/documents/a", {"text": "five"}, headers={"If-Match": "nonsense"}).status_code == 400
+
+
+def test_a_412_uses_up_no_key(caller: Caller) -> None:
+    etag = caller.put("/v1/documents/a", {"text": "one"}).headers["etag"]
+    assert caller.put("/v1/documents/a", {"text": "two"}, key="k", headers={"If-Match": '"9.9"'}).status_code == 412
+    assert caller.put("/v1/documents/a", {"text": "two"}, key="k", headers={"If-Match": etag}).status_code == 201
+
+
+def test_a_retracted_document_is_gone_and_comes_back_with_its_snippet_ids(caller: Caller) -> None:
+    first = caller.post("/v1/documents", LEAVE)
+    assert caller.delete("/v1/documents/handbook/leave").status_code == 200
+    assert caller.get("/v1/documents/handbook/leave").status_code == 404
+    back = caller.post("/v1/documents", LEAVE)
+    assert back.json()["flags"]["revived"] is True
+    assert back.json()["snippet_ids"] == first.json()["snippet_ids"]
+
+
+def test_an_older_sequence_is_refused(caller: Caller) -> None:
+    assert caller.put("/v1/documents/a", {"text": "new", "sequence": 5}).status_code == 201
+    stale = caller.put("/v1/documents/a", {"text": "old", "sequence": 4})
+    assert (stale.status_code, stale.json()["code"]) == (409, "CONFLICT.sequence.stale")
+
+
+def test_a_mistake_in_a_body_is_told_with_its_place_and_uses_up_no_key(caller: Caller) -> None:
+    wrong = caller.post("/v1/documents", {"doc_id": "a", "texxt": "one"}, key="k")
+    assert wrong.status_code == 422
+    assert {each["at"] for each in wrong.json()["errors"]} == {"/text", "/texxt"}
+    assert caller.post("/v1/documents", {"doc_id": "a", "text": "one"}, key="k").status_code == 201
+
+
+def test_a_key_without_the_role_is_refused(api: Served, tenant: str) -> None:
+    reader, writer = api.caller(tenant, Role.READ), api.caller(tenant, Role.WRITE)
+    assert reader.post("/v1/documents", LEAVE).status_code == 403
+    assert writer.post("/v1/documents", LEAVE).status_code == 201
+    assert reader.get("/v1/documents/handbook/leave").status_code == 200
+    assert writer.post("/v1/admin/purge-expired").status_code == 403
+    assert api.caller(tenant).post("/v1/admin/purge-expired").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/documents/a", "/v1/nothing", "/anything", "/v1/admin/x"])
+def test_nobody_passes_without_a_key(api: Served, path: str) -> None:
+    for headers in ({}, {"Authorization": "Bearer rf_nonsense"}, {"Authorization": "Basic eDp5"}):
+        answer = api.client.get(path, headers=headers)
+        assert answer.status_code == 401
+        assert answer.headers["www-authenticate"].startswith("Bearer")
+
+
+def test_a_build_is_made_once_and_searched_through_its_alias(caller: Caller) -> None:
+    for number in range(3):
+        caller.post("/v1/documents", {"doc_id": f"d{number}", "text": f"leases expire after {number} seconds"})
+    built = caller.post("/v1/builds", {})
+    assert built.status_code == 201, built.text
+    index_hash = built.json()["index_hash"]
+    assert caller.post("/v1/builds").json()["index_hash"] == index_hash
+    swapped = caller.post("/v1/aliases/docs:swap", {"index_hash": index_hash, "expect": None})
+    assert swapped.status_code == 200, swapped.text
+    assert caller.post("/v1/aliases/docs:swap", {"index_hash": index_hash, "expect": None}).status_code == 412
+    hits = caller.get("/v1/search", params={"alias": "docs", "q": "when do leases expire?", "k": 2}).json()["hits"]
+    assert len(hits) == 2
+    assert {hit["index_hash"] for hit in hits} == {index_hash}
+    assert caller.get("/v1/aliases/docs").json()["index_hash"] == index_hash
+    assert [each["change"] for each in caller.get("/v1/aliases/docs/history").json()["items"]] == ["swap"]
+    assert [each["aliases"] for each in caller.get("/v1/builds").json()["items"]] == [["docs"]]
+    assert caller.get(f"/v1/builds/{index_hash}").json()["rows"] == 3
+    assert caller.post("/v1/aliases/docs:swap", {"index_hash": "0" * 64}).json()["code"] == "INDEX.not_sealed"
+    assert caller.get("/v1/search", params={"alias": "none", "q": "x"}).status_code == 404
+    assert caller.post("/v1/aliases/docs:rollback").status_code in (404, 409, 422)
+
+
+def test_a_build_goes_nowhere_that_the_policy_does_not_name(caller: Caller) -> None:
+    for wrong in ({"backend": "http://169.254.169.254/"}, {"embedder": "openai+http://x#y"}):
+        answer = caller.post("/v1/builds", wrong)
+        assert (answer.status_code, answer.json()["code"]) == (422, "VALIDATION.body")
+
+
+def test_a_receipt_is_found_by_its_key(caller: Caller) -> None:
+    made = caller.post("/v1/documents", LEAVE).json()
+    found = caller.get(f"/v1/receipts/{made['key']}")
+    assert found.status_code == 200, found.text
+    assert found.json()["snippet_ids"] == made["snippet_ids"]
+    assert found.json()["source_id"] == "handbook/leave"
+    assert caller.get("/v1/receipts/" + "00" * 33).status_code in (400, 404)
+
+
+def test_decisions_and_keys_come_in_pages_that_miss_nothing(caller: Caller) -> None:
+    for number in range(7):
+        caller.post("/v1/documents", {"doc_id": f"d{number}", "text": "the same"}, key=f"page-{number}")
+    for path, name, whole in (("/v1/decisions", "row_id", None), ("/v1/keys", "key", 7)):
+        seen, cursor = [], ""
+        while True:
+            page = caller.get(path, params={"limit": 3, "cursor": cursor}).json()
+            assert len(page["items"]) <= 3
+            seen += [each[name] for each in page["items"]]
+            cursor = page["next_cursor"]
+            if cursor is None:
+                break
+        assert len(seen) == len(set(seen))
+        everything = caller.get(path, params={"limit": 1000}).json()["items"]
+        assert seen == [each[name] for each in everything]
+        assert whole is None or len(seen) == whole
+    assert caller.get("/v1/decisions", params={"cursor": "!!"}).status_code == 422
+
+
+def test_stats_tell_the_hit_rate_and_the_duplicates_of_each_endpoint(caller: Caller) -> None:
+    caller.post("/v1/documents", LEAVE, key="k1")
+    caller.post("/v1/documents", LEAVE, key="k1")
+    told = caller.get("/v1/stats").json()
+    route = next(each for each in told["endpoints"] if each["route"] == "POST /v1/documents")
+    assert route["duplicate"] == 1
+    assert 0 < told["hit_rate"] < 1
+
+
+def test_a_document_is_purged_for_good(api: Served, caller: Caller) -> None:
+    secret = "a sentence that nobody may ever read again"
+    caller.post("/v1/documents", {"doc_id": "a", "text": secret, "metadata": {"who": "a name to be forgotten"}})
+    assert caller.post("/v1/admin/purge", {"doc_id": "a"}).json()["found"] is True
+    assert caller.get("/v1/documents/a").status_code == 404
+    for file in api.place.rglob("*"):
+        if file.is_file():
+            held = file.read_bytes()
+            assert secret.encode() not in held
+            assert b"a name to be forgotten" not in held
+
+
+def test_the_service_tells_that_it_is_alive_and_ready(api: Served) -> None:
+    assert api.client.get("/healthz").json() == {"status": "alive"}
+    assert api.client.get("/readyz").json() == {"status": "ready"}
+    assert api.client.get("/openapi.json").json()["info"]["title"] == "ragfence"
