@@ -7,9 +7,10 @@ routes     checked bodies, then the contract: one effect per key, the same answe
 
 from __future__ import annotations
 
-import logging
+import asyncio
 import os
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -40,7 +41,7 @@ from ragfence.api.quotas import Quotas
 from ragfence.api.sessions import Sessions, for_strangers
 from ragfence.api.shedding import Shedding
 
-_log = logging.getLogger("ragfence.api")
+THREADS = 32
 
 BODIES = (
     schemas.DocumentIn,
@@ -90,6 +91,9 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        # For claims, seals and groups, which all wait for a store most of the time.
+        threads = ThreadPoolExecutor(THREADS, thread_name_prefix="ragfence-api")
+        asyncio.get_running_loop().set_default_executor(threads)
         app.state.ready = True
         try:
             yield
@@ -98,6 +102,7 @@ def create_app(
             await sessions.close()
             await quotas.close()
             shared.close()
+            threads.shutdown(wait=False)
 
     app = FastAPI(
         title="ragfence",

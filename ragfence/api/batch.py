@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ragfence.api.asking import validated
 from ragfence.api.contract import Contract
-from ragfence.api.grouping import ingest_each
 from ragfence.api.messages import Answer, Call
 from ragfence.api.problems import Problem, Refused, problem_of, refusal
 from ragfence.api.schemas import DocumentIn, receipt_out
@@ -51,6 +50,7 @@ class Body(NamedTuple):
 
     spool: Spool
     digest: bytes
+    lines: int
 
 
 async def read_body(pieces: AsyncIterable[bytes], limits: Http) -> Body:
@@ -67,7 +67,7 @@ async def read_body(pieces: AsyncIterable[bytes], limits: Http) -> Body:
             raise _too_large(f"at most {limits.max_batch_lines:,} lines are taken")
         spool.append(piece)
         sha256.update(piece)
-    return Body(spool, sha256.digest())
+    return Body(spool, sha256.digest(), lines + (last != b"\n"))
 
 
 class Batches:
@@ -80,7 +80,6 @@ class Batches:
         # As JSON a letter with an accent takes three times its bytes, if it is escaped.
         self._longest = 3 * (rules.max_text_bytes + rules.max_metadata_bytes) + (1 << 16)
         self._limit = max(fence.policy.http.max_stored_bytes, MIN_STORED_BYTES)
-        self._wait_s = fence.policy.for_kind("document").wait_ms / 1000
 
     async def answer(self, call: Call, principal: str, body: Body) -> Answer | Streamed:
         """`call` is the request without its body; two requests with one key must have the same bytes."""
@@ -112,7 +111,7 @@ class Batches:
 
     def ingested(self, documents: list[Document]) -> list[Receipt | Exception]:
         try:
-            return ingest_each(self._documents, [(each, 0) for each in documents], wait_s=self._wait_s)
+            return self._documents.ingest_each([(each, 0) for each in documents])
         except TransientError:
             raise
         except Exception:  # noqa: BLE001  # something that one of them met with: each alone, so that it is told of that one

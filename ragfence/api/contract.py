@@ -85,6 +85,7 @@ class Contract:
         self._policy = fence.policy
         self._telling = Telling(fence.policy, fence.policy.for_kind(KIND).ttl_ms, status_path)
         self._tasks: set[asyncio.Task[Answer]] = set()
+        self._left: set[asyncio.Task[Answer]] = set()
 
     async def answer(self, call: Call, principal: str, perform: Perform, settled: Settled = ignore) -> Answer:
         """The answer to a write.
@@ -154,6 +155,11 @@ class Contract:
             return self._telling.accepted(operation, key, root)
         return refusal("VALIDATION.idempotency.key_unknown", key=key).answer(told_of(key, "MISS"))
 
+    @property
+    def left_behind(self) -> int:
+        """How much is being performed for clients that have left, or stopped waiting."""
+        return len(self._left)
+
     async def finish(self) -> None:
         """Waits for what is still being performed for clients that are gone. For an orderly end of the server."""
         if self._tasks:
@@ -214,12 +220,17 @@ class Contract:
         try:
             done, _ = await asyncio.wait(either, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            task.add_done_callback(_nobody_waits)
+            self._leave(task)
             raise
         if done or asked is None:
             return None
-        task.add_done_callback(_nobody_waits)
+        self._leave(task)
         return self._telling.out_of_time(asked, begun=handler.begun)
+
+    def _leave(self, task: asyncio.Task[Answer]) -> None:
+        self._left.add(task)
+        task.add_done_callback(self._left.discard)
+        task.add_done_callback(_nobody_waits)
 
     async def _performed(self, asked: Asked, op: Claimed, handler: Handler) -> Answer:
         own = False

@@ -14,16 +14,13 @@ import time
 import unicodedata
 from collections import deque
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ragfence.api.problems import Refused, refusal
-from ragfence.core.decisions import Replay
 from ragfence.core.receipts import Receipt
 from ragfence.documents.document import Document
-from ragfence.documents.moving import effect_of, error_of, receipt_of
-from ragfence.documents.preparing import in_waves
-from ragfence.engine.segments import Move, Moved, batch_tokens
-from ragfence.errors import DocumentInvalid, InFlight, TransientError
+from ragfence.errors import InFlight, TransientError
 
 if TYPE_CHECKING:
     from ragfence.documents.guard import Documents
@@ -100,7 +97,7 @@ class Grouping:
         while self._under_way < self._groups and (group := self._next_group()):
             self._under_way += 1
             asked = [(sent.document, sent.waited_ms()) for sent in group]
-            work = loop.run_in_executor(None, ingest_each, self._documents, asked)
+            work = loop.run_in_executor(None, partial(self._documents.ingest_each, asked, wait_s=0))
             work.add_done_callback(lambda done, group=group: self._back(loop, group, done))  # type: ignore[misc]
 
     def _next_group(self) -> list[_Sent]:
@@ -205,37 +202,3 @@ def _outcomes(
     if len(group) > 1:
         return [None] * len(group)
     return [error if isinstance(error, Exception) else RuntimeError(f"the ingestion ended with {error!r}")]
-
-
-def ingest_each(
-    documents: Documents, given: Sequence[tuple[Document, int]], *, wait_s: float = 0
-) -> list[Receipt | Exception]:
-    """As `documents.ingest` for each, in one segment: its receipt, or the error it would have raised.
-
-    The number beside a document is how long it has waited already, in milliseconds: its error tells. The same document
-    twice is ingested twice, in the order given.
-    """
-    caller, tokens, preparing = documents._caller(), batch_tokens(), documents._preparing
-    outcomes: dict[int, Receipt | Exception] = {}
-    asks = {}
-    for at, (document, _) in enumerate(given):
-        try:
-            asks[at] = preparing.ask(document, next(tokens), caller)
-        except DocumentInvalid as invalid:
-            outcomes[at] = invalid
-    known: dict[int, Receipt] = {}
-    asks = documents._unanswered(asks, known)
-    outcomes |= known
-    prepared = {at: preparing.claimed(asked, next(tokens), caller) for at, asked in asks.items()}
-    for wave in in_waves(prepared):
-        tokens = batch_tokens()  # another batch, so another name for its segment
-        moves = [Move(each.claim._replace(token=next(tokens)), effect_of(each), each) for each in wave.values()]
-        started = time.monotonic()
-        answers = documents._writer.move(moves, wait_s=wait_s)
-        waited_ms = int((time.monotonic() - started) * 1000)
-        for (at, each), answer in zip(wave.items(), answers, strict=True):
-            if isinstance(answer, Replay | Moved):
-                outcomes[at] = receipt_of(each, answer)
-            else:
-                outcomes[at] = error_of(each, answer, given[at][1] + waited_ms)
-    return [outcomes[at] for at in range(len(given))]

@@ -233,10 +233,12 @@ def _keys(engine: Engine, kind: str | None, state: str | None, limit: int, after
 def _stats(fence: Fence, since: str) -> dict[str, Any]:
     engine = fence._engine
     held = engine.fences.stats()
-    table = fence.audit.decisions(since).select(["decision", "route", "kind", "fence", "error_code"])
+    table = fence.audit.decisions(since).select(["decision", "route", "kind", "sealed_at"])
     decisions: Counter[str] = Counter()
     endpoints: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for row in table.to_pylist():
+        if row["decision"] == "new" and row["sealed_at"] is None:
+            continue  # an attempt: what came of it has a row of its own
         decisions[row["decision"]] += 1
         endpoints[row["route"] or "", row["kind"] or ""][row["decision"]] += 1
     asked = decisions["new"] + decisions["duplicate"]

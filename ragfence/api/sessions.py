@@ -74,7 +74,7 @@ class Sessions:
 
     def left_behind(self) -> int:
         """How much is being performed for clients that have left."""
-        return sum(getattr(session.contract, "left_behind", 0) for session in self._open.values())
+        return sum(session.contract.left_behind for session in self._open.values())
 
     async def close(self) -> None:
         while self._open:

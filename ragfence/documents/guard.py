@@ -119,7 +119,8 @@ class Documents:
         """Ingests one document, or answers with the snippet_ids of the first time.
 
         `expect` is the version it must be at (the `.fence` of its last receipt; "": it must not be there); if somebody
-        has moved it since, `DocumentMoved`. Raises `DocumentInvalid`, `Conflict`, `Stale`, `InFlight` or `Quarantined`; `ingest_many` has them as entries.
+        has moved it since, `DocumentMoved`. Raises `DocumentInvalid`, `Conflict`, `Stale`, `InFlight` or `Quarantined`;
+        `ingest_many` has them as entries.
 
         >>> fence.documents.ingest(ragfence.Document("a", "some text")).snippet_ids  # doctest: +SKIP
         """
@@ -174,6 +175,34 @@ class Documents:
         total = len(documents) if isinstance(documents, Sequence) else None
         receipts = self._streamed(documents, batch, dry_run, lambda: meter(progress, total, "ingesting"))
         return receipts if stream else list(receipts)
+
+    def ingest_each(
+        self, given: Sequence[tuple[Document, int]], *, wait_s: float | None = None
+    ) -> list[Receipt | Exception]:
+        """As `ingest` for each, in one segment: its receipt, or the error it would have raised.
+
+        The number beside a document is how long it has waited already, in milliseconds: its error tells. The same
+        document twice is ingested twice, in the order given. `wait_s`: for those whom others ingest right now.
+        """
+        caller, tokens = self._caller(), batch_tokens()
+        outcomes: dict[int, Receipt | Exception] = {}
+        asks: dict[int, Asked] = {}
+        for at, (document, _) in enumerate(given):
+            try:
+                asks[at] = self._preparing.ask(document, next(tokens), caller)
+            except DocumentInvalid as invalid:
+                outcomes[at] = invalid
+        known: dict[int, Receipt] = {}
+        asks = self._unanswered(asks, known)
+        outcomes |= known
+        tokens = batch_tokens()
+        prepared = {at: self._preparing.claimed(asked, next(tokens), caller) for at, asked in asks.items()}
+        for at, each, answer, waited_ms in self._mover.answers(list(in_waves(prepared)), wait_s=wait_s):
+            if isinstance(answer, Replay | Moved):
+                outcomes[at] = receipt_of(each, answer)
+            else:
+                outcomes[at] = error_of(each, answer, given[at][1] + waited_ms)
+        return [outcomes[at] for at in range(len(given))]
 
     def sync(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ragfence.core.decisions import Conflict, Granted, InFlight, Replay, Stale
@@ -162,18 +162,23 @@ class Mover:
         self._wait_s = wait_ms / 1000
 
     def move(self, waves: Sequence[Mapping[int, Prepared]]) -> dict[int, Receipt]:
-        receipts: dict[int, Receipt] = {}
+        return {at: receipt_of(each, answer, waited_ms) for at, each, answer, waited_ms in self.answers(waves)}
+
+    def answers(
+        self, waves: Sequence[Mapping[int, Prepared]], *, wait_s: float | None = None
+    ) -> Iterator[tuple[int, Prepared, Answer, int]]:
+        """What each was answered, and for how many milliseconds it was waited for."""
+        wait_s = self._wait_s if wait_s is None else wait_s
         for number, wave in enumerate(waves):
             moves = [Move(each.claim, effect_of(each), each) for each in wave.values()]
             if number:  # another batch, so another name for its segment
                 tokens = batch_tokens()
                 moves = [move._replace(claim=move.claim._replace(token=next(tokens))) for move in moves]
             started = time.monotonic()
-            answers = self._writer.move(moves, wait_s=self._wait_s)
+            answers = self._writer.move(moves, wait_s=wait_s)
             waited_ms = int((time.monotonic() - started) * 1000)
             for (at, each), answer in zip(wave.items(), answers, strict=True):
-                receipts[at] = receipt_of(each, answer, waited_ms)
-        return receipts
+                yield at, each, answer, waited_ms
 
 
 def receipt_of(subject: Prepared, answer: Answer, waited_ms: int = 0) -> Receipt:

@@ -89,20 +89,29 @@ class Asking:
 
         Whoever is cancelled meanwhile has claimed nothing: what was won for him is given back.
         """
+        timer = None
+        if timeout_s is not None and not self.answered.done():
+            timer = self.answered.get_loop().call_later(timeout_s, self._wake)
         try:
-            if timeout_s is None or self.answered.done():
-                await self.answered
-            else:
-                await asyncio.wait({self.answered}, timeout=timeout_s)
+            await self.answered
         except asyncio.CancelledError:
             await self.queue.give_up(self)
             raise
-        if not self.answered.done():
+        finally:
+            if timer is not None:
+                timer.cancel()
+        if not self.back:
             return None
         if self.error is not None:
             raise copy.copy(self.error) from self.error  # each his own: it gathers a traceback as it rises
         # NotReady: whoever asks alone makes it ready first.
         return Asked(self.claim, None if isinstance(self.verdict, NotReady) else self.verdict, self.asked_at)
+
+    def _wake(self) -> None:
+        waiting = self.answered
+        if not waiting.done():
+            self.answered = waiting.get_loop().create_future()
+            waiting.set_result(None)
 
     def drop(self) -> None:
         """Nobody will act upon the verdict. Does not wait; a closing loop waits for its threads."""

@@ -49,7 +49,7 @@ from ragfence.engine.hydration import EpochWatch, Hydrator
 from ragfence.engine.leases import Lease, heartbeat
 from ragfence.engine.refusals import Refusals, refuse_documents, refuse_nested
 from ragfence.engine.requests import Request
-from ragfence.engine.results import _REFERENCE, Results
+from ragfence.engine.results import Results
 from ragfence.errors import Conflict as ConflictError
 from ragfence.errors import (
     FencedOut,
@@ -200,7 +200,7 @@ class Performer:
     def at_once(self, request: Request, asked: Asked) -> Receipt | None:
         """The receipt of a replay, if making it asks no store. None: take the steps of `acquiring`."""
         match asked.verdict:
-            case Replay(record) if record is not None and record.result[:1] != _REFERENCE:
+            case Replay(record) if record is not None and self.results.is_inline(record.result):
                 return self._replayed(request, asked.claim, record)
         return None
 

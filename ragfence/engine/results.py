@@ -92,6 +92,10 @@ class Results:
             )
         return json.loads(found)
 
+    def is_inline(self, stored: bytes) -> bool:
+        """Whether a receipt can be made of it without the object store."""
+        return stored[:1] != _REFERENCE
+
     def receipt(self, key: bytes, record: KeyRecord, decision: Decision, flags: Flags) -> Receipt:
         state, _, _, (epoch, counter), _, first_seen_ms, sealed_at_ms, _, _, _, effect_id, _, stored = record
         value = stored[1:].decode() if stored[:1] == _TEXT else self.load(stored)

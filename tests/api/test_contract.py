@@ -434,3 +434,66 @@ def test_a_seal_that_cannot_be_written_is_told_and_found_by_the_retry(
     (again,) = answers(contract, handler, call())
     assert (again.status, again.body, again.header("idempotency-status")) == (201, b'{"id":"rf_1"}', "replayed")
     assert handler.times == 1
+
+
+def test_a_client_that_goes_away_before_the_claim_is_decided_has_claimed_nothing(
+    fence: Fence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contract, handler, asked, may_claim = Contract(fence), Handler(), threading.Event(), threading.Event()
+    fence.hydrate()
+    claim = fence._engine.fences.claim
+
+    def slow_store(claims: Any) -> Any:
+        asked.set()
+        may_claim.wait()
+        return claim(claims)
+
+    async def story() -> None:
+        gone = asyncio.create_task(contract.answer(call(), "me", handler))
+        await asyncio.to_thread(asked.wait)
+        gone.cancel()
+        may_claim.set()
+        with pytest.raises(asyncio.CancelledError):
+            await gone
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fence._engine.fences, "claim", slow_store)
+        asyncio.run(story())
+    assert handler.times == 0
+    (answer,) = answers(contract, handler, call())
+    assert (answer.status, answer.header("idempotency-status"), handler.times) == (201, "stored", 1)
+
+
+def test_a_server_that_ends_before_the_handler_has_begun_gives_the_key_back(fence: Fence) -> None:
+    contract, handler = Contract(fence), Handler()
+    fence.hydrate()
+
+    async def cut_off() -> None:
+        ending = asyncio.create_task(contract.answer(call(), "me", handler))
+        while not contract._tasks:  # the one that would perform it, before its first step
+            await asyncio.sleep(0)
+        for task in (ending, *contract._tasks):
+            task.cancel()
+
+    asyncio.run(cut_off())
+    (answer,) = answers(Contract(fence), handler, call())
+    assert (answer.status, handler.times) == (201, 1)
+
+
+def test_requests_that_arrive_together_are_claimed_together(fence: Fence, monkeypatch: pytest.MonkeyPatch) -> None:
+    fence.hydrate()
+    contract, sizes, claim = Contract(fence), list[int](), fence._engine.fences.claim
+
+    def counted(claims: Any) -> Any:
+        sizes.append(len(claims))
+        return claim(claims)
+
+    monkeypatch.setattr(fence._engine.fences, "claim", counted)
+
+    async def story() -> None:
+        for status in ("stored", "replayed"):
+            told = await asyncio.gather(*(contract.answer(call(f"k{n}"), "me", Handler()) for n in range(10)))
+            assert {each.header("idempotency-status") for each in told} == {status}
+
+    asyncio.run(story())
+    assert sizes == [10, 10]

@@ -12,7 +12,8 @@ import yaml
 
 from ragfence import Policy
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "middleware.md").read_text()
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE = (DOCS / "middleware.md").read_text()
 SNIPPETS = re.findall(r"^```python\n(.*?)^```", PAGE, re.S | re.M)
 
 
@@ -29,10 +30,13 @@ def test_a_snippet_runs_in_an_empty_folder(number: int, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_settings_are_those_of_the_policy() -> None:
-    (text,) = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.S | re.M)
+@pytest.mark.parametrize("page", ["middleware.md", "api.md"])
+def test_the_settings_are_those_of_the_policy(page: str) -> None:
+    (text,) = re.findall(r"^```yaml\n(.*?)^```", (DOCS / page).read_text(), re.S | re.M)
     policy = Policy.from_mapping(yaml.safe_load(text))
     assert policy.http == Policy().http
+    if page == "api.md":
+        assert set(yaml.safe_load(text)["http"]) == set(type(policy.http).model_fields)
 
 
 def test_importing_ragfence_loads_no_web_framework() -> None:

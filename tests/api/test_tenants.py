@@ -135,7 +135,8 @@ def steady(value: Any) -> Any:
         kept = {name: steady(each) for name, each in value.items() if name not in VOLATILE}
         return kept | ({"effect_id": ""} if value.get("kind") == "index" else {})  # a name with a token in it
     if isinstance(value, list):
-        return [steady(each) for each in value]
+        # Keys of segments are in the order of random names.
+        return sorted((steady(each) for each in value), key=lambda each: str(each) if isinstance(each, dict) else "")
     return value
 
 
