@@ -56,6 +56,9 @@ _BEARER = re.compile(
 _DIGIT_GROUPS = re.compile(r"(?<!\d)\d++(?:[ -]\d++)*+")
 _DIGITS = re.compile(r"\d++")
 
+_SUSPECT = re.compile(r"[@=:]|eyJ|\d(?:[ ().-]{0,3}\d){6}|bearer", re.IGNORECASE)
+"""in every text that holds a secret of a built-in kind, and in some that hold none"""
+
 _URL_USER = re.compile(r"://[^\s/@]{1,256}+@")
 _NAME = re.compile(r"(?<![\w-])([A-Za-z][\w-]{0,63}+)[\"']?\s{0,4}+[=:]\s{0,4}+")
 _VALUE = re.compile(
@@ -82,6 +85,8 @@ class Redaction:
     patterns: tuple[str, ...] = DEFAULT_PATTERNS
     _by_name: dict[str, list[tuple[str, ...]]] = field(init=False, repr=False, compare=False)
     _replacements: tuple[_Replace, ...] = field(init=False, repr=False, compare=False)
+    _custom: bool = field(init=False, repr=False, compare=False)
+    _known_names: dict[tuple[str, ...], bool] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         by_name: dict[str, list[tuple[str, ...]]] = {}
@@ -90,6 +95,7 @@ class Redaction:
             by_name.setdefault(name, []).append(tuple(parents))
         object.__setattr__(self, "_by_name", by_name)
         object.__setattr__(self, "_replacements", tuple(_replacement(pattern) for pattern in self.patterns))
+        object.__setattr__(self, "_custom", any(pattern.startswith("re:") for pattern in self.patterns))
 
     def __reduce__(self) -> tuple[type[Redaction], tuple[tuple[str, ...], tuple[str, ...]]]:
         # Policies cross process boundaries; compiled replacements do not.
@@ -98,6 +104,36 @@ class Redaction:
     def redact(self, value: JsonValue) -> JsonValue:
         """A copy without secrets. Keys are looked through as well: `{"a@example.org": 1}` names somebody."""
         return self._redacted(value, ())
+
+    def redact_flat(self, given: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        """As `redact`; the dict itself if it is flat and nothing in it can be a secret, as is the case with most.
+
+        For what is asked of every document: it takes a tenth of the time.
+        """
+        if self._names_are_harmless(tuple(given)) and all(map(self._is_harmless, given.values())):
+            return given
+        redacted = self.redact(given)
+        assert isinstance(redacted, dict)
+        return redacted
+
+    def _is_harmless(self, value: JsonValue) -> bool:
+        """Sure to be as it is after `redact`. A superset of what the built-in patterns find is looked for."""
+        kind = type(value)
+        if kind is str:
+            return not self._custom and _SUSPECT.search(value) is None  # type: ignore[arg-type]  # it is
+        return kind is bool or value is None or kind is float or (kind is int and -(10**12) < value < 10**12)  # type: ignore[operator]  # it is
+
+    def _names_are_harmless(self, names: tuple[str, ...]) -> bool:
+        known = self._known_names.get(names)
+        if known is None:
+            if len(self._known_names) >= 1024:  # names come from callers
+                self._known_names.clear()
+            known = all(
+                type(name) is str and not self._is_secret((_normal(name),)) and self.redact_text(name) == name
+                for name in names
+            )
+            self._known_names[names] = known
+        return known
 
     def redact_text(self, text: str) -> str:
         """Free text, such as an error message, without secrets."""

@@ -405,7 +405,8 @@ class Documents:
     @cached_property
     def _preparing(self) -> Preparing:
         rules = self._engine.policy.documents
-        return Preparing(self._identity, rules, self._rules, Recipes(self._chunker, rules))
+        recipes = Recipes(self._chunker, rules)
+        return Preparing(self._identity, rules, self._rules, recipes, self._engine.policy.redactor)
 
     @cached_property
     def _reading(self) -> Reading:

@@ -11,6 +11,7 @@ from ragfence.core.decisions import Ask, Claim, Mode
 from ragfence.core.hashing import framed
 from ragfence.core.policy import DocumentRules, KindRules
 from ragfence.core.records import NO_METADATA
+from ragfence.core.redaction import Redaction
 from ragfence.documents.chunking import Chunker, MarkdownChunker, Recipe, TextChunker
 from ragfence.documents.document import Checked, Document, Limits, checked
 from ragfence.documents.identity import INGEST, KIND, RETRACT, Content, Identity, key_tail
@@ -63,7 +64,15 @@ class Prepared(NamedTuple):
 
 
 class Preparing:
-    def __init__(self, identity: Identity, rules: DocumentRules, kind_rules: KindRules, recipes: Recipes) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        rules: DocumentRules,
+        kind_rules: KindRules,
+        recipes: Recipes,
+        redaction: Redaction | None = None,
+    ) -> None:
+        self._redaction = redaction
         self._identity = identity
         self._limits = Limits(rules.max_text_bytes, rules.max_metadata_bytes)
         self._content_fields = rules.content_fields
@@ -73,7 +82,7 @@ class Preparing:
     def ask(self, document: Document, token: bytes, caller: Caller, position: int | None = None) -> Asked:
         """Is it ingested already? Raises `DocumentInvalid`, which names the document."""
         doc_id, text, text_bytes, metadata, url, sequence, content_type = doc = checked(
-            document, self._limits, position=position
+            document, self._limits, position=position, redaction=self._redaction
         )
         cut = self._recipes.of(content_type)
         hashed, size = content = self._identity.content(self._counted(doc) if self._content_fields else text_bytes)

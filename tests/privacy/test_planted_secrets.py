@@ -1,0 +1,184 @@
+"""Secrets planted in metadata, payloads, errors and requests are nowhere in the stores and in no log line."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import redis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import ragfence
+from ragfence import Document, Operation, Policy
+from ragfence.core.redaction import REDACTED, Redaction
+from ragfence.errors import Conflict, EffectFailed, TerminalError
+from tests import servers
+from tests.api.serving import served
+
+POLICY: dict[str, Any] = {
+    "on_conflict": {"include_diff": True},
+    "redaction": {"patterns": ["email", "phone", "bearer_token", "card"], "fields": ["patient.name"]},
+}
+LETTERS = st.text("abcdefghijkmnpqrstuvwxyz", min_size=12, max_size=20)
+
+
+@st.composite
+def secrets(draw: Any) -> tuple[dict[str, Any], list[str]]:
+    """Values with a secret in them, by what they look like or by the name of their field; and the secrets."""
+    words = [draw(LETTERS) for _ in range(5)]
+    number = "".join(str(draw(st.integers(0, 9))) for _ in range(7))
+    email, phone = f"{words[0]}@{words[1]}.example", f"+4930{number}"
+    token, password, name = f"Bearer {words[2]}{words[3]}", f"p{words[3]}!", f"N{words[4]}"
+    values = {
+        "note": draw(st.sampled_from(["{}", "mail {} now", "to: {}"])).format(email),
+        "called": f"at {phone}, twice",
+        "sent_with": token,
+        "password": password,
+        "patient": {"name": name, "ward": 7},
+        "list": [f"<{email}>", {"api-key": password}],
+    }
+    return values, [email, phone, token.split()[1], password, name]
+
+
+@contextlib.contextmanager
+def everything(kind: str, valkey: Callable[[], servers.RedisServer]) -> Iterator[tuple[Path, Any, Callable[[], bytes]]]:
+    """A place for a fence, and all bytes that are stored there."""
+    with TemporaryDirectory() as folder:
+        place = Path(folder)
+        if kind == "embedded":
+            yield place, place / "fence", lambda: _files(place)
+            return
+        server = valkey()
+        client = redis.Redis.from_url(server.url)
+        client.flushall()
+        try:
+            yield place, server.url, lambda: _files(place) + _server(client)
+        finally:
+            client.close()
+
+
+def _files(place: Path) -> bytes:
+    pieces = []
+    for file in sorted(place.rglob("*")):
+        if file.is_file():
+            pieces.append(file.read_bytes())
+            if file.read_bytes()[:4] == b"PAR1":  # its pages are compressed
+                pieces.append(repr(pq.read_table(file).to_pylist()).encode())
+    return b"\n".join(pieces)
+
+
+def _server(client: Any) -> bytes:
+    pieces = []
+    for name in client.scan_iter(count=1000):
+        pieces.append(name)
+        kind = client.type(name)
+        if kind == b"string":
+            pieces.append(client.get(name))
+        elif kind == b"stream":
+            pieces += [value for _, fields in client.xrange(name) for pair in fields.items() for value in pair]
+        else:
+            pieces.append(client.dump(name))
+    return b"\n".join(pieces)
+
+
+@pytest.mark.parametrize("kind", ["embedded", "valkey"])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(planted=secrets())
+def test_what_is_planted_in_metadata_payloads_and_errors_is_nowhere(
+    kind: str, planted: Any, request: pytest.FixtureRequest
+) -> None:
+    values, hidden = planted
+    lines = io.StringIO()
+    handler = logging.StreamHandler(lines)
+    logging.getLogger().addHandler(handler)
+    try:
+        with everything(kind, lambda: request.getfixturevalue("valkey_server")) as (place, store, stored):
+            policy = Policy.from_mapping(POLICY)
+            with ragfence.open(store, objects=place / "objects", policy=policy) as fence:
+                _work(fence, values, hidden)
+                fence.documents.verify()
+                held = stored()
+    finally:
+        logging.getLogger().removeHandler(handler)
+    for secret in hidden:
+        assert secret.encode() not in held, secret
+        assert secret not in lines.getvalue(), secret
+    assert REDACTED.encode() in held
+
+
+def _work(fence: ragfence.Fence, values: dict[str, Any], hidden: list[str]) -> None:
+    document = Document(
+        "a", "a text of its own", values, source_url=f"https://u:{hidden[3]}@x.example/?token={hidden[2]}"
+    )
+    fence.documents.ingest(document)
+    assert fence.documents.ingest(document).decision == "duplicate"
+    fence.documents.ingest_many([document._replace(metadata={**values, "more": 1}), Document("b", "another", values)])
+    stored = fence.documents.get("a")
+    assert stored is not None
+    assert stored.metadata["password"] == REDACTED
+    assert stored.metadata["patient"]["ward"] == 7
+    with fence.claim(Operation(kind="hook", source_id="1"), payload=values) as op:
+        op.seal()
+    with pytest.raises(Conflict), fence.claim(Operation(kind="hook", source_id="1"), payload={**values, "x": 1}):
+        pass
+
+    @fence.once(kind="failing", key=lambda n: str(n))
+    def fails(n: int) -> None:
+        raise TerminalError(f"refused: {values['note']}, {values['sent_with']}, password={hidden[3]}")
+
+    @fence.once(kind="breaking", key=lambda n: str(n))
+    def breaks(n: int) -> None:
+        raise RuntimeError(f"cannot reach {values['note']} {values['called']}")
+
+    with pytest.raises(TerminalError):
+        fails(1)
+    with pytest.raises(EffectFailed):
+        fails(1)
+    with pytest.raises(RuntimeError):
+        breaks(1)
+
+
+def test_what_is_planted_in_requests_is_nowhere(tmp_path: Path) -> None:
+    email, token, cookie = "somebody@secret.example", "verysecrettokenvalue123456", "sessioncookie98765"
+    values = {"note": f"write to {email}", "password": "hunter2hunter2"}
+    with served(tmp_path, **POLICY) as api:
+        caller = api.caller()
+        headers = {"Cookie": f"id={cookie}", "X-Correlation-Id": "c-1", "X-Api-Token": token}
+        body = {"doc_id": "a", "text": "a text of its own", "metadata": values}
+        assert caller.post("/v1/documents", body, key="k", headers=headers).status_code == 201
+        assert caller.post("/v1/documents", body, key="k", headers=headers).status_code == 201
+        other = body | {"metadata": values | {"note": f"or to another.{email}"}}
+        assert caller.post("/v1/documents", other, key="k", headers=headers).status_code == 409
+        lines = (f'{{"doc_id":"b{n}","text":"x","metadata":{{"password":"hunter2hunter2"}}}}\n' for n in range(3))
+        ndjson = headers | {"Content-Type": "application/x-ndjson"}
+        caller.ask("POST", "/v1/documents:batch", "kb", content="".join(lines).encode(), headers=ndjson)
+        held = _files(tmp_path)
+    for secret in (email, token, cookie, "hunter2hunter2", caller.token, caller.token.split("_")[3]):
+        assert secret.encode() not in held, secret
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(st.text(max_size=12), st.one_of(st.text(max_size=40), st.integers(), st.none(), st.booleans())))
+def test_the_quick_way_is_the_long_way(given_values: dict[str, Any]) -> None:
+    """`redact_flat` gives what `redact` gives, whatever it thinks to be harmless."""
+    redaction = Redaction(patterns=("email", "phone", "bearer_token", "card"))
+    assert redaction.redact_flat(given_values) == redaction.redact(given_values)
+
+
+@settings(max_examples=100, deadline=None)
+@given(secrets(), st.booleans())
+def test_the_quick_way_misses_no_secret(planted: Any, first: bool) -> None:
+    values, hidden = planted
+    redaction = Redaction(patterns=("email", "phone", "bearer_token", "card"), fields=("patient.name",))
+    for name, value in values.items():
+        flat = {"before": "x", name: value} if first else {name: value, "after": 3}
+        assert redaction.redact_flat(flat) == redaction.redact(flat)
+        assert not any(secret in str(redaction.redact_flat(flat)) for secret in hidden)
