@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from ragfence.core.policy import Policy
@@ -17,6 +18,9 @@ from ragfence.errors import PolicyError, UnknownStore, ValidationError
 from ragfence.fence import Fence
 from ragfence.stores.fences import FenceStore
 from ragfence.stores.objects import ObjectStore
+
+if TYPE_CHECKING:
+    from ragfence.telemetry.events import Listener
 
 EMBEDDED = Path(".ragfence")
 FENCE_FORMS = (
@@ -42,11 +46,14 @@ def open(
     correlation_id: str = "",
     route: str = "",
     journal: str | os.PathLike[str] | None = None,
+    observe: str | Listener | Sequence[str | Listener] | None = None,
 ) -> Fence:
     """Opens a fence.
 
     Without arguments and without RAGFENCE_* variables it is embedded: SQLite and a folder under `.ragfence/`. `run_id`,
-    `correlation_id` and `route` are kept in the decision rows: which run, on whose behalf, by which way.
+    `correlation_id` and `route` are kept in the decision rows: which run, on whose behalf, by which way. `observe`
+    names who is told of every decision: "metrics", "logs", "traces", or a listener of your own; None asks
+    RAGFENCE_OBSERVE, and () is nobody.
 
     >>> fence = open()  # doctest: +SKIP
     >>> fence = open("redis://127.0.0.1:6379/0", objects="s3://bucket/prefix", tenant="acme")  # doctest: +SKIP
@@ -56,6 +63,7 @@ def open(
     rules = policy if isinstance(policy, Policy) else load_policy(policy or settings.policy)
     where = store if store is not None else settings.store or EMBEDDED
     wanted = objects if objects is not None else settings.objects
+    listeners = _listeners(observe, rules)
     if isinstance(where, str | os.PathLike):
         _refuse_other_backend(where, rules)
     object_store = open_objects_of(where, wanted)
@@ -66,7 +74,12 @@ def open(
         if object_store is not None and object_store is not objects:
             object_store.close()
         raise
-    engine = Engine(
+    made_by: type[Engine] = Engine
+    if listeners:
+        from ragfence.telemetry.observed import Observed, ObservedEngine
+
+        fence_store, made_by = Observed(fence_store, listeners), ObservedEngine
+    engine = made_by(
         fence_store,
         object_store,
         rules,
@@ -79,6 +92,15 @@ def open(
         route=route,
     )
     return Fence(engine)
+
+
+def _listeners(observe: str | Listener | Sequence[str | Listener] | None, rules: Policy) -> list[Listener]:
+    """Before any store is opened: a name that is wrong, or a package that is missing, leaves nothing behind."""
+    if observe is None and not os.environ.get("RAGFENCE_OBSERVE"):
+        return []
+    from ragfence.telemetry.choosing import listeners_of
+
+    return listeners_of(observe, rules)
 
 
 def open_objects_of(

@@ -40,6 +40,7 @@ from ragfence.api.problems import Refused, problem_of, refusal
 from ragfence.api.quotas import Quotas
 from ragfence.api.sessions import Sessions, for_strangers
 from ragfence.api.shedding import Shedding
+from ragfence.telemetry.choosing import OBSERVE
 
 THREADS = 32
 
@@ -81,8 +82,13 @@ def create_app(
             hint="ragfence serve --objects s3://bucket/prefix, or RAGFENCE_OBJECTS",
         )
 
+    named = os.environ.get(OBSERVE, "").split(",")
+    observed = ("metrics", *(name.strip() for name in named if name.strip() not in ("", "metrics")))
+
     def opened(tenant: str) -> Fence:
-        return open_fence(where, objects=wanted, tenant=tenant, policy=rules, owner=owner, route="http")
+        return open_fence(
+            where, objects=wanted, tenant=tenant, policy=rules, owner=owner, route="http", observe=observed
+        )
 
     sessions = Sessions(opened)
     quotas = Quotas(rules, os.fspath(where))

@@ -49,9 +49,10 @@ async def metrics(request: Request) -> Response:
     """To loopback, or with RAGFENCE_METRICS_TOKEN as bearer: the figures name tenants."""
     if not _may_read_metrics(request):
         return response_of(refusal("AUTH.missing", hint=f"ask from loopback, or with {METRICS_TOKEN}").answer())
-    from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+    from ragfence.telemetry import exposition
 
-    return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+    page, content_type = await to_the_end(exposition)
+    return Response(page, media_type=content_type)
 
 
 def _may_read_metrics(request: Request) -> bool:

@@ -17,6 +17,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -124,7 +125,10 @@ def serve(app: App | str, serving: Serving, *, ready: Told = lambda url, port: N
 
     with contextlib.closing(listening):
         if serving.workers > 1:
-            return _Supervisor(config, [listening], told).run_to_the_end()
+            with tempfile.TemporaryDirectory(prefix="ragfence-metrics-") as folder:
+                # Where workers add up what they count; read by them when they are started.
+                os.environ.setdefault("PROMETHEUS_MULTIPROC_DIR", folder)
+                return _Supervisor(config, [listening], told).run_to_the_end()
         server = _Server(config, told)
         server.run([listening])
         return 0 if server.started else NOT_STARTED

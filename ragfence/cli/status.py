@@ -151,6 +151,7 @@ def _expired(fences: FenceStore, now_ms: int) -> int | None:
     """What had its time and waits for `purge-expired`. Redis drops it by itself, and no other store can be asked."""
     from ragfence.stores.fences_sqlite import SqliteFences
 
+    fences = getattr(fences, "inner", fences)  # of one that is observed
     if not isinstance(fences, SqliteFences):
         return None
     from ragfence.stores.disk_checkup import expired_records
@@ -161,6 +162,7 @@ def _expired(fences: FenceStore, now_ms: int) -> int | None:
 def _stored_bytes(fences: FenceStore) -> int | None:
     from ragfence.stores.fences_sqlite import SqliteFences
 
+    fences = getattr(fences, "inner", fences)
     # Not `stats` where there is another way: it would look at every record once more.
     if isinstance(fences, SqliteFences):
         files = (fences.path, fences.path.with_name(f"{fences.path.name}-wal"))

@@ -38,6 +38,7 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
                 "dagster",
                 "fence",
                 "opening",
+                "telemetry",
                 "tenants",
                 "testing",
             )

@@ -1,0 +1,48 @@
+"""What a fence decides, for those who run it: metrics, log lines and traces. See docs/observability.md.
+
+    ragfence.open(..., observe=("metrics", "logs", "traces"))       or RAGFENCE_OBSERVE=metrics,logs,traces
+    ragfence.open(..., observe=(Metrics(registry=mine), MyListener()))
+
+A listener sees what a fence store was asked and what it answered, and cannot change it: one that fails is complained of
+in the log, and the fence goes on without it. With nothing switched on nothing of this is loaded, and nothing is in the
+way of a call.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ragfence.telemetry.events import Event as Event
+    from ragfence.telemetry.events import Listener as Listener
+    from ragfence.telemetry.exposing import exposition as exposition
+    from ragfence.telemetry.logs import Logs as Logs
+    from ragfence.telemetry.metrics import Metrics as Metrics
+    from ragfence.telemetry.observed import Observed as Observed
+    from ragfence.telemetry.traces import Traces as Traces
+
+# Each of the three needs a package of its own, which may not be there.
+_WHERE = {
+    "Event": "events",
+    "Listener": "events",
+    "Logs": "logs",
+    "Metrics": "metrics",
+    "Observed": "observed",
+    "Traces": "traces",
+    "exposition": "exposing",
+}
+
+__all__ = ["Event", "Listener", "Logs", "Metrics", "Observed", "Traces", "exposition"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'ragfence.telemetry' has no attribute {name!r}")
+    value = getattr(import_module(f"ragfence.telemetry.{_WHERE[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,194 @@
+"""Gauges: what the stores hold, asked when Prometheus scrapes, but not more often than they can bear.
+
+To count the records of a store may mean to read them all. So a scrape is answered with what is known, and a thread of
+its own asks again when that is older than 15 s and than twenty times what asking took: at most a twentieth of the time
+goes into it. `ragfence_stats_age_seconds` tells how old the numbers are. Only the first scrapes wait for them, briefly.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from ragfence.telemetry.figures import Figures, figures_of
+from ragfence.telemetry.observed import Observed
+
+EVERY_S = 15.0
+SHARE = 20
+PATIENCE_S = 2.0
+"""how long a scrape waits for numbers that there are none of yet"""
+CLOSING_S = 5.0
+
+
+@dataclass(eq=False)
+class _Watched:
+    """A tenant in a store, by whichever of the fences that are open on it."""
+
+    url: str
+    tenant: str
+    fences: weakref.WeakSet[Observed] = field(default_factory=weakref.WeakSet)
+    figures: Figures | None = None
+    asked_at: float = 0.0
+    due_at: float = 0.0
+    busy: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Gauges(Collector):
+    def __init__(
+        self,
+        tenant: Callable[[str], str],
+        kind: Callable[[str], str],
+        store: Callable[[str], str],
+        failed: Callable[[str, Exception], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        every_s: float = EVERY_S,
+    ) -> None:
+        """The first three bound what may stand in a label; `failed` is told of a store that could not be asked."""
+        self._labels, self._failed = (tenant, kind, store), failed
+        self._clock, self._every_s = clock, every_s
+        self._watched: dict[tuple[str, str], _Watched] = {}
+        self._answers: dict[str, list[int]] = {}
+        self._lock = threading.Lock()
+        self._asking: threading.Thread | None = None
+
+    def watch(self, fences: Observed) -> None:
+        where = (fences.url, fences.tenant)
+        with self._lock:
+            self._watched.setdefault(where, _Watched(*where)).fences.add(fences)
+
+    def leave(self, fences: Observed) -> None:
+        """Nobody reads from it any more when this returns, unless reading takes very long."""
+        where = (fences.url, fences.tenant)
+        with self._lock:
+            watched = self._watched.get(where)
+            if watched is None:
+                return
+            watched.fences.discard(fences)
+            if not watched.fences:
+                del self._watched[where]
+        if watched.busy.acquire(timeout=CLOSING_S):
+            watched.busy.release()
+
+    def answered(self, tenant: str, *, hits: int = 0, misses: int = 0) -> None:
+        with self._lock:
+            counted = self._answers.setdefault(tenant, [0, 0])
+            counted[0] += hits
+            counted[1] += misses
+
+    def ask_again(self) -> None:
+        """The next scrape asks the stores, and waits for them, however new the numbers are."""
+        with self._lock:
+            for one in self._watched.values():
+                one.figures, one.due_at = None, 0.0
+
+    def describe(self) -> Iterator[GaugeMetricFamily]:
+        """So that nobody asks the stores to learn the names."""
+        return iter(_Families(*self._labels).made())
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        self._refresh()
+        with self._lock:
+            watched = list(self._watched.values())
+            answers = {tenant: tuple(counted) for tenant, counted in self._answers.items()}
+        families = _Families(*self._labels)
+        for one in watched:
+            if one.figures is not None:
+                families.add(one.url, one.tenant, one.figures, max(self._clock() - one.asked_at, 0.0))
+        for tenant, (hits, misses) in answers.items():
+            families.hit_ratio.put(hits / (hits + misses), tenant)
+        return iter(families.made())
+
+    def _refresh(self) -> None:
+        now = self._clock()
+        with self._lock:
+            # Those whose fences nobody closed, and nobody has any more.
+            self._watched = {where: one for where, one in self._watched.items() if one.fences}
+            due = [one for one in self._watched.values() if one.due_at <= now]
+            # A thread of the parent process is not alive in a child.
+            if due and (self._asking is None or not self._asking.is_alive()):
+                self._asking = threading.Thread(target=self._ask, args=(due,), name="ragfence-gauges", daemon=True)
+                self._asking.start()
+            asking, unknown = self._asking, any(one.figures is None for one in due)
+        if asking is not None and unknown:
+            asking.join(PATIENCE_S)
+
+    def _ask(self, due: list[_Watched]) -> None:
+        for one in due:
+            with one.busy:
+                fences = next(iter(one.fences), None)
+                if fences is None:  # closed meanwhile
+                    continue
+                started = self._clock()
+                try:
+                    one.figures, one.asked_at = figures_of(fences.inner), started
+                except Exception as error:  # noqa: BLE001  # the next store may be well
+                    self._failed(one.url, error)
+                one.due_at = started + max(self._every_s, SHARE * (self._clock() - started))
+
+
+class _Family:
+    """A gauge in the making. Several values under the same labels (all tenants that are `other`) become one."""
+
+    def __init__(
+        self, name: str, text: str, labels: tuple[str, ...], join: Callable[[float, float], float] = max
+    ) -> None:
+        self.name, self.text, self.labels, self._join = f"ragfence_{name}", text, labels, join
+        self._values: dict[tuple[str, ...], float] = {}
+
+    def put(self, value: float, *labels: str) -> None:
+        before = self._values.get(labels)
+        self._values[labels] = value if before is None else self._join(before, value)
+
+    def made(self) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(self.name, self.text, labels=self.labels)
+        for labels, value in sorted(self._values.items()):
+            family.add_metric(labels, value)
+        return family
+
+
+def _sum(one: float, other: float) -> float:
+    return one + other
+
+
+class _Families:
+    def __init__(self, tenant: Callable[[str], str], kind: Callable[[str], str], store: Callable[[str], str]) -> None:
+        self._tenant, self._kind, self._store = tenant, kind, store
+        by_tenant, by_store = ("tenant",), ("store",)
+        self.hit_ratio = _Family("hit_ratio", "Hits among hits and misses, since the start", by_tenant)
+        self.keys = _Family("active_keys", "Records of keys", ("kind", "state", "tenant"), _sum)
+        self.sources = _Family("active_sources", "Documents, and sources with sequences", by_tenant, _sum)
+        self.quarantined = _Family("quarantined_keys", "Keys that wait for `release`", by_tenant, _sum)
+        self.oldest = _Family("oldest_pending_seconds", "Age of the oldest key without an outcome", by_tenant)
+        self.rows = _Family("undrained_rows", "Decision rows that are not in the ledger yet", by_tenant, _sum)
+        self.lag = _Family("stream_lag_seconds", "Age of the oldest of them", by_tenant)
+        self.expired = _Family("expiry_backlog", "Expired records that wait to be purged", by_tenant, _sum)
+        self.age = _Family("stats_age_seconds", "How old these numbers are", by_tenant)
+        self.bytes = _Family("storage_bytes", "Size of the fence store", by_store)
+        self.memory = _Family("redis_memory_used_ratio", "Of maxmemory, or else of the machine", by_store)
+
+    def add(self, url: str, tenant: str, figures: Figures, age_s: float) -> None:
+        tenant, store = self._tenant(tenant), self._store(url)
+        for (kind, state), count in figures.records.items():
+            self.keys.put(count, self._kind(kind), state, tenant)
+        self.sources.put(figures.sources, tenant)
+        self.quarantined.put(figures.quarantined, tenant)
+        self.oldest.put(figures.oldest_pending_s, tenant)
+        self.rows.put(figures.undrained_rows, tenant)
+        self.lag.put(figures.lag_s, tenant)
+        self.age.put(age_s, tenant)
+        if figures.expired is not None:
+            self.expired.put(figures.expired, tenant)
+        if figures.bytes is not None:
+            self.bytes.put(figures.bytes, store)
+        if figures.memory_ratio is not None:
+            self.memory.put(figures.memory_ratio, store)
+
+    def made(self) -> list[GaugeMetricFamily]:
+        return [family.made() for family in vars(self).values() if isinstance(family, _Family)]
