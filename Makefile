@@ -50,18 +50,19 @@ drills: $(READY)  ## Redis replicated, sharded and plain loses servers under loa
 mutants: $(READY)  ## deliberately broken variants; the suite must catch every one
 	$(BIN)/python -m tests.mutants
 
-# The peers have environments of their own, made once and only for this: one each for operations and for documents,
-# whose peers want different versions of redis-py. Without them, the rest is measured all the same.
+# The peers have environments of their own, made once and only for this: one each for operations, for documents and for
+# the API, whose peers want different versions of redis-py. Without them, the rest is measured all the same.
 PEERS := .venv-bench
 $(PEERS)/powertools/.ready: PACKAGES := 'aws-lambda-powertools[redis,aws-sdk]' hiredis
 $(PEERS)/documents/.ready: PACKAGES := langchain-core langchain-classic llama-index-core llama-index-storage-docstore-redis hiredis
+$(PEERS)/api/.ready: PACKAGES := 'asgi-idempotency-header[redis]' fastapi 'uvicorn[standard]' hiredis
 
-$(PEERS)/powertools/.ready $(PEERS)/documents/.ready: | $(BIN)/uv
+$(PEERS)/powertools/.ready $(PEERS)/documents/.ready $(PEERS)/api/.ready: | $(BIN)/uv
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(@D) \
 	&& $(BIN)/uv pip install --quiet --python $(@D)/bin/python $(PACKAGES) \
 	&& touch $@ || { rm -rf $(@D); echo '$(@D) could not be installed'; }
 
-bench: $(READY) $(PEERS)/powertools/.ready $(PEERS)/documents/.ready  ## beside Powertools, LangChain and LlamaIndex; goals met or missed; PART=2 for one part
+bench: $(READY) $(PEERS)/powertools/.ready $(PEERS)/documents/.ready $(PEERS)/api/.ready  ## beside what one would use instead; goals met or missed; PART=2 for one part
 	$(BIN)/python -m tests.bench $(if $(PART),--part $(PART))
 
 clean:

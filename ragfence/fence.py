@@ -81,7 +81,7 @@ class Fence:
     def audit(self) -> Audit:
         from ragfence.audit.decisions import Audit
 
-        return Audit(self._engine.fences, self._engine.objects)
+        return Audit(self._engine.fences, self._engine.objects, self._engine.policy)
 
     def once(
         self,

@@ -94,13 +94,20 @@ async def get_decisions(
     fence, after = session_of(request).fence, _cursor(cursor)
 
     def page() -> dict[str, Any]:
-        begin = after[0] if after else since
-        table = fence.audit.decisions(begin, until, kind=kind, decision=decision, source_id=source_id)
-        # A page begins in the millisecond in which the one before ended.
-        rows = [row for row in table.to_pylist() if not after or (_ts(row), row["row_id"]) > after]
-        rows.sort(key=lambda row: (_ts(row), row["row_id"]))
-        shown = rows[:limit]
-        more = _as_cursor(_ts(shown[-1]), shown[-1]["row_id"]) if len(rows) > limit else None
+        import pyarrow.compute as pc
+
+        table = fence.audit.decisions(
+            after[0] if after else since, until, kind=kind, decision=decision, source_id=source_id
+        )
+        table = table.sort_by([("ts", "ascending"), ("row_id", "ascending")])
+        if after:  # a page begins in the millisecond in which the one before ended
+            earliest = pc.min(table.column("ts"))
+            seen = pc.and_(pc.equal(table.column("ts"), earliest), pc.less_equal(table.column("row_id"), after[1]))
+            ended_here = table.num_rows and _ts({"ts": earliest.as_py()}) == after[0]
+            table = table.filter(pc.invert(seen)) if ended_here else table
+        # Only what is shown becomes Python: there may be millions of rows.
+        shown = table.slice(0, limit).to_pylist()
+        more = _as_cursor(_ts(shown[-1]), shown[-1]["row_id"]) if table.num_rows > limit else None
         return {"items": [_jsonable(row) for row in shown], "next_cursor": more}
 
     return read_answer(await looked_up(page))
@@ -231,16 +238,18 @@ def _keys(engine: Engine, kind: str | None, state: str | None, limit: int, after
 
 
 def _stats(fence: Fence, since: str) -> dict[str, Any]:
-    engine = fence._engine
-    held = engine.fences.stats()
-    table = fence.audit.decisions(since).select(["decision", "route", "kind", "sealed_at"])
+    import pyarrow.compute as pc
+
+    held = fence._engine.fences.stats()
     decisions: Counter[str] = Counter()
     endpoints: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-    for row in table.to_pylist():
-        if row["decision"] == "new" and row["sealed_at"] is None:
-            continue  # an attempt: what came of it has a row of its own
-        decisions[row["decision"]] += 1
-        endpoints[row["route"] or "", row["kind"] or ""][row["decision"]] += 1
+    table = fence.audit.decisions(since).select(["decision", "route", "kind", "sealed_at"])
+    # An attempt is no outcome: what came of it has a row of its own.
+    attempt = pc.and_(pc.equal(table.column("decision"), "new"), pc.is_null(table.column("sealed_at")))
+    grouped = table.filter(pc.invert(attempt)).group_by(["decision", "route", "kind"]).aggregate([([], "count_all")])
+    for row in grouped.to_pylist():
+        decisions[row["decision"]] += row["count_all"]
+        endpoints[row["route"] or "", row["kind"] or ""][row["decision"]] += row["count_all"]
     asked = decisions["new"] + decisions["duplicate"]
     return {
         "tenant": fence.tenant,

@@ -5,6 +5,14 @@ equal_receipts   everybody answered with a key's outcome got the same effect of 
                  heads move to one key again and again, the same effect
 fences_ascend    of two leases of a source, the later has the higher fence number
 lost_epoch       the store forgot a life: `new` again in a later epoch, without an object store behind it
+same_payload     whoever was answered with an outcome had brought the payload it belongs to
+own_lease        an effect is sealed by the attempt that was granted, with just the fence it was granted
+known_winner     whoever was answered with an outcome was answered with one that somebody sealed, and not before that
+own_key          a row stands under the key of the operation that it names
+
+`known_winner` asks for a row that must be there. A fence store that loses rows starts a new epoch, old days expire, and
+a Redis without objects keeps its newest rows alone; so it is asked for only of outcomes of the newest epoch of a shard,
+sealed after its first row, and only where a ledger is kept.
 
 What the log of the aliases has to prove (every target was sealed before the swap) is in `indexes.alias_checks`.
 """
@@ -16,9 +24,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ragfence.core.decisions import NOBODY
-from ragfence.core.operations import Fence
+from ragfence.core.hashing import shard_of
+from ragfence.core.operations import Fence, Operation
 from ragfence.core.rows import RELEASE_POSITION, SEAL_POSITION, Row, RowKind
 from ragfence.engine.requests import DOCUMENT_ACTIONS
+from ragfence.errors import ValidationError
+
+DOCUMENT = "document"
+CLOCK_SLACK_MS = 60_000
+"""so far a clock may be set back, or differ between a server and its successor"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +53,10 @@ class Report:
     def ok(self) -> bool:
         return not self.findings
 
+    def __add__(self, other: Report) -> Report:
+        """Of two that looked at different keys."""
+        return Report(self.rows + other.rows, self.keys + other.keys, self.findings + other.findings)
+
     def __str__(self) -> str:
         if self.ok:
             return f"{self.rows} rows over {self.keys} keys: every promise kept"
@@ -58,8 +76,11 @@ class _Life:
         return self.ended is None or self.ended == row.winner
 
 
-def check(rows: Iterable[Row]) -> Report:
-    """Rows in any order, doubled or not; what counts is their content."""
+def check(rows: Iterable[Row], *, tenant: str | None = None, whole: bool = False) -> Report:
+    """Rows in any order, doubled or not; what counts is their content. All rows of their shards.
+
+    `tenant`: whose rows they are, so that keys can be compared with operations. `whole`: rows are not trimmed away.
+    """
     unique = {row.row_id: row for row in rows}
     ordered = sorted(unique.values(), key=lambda row: (row.ts_ms, row.fence, row.position))
     findings: list[Finding] = []
@@ -69,10 +90,15 @@ def check(rows: Iterable[Row]) -> Report:
     for key, members in by_key.items():
         findings += _check_key(key, members)
     findings += _check_fences(ordered)
+    if whole:
+        findings += _check_winners(ordered)
+    if tenant is not None:
+        findings += _check_names(by_key, tenant)
     return Report(len(unique), len(by_key), tuple(findings))
 
 
 def _check_key(key: bytes, rows: list[Row]) -> Iterable[Finding]:
+    yield from _check_leases(key, rows)
     life = _Life()
     document = _document_action(rows)
     if document in ("retract", "purge"):
@@ -110,7 +136,83 @@ def _check_key(key: bytes, rows: list[Row]) -> Iterable[Finding]:
                     f"{other.effect_id or 'the effect'} of {other.winner.hex()[:8]}",
                     (other.row_id, row.row_id),
                 )
+            first = life.seal or next(iter(life.answers.values()), row)
+            if first.fingerprint != row.fingerprint:
+                text = (
+                    f"the outcome of the payload {first.fingerprint.hex()[:8]} was given to {row.fingerprint.hex()[:8]}"
+                )
+                yield Finding("same_payload", key.hex(), text, (first.row_id, row.row_id))
             life.answers.setdefault(answer, row)
+
+
+def _check_leases(key: bytes, rows: list[Row]) -> Iterable[Finding]:
+    granted: dict[bytes, list[Row]] = {}
+    for row in rows:
+        if _is_grant(row):
+            granted.setdefault(row.token, []).append(row)
+    for row in rows:
+        if not _is_seal(row):
+            continue
+        leases = granted.get(row.token, [])
+        if row.winner != row.token:
+            text = f"{row.token.hex()[:8]} sealed as new what {row.winner.hex()[:8]} had performed"
+            yield Finding("own_lease", key.hex(), text, (row.row_id, row.row_id))
+        elif leases and all(lease.fence != row.fence for lease in leases):
+            text = f"granted with the fence {leases[-1].fence}, sealed with {row.fence}"
+            yield Finding("own_lease", key.hex(), text, (leases[-1].row_id, row.row_id))
+
+
+def _check_winners(rows: list[Row]) -> Iterable[Finding]:
+    first_ms: dict[int, int] = {}
+    newest: dict[int, int] = {}
+    sealed: dict[tuple[bytes, bytes], Row] = {}
+    for row in rows:
+        shard = row.key[0]
+        first_ms[shard] = min(first_ms.get(shard, row.ts_ms), row.ts_ms)
+        newest[shard] = max(newest.get(shard, 0), row.fence.epoch)
+        if row.position == SEAL_POSITION and row.sealed_at_ms:  # also of whoever sealed a commit it found
+            sealed.setdefault((row.key, row.winner), row)
+    for row in rows:
+        shard = row.key[0]
+        if not _is_answer(row) or row.position == SEAL_POSITION or row.fence.epoch < newest[shard]:
+            continue
+        seal = sealed.get((row.key, row.winner))
+        if seal is None and row.sealed_at_ms >= first_ms[shard]:
+            text = f"answered with the outcome of {row.winner.hex()[:8]}, which nobody sealed"
+            yield Finding("known_winner", row.key.hex(), text, (row.row_id,))
+        elif seal is not None and row.ts_ms + CLOCK_SLACK_MS < seal.ts_ms:
+            text = f"answered {seal.ts_ms - row.ts_ms} ms before {row.winner.hex()[:8]} sealed it"
+            yield Finding("known_winner", row.key.hex(), text, (seal.row_id, row.row_id))
+
+
+def _check_names(by_key: dict[bytes, list[Row]], tenant: str) -> Iterable[Finding]:
+    """Once per key and context: most rows of a key name it in the same words."""
+    for key, members in by_key.items():
+        for row in {row.context: row for row in members}.values():
+            told = json.loads(row.context or b"{}")
+            if (named := _key_named(told, tenant)) is not None and not key.startswith(named):
+                text = f"the row is about {told['kind']} {told['source_id']!r}, whose key is another"
+                yield Finding("own_key", key.hex(), text, (row.row_id,))
+
+
+def _key_named(told: dict[str, str], tenant: str) -> bytes | None:
+    """As much of the key as the context tells; None if it tells nothing."""
+    if not told.get("kind") or not told.get("source_id"):
+        return None
+    if told["kind"] == DOCUMENT and told.get("action", "") in DOCUMENT_ACTIONS:
+        return bytes((shard_of(tenant, told["source_id"]),))  # the rest is made of its content, by its guard
+    try:
+        return Operation(
+            kind=told["kind"],
+            source_id=told["source_id"],
+            revision=told.get("revision", ""),
+            source_type=told.get("source_type", ""),
+            index_hash=told.get("index_hash", ""),
+            action=told.get("action", ""),
+            tenant=tenant,
+        ).key
+    except ValidationError:
+        return b"\xff"  # of no operation
 
 
 def _check_fences(rows: list[Row]) -> Iterable[Finding]:
@@ -118,7 +220,7 @@ def _check_fences(rows: list[Row]) -> Iterable[Finding]:
     last: dict[tuple[str, ...], Row] = {}
     given: dict[tuple[int, Fence], Row] = {}
     for row in rows:
-        if row.kind is not RowKind.NEW or row.position in (SEAL_POSITION, RELEASE_POSITION) or not row.fence.epoch:
+        if not _is_grant(row) or not row.fence.epoch:
             continue
         spot = (row.key[0], row.fence)
         if spot in given and given[spot].token != row.token:
@@ -148,6 +250,10 @@ def _document_action(rows: list[Row]) -> str:
             action = json.loads(row.context).get("action", "")
             return action if action in DOCUMENT_ACTIONS else ""
     return ""
+
+
+def _is_grant(row: Row) -> bool:
+    return row.kind is RowKind.NEW and row.position not in (SEAL_POSITION, RELEASE_POSITION)
 
 
 def _is_seal(row: Row) -> bool:

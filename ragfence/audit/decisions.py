@@ -1,70 +1,108 @@
-"""`fence.audit`: the decision rows as a table."""
+"""`fence.audit`: what was decided, why, and what it saved. Every decision is a row, and none is counted twice.
+
+Rows are in the fence store first; `drain` moves them into the ledger, and everything here reads both.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING
 
+from ragfence.audit import columns
 from ragfence.audit.checking import Finding, Report, check
+from ragfence.audit.ledger import Ledger, Wanted
+from ragfence.audit.reading import Rows
 from ragfence.audit.story import Story, tell
-from ragfence.core.decisions import NOBODY
+from ragfence.core.hashing import SHARDS, shard_of
 from ragfence.core.operations import Operation, key_from_text
-from ragfence.core.receipts import default_effect_id
+from ragfence.core.policy import Policy
 from ragfence.core.rows import Row
-from ragfence.errors import ValidationError
+from ragfence.errors import ObjectsRequired, ValidationError
 from ragfence.stores.fences import FenceStore
 from ragfence.stores.objects import ObjectStore
 
 if TYPE_CHECKING:
     import pyarrow
 
+    from ragfence.audit.anomalies import Anomaly
+    from ragfence.audit.draining import Drained
+    from ragfence.audit.queries import ConflictCase, Contention, Occurrence, Savings
+
 Moment = str | datetime | timedelta | None
+
+CHECKED_BYTES = 32 << 20
+"""so much of the ledger is audited at a time; as rows it takes some twenty times the room"""
 
 _SPAN = re.compile(r"(\d+)\s*(ms|s|m|h|d)")
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 class Audit:
-    def __init__(self, fences: FenceStore, objects: ObjectStore | None = None) -> None:
+    def __init__(self, fences: FenceStore, objects: ObjectStore | None = None, policy: Policy | None = None) -> None:
         self._fences = fences
         self._objects = objects
+        self._policy = policy or Policy()
+
+    def drain(self, *, every_day: bool = False) -> Drained:
+        """Moves the decision rows from the fence store into the ledger, compacts it, and removes what is too old.
+
+        Run it now and then; it may be killed anywhere and run by many at once. `every_day` compacts the days, too, that
+        were left alone for a week.
+
+        >>> fence.audit.drain().rows  # doctest: +SKIP
+        """
+        from ragfence.audit.draining import Drainer
+
+        if self._rows.ledger is None:
+            raise ObjectsRequired("drain: needs an object store, and this fence was opened without one")
+        return Drainer(self._fences, self._rows.ledger, self._policy.audit).drain(every_day=every_day)
 
     def rows(self, since: Moment = None, until: Moment = None) -> Iterator[Row]:
         """Every row once, oldest first, however often it was written."""
-        now_ms = self._fences.now_ms()
-        first, last = _moment_ms(since, now_ms, 0), _moment_ms(until, now_ms, 2**62)
-        seen = {row.row_id: row for row in self._fences.rows(first) if row.ts_ms < last}
-        yield from sorted(seen.values(), key=lambda row: (row.ts_ms, row.fence, row.position))
+        return self._rows.rows(self._wanted(since, until))
 
     def decisions(
         self,
         since: Moment = None,
         until: Moment = None,
         *,
+        tenant: str | None = None,
         kind: str | None = None,
         decision: str | None = None,
         source_id: str | None = None,
     ) -> pyarrow.Table:
         """The decisions as a pyarrow Table, oldest first.
 
-        `since` and `until` take "24h", "7d", an ISO time, a datetime or a timedelta back from now.
+        `since` and `until` take "24h", "7d", an ISO time, a datetime or a timedelta back from now. Only the days that
+        they name are read. `tenant` is the fence's own.
         """
-        import pyarrow
+        if tenant not in (None, self._fences.tenant):
+            raise ValidationError(
+                f"these are the decisions of {self._fences.tenant!r}, not of {tenant!r}",
+                hint="open a fence of that tenant: ragfence.open(..., tenant=...)",
+            )
+        wanted = self._wanted(since, until, kind=kind, decision=decision, source_id=source_id)
+        return self._rows.table(wanted, columns.decision_names())
 
-        wanted = {"kind": kind, "decision": decision, "source_id": source_id}
-        columns = [
-            values
-            for values in (self._columns(row) for row in self.rows(since, until))
-            if all(value is None or values[name] == value for name, value in wanted.items())
-        ]
-        return pyarrow.Table.from_pylist(columns, schema=_schema())
+    def check(self, progress: Callable[[int], None] = lambda rows: None) -> Report:
+        """Replays all rows, and the log of the aliases, and proves the invariants, or names what breaks them.
 
-    def check(self) -> Report:
-        """Replays all rows, and the log of the aliases, and proves the invariants, or names what breaks them."""
-        report = check(self.rows())
+        A few shards at a time, whatever the size of the ledger: no promise spans two of them.
+        """
+        count = 1
+        while count < SHARDS and self._rows.ledger_bytes() > count * CHECKED_BYTES:
+            count *= 2
+        report = Report(0, 0)
+        for start in range(0, SHARDS, SHARDS // count):
+            # The last share has what no key should have, a shard beyond the 64: the auditor leaves nothing out.
+            end = start + SHARDS // count
+            rows = self._rows.rows(Wanted(shards=range(start, end if end < SHARDS else 256)))
+            report += check(rows, tenant=self._fences.tenant, whole=self._objects is not None)
+            progress(report.rows)
         if self._objects is None:
             return report
         from ragfence.indexes.alias_checks import alias_findings
@@ -82,78 +120,106 @@ class Audit:
         Answers that repeat each other are told once, with their count; `every=True` tells each.
         """
         wanted = key_from_text(key)
-        stories = tell((row for row in self._fences.rows() if row.key == wanted), every=every)
+        stories = tell(self._rows.rows(_of_key(wanted)), every=every)
         return stories[0] if stories else Story(wanted.hex())
 
     def operation_of(self, key: bytes) -> Operation:
         """The operation behind a key, from its rows."""
-        for row in self._fences.rows():
-            if row.key == key:
-                values = row.columns()
-                if not values["source_id"]:  # written by a purge, which knows only its digest
-                    continue
-                names = ("kind", "source_type", "source_id", "revision", "index_hash", "action")
-                sequence = values.get("sequence")
-                operation = Operation(
-                    **{name: values[name] or "" for name in names},
-                    sequence=int(sequence) if sequence else None,
-                    tenant=self._fences.tenant,
-                )
-                if operation.key == key:
-                    return operation
+
+        def named(row: Row) -> Operation | None:
+            values = row.columns()
+            if not values["source_id"]:  # written by a purge, which knows only its digest
+                return None
+            names = ("kind", "source_type", "source_id", "revision", "index_hash", "action")
+            sequence = values.get("sequence")
+            operation = Operation(
+                **{name: values[name] or "" for name in names},
+                sequence=int(sequence) if sequence else None,
+                tenant=self._fences.tenant,
+            )
+            return operation if operation.key == key else None
+
+        found: Operation | None = self._rows.first(_of_key(key), named)
+        if found is not None:
+            return found
         raise ValidationError(
             f"no decision row names the key {key.hex()}",
             hint="pass the Operation itself: fence.release(Operation(...))",
         )
 
-    def _columns(self, row: Row) -> dict[str, Any]:
-        values = row.columns()
-        values["tenant"] = self._fences.tenant
-        for name in ("ts", "first_seen", "sealed_at", "expires_at"):
-            if values[name] is not None:
-                values[name] = datetime.fromtimestamp(values[name] / 1000, UTC)
-        if values["effect_id"] is None and row.sealed_at_ms and row.winner != NOBODY:
-            values["effect_id"] = default_effect_id(row.key)
-        return values
+    def counts(
+        self, since: Moment = None, until: Moment = None, *, by: Sequence[str] = ("kind", "decision")
+    ) -> pyarrow.Table:
+        """How many decisions, by day and by columns that hold text: day, then `by`, then `count`."""
+        from ragfence.audit import queries
+
+        unknown = set(by) - set(columns.text_names())
+        if unknown:
+            raise ValidationError(
+                f"decisions cannot be counted by {', '.join(sorted(unknown))}",
+                hint=f"by any of {', '.join(columns.text_names())}",
+            )
+        return queries.counts(self._rows, self._wanted(since, until), by)
+
+    def savings(self, since: Moment = None, until: Moment = None) -> Savings:
+        """What was answered without an effect: by kind, and for documents in characters and snippets."""
+        from ragfence.audit import queries
+
+        return queries.savings(self._rows, self._wanted(since, until), self._objects, self._fences.tenant)
+
+    def conflicts(self, since: Moment = None, until: Moment = None, *, kind: str | None = None) -> list[ConflictCase]:
+        """The payloads that were refused, oldest first, with what differs where the policy keeps it."""
+        from ragfence.audit import queries
+
+        return queries.conflicts(self._rows, self._wanted(since, until, kind=kind))
+
+    def timeline(self, source_id: str, since: Moment = None, *, every: bool = False) -> list[Occurrence]:
+        """What happened to all revisions of a source, in order. `every`: equal answers in a row are not collapsed."""
+        from ragfence.audit import queries
+
+        return queries.timeline(self._rows, self._wanted(since, None, source_id=source_id), every=every)
+
+    def contention(self, since: Moment = None, until: Moment = None) -> Contention:
+        """Who waited for whom, how long, and whose leases ran out."""
+        from ragfence.audit import queries
+
+        return queries.contention(self._rows, self._wanted(since, until))
+
+    def anomalies(self, since: Moment = "28d") -> list[Anomaly]:
+        """What somebody should look at: see `ragfence.audit.anomalies`."""
+        from ragfence.audit.anomalies import anomalies
+
+        return anomalies(self._rows, self._wanted(since, None), self._fences, self._policy)
+
+    def batches(self, since: Moment = None, until: Moment = None) -> Iterator[pyarrow.Table]:
+        """The decisions as tables of a day each, oldest first: for what does not fit into memory."""
+        wanted = self._wanted(since, until)
+        for day in self._rows.days(wanted):
+            of_day = wanted.in_day(day)
+            if (table := self._rows.table(of_day, columns.decision_names())).num_rows:
+                yield table
+
+    @cached_property
+    def _rows(self) -> Rows:
+        ledger = Ledger(self._fences.tenant, self._objects) if self._objects is not None else None
+        return Rows(self._fences, ledger)
+
+    def _wanted(self, since: Moment, until: Moment, **values: str | None) -> Wanted:
+        now_ms = self._fences.now_ms()
+        source_id, shards = values.get("source_id"), range(256)
+        if source_id is not None:
+            shard = shard_of(self._fences.tenant, source_id)
+            shards = range(shard, shard + 1)
+        return Wanted(
+            _moment_ms(since, now_ms, 0),
+            _moment_ms(until, now_ms, 2**62),
+            shards,
+            tuple((name, str(value)) for name, value in values.items() if value is not None),
+        )
 
 
-def _schema() -> pyarrow.Schema:
-    import pyarrow as pa
-
-    text, number, time = pa.string(), pa.int64(), pa.timestamp("ms", tz="UTC")
-    return pa.schema(
-        [
-            ("row_id", text),
-            ("ts", time),
-            ("tenant", text),
-            ("kind", text),
-            ("decision", text),
-            ("flags", pa.list_(text)),
-            ("idempotency_key", text),
-            ("payload_hash", text),
-            ("effect_id", text),
-            ("source_type", text),
-            ("source_id", text),
-            ("revision", text),
-            ("index_hash", text),
-            ("action", text),
-            ("event_id", text),
-            ("correlation_id", text),
-            ("attempt", number),
-            ("fence", text),
-            ("owner", text),
-            ("run_id", text),
-            ("route", text),
-            ("winner", text),
-            ("first_seen", time),
-            ("sealed_at", time),
-            ("expires_at", time),
-            ("waited_ms", number),
-            ("error_code", text),
-            ("diff_size", number),
-            ("saved", number),
-        ]
-    )
+def _of_key(key: bytes) -> Wanted:
+    return Wanted(shards=range(key[0], key[0] + 1), values=(("idempotency_key", key.hex()),))
 
 
 def _moment_ms(moment: Moment, now_ms: int, default: int) -> int:

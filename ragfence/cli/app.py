@@ -11,9 +11,11 @@ from typer.core import TyperGroup
 from ragfence.cli import show
 from ragfence.cli.aliases import alias, reconcile, rollback, search, swap
 from ragfence.cli.apikeys import apikeys
-from ragfence.cli.decisions import audit, decisions
+from ragfence.cli.audit import audit
+from ragfence.cli.decisions import decisions
 from ragfence.cli.doctor import doctor
 from ragfence.cli.documents import compact, purge, retract, snippets, verify
+from ragfence.cli.drain import drain
 from ragfence.cli.explain import explain
 from ragfence.cli.indexes import build, builds, gc
 from ragfence.cli.ingest import ingest
@@ -91,6 +93,7 @@ app.command("explain")(explain)
 app.command("release")(release)
 app.command("decisions")(decisions)
 app.add_typer(audit, name="audit")
+app.command("drain")(drain)
 app.command("doctor")(doctor)
 app.command("hydrate")(hydrate)
 app.command("verify")(verify)

@@ -1,17 +1,27 @@
-"""`ragfence decisions` and `ragfence audit check`: the decision rows, and the proof that they broke no promise."""
+"""`ragfence decisions`: the decision rows, as a table or as JSON, and as they come."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import time
+from collections.abc import Iterator
+from datetime import timedelta
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ragfence.cli import show
+from ragfence.cli.audit import audit
 from ragfence.cli.opening import Json, Objects, Place, PolicyFile, Since, Store, Tenant, opened
 
-audit = typer.Typer(no_args_is_help=True, help="Proofs from the decision rows.")
+if TYPE_CHECKING:
+    from ragfence.fence import Fence
+
+__all__ = ["audit", "decisions"]
+
+EVERY_S = 1.0
+OVERLAP = timedelta(seconds=10)
+"""rows of one moment may come one after the other, from several shards"""
 
 
 class DecisionName(StrEnum):
@@ -34,12 +44,20 @@ def decisions(
     decision: Annotated[DecisionName | None, typer.Option("--decision", help="Only such decisions.")] = None,
     source_id: Annotated[str | None, typer.Option("--source-id", help="Only of this source.")] = None,
     limit: Annotated[int, typer.Option("--limit", min=0, help="At most so many, the newest; 0 for all.")] = 100,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what comes, a line each, until Ctrl-C.")
+    ] = False,
 ) -> None:
     """The decision rows, newest last."""
+    wanted = {"kind": kind, "decision": decision, "source_id": source_id}
     with opened(Place(store, objects, tenant, policy)) as fence:
         with show.progress("reading rows"):
-            table = fence.audit.decisions(since, kind=kind, decision=decision, source_id=source_id)
+            table = fence.audit.decisions(since, **wanted)
         shown = table.slice(max(table.num_rows - limit, 0) if limit else 0).to_pylist()
+        if follow:
+            for row in _following(fence, shown, wanted):
+                _tell(row, as_json)
+            return
     if as_json:
         show.document({"of": table.num_rows, "decisions": [_jsonable(row) for row in shown]})
         return
@@ -75,30 +93,33 @@ def decisions(
         console.print(f"the newest {len(shown)} of {table.num_rows:,}; --limit 0 shows all")
 
 
-@audit.command("check")
-def check(
-    store: Store = None,
-    objects: Objects = None,
-    tenant: Tenant = None,
-    policy: PolicyFile = None,
-    as_json: Json = False,
-) -> None:
-    """Replays all decision rows and proves the promises; ends with 1 and the findings when one is broken."""
-    with opened(Place(store, objects, tenant, policy)) as fence, show.progress("checking rows"):
-        report = fence.audit.check()
+def _following(fence: Fence, known: list[dict[str, Any]], wanted: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What is known, then what comes. It may be drained between two looks: the ledger is looked at, too."""
+    yield from known
+    told = {row["row_id"]: row["ts"] for row in known}
+    since = known[-1]["ts"] if known else None
+    while True:
+        time.sleep(EVERY_S)
+        for row in fence.audit.decisions(since - OVERLAP if since else OVERLAP, **wanted).to_pylist():
+            if row["row_id"] not in told:
+                told[row["row_id"]] = row["ts"]
+                since = max(since or row["ts"], row["ts"])
+                yield row
+        told = {row_id: ts for row_id, ts in told.items() if since is None or ts >= since - 2 * OVERLAP}
+
+
+def _tell(row: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        findings = [asdict(finding) for finding in report.findings]
-        show.document({"ok": report.ok, "rows": report.rows, "keys": report.keys, "findings": findings})
+        show.document(_jsonable(row))
     else:
-        show.say(f"{report.rows:,} rows over {report.keys:,} keys: " + _verdict(len(report.findings)))
-        for finding in report.findings:
-            show.say(f"  {finding.invariant} {finding.key}\n    {finding.text} (rows {', '.join(finding.rows)})")
-    if not report.ok:
-        raise typer.Exit(1)
+        more = [f"attempt {row['attempt']}", *row["flags"], row["error_code"] or ""]
+        line = [show.moment(int(row["ts"].timestamp() * 1000)), row["decision"], row["kind"], row["source_id"]]
+        line += [row["idempotency_key"][: show.KEY_DIGITS], *more]
+        show.say(" ".join(str(cell or "-") for cell in line if cell != ""))
+    # Whoever reads a pipe wants the line now.
+    import sys
 
-
-def _verdict(findings: int) -> str:
-    return f"{findings} findings" if findings else "every promise kept"
+    sys.stdout.flush()
 
 
 def _jsonable(row: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from ragfence.audit.standing import standing
 from ragfence.audit.story import Story, What, tell
 from ragfence.cli import show
 from ragfence.cli.holdings import NamedSource
+from ragfence.cli.opening import rows_of
 from ragfence.core.operations import KEY_BYTES, Operation, encoded
 from ragfence.core.records import KeyRecord
 from ragfence.core.rows import Row
@@ -68,7 +69,7 @@ def find_key(engine: Engine, text: str) -> bytes:
         )
     if len(prefix) == 2 * KEY_BYTES:
         return bytes.fromhex(prefix)
-    named = {row.key for row in show.counted(engine.fences.rows(), "reading rows") if row.key.hex().startswith(prefix)}
+    named = {row.key for row in show.counted(rows_of(engine), "reading rows") if row.key.hex().startswith(prefix)}
     return _only(prefix, named | _held_keys(engine.fences, prefix))
 
 
@@ -112,7 +113,7 @@ def _rows_about(engine: Engine, text: str, prefix: str | None) -> tuple[list[Row
     named = NamedSource(text)
     of_source: list[Row] = []
     of_prefix: list[Row] = []
-    for row in show.counted(engine.fences.rows(), "reading rows"):
+    for row in show.counted(rows_of(engine), "reading rows"):
         if prefix is not None and row.key.hex().startswith(prefix):
             of_prefix.append(row)
         if named.has(row):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ragfence.cli import show
-from ragfence.cli.opening import Json, Objects, Place, PolicyFile, Store, Tenant, _moment, engine_of, opened
+from ragfence.cli.opening import Json, Objects, Place, PolicyFile, Store, Tenant, _moment, engine_of, opened, rows_of
 
 if TYPE_CHECKING:
     from ragfence.cli.holdings import Holding
@@ -100,7 +100,7 @@ class _Chosen:
         oldest = self._oldest(self._matched(show.counted(scanned(self._engine.fences, shard), "reading records")))
         names = {held.key: held.source_id for held in oldest}
         ordered = OrderedSources(self._engine)
-        for row in show.counted(self._engine.fences.rows(), "reading rows"):
+        for row in show.counted(rows_of(self._engine), "reading rows"):
             ordered.see(row)
             if names.get(row.key) == "":
                 names[row.key] = str(row.columns()["source_id"] or "")
@@ -113,7 +113,7 @@ class _Chosen:
 
         ordered, named = OrderedSources(self._engine), NamedSource(source_id)
         theirs: set[bytes] = set()
-        for row in show.counted(self._engine.fences.rows(), "reading rows"):
+        for row in show.counted(rows_of(self._engine), "reading rows"):
             if named.has(row):
                 theirs.add(row.key)
                 ordered.see(row)

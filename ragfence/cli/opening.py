@@ -14,6 +14,7 @@ from ragfence.errors import UnknownStore
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ragfence.core.rows import Row
     from ragfence.engine.engine import Engine
     from ragfence.fence import Fence
 
@@ -126,6 +127,13 @@ def opened(place: Place, *, rebuild: bool = False) -> Iterator[Fence]:
     fence = ragfence.open(place.store, objects=place.objects, tenant=place.tenant, policy=place.policy)
     with fence:
         yield fence
+
+
+def rows_of(engine: Engine) -> Iterator[Row]:
+    """Every decision row: those in the fence store, and those that were drained from it."""
+    from ragfence.audit.decisions import Audit
+
+    return Audit(engine.fences, engine.objects, engine.policy).rows()
 
 
 def engine_of(fence: Fence) -> Engine:

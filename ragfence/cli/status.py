@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ragfence.cli import show
-from ragfence.cli.opening import Json, Objects, Place, PolicyFile, Since, Store, Tenant, engine_of, opened
+from ragfence.cli.opening import Json, Objects, Place, PolicyFile, Since, Store, Tenant, engine_of, opened, rows_of
 
 if TYPE_CHECKING:
     from ragfence.cli.holdings import Holding
@@ -108,7 +108,7 @@ def _held(engine: Engine, decided: Decided) -> Held:
     from ragfence.cli.holdings import OrderedSources, scanned
 
     held, ordered, seen = Held(), OrderedSources(engine), set[bytes]()
-    for row in show.counted(engine.fences.rows(), "reading rows"):
+    for row in show.counted(rows_of(engine), "reading rows"):
         decided.see(row)
         ordered.see(row)
     for found in show.counted(scanned(engine.fences), "reading records"):

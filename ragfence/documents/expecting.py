@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ragfence.core.decisions import Granted
+from ragfence.core.decisions import Claim, Granted
 from ragfence.core.records import Head
 from ragfence.documents.preparing import Prepared
 from ragfence.engine.segments import Effected
@@ -24,14 +24,30 @@ def version_of(head: Head | None) -> str:
     return str(head.record.fence) if head is not None and head.live and head.record else NOTHING
 
 
-def check(doc_id: str, head: Head | None, expected: str | None) -> None:
-    """Raises `DocumentMoved`. None expects nothing."""
+def is_as_asked(head: Head | None, claim: Claim) -> bool:
+    """Whether the head is what the claim wants to make it: perhaps by an attempt of the same caller that was cut off.
+
+    RFC 9110, 13.1.1: a condition that fails because the change was already made may be answered as done.
+    """
+    if claim.retract:
+        return head is None or not head.live
+    return (
+        head is not None
+        and head.live
+        and head.digest == claim.digest
+        and head.metadata_hash == claim.metadata_hash
+        and (claim.sequence is None or claim.sequence == head.sequence)
+    )
+
+
+def check(doc_id: str, head: Head | None, expected: str | None, claim: Claim) -> None:
+    """Raises `DocumentMoved`, unless it is as the claim wants it. None expects nothing."""
     if expected is None:
         return
     if not isinstance(expected, str):
         raise ValidationError(f"expect is a version, as receipt.fence, not {expected!r}")
     current = version_of(head)
-    if current != expected:
+    if current != expected and not is_as_asked(head, claim):
         where = f"at version {current}" if current else "not there"
         wanted = f"expected at {expected}" if expected else "expected not to be there"
         raise DocumentMoved(f"document {doc_id!r} is {where}, and {wanted}", doc_id=doc_id, current=current)
@@ -43,7 +59,7 @@ def expecting(effect: Effect, expected: str | None) -> Effect:
         return effect
 
     def checked_first(subject: Prepared, grant: Granted) -> Effected:
-        check(subject.doc.doc_id, grant.head, expected)
+        check(subject.doc.doc_id, grant.head, expected, subject.claim)
         return effect(subject, grant)
 
     return checked_first

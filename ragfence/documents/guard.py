@@ -379,7 +379,7 @@ class Documents:
 
     def _one(self, prepared: Prepared, expected: str | None = None) -> Receipt:
         if expected is not None:
-            check_expected(prepared.doc.doc_id, self._reading.head(prepared.doc.doc_id), expected)
+            check_expected(prepared.doc.doc_id, self._reading.head(prepared.doc.doc_id), expected, prepared.claim)
         move = Move(prepared.claim, expecting(effect_of(prepared), expected), prepared)
         (answer,) = self._writer.move([move], wait_s=self._rules.wait_ms / 1000)
         if isinstance(answer, Replay | Moved):

@@ -26,10 +26,16 @@ current: contextvars.ContextVar[tuple[Lease, ...]] = contextvars.ContextVar("rag
 
 def current_lease() -> Lease:
     """The lease of the effect that is being performed: its `fence`, its `attempt`, and `check()`."""
-    held = [lease for lease in current.get() if not lease.ended]
-    if not held:
+    lease = leading_lease()
+    if lease is None:
         raise LeaseLost("no fenced effect is being performed here", hint="call it inside a @fence.once function")
-    return held[-1]
+    return lease
+
+
+def leading_lease() -> Lease | None:
+    """As `current_lease`; None where no effect is being performed."""
+    held = [lease for lease in current.get() if not lease.ended]
+    return held[-1] if held else None
 
 
 def entered(lease: Lease) -> None:

@@ -35,7 +35,9 @@ class Refusals:
             diff = payload_diff(before, after, max_bytes=self._max_diff_bytes)
         if request.diff_wanted or claim.position == CONFLICT_POSITION:
             row = row_for_answer(claim, RowKind.CONFLICT, record, self._fences.now_ms())
-            self._fences.record([with_context(row, diff_size=diff.size if diff else 0)])
+            # Both payloads were redacted before they were compared.
+            patch = json.dumps(list(diff.patch), ensure_ascii=False, separators=(",", ":")) if diff else ""
+            self._fences.record([with_context(row, diff_size=diff.size if diff else 0, diff=patch)])
         what = "is known with another payload" if record else "has its sequence taken by another revision"
         return ConflictError(
             f"{request.operation.kind} {request.operation.source_id!r} {what}",

@@ -14,10 +14,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 from typing import Any, Final, Literal
 
 from ragfence.engine import points
 from ragfence.engine.engine import Engine
+from ragfence.engine.leases import leading_lease
 from ragfence.errors import (
     AliasMoved,
     AliasUnknown,
@@ -53,6 +55,8 @@ ALIAS_POINTS = (AFTER_CATALOG, AFTER_AUDIT, AFTER_POINT)
 """In the order in which a swap comes by them."""
 
 ATTEMPTS = 64
+LOOKED_BACK = 200
+"""so many changes of the catalog ago an attempt that was cut off is still found"""
 LONGEST_PAUSE_S = 0.25
 
 
@@ -244,6 +248,9 @@ class Aliases:
         actor: str,
     ) -> Swap:
         check_alias(alias)
+        lease = leading_lease()
+        if lease is not None and lease.attempt > 1 and (earlier := self._caused_by(alias, change, lease.key)):
+            return self._after(earlier, tuple(GateResult(**each) for each in earlier.gates))
         judged: tuple[Target, Target | None] | None = None
         report: tuple[GateResult, ...] = ()
         enforced = ESSENTIAL if change == "rollback" else None
@@ -279,12 +286,20 @@ class Aliases:
                     reason=reason,
                     gates=tuple(each.as_dict() for each in report),
                     forced=forced and any(not each.ok for each in report),
+                    cause=lease.key if lease is not None else "",
                 ),
             )
             if made:
                 return self._after(made, report)
             self._pause(attempt)
         raise _crowded(alias)
+
+    def _caused_by(self, alias: str, change: Change, cause: str) -> CatalogEntry | None:
+        """What an earlier attempt of the operation did to the alias before it was cut off."""
+        for entry in islice(self.catalog.entries(), LOOKED_BACK):
+            if (entry.alias, entry.change, entry.cause) == (alias, change, cause):
+                return entry
+        return None
 
     def _asked(
         self, entry: BuildEntry, live: Target | None, gates: Gates | None, *, tolerant: bool

@@ -103,6 +103,8 @@ class CatalogEntry:
     reason: str = ""
     gates: tuple[Mapping[str, Any], ...] = ()
     forced: bool = False
+    cause: str = ""
+    """the key of the operation that it is a part of, if it is: who performs that one again finds it done"""
     state: State = State()
 
     def encode(self) -> bytes:

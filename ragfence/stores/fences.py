@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from ragfence.core.decisions import Ask, Claim, Held, LeaseRef, Mode, Seal, SealOutcome, Verdict
-from ragfence.core.records import Head, KeyRecord
+from ragfence.core.records import TOKEN_BYTES, Head, KeyRecord
 from ragfence.core.rows import Row
 
 SOURCE_BYTES = 20
@@ -52,6 +52,20 @@ class LoadedReceipt(NamedTuple):
 
 
 Loaded = LoadedSource | LoadedReceipt
+
+
+class RowEntry(NamedTuple):
+    """Decision rows as the store keeps them: those of one call, or of one shard of it, one behind the other."""
+
+    place: str
+    """where it is; places ascend in the order of `row_entries`, and none is ever given twice"""
+    data: bytes
+    """for `core.rows.decode_rows`"""
+
+    @property
+    def first_row_id(self) -> str:
+        """A row starts with its version, the token and the position."""
+        return self.data[1 : TOKEN_BYTES + 2].hex()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +135,17 @@ class FenceStore(Protocol):
     def record(self, rows: Sequence[Row]) -> None: ...
 
     def rows(self, since_ms: int = 0) -> Iterator[Row]: ...
+
+    def row_entries(self, after: str = "", limit: int = 1000) -> list[RowEntry]:
+        """Up to `limit` entries behind a place, which may be gone by now; nothing when there are no more."""
+        ...
+
+    def drop_rows(self, entries: Sequence[RowEntry]) -> int:
+        """Removes just these, as far as they still are what was read, and says how many.
+
+        Whoever calls it has stored their rows elsewhere. What is written meanwhile stays, wherever it is written.
+        """
+        ...
 
     def now_ms(self) -> int: ...
 

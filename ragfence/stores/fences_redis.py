@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha1
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -43,7 +44,7 @@ from ragfence.core.records import (
 )
 from ragfence.core.rows import Row, decode_rows
 from ragfence.errors import StoreUnavailable
-from ragfence.stores.fences import Loaded, LoadedSource, Lookup, Marker, Scanned, Stats
+from ragfence.stores.fences import Loaded, LoadedSource, Lookup, Marker, RowEntry, Scanned, Stats
 from ragfence.stores.redis_errors import REDIS_ERRORS, in_our_words, understood
 from ragfence.stores.redis_link import Call, Link
 from ragfence.stores.redis_reading import Reader, Snapshot
@@ -64,6 +65,9 @@ from ragfence.stores.redis_wire import (
 
 SOLO_ROWS_PER_SHARD = 2_000
 """Without an object store nothing drains the rows: the newest batches are kept."""
+
+DROPPED_AT_ONCE = 200
+"""entries; a script holds up everybody else"""
 
 Item = TypeVar("Item", Claim, Seal, LeaseRef)
 _Needed = Callable[[list[Any]], bool]
@@ -287,6 +291,41 @@ class RedisFences:
                     yield from (row for row in decode_rows(data) if row.ts_ms >= since_ms)
                 if len(page) < 500:
                     break
+
+    def row_entries(self, after: str = "", limit: int = 1000) -> list[RowEntry]:
+        """Two trips: how long the streams are, then as many of them at once as the limit lets."""
+        first, _, behind = after.partition(":")
+        here, streams = int(first or "0", 16), self._names.rows
+        shards = range(here, len(streams))
+        lengths = self._exchange([Call(shard, (b"XLEN", streams[shard])) for shard in shards])
+        calls, left = [], limit
+        for shard, length in zip(shards, lengths, strict=True):
+            if not length or left <= 0:
+                continue
+            start = f"({behind}" if shard == here and behind else "-"
+            calls.append(Call(shard, (b"XRANGE", streams[shard], start, b"+", b"COUNT", left)))
+            left -= 0 if start != "-" else length  # how much of the first stream lies behind the place is not known
+        pages = self._exchange(calls) if calls else []
+        found = [
+            RowEntry(f"{call.shard:02x}:{entry.decode()}", data)
+            for call, page in zip(calls, pages, strict=True)
+            for entry, (_, data) in page
+        ]
+        return found[:limit]
+
+    def drop_rows(self, entries: Sequence[RowEntry]) -> int:
+        by_shard: dict[int, list[Any]] = {}
+        for entry in entries:
+            shard, _, there = entry.place.partition(":")
+            digest = sha1(entry.data, usedforsecurity=False).hexdigest()
+            by_shard.setdefault(int(shard, 16), []).extend((there, digest))
+        script, step = self._scripts["drop_rows"], 2 * DROPPED_AT_ONCE
+        calls = [
+            Call(shard, script.call([self._names.rows[shard]], given[start : start + step]))
+            for shard, given in by_shard.items()
+            for start in range(0, len(given), step)
+        ]
+        return sum(self._called(script, calls)) if calls else 0
 
     def now_ms(self) -> int:
         return self._reader.snapshot([], [0]).now_ms

@@ -23,11 +23,13 @@ from ragfence.core.records import Head, KeyRecord, SourceRecord, State, unpark
 from ragfence.core.rows import Row, decode_rows
 from ragfence.errors import FormatTooNew, StoreUnavailable
 from ragfence.stores import settling
-from ragfence.stores.fences import Scanned, Stats
+from ragfence.stores.fences import RowEntry, Scanned, Stats
 from ragfence.stores.settling import ShelvedFences
 from ragfence.stores.sqlite_connections import Connections, identity
 
 SCHEMA_VERSION = 1
+DROPPED_AT_ONCE = 2_000
+"""rows; whoever claims meanwhile waits for the transaction"""
 _SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE markers (
@@ -171,6 +173,29 @@ class SqliteFences(ShelvedFences):
             if len(page) < 2000:
                 return
             after = page[-1][0]
+
+    def row_entries(self, after: str = "", limit: int = 1000) -> list[RowEntry]:
+        with self._transaction(write=False) as shelf:
+            found = shelf.db.execute(
+                "SELECT seq, data FROM decision_rows WHERE tenant = ? AND seq > ? ORDER BY seq LIMIT ?",
+                (self.tenant, int(after or 0), limit),
+            ).fetchall()
+        return [RowEntry(str(seq), bytes(data)) for seq, data in found]
+
+    def drop_rows(self, entries: Sequence[RowEntry]) -> int:
+        dropped = 0
+        for start in range(0, len(entries), DROPPED_AT_ONCE):
+            with self._transaction() as shelf:
+                # With the row's id: a file that was restored in place gives its numbers once more, to other rows.
+                cursor = shelf.db.executemany(
+                    "DELETE FROM decision_rows WHERE seq = ? AND tenant = ? AND row_id = ?",
+                    [
+                        (int(entry.place), self.tenant, entry.first_row_id)
+                        for entry in entries[start : start + DROPPED_AT_ONCE]
+                    ],
+                )
+                dropped += cursor.rowcount
+        return dropped
 
     def now_ms(self) -> int:
         return self._clock()

@@ -45,6 +45,7 @@ def scripts(test_clock: str | None, *, clustered: bool) -> Mapping[str, Script]:
         "seal": _script(*start, "local function rules()", records, _read("seal_rules"), "end", _read("seal")),
         "lease": _script(*start, records, _read("lease")),
         "epoch": _script(*start, _read("epoch")),
+        "drop_rows": _script(_read("drop_rows")),
     }
 
 

@@ -35,6 +35,7 @@ from ragfence.core.rows import (
 )
 from ragfence.errors import FormatTooNew, StoreUnsafe
 from ragfence.stores.fences import FenceStore, Loaded, LoadedReceipt, LoadedSource, Lookup, Marker
+from ragfence.testing.contract_fences_draining import DrainContract
 from ragfence.testing.fence_calls import (
     ALL_MODES,
     DAY_MS,
@@ -868,7 +869,14 @@ class FormatContract:
 
 
 class KeepingContract(
-    EpochContract, SoloContract, BatchContract, RowContract, ExpiryContract, UpkeepContract, FormatContract
+    EpochContract,
+    SoloContract,
+    BatchContract,
+    RowContract,
+    DrainContract,
+    ExpiryContract,
+    UpkeepContract,
+    FormatContract,
 ):
     """Everything that is not about the answer to one claim."""
 

@@ -20,7 +20,7 @@ from ragfence.core.decisions import Ask, Claim, Held, LeaseRef, Seal, SealOutcom
 from ragfence.core.records import Head
 from ragfence.core.rows import Row
 from ragfence.errors import StoreUnavailable
-from ragfence.stores.fences import FenceStore, Loaded, LoadedSource, Lookup, Marker, Scanned, Stats
+from ragfence.stores.fences import FenceStore, Loaded, LoadedSource, Lookup, Marker, RowEntry, Scanned, Stats
 
 Error = BaseException | type[BaseException]
 Answer = TypeVar("Answer")
@@ -140,6 +140,8 @@ FenceMethod = Literal[
     "purge_expired",
     "record",
     "rows",
+    "row_entries",
+    "drop_rows",
     "now_ms",
     "markers",
     "versions",
@@ -215,6 +217,12 @@ class FaultyFences(FaultyCalls[FenceMethod]):
 
     def rows(self, since_ms: int = 0) -> Iterator[Row]:
         return self._call("rows", [""], lambda: self.inner.rows(since_ms))
+
+    def row_entries(self, after: str = "", limit: int = 1000) -> list[RowEntry]:
+        return self._call("row_entries", [""], lambda: self.inner.row_entries(after, limit))
+
+    def drop_rows(self, entries: Sequence[RowEntry]) -> int:
+        return self._call("drop_rows", [""], lambda: self.inner.drop_rows(entries))
 
     def now_ms(self) -> int:
         return self._call("now_ms", [""], self.inner.now_ms)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from ragfence.core.records import Head, KeyRecord, SourceRecord, unpark
 from ragfence.core.rows import Row
 from ragfence.stores import settling
-from ragfence.stores.fences import Scanned, Stats
+from ragfence.stores.fences import RowEntry, Scanned, Stats
 from ragfence.stores.settling import ShelvedFences
 from ragfence.testing.clock import VirtualClock
 
@@ -28,7 +28,15 @@ class _Content:
     counters: Counter[int] = field(default_factory=Counter)
     moves: Counter[int] = field(default_factory=Counter)
     rows: dict[str, Row] = field(default_factory=dict)
+    places: dict[str, int] = field(default_factory=dict)
+    """row_id -> the how-manieth row it was"""
+    written: int = 0
     locks: dict[str, tuple[str, int]] = field(default_factory=dict)
+
+    def add_row(self, row: Row) -> None:
+        if row.row_id not in self.rows:
+            self.written += 1
+            self.rows[row.row_id], self.places[row.row_id] = row, self.written
 
 
 class MemoryFences(ShelvedFences):
@@ -49,7 +57,8 @@ class MemoryFences(ShelvedFences):
     def flush(self) -> None:
         """Everything is gone; the process is the same. The rows are kept, for the auditor."""
         with self._lock:
-            self.content = _Content(rows=self.content.rows)
+            kept = self.content
+            self.content = _Content(rows=kept.rows, places=kept.places, written=kept.written)
 
     def snapshot(self) -> _Content:
         with self._lock:
@@ -58,7 +67,8 @@ class MemoryFences(ShelvedFences):
     def fail_over(self, replica: _Content) -> None:
         """Another process takes over with what it had; the newest writes may be missing."""
         with self._lock:
-            self.content = _Content(**{**vars(copy.deepcopy(replica)), "rows": self.content.rows})
+            kept = {name: getattr(self.content, name) for name in ("rows", "places", "written")}
+            self.content = _Content(**{**vars(copy.deepcopy(replica)), **kept})
             self.run_id = uuid.uuid4().hex
 
     def restart(self) -> None:
@@ -111,12 +121,24 @@ class MemoryFences(ShelvedFences):
     def record(self, rows: Sequence[Row]) -> None:
         with self._lock:
             for row in rows:
-                self.content.rows.setdefault(row.row_id, row)
+                self.content.add_row(row)
 
     def rows(self, since_ms: int = 0) -> Iterator[Row]:
         with self._lock:
             found = list(self.content.rows.values())
         yield from (row for row in found if row.ts_ms >= since_ms)
+
+    def row_entries(self, after: str = "", limit: int = 1000) -> list[RowEntry]:
+        with self._lock:
+            there = [(place, row_id) for row_id, place in self.content.places.items() if place > int(after or 0)]
+            return [RowEntry(str(place), self.content.rows[row_id].encode()) for place, row_id in there[:limit]]
+
+    def drop_rows(self, entries: Sequence[RowEntry]) -> int:
+        with self._lock:
+            gone = [entry for entry in entries if self.content.places.get(entry.first_row_id) == int(entry.place)]
+            for entry in gone:
+                del self.content.rows[entry.first_row_id], self.content.places[entry.first_row_id]
+            return len(gone)
 
     def now_ms(self) -> int:
         return self._clock()
@@ -196,4 +218,4 @@ class _MemoryShelf:
         return self._content.moves[shard]
 
     def add_row(self, row: Row) -> None:
-        self._content.rows.setdefault(row.row_id, row)
+        self._content.add_row(row)

@@ -15,7 +15,8 @@ __all__ = ["HYDRATION_POINTS", "OPERATION_POINTS", "at_point", "freeze_at", "kil
 
 
 def every_point() -> tuple[str, ...]:
-    """Those of operations, hydration, documents, their sinks, what rewrites their log, builds, aliases and gc."""
+    """Those of operations, hydration, documents, their sinks, what rewrites their log, builds, aliases, gc, drains."""
+    from ragfence.audit.draining import DRAIN_POINTS
     from ragfence.documents.moving import DOCUMENT_POINTS
     from ragfence.documents.rewriting import REWRITING_POINTS
     from ragfence.documents.sinks import SINK_POINTS
@@ -25,7 +26,7 @@ def every_point() -> tuple[str, ...]:
 
     documents = (*DOCUMENT_POINTS, *SINK_POINTS, *REWRITING_POINTS)
     indexes = (*BUILD_POINTS, *ALIAS_POINTS, *COLLECTING_POINTS)
-    return tuple(dict.fromkeys((*OPERATION_POINTS, *HYDRATION_POINTS, *documents, *indexes)))
+    return tuple(dict.fromkeys((*OPERATION_POINTS, *HYDRATION_POINTS, *documents, *indexes, *DRAIN_POINTS)))
 
 
 @contextlib.contextmanager

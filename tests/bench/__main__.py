@@ -4,6 +4,7 @@
     part 2   documents, beside LangChain and LlamaIndex
     part 3   indexes, beside plain LanceDB and Qdrant
     part 4   the ingest asset of Dagster, beside the bare call
+    part 5   the HTTP API, beside a FastAPI route that does nothing and asgi-idempotency-header
 
 python -m tests.bench                 all; writes out/bench.json, and out/bench-*.json for the other parts
 python -m tests.bench --part 2        one of them
@@ -49,6 +50,7 @@ def main() -> int:
         2: _documents,
         3: _indexes,
         4: _dagster,
+        5: _api,
     }
     for part in [options.part] if options.part else parts:
         parts[part](options, console)
@@ -108,6 +110,21 @@ def _dagster(options: argparse.Namespace, console: Console) -> None:
     console.print(f"written to {_beside(options.json, 'dagster')}")
 
 
+def _api(options: argparse.Namespace, console: Console) -> None:
+    from tests.bench import api_report, api_run, api_scale
+    from tests.bench.api_servers import API
+
+    scale = api_scale.QUICK if options.quick else api_scale.FULL
+    if options.rounds is not None:
+        scale = replace(scale, rounds=options.rounds)
+    if options.quick:
+        console.print(f"quick: {scale.rounds} rounds of {scale.seconds:g} s instead of {api_scale.FULL.seconds:g} s")
+    measured = api_run.measure(scale, _peer(options, API, console), _dim(console))
+    run.write(_beside(options.json, "api"), measured)
+    api_report.show(console, measured)
+    console.print(f"written to {_beside(options.json, 'api')}")
+
+
 def _peer(options: argparse.Namespace, name: str, console: Console) -> Path | None:
     python = python_of(options.peers / name)
     if python is None:
@@ -127,7 +144,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tests.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--part", type=int, choices=(1, 2, 3, 4), help="all, unless given")
+    parser.add_argument("--part", type=int, choices=(1, 2, 3, 4, 5), help="all, unless given")
     parser.add_argument("--rounds", type=int, help="another number of rounds than the scale says")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", type=Path, default=Path("out/bench.json"), help="of part 1; the others lie beside it")
@@ -138,7 +155,7 @@ def _options() -> argparse.Namespace:
 
 def _write_docs(operations: Path, console: Console) -> int:
     """The other parts may be missing, part 1 may not: the page is made around it."""
-    from tests.bench import dagster_overhead
+    from tests.bench import api_report, dagster_overhead
 
     if not operations.exists():
         console.print(f"{operations} is not there: run `make bench` first")
@@ -148,6 +165,7 @@ def _write_docs(operations: Path, console: Console) -> int:
         ("documents", documents_report.section),
         ("indexes", indexes_report.section),
         ("dagster", dagster_overhead.section),
+        ("api", api_report.section),
     )
     for part, section in found:
         path = _beside(operations, part)

@@ -48,9 +48,18 @@ def test_a_document_that_must_not_be_there_is_made_once_and_again_after_a_retrac
     with pytest.raises(DocumentMoved):
         documents.ingest(Document("a", "two"), expect="")
     documents.retract("a")
-    with pytest.raises(DocumentMoved):
-        documents.retract("a", expect="1.1")
     assert documents.ingest(Document("a", "two"), expect="").is_new
+
+
+def test_what_is_already_as_it_was_to_be_is_answered_as_done(world: World) -> None:
+    """An attempt that was cut off after its effect is tried again with the version that it has replaced itself."""
+    documents = world.open().documents
+    first = documents.ingest(Document("a", "one"))
+    second = documents.ingest(Document("a", "two"), expect=first.fence)
+    again = documents.ingest(Document("a", "two"), expect=first.fence)
+    assert (again, again.fence, again.decision) == (second, second.fence, "duplicate")
+    documents.retract("a", expect=second.fence)
+    assert documents.retract("a", expect=second.fence).decision == "duplicate"
 
 
 def test_what_is_no_version_is_refused(world: World) -> None:

@@ -30,7 +30,9 @@ def test_every_method_of_a_fence_store_can_be_made_to_fail(store: FaultyFences) 
     methods = {name for name in vars(FenceStore) if not name.startswith("_")} - {"url", "tenant", "close"}
     assert set(typing.get_args(FenceMethod)) == methods
     arguments = {
-        **dict.fromkeys(("claim", "replays", "renew", "seal", "release", "pardon", "read", "forget", "record"), ([],)),
+        **dict.fromkeys(
+            ("claim", "replays", "renew", "seal", "release", "pardon", "read", "forget", "record", "drop_rows"), ([],)
+        ),
         **dict.fromkeys(("heads", "begin_epoch", "finish_epoch", "forget_markers"), (2,)),
         "load": (2, []),
         "lock": ("name", "token", 1),

@@ -26,10 +26,7 @@ class Ask:
     body: bytes = b""
     media_type: str = JSON
     wants: tuple[tuple[str, str | None], ...] = ()
-
-    @property
-    def payload(self) -> tuple[str, str, bytes]:
-        return self.method, self.path, self.body
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +75,12 @@ class Client:
         self._connection: http.client.HTTPConnection | None = None
 
     def answered(self, ask: Ask, *, stopped: Callable[[], bool] = lambda: False) -> Reply | None:
-        """None: not within `PATIENCE_S`, which is noted as a problem."""
+        """None: not within `PATIENCE_S`, which is noted as a problem, or before it was told to stop."""
         give_up_at = time.monotonic() + PATIENCE_S
         status_url = ""
-        while time.monotonic() < give_up_at and not stopped():
+        while time.monotonic() < give_up_at:
+            if stopped():
+                return None
             reply = self._sent("GET", status_url) if status_url else self._sent(ask.method, ask.path, ask)
             if reply is None:
                 self._notes.met["lost"] += 1
@@ -129,7 +128,7 @@ class Client:
         """None: nobody knows what became of it."""
         headers = {"Authorization": f"Bearer {self._token}"}
         if ask is not None:
-            headers["Idempotency-Key"] = ask.key
+            headers |= {"Idempotency-Key": ask.key, **dict(ask.headers)}
             if ask.body:
                 headers["Content-Type"] = ask.media_type
         try:

@@ -7,7 +7,6 @@ the N-th time it comes by that point from now on.
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import importlib
 import json
@@ -21,6 +20,16 @@ from tests.chaos.nursery import _PR_SET_PDEATHSIG, Nursery, _preload
 
 LOCK_MS = 1000
 """who rebuilds the fence store and is killed is not waited for longer"""
+IMPORTED = (
+    "anyio._backends._asyncio",
+    "ragfence.api.app",
+    "ragfence.api.serving",
+    "ragfence.cli.app",
+    "ragfence.documents.guard",
+    "semantic_text_splitter",
+    "uvicorn.lifespan.on",
+    "uvicorn.loops.auto",
+)
 
 
 class Cradle(Nursery):
@@ -79,9 +88,8 @@ def _served(job: dict[str, object]) -> int:
 
 def _preload_server() -> None:
     _preload()
-    for name in ("ragfence.cli.app", "ragfence.api.app", "ragfence.api.serving", "semantic_text_splitter"):
+    for name in IMPORTED:
         importlib.import_module(name)
-    ctypes.CDLL(None)
 
 
 if __name__ == "__main__":

@@ -8,21 +8,20 @@ state in a row are one move, as whoever reads the document sees it.
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from ragfence.core.operations import encoded
+from ragfence.core.rows import FENCED_OUT, SEAL_POSITION
 from ragfence.stores.objects import ObjectStore
 from tests.api.killed.asking import MISMATCH, NDJSON, STALE, Ask, Notes, Reply
 from tests.api.killed.places import Place
 from tests.api.killed.sequences import ALIAS, Step
 from tests.documents.attack.judge import Moved, read_log
 
-NUMBERED = "numbered"
 KEPT = frozenset({200, 201})
 
 
@@ -58,7 +57,7 @@ def judge(place: Place, steps: Sequence[Step], notes: Notes) -> Verdict:
         fence.documents.corpus_digest()  # into an epoch that is whole, before the log is read
         log = read_log(objects, place.site.tenant)
         found.rows = sum(map(len, log.values()))
-        _judge_moves(expected_moves(steps, outcomes), log, found)
+        _judge_moves(expected_moves(steps, outcomes), log, sealed_moves(fence), found)
         _judge_aliases(fence, steps, outcomes, found)
         _judge_commits(objects, place.site.tenant, outcomes, found)
         found.problems += [f"auditor: {each.invariant}: {each.text}" for each in fence.audit.check().findings]
@@ -131,12 +130,25 @@ def _receipts(ask: Ask, reply: Reply, found: Verdict) -> Iterator[tuple[str, str
         yield name, document["text"], json.loads(reply.body)
 
 
-def expected_moves(steps: Sequence[Step], outcomes: Outcomes) -> dict[str, list[tuple[str | None, bool]]]:
-    """The states of every document, in their order, and whether each must have been there.
+class Wanted(NamedTuple):
+    """A state that a document shall come to. Not certain is only a numbered revision that was told to be stale: its
+    server may have died after it was applied."""
 
-    Not certain is only a numbered revision that was told to be stale: its server may have died after it was applied.
-    """
-    moves: dict[str, list[tuple[str | None, bool]]] = defaultdict(list)
+    state: str | None
+    certain: bool = True
+
+
+class Happened(NamedTuple):
+    """A row of the log. One that was not sealed may never have been seen by anybody: its owner died, and who came next
+    did not know of it. Or it has been, since the fence store was rebuilt from the log."""
+
+    state: str | None
+    seen: bool = True
+
+
+def expected_moves(steps: Sequence[Step], outcomes: Outcomes) -> dict[str, list[Wanted]]:
+    """The states of every document, in their order."""
+    moves: dict[str, list[Wanted]] = defaultdict(list)
     seen: set[Ask] = set()
     for step in steps:
         fresh = [ask for ask in step.asks if ask not in seen and ask in outcomes]
@@ -144,11 +156,17 @@ def expected_moves(steps: Sequence[Step], outcomes: Outcomes) -> dict[str, list[
         for ask in sorted(fresh, key=_sequence):
             if outcomes[ask].status in KEPT:
                 for name, state in ask.wants:
-                    moves[name].append((state, True))
+                    moves[name].append(Wanted(state))
             elif outcomes[ask].code == STALE:
                 for name, state in ask.wants:
-                    moves[name].append((state, False))
+                    moves[name].append(Wanted(state, certain=False))
     return moves
+
+
+def sealed_moves(fence: Any) -> set[tuple[bytes, tuple[int, int]]]:
+    """(key, fence) of every seal, by the decision rows."""
+    rows = (row for row in fence.audit.rows() if row.position == SEAL_POSITION and not row.flags & FENCED_OUT)
+    return {(row.key, tuple(row.fence)) for row in rows}
 
 
 def _sequence(ask: Ask) -> int:
@@ -158,7 +176,10 @@ def _sequence(ask: Ask) -> int:
 
 
 def _judge_moves(
-    expected: Mapping[str, Sequence[tuple[str | None, bool]]], log: Mapping[str, Sequence[Moved]], found: Verdict
+    expected: Mapping[str, Sequence[Wanted]],
+    log: Mapping[str, Sequence[Moved]],
+    sealed: Collection[tuple[bytes, tuple[int, int]]],
+    found: Verdict,
 ) -> None:
     for name in sorted({*expected, *log}):
         if name.startswith("@"):
@@ -166,27 +187,34 @@ def _judge_moves(
         rows = sorted(log.get(name, ()), key=lambda row: row.fence)
         if len({row.fence for row in rows}) < len(rows):
             found.problems.append(f"{name} has two rows with the same fence")
-        happened = _merged([None, *(_state(row) for row in rows)])
-        found.moves += len(happened) - 1
+        happened = [Happened(_state(row), (row.values["key"], row.fence) in sealed) for row in rows]
+        found.moves += sum(1 for _ in groupby(each.state for each in happened if each.seen))
         _compare(name, expected.get(name, ()), happened, found)
 
 
-def _compare(
-    name: str, expected: Sequence[tuple[str | None, bool]], happened: Sequence[str | None], found: Verdict
-) -> None:
-    wanted = [(None, True), *expected]
-    merged = [next(iter(each)) for _, each in groupby(wanted)]
-    pattern = "".join(f"(?:{state};)" + ("" if certain else "?") for state, certain in merged)
-    if re.fullmatch(pattern, "".join(f"{state};" for state in happened)):
+def _compare(name: str, expected: Sequence[Wanted], happened: Sequence[Happened], found: Verdict) -> None:
+    wanted = [next(iter(each)) for _, each in groupby([Wanted(None), *expected])]
+    if follows(wanted, happened):
         return
-    missing = {state for state, certain in merged if certain} - set(happened)
+    missing = {each.state for each in wanted if each.certain} - {None, *(each.state for each in happened)}
     found.lost += len(missing)
     found.double += 0 if missing else 1
-    found.problems.append(f"{name} went through {happened}, and should have through {merged}")
+    found.problems.append(f"{name} went through {happened}, and should have through {wanted}")
 
 
-def _merged(states: Iterable[str | None]) -> list[str | None]:
-    return [state for state, _ in groupby(states)]
+def follows(wanted: Sequence[Wanted], happened: Sequence[Happened]) -> bool:
+    """Whether what happened is what was wanted, each state once: all ways to read it are tried side by side."""
+    at = {0}
+    for row in happened:
+        then = {place for place in at if wanted[place].state == row.state}
+        for place in at:
+            for next_place in range(place + 1, len(wanted)):
+                if wanted[next_place].state == row.state:
+                    then.add(next_place)
+                if wanted[next_place].certain:
+                    break
+        at = then if row.seen else then | at
+    return any(not any(each.certain for each in wanted[place + 1 :]) for place in at)
 
 
 def _state(row: Moved) -> str | None:
@@ -206,7 +234,7 @@ def _judge_aliases(fence: Any, steps: Sequence[Step], outcomes: Outcomes, found:
             found.problems.append(f"the build {index_hash} was sealed as {newest}")
     swaps = expected_moves(steps, outcomes).get(f"@{ALIAS}", [])
     history = [entry.target.index_hash for entry in reversed(fence.aliases.history(ALIAS))]
-    _compare(f"alias {ALIAS}", swaps, [None, *history], found)
+    _compare(f"alias {ALIAS}", swaps, [Happened(each) for each in history], found)
 
 
 def _judge_commits(objects: ObjectStore, tenant: str, outcomes: Outcomes, found: Verdict) -> None:

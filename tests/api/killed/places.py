@@ -22,7 +22,7 @@ from tests.chaos.crew import ROOT, Nursery, Worker, until
 from tests.chaos.sites import Site
 from tests.servers import free_ports
 
-LEASE_S = 0.8
+LEASE_S = 0.5
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -75,8 +75,10 @@ class ServerJob:
 class Place:
     """A site, a policy and an API key: what a server needs."""
 
-    def __init__(self, site: Site, *, lease_s: float = LEASE_S, **policy: Any) -> None:
+    def __init__(self, site: Site, folder: Path | None = None, *, lease_s: float = LEASE_S, **policy: Any) -> None:
+        """`folder`: for the files of its servers and clients; that of the site, unless there are several places."""
         self.site = site
+        self.folder = folder or site.folder
         self.port = free_ports(1)[0]
         # Strangers' contents are compared by sha256, and whoever opens the stores must say the same.
         rules: Mapping[str, Any] = {
@@ -86,7 +88,7 @@ class Place:
             **policy,
         }
         self.policy = ragfence.Policy.from_mapping(rules)
-        self._file = site.folder / "ragfence.yml"
+        self._file = self.folder / "ragfence.yml"
         self._file.write_text(json.dumps(rules))  # JSON is YAML
         with self.opened() as (_, objects):
             self.token = ApiKeys(objects).create(site.tenant, Role.ADMIN).token
@@ -111,13 +113,13 @@ class Forked:
     def __init__(self, nursery: Nursery, place: Place) -> None:
         self._nursery, self._place = nursery, place
         self.port, self.token = place.port, place.token
-        self._trap = place.site.folder / "trap"
+        self._trap = place.folder / "trap"
         self._numbers = itertools.count()
         self._worker: Worker | None = None
         self.starts = 0
 
     def start(self) -> None:
-        path = self._place.site.folder / f"server-{self.starts:03d}.json"
+        path = self._place.folder / f"server-{self.starts:03d}.json"
         self._worker = Worker(self._nursery, ServerJob(self._place.argv, str(self._trap)), path)
         self.starts += 1
 
@@ -160,14 +162,14 @@ class Launched:
         self._place = place
         self.port, self.token = place.port, place.token
         self._process: subprocess.Popen[bytes] | None = None
-        self._log = place.site.folder / "server.log"
+        self._log = place.folder / "server.log"
         self.starts = 0
 
     def start(self) -> None:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "ragfence", *self._place.argv, "--workers", "1"],
-                cwd=self._place.site.folder,
+                cwd=self._place.folder,
                 env=environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,

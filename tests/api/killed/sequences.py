@@ -24,7 +24,23 @@ ALIAS = "docs"
 BUILT = b"$built"
 """in a swap: the build that was answered last"""
 
-WORDS = "lease fence epoch batch shard commit seal claim token owner record segment store answer request".split()
+WORDS = [
+    "lease",
+    "fence",
+    "epoch",
+    "batch",
+    "shard",
+    "commit",
+    "seal",
+    "claim",
+    "token",
+    "owner",
+    "record",
+    "segment",
+    "store",
+    "answer",
+    "request",
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,11 +31,16 @@ def test_one_effect_per_key_and_equal_answers_whenever_the_server_is_killed(
     seed: int, open_site: OpenSite, servers_cradle: Nursery
 ) -> None:
     """Every request is performed once, answered alike, and refused only where its key is of another one."""
-    plan = Plan(seed, steps=2, builds=1) if seed == FIRST else Plan(seed, steps=6)
-    check(plan, SQLITE, open_site, servers_cradle)
+    check(Plan(seed, steps=6), SQLITE, open_site, servers_cradle)
 
 
-@pytest.mark.xdist_group("seaweedfs")
+@pytest.mark.xdist_group("seaweedfs")  # slow to start: one worker only
 @pytest.mark.parametrize("seed", range(FIRST + EMBEDDED, FIRST + EMBEDDED + ON_SERVERS))
 def test_one_effect_per_key_on_redis_and_s3_too(seed: int, open_site: OpenSite, servers_cradle: Nursery) -> None:
-    check(Plan(seed, steps=5), VALKEY_S3, open_site, servers_cradle)
+    check(Plan(seed, steps=4), VALKEY_S3, open_site, servers_cradle)
+
+
+@pytest.mark.slow
+def test_an_index_is_built_once_and_an_alias_swapped_once(open_site: OpenSite, servers_cradle: Nursery) -> None:
+    """Every server that is started for it imports LanceDB, which takes seconds."""
+    check(Plan(FIRST, steps=2, builds=2), SQLITE, open_site, servers_cradle)

@@ -1,0 +1,277 @@
+"""The ledger: decision rows in the object store, as Parquet objects that are created once and never changed.
+
+    <tenant>/ledger/date=2026-01-31/<how>-<shards>-<from>-<to>-<digest>.parquet
+
+`date` is that of the rows' `ts` in UTC. A name tells what a reader needs to pass an object over: `how` it came about
+(`drained` or `packed`), the first and the last shard in it, the first and the last millisecond of the day, and a digest
+of its rows, so that the same rows make the same object, whoever writes them.
+
+No object holds a row twice. Two objects may hold the same row: a drainer was killed before it took the rows out of the
+fence store, or a compaction before it deleted what it had replaced. Whoever reads several of them counts a row_id once.
+Within an object rows are sorted by shard, source_id and time, so that a lookup touches one group of rows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ragfence.audit import columns
+from ragfence.core.operations import encoded
+from ragfence.stores.objects import Entry, ObjectStore
+from ragfence.stores.objects_local import LocalObjects
+
+if TYPE_CHECKING:
+    import pyarrow
+
+DRAINED, PACKED = "drained", "packed"
+DAY_MS = 86_400_000
+SORTED_BY = [("shard", "ascending"), ("source_id", "ascending"), ("ts", "ascending"), ("row_id", "ascending")]
+
+_NAME = re.compile(
+    r"date=(?P<day>\d{4}-\d\d-\d\d)/(?P<how>drained|packed)-(?P<first>[0-9a-f]{2})-(?P<last>[0-9a-f]{2})"
+    r"-(?P<start>\d{8})-(?P<end>\d{8})-[0-9a-f]{32}\.parquet"
+)
+_LAST_DAY_MS = 253_402_214_400_000
+"""9999-12-31: a clock that ran mad must not keep rows from being stored"""
+_ALL = 2**62
+
+
+class Part(NamedTuple):
+    """An object of the ledger, as its name tells it."""
+
+    name: str
+    day: str
+    how: str
+    first_shard: int
+    last_shard: int
+    first_ms: int
+    last_ms: int
+    size: int
+
+    def overlaps(self, other: Part) -> bool:
+        """Only then they may hold the same row."""
+        return self.first_shard <= other.last_shard and other.first_shard <= self.last_shard
+
+
+class Wanted(NamedTuple):
+    """Which rows: of a span of time (`until_ms` is outside), of some shards, and by the value of columns."""
+
+    since_ms: int = 0
+    until_ms: int = _ALL
+    shards: range = range(256)
+    values: tuple[tuple[str, str], ...] = ()
+    """(column, text)"""
+
+    def may_be_in(self, part: Part) -> bool:
+        in_time = part.first_ms < self.until_ms and part.last_ms >= self.since_ms
+        return in_time and part.first_shard < self.shards.stop and part.last_shard >= self.shards.start
+
+    def within(self, part: Part) -> Wanted:
+        """What is still to be asked of its rows: not what its name tells of all of them."""
+        return self._replace(
+            since_ms=0 if part.first_ms >= self.since_ms else self.since_ms,
+            until_ms=_ALL if part.last_ms < self.until_ms else self.until_ms,
+            shards=range(256) if part.first_shard in self.shards and part.last_shard in self.shards else self.shards,
+        )
+
+    def in_day(self, day: str) -> Wanted:
+        midnight = _midnight_ms(day)
+        # A clock that ran mad has no later day.
+        end = midnight + DAY_MS if midnight < _LAST_DAY_MS else _ALL
+        return self._replace(since_ms=max(self.since_ms, midnight), until_ms=min(self.until_ms, end))
+
+    def names(self) -> list[str]:
+        """The columns that are needed to tell."""
+        timed = ["ts"] if self.since_ms > 0 or self.until_ms < _ALL else []
+        sharded = ["shard"] if self.shards != range(256) else []
+        return [*timed, *sharded, *(name for name, _ in self.values)]
+
+    def of(self, table: pyarrow.Table) -> pyarrow.Table:
+        """Those rows of a table that has the columns it needs."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        masks = [pc.equal(table.column(name), value) for name, value in self.values]
+        if self.since_ms > 0:
+            masks.append(pc.greater_equal(table.column("ts").cast(pa.int64()), self.since_ms))
+        if self.until_ms < _ALL:
+            masks.append(pc.less(table.column("ts").cast(pa.int64()), self.until_ms))
+        if self.shards != range(256):
+            masks.append(pc.greater_equal(table.column("shard"), self.shards.start))
+            masks.append(pc.less(table.column("shard"), self.shards.stop))
+        for mask in masks[1:]:
+            masks[0] = pc.and_(masks[0], mask)
+        return table.filter(masks[0]) if masks else table
+
+
+class Ledger:
+    def __init__(self, tenant: str, objects: ObjectStore) -> None:
+        self.tenant = tenant
+        self.prefix = f"{encoded(tenant)}/ledger/"
+        self._objects = objects
+
+    def parts(self, wanted: Wanted = Wanted()) -> list[Part]:  # noqa: B008  # it is a value
+        """Those that may hold such rows; none of the days before and after is listed."""
+        # "date=2026-01-31" itself is before all that is in it.
+        after = f"{self.prefix}date={day_of(wanted.since_ms)}" if wanted.since_ms > 0 else ""
+        last = day_of(wanted.until_ms)
+        found = []
+        for entry in self._objects.list(self.prefix, start_after=after):
+            part = self._part(entry)
+            if part is None:
+                continue
+            if part.day > last:
+                break
+            if wanted.may_be_in(part):
+                found.append(part)
+        return found
+
+    def oldest(self, limit: int) -> list[Part]:
+        entries = self._objects.list(self.prefix, limit=limit)
+        return [part for entry in entries if (part := self._part(entry)) is not None]
+
+    def read(
+        self, part: Part, wanted: Wanted, names: Sequence[str], *, coded: Sequence[str] = ()
+    ) -> pyarrow.Table | None:
+        """Those of its rows that are wanted. None: the object is gone, and what replaced it is listed by now.
+
+        `coded` are read as Arrow dictionaries, which are counted in a tenth of the time.
+        """
+        source = self._source(part.name)
+        if source is None:
+            return None
+        wanted = wanted.within(part)
+        file = columns.opened(part.name, source, coded=coded)
+        needed = list(dict.fromkeys((*names, *wanted.names())))
+        groups = [at for at in range(file.metadata.num_row_groups) if _may_hold(file.metadata.row_group(at), wanted)]
+        if len(groups) == file.metadata.num_row_groups:
+            table = file.read(columns=needed)
+        else:
+            table = file.read_row_groups(groups, columns=needed)
+        return wanted.of(table).select(list(names))
+
+    def _source(self, name: str) -> Any:
+        """Of a folder the file itself, of which only what is needed is read; else all bytes."""
+        if isinstance(self._objects, LocalObjects):
+            import pyarrow as pa
+
+            try:
+                return pa.memory_map(str(self._objects._objects / name))
+            except FileNotFoundError:
+                return None
+        return self._objects.get(name)
+
+    def write(self, day: str, table: pyarrow.Table, how: str) -> Part:
+        """Commits rows of one day, none of them twice. That they stand there already is as good."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        table = table.sort_by(SORTED_BY)
+        times = pc.min_max(table.column("ts").cast(pa.int64())).as_py()
+        shards = pc.min_max(table.column("shard")).as_py()
+        midnight = _midnight_ms(day)
+        start, end = (min(max(times[which] - midnight, 0), DAY_MS - 1) for which in ("min", "max"))
+        data = columns.encode(table)
+        file = f"{how}-{shards['min']:02x}-{shards['max']:02x}-{start:08d}-{end:08d}-{_digest(table)}.parquet"
+        name = f"{self.prefix}date={day}/{file}"
+        self._objects.put_new(name, data)
+        return Part(name, day, how, shards["min"], shards["max"], times["min"], times["max"], len(data))
+
+    def delete(self, names: Sequence[str]) -> None:
+        self._objects.delete(names)
+
+    def _part(self, entry: Entry) -> Part | None:
+        """None: somebody else's file."""
+        told = _NAME.fullmatch(entry.name, len(self.prefix))
+        if told is None:
+            return None
+        midnight = _midnight_ms(told["day"])
+        return Part(
+            entry.name,
+            told["day"],
+            told["how"],
+            int(told["first"], 16),
+            int(told["last"], 16),
+            midnight + int(told["start"]),
+            midnight + int(told["end"]),
+            entry.size,
+        )
+
+
+def day_of(ts_ms: int) -> str:
+    return datetime.fromtimestamp(min(ts_ms, _LAST_DAY_MS) / 1000, UTC).date().isoformat()
+
+
+def by_day(table: pyarrow.Table) -> Iterator[tuple[str, pyarrow.Table]]:
+    """The rows of each day. Most tables are of one."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    times = table.column("ts").cast(pa.int64())
+    days = pc.divide(pc.min_element_wise(times, _LAST_DAY_MS), DAY_MS)
+    for day in sorted(pc.unique(days).to_pylist()):
+        yield day_of(day * DAY_MS), table.filter(pc.equal(days, day))
+
+
+def once(table: pyarrow.Table) -> pyarrow.Table:
+    """Each row_id once: a row that was written again by a retry is the one that was written first."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pc.count_distinct(table.column("row_id")).as_py() == table.num_rows:
+        return table
+    order = pc.sort_indices(table, [("ts", "ascending")])
+    numbered = pa.table({"row_id": table.column("row_id").take(order), "at": order})
+    first = numbered.group_by("row_id", use_threads=False).aggregate([("at", "first")])
+    return table.take(first.column("at_first"))
+
+
+def is_flat(parts: Sequence[Part]) -> bool:
+    """No two of them may hold the same row."""
+    ordered = sorted(parts, key=lambda part: part.first_shard)
+    return not any(one.overlaps(other) for one, other in pairwise(ordered))
+
+
+def days_back(day: str, count: int) -> str:
+    return (datetime.fromisoformat(day) - timedelta(days=count)).date().isoformat()
+
+
+def parts_by_day(parts: Iterable[Part]) -> dict[str, list[Part]]:
+    found: dict[str, list[Part]] = {}
+    for part in parts:
+        found.setdefault(part.day, []).append(part)
+    return found
+
+
+def _may_hold(group: Any, wanted: Wanted) -> bool:
+    """By the statistics that Parquet keeps of a group of rows."""
+    if not wanted.values:
+        return True
+    values = dict(wanted.values)
+    for at in range(group.num_columns):
+        column = group.column(at)
+        value = values.get(column.path_in_schema)
+        told = column.statistics if value is not None else None
+        if told is not None and told.has_min_max and not told.min <= value <= told.max:
+            return False
+    return True
+
+
+def _digest(table: pyarrow.Table) -> str:
+    """Of row_id and ts: a row that was written again at another time is not the same."""
+    import pyarrow as pa
+
+    made = sha256()
+    times = table.column("ts").cast(pa.int64()).to_pylist()
+    for row_id, ts in zip(table.column("row_id").to_pylist(), times, strict=True):
+        made.update(f"{row_id}{ts:x}\n".encode())
+    return made.hexdigest()[:32]
+
+
+def _midnight_ms(day: str) -> int:
+    return int(datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp() * 1000)

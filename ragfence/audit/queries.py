@@ -1,0 +1,327 @@
+"""Questions that people ask the decision rows: how many, what did it save, who waited for whom, where do conflicts come
+from. Everything is computed day by day from a few columns, so a ledger of any size is answered in bounded memory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ragfence.audit.ledger import Wanted
+from ragfence.audit.reading import Rows
+from ragfence.audit.story import Event, tell
+from ragfence.core.rows import SEAL_POSITION
+
+if TYPE_CHECKING:
+    import pyarrow
+
+    from ragfence.stores.objects import ObjectStore
+
+HOTTEST = 10
+_SEAL = f"{SEAL_POSITION:02x}"
+
+
+@dataclass(frozen=True, slots=True)
+class KindSavings:
+    kind: str
+    performed: int
+    """effects that were sealed"""
+    saved: int
+    """answers without an effect: replays, healed commits, moves to a known key"""
+    effect_ms: int | None
+    """the median from the first claim to the seal"""
+
+    @property
+    def share(self) -> float:
+        asked = self.performed + self.saved
+        return self.saved / asked if asked else 0.0
+
+    @property
+    def saved_ms(self) -> int:
+        return self.saved * (self.effect_ms or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Savings:
+    kinds: tuple[KindSavings, ...]
+    characters: int
+    """of documents that were known, and so neither cut nor embedded again"""
+    snippets: int
+    """of these documents, as far as their rows are still in the log"""
+    unknown_documents: int
+    """answers with documents whose revision the log does not have any more; their snippets are not counted"""
+    days: tuple[tuple[str, int, int], ...]
+    """(day, performed, saved)"""
+
+    @property
+    def performed(self) -> int:
+        return sum(kind.performed for kind in self.kinds)
+
+    @property
+    def saved(self) -> int:
+        return sum(kind.saved for kind in self.kinds)
+
+
+@dataclass(frozen=True, slots=True)
+class ConflictCase:
+    """A payload that was refused, because its key is known with another one."""
+
+    ts_ms: int
+    key: str
+    kind: str
+    source_id: str
+    owner: str
+    payload_hash: str
+    first_payload_hash: str
+    """of what was sealed, or is being performed, under the key; empty when no row tells"""
+    diff: tuple[dict[str, Any], ...] | None
+    """RFC 6902, from the first payload to this one, both redacted; None unless the policy has `include_diff`"""
+    diff_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class KindContention:
+    kind: str
+    calls: int
+    waited: int
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    longest_ms: int
+    in_flight: int
+    takeovers: int
+    fenced_out: int
+    """effects that were performed twice: an owner outlived its lease"""
+
+
+@dataclass(frozen=True, slots=True)
+class Contention:
+    kinds: tuple[KindContention, ...]
+    hottest: tuple[tuple[str, str, int], ...]
+    """(kind, source_id, milliseconds waited for it), most first"""
+
+
+@dataclass(frozen=True, slots=True)
+class Occurrence:
+    key: str
+    revision: str
+    event: Event
+
+
+def counts(rows: Rows, wanted: Wanted, by: Sequence[str]) -> pyarrow.Table:
+    """How many decisions, by day and by columns: day, then `by`, then `count`."""
+    import pyarrow as pa
+
+    names = list(by)
+
+    def counted(table: pyarrow.Table) -> pyarrow.Table:
+        found = table.group_by(names).aggregate([([], "count_all")])
+        return found.cast(pa.schema([*((name, pa.string()) for name in names), ("count_all", pa.int64())]))
+
+    days = rows.by_day(wanted, names, counted, coded=names)
+    tables = [
+        table.rename_columns([*names, "count"]).add_column(0, "day", pa.array([day] * table.num_rows, pa.string()))
+        for day, table in days.items()
+    ]
+    if not tables:
+        fields = [("day", pa.string()), *((name, pa.string()) for name in names), ("count", pa.int64())]
+        return pa.schema(fields).empty_table()
+    return pa.concat_tables(tables).sort_by([(name, "ascending") for name in ("day", *names)])
+
+
+def savings(rows: Rows, wanted: Wanted, objects: ObjectStore | None, tenant: str) -> Savings:
+    names = ["kind", "decision", "flags", "row_id", "sealed_at", "first_seen", "saved", "idempotency_key"]
+    days = rows.by_day(wanted, names, _saved_in)
+    performed, saved, documents = Counter[str](), Counter[str](), Counter[str]()
+    took: dict[str, list[int]] = {}
+    for day in days.values():
+        performed.update(day.performed)
+        saved.update(day.saved)
+        documents.update(day.documents)
+        for kind, each in day.took.items():
+            took.setdefault(kind, []).extend(each)
+    snippets, unknown = _snippets(documents, objects, tenant)
+    return Savings(
+        kinds=tuple(
+            KindSavings(kind, performed[kind], saved[kind], _middle(took.get(kind, [])))
+            for kind in sorted({*performed, *saved})
+        ),
+        characters=sum(day.characters for day in days.values()),
+        snippets=snippets,
+        unknown_documents=unknown,
+        days=tuple((name, sum(day.performed.values()), sum(day.saved.values())) for name, day in days.items()),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    performed: dict[str, int]
+    saved: dict[str, int]
+    took: dict[str, list[int]]
+    documents: dict[str, int]
+    characters: int
+
+
+TOOK_PER_DAY = 10_000
+"""so many durations of a day are enough for a median"""
+
+
+def _saved_in(table: pyarrow.Table) -> _Saved:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    decision, sealed = table.column("decision"), pc.is_valid(table.column("sealed_at"))
+    sealing = pc.and_(pc.equal(pc.utf8_slice_codeunits(table.column("row_id"), 24, 26), _SEAL), sealed)
+    news = table.filter(pc.and_(pc.equal(decision, "new"), sealing))
+    answered = table.filter(pc.and_(pc.equal(decision, "duplicate"), pc.invert(_flagged(table, "fenced_out"))))
+    documents = answered.filter(pc.is_valid(answered.column("saved")))
+    sample = news.slice(0, TOOK_PER_DAY)
+    took: dict[str, list[int]] = {}
+    spans = pc.subtract(sample.column("sealed_at").cast(pa.int64()), sample.column("first_seen").cast(pa.int64()))
+    for kind, span in zip(sample.column("kind").to_pylist(), spans.to_pylist(), strict=True):
+        took.setdefault(kind or "", []).append(span or 0)
+    return _Saved(
+        _counted(news, "kind"),
+        _counted(answered, "kind"),
+        took,
+        _counted(documents, "idempotency_key"),
+        pc.sum(documents.column("saved")).as_py() or 0,
+    )
+
+
+def _snippets(documents: Counter[str], objects: ObjectStore | None, tenant: str) -> tuple[int, int]:
+    """How many snippets these answers stood for, by the log of documents; and of how many the log knows nothing."""
+    if not documents or objects is None:
+        return 0, sum(documents.values())
+    import pyarrow.compute as pc
+
+    from ragfence.documents.parquet import fixed_values, read_table
+    from ragfence.engine.epochs import Epochs
+
+    lengths: dict[str, int] = {}
+    for name in Epochs(tenant, objects).truth():
+        if (data := objects.get(name)) is None:
+            continue  # a compaction or a purge has begun a new epoch; what it kept is counted, what it dropped is not
+        table = read_table(name, data, "rows", ["key", "snippet_ids"])
+        made = pc.list_value_length(table.column("snippet_ids")).to_pylist()
+        for key, length in zip(fixed_values(table, "key"), made, strict=True):
+            if (text := key.hex()) in documents:
+                lengths[text] = max(lengths.get(text, 0), length or 0)
+    known = sum(lengths[key] * count for key, count in documents.items() if key in lengths)
+    return known, sum(count for key, count in documents.items() if key not in lengths)
+
+
+def conflicts(rows: Rows, wanted: Wanted) -> list[ConflictCase]:
+    """Oldest first."""
+    names = ["ts", "idempotency_key", "kind", "source_id", "owner", "payload_hash", "diff", "diff_size"]
+    refused = rows.table(wanted._replace(values=(*wanted.values, ("decision", "conflict"))), names).to_pylist()
+    firsts: dict[str, str] = {}
+    for key in {row["idempotency_key"] for row in refused}:
+        first = bytes.fromhex(key)
+        known = Wanted(shards=range(first[0], first[0] + 1), values=(("idempotency_key", key), ("decision", "new")))
+        for told in rows.table(known, ["payload_hash"]).to_pylist()[:1]:
+            firsts[key] = told["payload_hash"]
+    return [
+        ConflictCase(
+            ts_ms=int(row["ts"].timestamp() * 1000),
+            key=row["idempotency_key"],
+            kind=row["kind"] or "",
+            source_id=row["source_id"] or "",
+            owner=row["owner"] or "",
+            payload_hash=row["payload_hash"],
+            first_payload_hash=firsts.get(row["idempotency_key"], ""),
+            diff=tuple(json.loads(row["diff"])) if row["diff"] else None,
+            diff_size=row["diff_size"] or 0,
+        )
+        for row in refused
+    ]
+
+
+def timeline(rows: Rows, wanted: Wanted, *, every: bool) -> list[Occurrence]:
+    """What happened to all revisions of a source, in the order in which it happened."""
+    found = [
+        Occurrence(story.key, story.revision, event)
+        for story in tell(rows.rows(wanted), every=every)
+        for event in story.events
+    ]
+    return sorted(found, key=lambda each: each.event.ts_ms)
+
+
+def contention(rows: Rows, wanted: Wanted) -> Contention:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    names = ["row_id", "kind", "source_id", "decision", "flags", "waited_ms"]
+    days = rows.by_day(wanted, names, _waits_in)
+    if not days:
+        return Contention((), ())
+    calls = pa.concat_tables(days.values())
+    kinds = []
+    for kind in sorted(pc.unique(calls.column("kind")).to_pylist()):
+        of_kind = calls.filter(pc.equal(calls.column("kind"), kind))
+        waits = of_kind.column("waited_ms").filter(pc.greater(of_kind.column("waited_ms"), 0))
+        p50, p95, p99 = pc.quantile(waits, [0.5, 0.95, 0.99]).to_pylist() if len(waits) else (0.0, 0.0, 0.0)
+        kinds.append(
+            KindContention(
+                kind,
+                of_kind.num_rows,
+                len(waits),
+                p50,
+                p95,
+                p99,
+                pc.max(of_kind.column("waited_ms")).as_py() or 0,
+                *(pc.sum(of_kind.column(name)).as_py() or 0 for name in ("in_flight", "takeovers", "fenced_out")),
+            )
+        )
+    by_source = calls.group_by(["kind", "source_id"]).aggregate([("waited_ms", "sum")])
+    by_source = by_source.filter(pc.greater(by_source.column("waited_ms_sum"), 0))
+    hottest = by_source.sort_by([("waited_ms_sum", "descending")]).slice(0, HOTTEST).to_pylist()
+    return Contention(
+        tuple(kinds), tuple((each["kind"], each["source_id"] or "", each["waited_ms_sum"]) for each in hottest)
+    )
+
+
+def _waits_in(table: pyarrow.Table) -> pyarrow.Table:
+    """One line per call: all rows of a call have its token, and the last of them the longest wait."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    def number(mask: Any) -> Any:
+        return pc.cast(mask, pa.int64())
+
+    decision = table.column("decision")
+    told = pa.table(
+        {
+            "token": pc.utf8_slice_codeunits(table.column("row_id"), 0, 24),
+            "kind": pc.fill_null(table.column("kind"), ""),
+            "source_id": table.column("source_id"),
+            "waited_ms": table.column("waited_ms"),
+            "in_flight": number(pc.equal(decision, "in_flight")),
+            "takeovers": number(pc.and_(pc.equal(decision, "new"), _flagged(table, "takeover"))),
+            "fenced_out": number(_flagged(table, "fenced_out")),
+        }
+    )
+    summed = [(name, "max") for name in ("waited_ms", "in_flight", "takeovers", "fenced_out")]
+    calls = told.group_by(["token", "kind", "source_id"]).aggregate(summed)
+    return calls.select(["kind", "source_id", *(f"{name}_max" for name, _ in summed)]).rename_columns(
+        ["kind", "source_id", *(name for name, _ in summed)]
+    )
+
+
+def _flagged(table: pyarrow.Table, flag: str) -> Any:
+    import pyarrow.compute as pc
+
+    return pc.match_substring(pc.binary_join(table.column("flags"), " "), flag)
+
+
+def _counted(table: pyarrow.Table, name: str) -> dict[str, int]:
+    import pyarrow.compute as pc
+
+    return {each["values"] or "": each["counts"] for each in pc.value_counts(table.column(name)).to_pylist()}
+
+
+def _middle(values: list[int]) -> int | None:
+    return sorted(values)[len(values) // 2] if values else None

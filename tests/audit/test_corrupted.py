@@ -1,0 +1,208 @@
+"""A ledger of an honest run passes the auditor; corrupted in any of these ways it does not, and the rows are named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import ragfence
+from ragfence import Operation
+from ragfence.audit import Report
+from ragfence.audit.columns import table_of
+from ragfence.audit.decisions import Audit
+from ragfence.audit.ledger import DRAINED, Ledger, by_day
+from ragfence.core.operations import Fence
+from ragfence.core.records import TOKEN_BYTES
+from ragfence.core.rows import SEAL_POSITION, Row, RowKind
+from ragfence.errors import Conflict, FencedOut
+from ragfence.testing.clock import VirtualClock
+from ragfence.testing.fences import MemoryFences
+from ragfence.testing.objects import MemoryObjects
+from tests.unit.worlds import abandon, elsewhere
+
+Corruption = Callable[[list[Row]], list[Row]]
+OTHER = b"o" * TOKEN_BYTES
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
+    """Replays, a conflict, a takeover, a fenced-out zombie, sequences and documents, drained and compacted."""
+    folder: Path = tmp_path_factory.mktemp("honest")
+    clock, objects = VirtualClock(), MemoryObjects()
+    fences = MemoryFences(clock=clock)
+    with ragfence.open(fences, objects=objects, journal=folder / "journal") as fence:
+        for n in (*range(6), *range(6)):
+            with fence.claim(Operation(kind="ticket", source_id=f"s{n}"), payload=n) as op:
+                if op.is_new:
+                    op.seal()
+            clock.advance(10)
+        with pytest.raises(Conflict), fence.claim(Operation(kind="ticket", source_id="s1"), payload="another"):
+            pass
+        slow = abandon(fence, Operation(kind="ticket", source_id="slow"))
+        clock.advance(40_000)
+
+        def take_over() -> None:
+            with fence.claim(Operation(kind="ticket", source_id="slow")) as op:
+                op.seal()
+
+        elsewhere(take_over)
+        with pytest.raises(FencedOut):
+            slow.seal()
+        for sequence in (1, 2):
+            with fence.claim(Operation(kind="order", source_id="o", sequence=sequence)) as op:
+                op.seal()
+        for _ in range(2):
+            fence.documents.ingest_many([ragfence.Document(doc_id=f"d{n}", text=f"text {n}") for n in range(3)])
+        fence.documents.retract("d1")
+        clock.advance(10)
+        fence.audit.drain()
+        assert not list(fences.rows())
+        rows = list(fence.audit.rows())
+    assert checked(rows).ok, str(checked(rows))
+    return rows
+
+
+def checked(rows: list[Row]) -> Report:
+    """As a ledger that holds just these."""
+    objects = MemoryObjects()
+    ledger = Ledger("default", objects)
+    for day, table in by_day(table_of(rows, "default")):
+        ledger.write(day, table, DRAINED)
+    return Audit(MemoryFences(), objects).check()
+
+
+def seal_of(rows: list[Row], source_id: str) -> Row:
+    return next(each for each in rows if each.position == SEAL_POSITION and _source(each) == source_id)
+
+
+def claim_of(rows: list[Row], source_id: str) -> Row:
+    return next(each for each in rows if each.kind is RowKind.NEW and each.position == 0 and _source(each) == source_id)
+
+
+def replay_of(rows: list[Row], source_id: str) -> Row:
+    return next(each for each in rows if each.kind is RowKind.DUPLICATE and _source(each) == source_id)
+
+
+def _source(row: Row) -> str:
+    return str(json.loads(row.context).get("source_id", ""))
+
+
+def _instead(rows: list[Row], old: Row, **changes: object) -> list[Row]:
+    return [replace(each, **changes) if each is old else each for each in rows]  # type: ignore[arg-type]
+
+
+def sealed_twice(rows: list[Row]) -> list[Row]:
+    first = seal_of(rows, "s1")
+    fence = Fence(first.fence.epoch, 900)
+    return [*rows, replace(first, token=OTHER, winner=OTHER, ts_ms=first.ts_ms + 1, fence=fence)]
+
+
+def sealed_again_in_a_later_epoch(rows: list[Row]) -> list[Row]:
+    first = seal_of(rows, "s1")
+    fence = Fence(first.fence.epoch + 1, 1)
+    return [*rows, replace(first, token=OTHER, winner=OTHER, ts_ms=first.ts_ms + 1, fence=fence)]
+
+
+def another_effect(rows: list[Row]) -> list[Row]:
+    return _instead(rows, replay_of(rows, "s2"), effect_id="another")
+
+
+def another_attempt(rows: list[Row]) -> list[Row]:
+    return _instead(rows, replay_of(rows, "s2"), winner=OTHER)
+
+
+def a_document_answered_with_another_effect(rows: list[Row]) -> list[Row]:
+    return _instead(rows, replay_of(rows, "d2"), effect_id="another")
+
+
+def a_fence_that_goes_back(rows: list[Row]) -> list[Row]:
+    first, *_, last = [
+        each for each in rows if each.kind is RowKind.NEW and each.position == 0 and _source(each) == "slow"
+    ]
+    return _instead(rows, last, fence=Fence(first.fence.epoch, 0)) if first.fence.counter else []
+
+
+def a_fence_given_twice(rows: list[Row]) -> list[Row]:
+    first = claim_of(rows, "s3")
+    return [*rows, replace(first, token=OTHER, winner=OTHER, key=first.key[:1] + bytes(32), context=b"{}")]
+
+
+def an_outcome_nobody_sealed(rows: list[Row]) -> list[Row]:
+    seal = seal_of(rows, "s3")
+    return [each for each in rows if each is not seal]
+
+
+def an_answer_before_the_seal(rows: list[Row]) -> list[Row]:
+    return _instead(rows, replay_of(rows, "s3"), ts_ms=seal_of(rows, "s3").ts_ms - 3_600_000)
+
+
+def a_seal_with_the_fence_of_another_lease(rows: list[Row]) -> list[Row]:
+    seal = seal_of(rows, "s4")
+    return _instead(rows, seal, fence=Fence(seal.fence.epoch, seal.fence.counter + 100))
+
+
+def an_effect_of_somebody_else_sealed_as_new(rows: list[Row]) -> list[Row]:
+    return _instead(rows, seal_of(rows, "s4"), winner=OTHER)
+
+
+def an_outcome_given_to_another_payload(rows: list[Row]) -> list[Row]:
+    return _instead(rows, replay_of(rows, "s5"), fingerprint=b"p" * 16)
+
+
+def a_row_under_the_key_of_another_operation(rows: list[Row]) -> list[Row]:
+    claimed = claim_of(rows, "s5")
+    return _instead(rows, claimed, context=claimed.context.replace(b'"s5"', b'"s99"'))
+
+
+def a_document_in_the_wrong_shard(rows: list[Row]) -> list[Row]:
+    claimed = claim_of(rows, "d2")
+    return _instead(rows, claimed, context=claimed.context.replace(b'"d2"', b'"somewhere else"'))
+
+
+CORRUPTIONS: list[tuple[Corruption, str]] = [
+    (sealed_twice, "one_seal"),
+    (sealed_again_in_a_later_epoch, "lost_epoch"),
+    (another_effect, "equal_receipts"),
+    (another_attempt, "equal_receipts"),
+    (a_document_answered_with_another_effect, "equal_receipts"),
+    (a_fence_that_goes_back, "fences_ascend"),
+    (a_fence_given_twice, "fences_ascend"),
+    (an_outcome_nobody_sealed, "known_winner"),
+    (an_answer_before_the_seal, "known_winner"),
+    (a_seal_with_the_fence_of_another_lease, "own_lease"),
+    (an_effect_of_somebody_else_sealed_as_new, "own_lease"),
+    (an_outcome_given_to_another_payload, "same_payload"),
+    (a_row_under_the_key_of_another_operation, "own_key"),
+    (a_document_in_the_wrong_shard, "own_key"),
+]
+
+
+@pytest.mark.parametrize(("corrupt", "invariant"), CORRUPTIONS, ids=lambda value: getattr(value, "__name__", value))
+def test_a_corrupted_ledger_is_found_out(honest: list[Row], corrupt: Corruption, invariant: str) -> None:
+    rows = corrupt(honest)
+    assert rows
+    report = checked(rows)
+    found = [finding for finding in report.findings if finding.invariant == invariant]
+    assert found, str(report)
+    known = {each.row_id for each in rows}
+    assert all(set(finding.rows) <= known and finding.rows for finding in found)
+
+
+def test_a_ledger_is_checked_in_shares_that_fit_into_memory(honest: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = checked(honest)
+    monkeypatch.setattr("ragfence.audit.decisions.CHECKED_BYTES", 500)
+    shares = checked(honest)
+    assert (shares.rows, shares.keys, shares.ok) == (whole.rows, whole.keys, True)
+    assert not checked(sealed_twice(honest)).ok
+
+
+def test_what_is_too_old_to_be_there_is_not_asked_for(honest: list[Row]) -> None:
+    """Retention took the first days along: the seals are gone, the answers stay."""
+    seals = [each.ts_ms for each in honest if each.position == SEAL_POSITION and _source(each) == "s5"]
+    young = [each for each in honest if each.ts_ms > max(seals)]
+    assert any(_source(each) == "s5" for each in young)
+    assert checked(young).ok, str(checked(young))

@@ -1,0 +1,186 @@
+"""Queries over a large ledger: by source_id, and counts by day; each in a process of its own, with memory of its own.
+
+python -m tests.bench.audit_queries [--rows 10000000] [--days 30] [--folder DIR] [--json out/bench-audit.json]
+
+The rows are made as Arrow tables of the ledger's schema, stored as a drainer stores them (50,000 at a time, in the
+order of time), and compacted as `ragfence drain` does it. A folder that is given is kept and used again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ragfence.audit import columns
+from ragfence.audit.compacting import Compaction
+from ragfence.audit.decisions import Audit
+from ragfence.audit.ledger import DAY_MS, DRAINED, Ledger, day_of
+from ragfence.core.operations import Operation
+from ragfence.core.policy import AuditRules
+from ragfence.stores.objects_local import LocalObjects
+from ragfence.testing.fences import MemoryFences
+from tests.bench.machine import load
+
+TENANT = "default"
+START_MS = 1_780_000_000_000 // DAY_MS * DAY_MS
+BATCH = 50_000
+CALLS_OF_A_SOURCE = 20
+SECONDS, MEGABYTES = 2.0, 1024
+
+
+def main() -> int:
+    options = _options()
+    if options.query:
+        print(json.dumps(_measured(options.query, Path(options.folder), options.days)))
+        return 0
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(options.folder or made)
+        figures: dict[str, Any] = {
+            "rows": options.rows,
+            "days": options.days,
+            "cores": os.cpu_count(),
+            "load_before": load(),
+        }
+        figures["filled"] = _filled(folder, options.rows, options.days)
+        for query in QUERIES:
+            argv = ["--query", query, "--folder", str(folder), "--days", str(options.days)]
+            command = [sys.executable, "-m", "tests.bench.audit_queries", *argv]
+            figures[query] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            told = figures[query]
+            met = told["seconds"] < SECONDS and told["peak_megabytes"] < MEGABYTES
+            print(f"{query:12} {told['seconds']:6.2f} s {told['peak_megabytes']:6.0f} MB  {told['found']:,} found", met)
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    return 0
+
+
+def _filled(folder: Path, rows: int, days: int) -> dict[str, Any]:
+    ledger = Ledger(TENANT, LocalObjects(folder / "objects"))
+    if ledger.parts():
+        return {}
+    begun, rng = time.perf_counter(), np.random.default_rng(7)
+    sources = max(rows // CALLS_OF_A_SOURCE, 1)
+    keys = [Operation(kind="document", source_id=f"doc-{n:08d}", tenant=TENANT).key for n in range(sources)]
+    known = pa.table(
+        {
+            "key": pa.array([key.hex() for key in keys]),
+            "source_id": pa.array([f"doc-{n:08d}" for n in range(sources)]),
+            "shard": pa.array([key[0] for key in keys], pa.uint8()),
+        }
+    )
+    for start in range(0, rows, BATCH):
+        at = np.arange(start, min(start + BATCH, rows))
+        day = START_MS + int(at[0] * days // rows) * DAY_MS
+        times = day + ((at * days * DAY_MS // rows) % DAY_MS)
+        ledger.write(day_of(day), _made(known, rng, times, at), DRAINED)
+    stored = time.perf_counter()
+    Compaction(ledger, AuditRules()).run(START_MS + (days + 2) * DAY_MS, every_day=True)
+    parts = ledger.parts()
+    return {
+        "store_s": stored - begun,
+        "compact_s": time.perf_counter() - stored,
+        "objects": len(parts),
+        "megabytes": sum(part.size for part in parts) / 2**20,
+    }
+
+
+def _made(known: pa.Table, rng: np.random.Generator, times: np.ndarray, at: np.ndarray) -> pa.Table:
+    count = len(at)
+    which = pa.array(rng.integers(0, known.num_rows, count))
+    picked = known.take(which)
+    decisions = np.array(["new", "duplicate", "in_flight", "conflict"])[rng.choice(4, count, p=[0.3, 0.65, 0.04, 0.01])]
+    tokens = rng.bytes(12 * count).hex()
+    ids = [f"{tokens[24 * n : 24 * n + 24]}{250 if decisions[n] == 'new' else 0:02x}" for n in range(count)]
+    time_type = pa.timestamp("ms", tz="UTC")
+    values: dict[str, Any] = {
+        "row_id": ids,
+        "ts": pa.array(times).cast(time_type),
+        "tenant": [TENANT] * count,
+        "kind": ["document"] * count,
+        "decision": decisions.tolist(),
+        "flags": [[]] * count,
+        "idempotency_key": picked.column("key"),
+        "payload_hash": pa.array([text[2:34] for text in picked.column("key").to_pylist()]),
+        "effect_id": pa.array([f"ef_{text[2:34]}" for text in picked.column("key").to_pylist()]),
+        "source_id": picked.column("source_id"),
+        "revision": pa.array([f"xxh3:{text[-32:]}" for text in picked.column("key").to_pylist()]),
+        "index_hash": ["recipe-1"] * count,
+        "action": ["ingest"] * count,
+        "attempt": [1] * count,
+        "fence": [f"1.{n}" for n in at.tolist()],
+        "owner": [f"worker:{n % 8}" for n in range(count)],
+        "run_id": [f"run-{times[0]}"] * count,
+        "winner": [text[:24] for text in ids],
+        "first_seen": pa.array(times).cast(time_type),
+        "sealed_at": pa.array(times).cast(time_type),
+        "waited_ms": [0] * count,
+        "shard": picked.column("shard"),
+        "characters": rng.integers(100, 9000, count).tolist(),
+    }
+    schema = columns.schema()
+    arrays = []
+    for field in schema:
+        value = values.get(field.name)
+        if value is None:
+            arrays.append(pa.nulls(count, field.type))
+        elif isinstance(value, pa.ChunkedArray):
+            arrays.append(value.combine_chunks())
+        else:
+            arrays.append(value if isinstance(value, pa.Array) else pa.array(value, field.type))
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _by_source(audit: Audit) -> int:
+    return int(audit.decisions(source_id="doc-00000123").num_rows)
+
+
+def _by_day(audit: Audit) -> int:
+    return int(sum(audit.counts(by=("kind", "decision")).column("count").to_pylist()))
+
+
+def _explain(audit: Audit) -> int:
+    key = Operation(kind="document", source_id="doc-00000123", tenant=TENANT).key
+    return len(audit.explain(key.hex(), every=True).events)
+
+
+def _last_day(audit: Audit) -> int:
+    return int(audit.decisions(since="1d").num_rows)
+
+
+QUERIES = {"by source_id": _by_source, "by day": _by_day, "explain": _explain, "last day": _last_day}
+
+
+def _measured(query: str, folder: Path, days: int) -> dict[str, Any]:
+    fences = MemoryFences(clock=lambda: START_MS + days * DAY_MS)
+    audit = Audit(fences, LocalObjects(folder / "objects"))
+    audit.counts(since="1ms")  # pyarrow is loaded
+    begun = time.perf_counter()
+    found = QUERIES[query](audit)
+    seconds = time.perf_counter() - begun
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"seconds": seconds, "peak_megabytes": peak, "found": found}
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=10_000_000)
+    parser.add_argument("--days", type=int, default=30)
+    parser.add_argument("--folder", default="")
+    parser.add_argument("--json", type=Path, default=Path("out/bench-audit.json"))
+    parser.add_argument("--query", choices=list(QUERIES), help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
