@@ -1,4 +1,4 @@
-"""The jobs a person or a schedule starts: ingest, build_and_swap, rollback; and verify, purge_expired, gc."""
+"""The jobs a person or a schedule starts: ingest, build_and_swap, rollback; and verify, purge_expired, gc, drain."""
 
 from typing import Any
 

@@ -8,7 +8,9 @@ routes     checked bodies, then the contract: one effect per key, the same answe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import random
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -101,10 +103,14 @@ def create_app(
         threads = ThreadPoolExecutor(THREADS, thread_name_prefix="ragfence-api")
         asyncio.get_running_loop().set_default_executor(threads)
         app.state.ready = True
+        draining = asyncio.create_task(_drain_now_and_then(sessions, rules.audit.drain_every_s))
         try:
             yield
         finally:
             app.state.ready = False
+            draining.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await draining
             await sessions.close()
             await quotas.close()
             shared.close()
@@ -135,6 +141,17 @@ def create_app(
     _answer_errors(app)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]  # as FastAPI's documentation has it
     return app
+
+
+async def _drain_now_and_then(sessions: Sessions, every_s: float) -> None:
+    while every_s:
+        # Spread: workers that were started together need not drain together.
+        await asyncio.sleep(every_s * random.uniform(0.5, 1.5))
+        await sessions.each(drain)
+
+
+def drain(fence: Fence) -> None:
+    fence.audit.drain()
 
 
 def _answer_errors(app: FastAPI) -> None:

@@ -72,6 +72,17 @@ class Sessions:
         finally:
             session.held -= 1
 
+    async def each(self, work: Callable[[Fence], object]) -> None:
+        """Something that is to be done for every tenant whose fence is open, one after the other, in a thread."""
+        for session in list(self._open.values()):
+            session.held += 1  # nobody closes it meanwhile
+            try:
+                await to_the_end(work, session.fence)
+            except Exception:  # noqa: BLE001  # the others are served all the same
+                _log.exception("%s failed for tenant %r", getattr(work, "__name__", work), session.fence.tenant)
+            finally:
+                session.held -= 1
+
     def left_behind(self) -> int:
         """How much is being performed for clients that have left."""
         return sum(session.contract.left_behind for session in self._open.values())

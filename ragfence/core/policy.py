@@ -194,6 +194,8 @@ class AuditRules(_Section):
     """The ledger: decision rows that were drained into Parquet objects, and how long they stay there."""
 
     keep_days: float = Field(default=400, gt=0, le=36500)
+    drain_every_s: float = Field(default=60, ge=0, le=24 * 3600)
+    """how often the API server drains; 0: never, somebody else does"""
     drain_batch_rows: int = Field(default=50_000, ge=1, le=1_000_000)
     min_files: int = Field(default=16, ge=2, le=10_000)
     """so many small objects of one day are made into one"""

@@ -15,7 +15,7 @@ from ragfence.dagster.component import RagIndexComponent
 from ragfence.dagster.fenced import fenced_asset
 from ragfence.dagster.resource import CORRELATION_TAG, FenceResource
 from ragfence.dagster.sensors import build_source_sensor
-from ragfence.dagster.upkeep import JOBS, build_jobs, build_schedules, gc_job, purge_expired_job, verify_job
+from ragfence.dagster.upkeep import JOBS, build_jobs, build_schedules, drain_job, gc_job, purge_expired_job, verify_job
 
 __all__ = [
     "CORRELATION_TAG",
@@ -31,6 +31,7 @@ __all__ = [
     "build_schedules",
     "build_source_sensor",
     "corpus_matches_index",
+    "drain_job",
     "fenced_asset",
     "gc_job",
     "golden_queries",

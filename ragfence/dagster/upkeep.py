@@ -1,4 +1,4 @@
-"""What has to be done now and then: verify, purge-expired (hourly), gc. Jobs, and schedules for them."""
+"""What has to be done now and then: verify, purge-expired (hourly), gc, drain. Jobs, and schedules for them."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ SHOWN = 20
 
 
 def build_jobs(*, resource_key: str = FENCE, prefix: str = "") -> tuple[dg.JobDefinition, ...]:
-    """verify, purge_expired and gc of one fence; the prefix tells those of several apart."""
+    """verify, purge_expired, gc and drain of one fence; the prefix tells those of several apart."""
 
     @dg.op(
         name=f"{prefix}verify_documents",
@@ -65,6 +65,16 @@ def build_jobs(*, resource_key: str = FENCE, prefix: str = "") -> tuple[dg.JobDe
         for each in report.failed:
             context.log.warning("%s", each)
 
+    @dg.op(
+        name=f"{prefix}drain_decisions",
+        required_resource_keys={resource_key},
+        description="Moves the decision rows into the ledger: Parquet in the object store, by day.",
+    )
+    def drain_decisions(context: dg.OpExecutionContext) -> None:
+        with opened_in(context, resource_key) as opened:
+            drained = opened.audit.drain()
+        context.log.info("%s", drained)
+
     @dg.job(name=f"{prefix}verify")
     def verify() -> None:
         verify_documents()
@@ -78,11 +88,15 @@ def build_jobs(*, resource_key: str = FENCE, prefix: str = "") -> tuple[dg.JobDe
     def gc() -> None:
         collect_builds()
 
-    return verify, purge_expired, gc
+    @dg.job(name=f"{prefix}drain")
+    def drain() -> None:
+        drain_decisions()
+
+    return verify, purge_expired, gc, drain
 
 
 JOBS = build_jobs()
-verify_job, purge_expired_job, gc_job = JOBS
+verify_job, purge_expired_job, gc_job, drain_job = JOBS
 
 
 def build_schedules(
@@ -90,6 +104,7 @@ def build_schedules(
     verify: str = "17 3 * * *",
     purge_expired: str = "0 * * * *",
     gc: str = "47 3 * * *",
+    drain: str = "*/15 * * * *",
     running: bool = False,
     jobs: Sequence[dg.JobDefinition] = JOBS,
 ) -> list[dg.ScheduleDefinition]:
@@ -97,6 +112,6 @@ def build_schedules(
     status = dg.DefaultScheduleStatus.RUNNING if running else dg.DefaultScheduleStatus.STOPPED
     return [
         dg.ScheduleDefinition(name=f"{job.name}_schedule", job=job, cron_schedule=cron, default_status=status)
-        for job, cron in zip(jobs, (verify, purge_expired, gc), strict=True)
+        for job, cron in zip(jobs, (verify, purge_expired, gc, drain), strict=True)
         if cron
     ]

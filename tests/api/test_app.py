@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from ragfence.api.apikeys import Role
 from tests.api.serving import Caller, Served, served
+from tests.chaos.crew import until
 
 LEAVE = {"doc_id": "handbook/leave", "text": "# Leave\n\nThirty days a year.", "metadata": {"team": "people"}}
 
@@ -207,6 +209,16 @@ def test_a_document_is_purged_for_good(api: Served, caller: Caller) -> None:
             held = file.read_bytes()
             assert secret.encode() not in held
             assert b"a name to be forgotten" not in held
+
+
+def test_decisions_are_drained_into_the_ledger_while_it_serves(tmp_path: Path) -> None:
+    with served(tmp_path, audit={"drain_every_s": 0.05}) as api:
+        caller = api.caller()
+        caller.post("/v1/documents", LEAVE, key="k1")
+        until(lambda: list((tmp_path / "objects").rglob("ledger/**/*.parquet")), "rows are in the ledger")
+        caller.post("/v1/documents", LEAVE, key="k1")
+        told = caller.get("/v1/decisions", params={"kind": "http"}).json()["items"]
+        assert [each["decision"] for each in told] == ["new", "new", "duplicate"]  # claimed, sealed, replayed
 
 
 def test_the_service_tells_that_it_is_alive_and_ready(api: Served) -> None:

@@ -27,6 +27,7 @@ COMMANDS = [
     *("doctor", "hydrate", "verify", "compact", "purge-expired", "policy check"),
     *("build", "builds", "swap", "rollback", "alias", "reconcile", "gc", "search"),
     *("apikeys create", "apikeys list", "apikeys revoke", "tenants list", "tenants export", "tenants drop", "serve"),
+    *("drain", "audit savings", "audit conflicts", "audit anomalies", "audit export"),
 ]
 HEAVY = {
     "boto3",
@@ -100,7 +101,9 @@ def test_every_command_is_in_the_help() -> None:
         options = run(*command.split(), "--help").stdout
         assert "--json" in options
         if command != "policy check":
-            for name in ("--store", "--objects", "--tenant", "--policy", "RAGFENCE_STORE"):
+            # Keys and tenants are of the object store, and of no policy.
+            of_objects = command.split()[0] in ("apikeys", "tenants")
+            for name in ("--objects",) if of_objects else ("--store", "--objects", "--tenant", "--policy"):
                 assert name in options
 
 

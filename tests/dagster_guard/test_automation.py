@@ -68,7 +68,7 @@ def run(world: World, job: dg.JobDefinition) -> dg.ExecuteInProcessResult:
 def test_every_job_runs(world: World) -> None:
     world.write_all()
     world.run()
-    assert [run(world, job).success for job in JOBS] == [True, True, True]
+    assert [run(world, job).success for job in JOBS] == [True] * 4
     with world.opened() as fence:  # gc has let live what is live
         assert fence.aliases.resolve("handbook").physical
 
@@ -100,14 +100,14 @@ def test_verify_fails_on_a_broken_promise(world: World) -> None:
 
 def test_schedules_are_for_the_jobs_and_can_be_left_out() -> None:
     schedules = {each.name: each for each in build_schedules(gc="", running=True)}
-    assert set(schedules) == {"verify_schedule", "purge_expired_schedule"}
+    assert set(schedules) == {"verify_schedule", "purge_expired_schedule", "drain_schedule"}
     assert schedules["purge_expired_schedule"].cron_schedule == "0 * * * *"
     assert schedules["verify_schedule"].default_status is dg.DefaultScheduleStatus.RUNNING
 
 
 def test_a_schedule_asks_for_a_run_of_its_job(world: World) -> None:
     defs = dg.Definitions(jobs=list(JOBS), schedules=build_schedules(), resources={"fence": world.resource})
-    for name in ("verify", "purge_expired", "gc"):
+    for name in ("verify", "purge_expired", "gc", "drain"):
         with dg.build_schedule_context(instance=world.instance) as context:
             tick = defs.resolve_schedule_def(f"{name}_schedule").evaluate_tick(context)
         assert len(tick.run_requests or ()) == 1
@@ -116,7 +116,7 @@ def test_a_schedule_asks_for_a_run_of_its_job(world: World) -> None:
 
 def test_jobs_of_another_fence_have_other_names(world: World) -> None:
     jobs = build_jobs(resource_key="eu_fence", prefix="eu_")
-    assert [job.name for job in jobs] == ["eu_verify", "eu_purge_expired", "eu_gc"]
+    assert [job.name for job in jobs] == ["eu_verify", "eu_purge_expired", "eu_gc", "eu_drain"]
     defs = dg.Definitions(
         jobs=[*JOBS, *jobs],
         schedules=[*build_schedules(), *build_schedules(jobs=jobs)],

@@ -63,7 +63,7 @@ def test_a_component_is_three_assets_their_checks_jobs_sensor_and_schedules(worl
         "corpus_matches_index",
     }
     assert {graph.get(key).group_name for key in graph.materializable_asset_keys} == {"hr"}
-    assert jobs_of(defs) == {"ingest", "build_and_swap", "verify", "purge_expired", "gc"}
+    assert jobs_of(defs) == {"ingest", "build_and_swap", "verify", "purge_expired", "gc", "drain"}
     assert defs.resolve_sensor_def("documents_changed")
     assert defs.resolve_schedule_def("verify_schedule")
     result = materialized(world, defs)

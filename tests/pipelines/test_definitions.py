@@ -65,6 +65,7 @@ def test_it_has_the_assets_jobs_checks_and_automation_it_promises():
         "verify",
         "purge_expired",
         "gc",
+        "drain",
     }
     graph = loaded.asset_graph
     assert {each.to_user_string() for each in graph.get_all_asset_keys()} == {
@@ -78,7 +79,12 @@ def test_it_has_the_assets_jobs_checks_and_automation_it_promises():
         "corpus_matches_index",
         "golden_queries",
     }
-    assert {each.name for each in loaded.schedule_defs} == {"verify_schedule", "purge_expired_schedule", "gc_schedule"}
+    assert {each.name for each in loaded.schedule_defs} == {
+        "verify_schedule",
+        "purge_expired_schedule",
+        "gc_schedule",
+        "drain_schedule",
+    }
     assert "documents_changed" in {each.name for each in loaded.sensor_defs}
     assert defs.resolve_job_def("ingest").executor_def is dg.in_process_executor
 
