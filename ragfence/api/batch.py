@@ -30,6 +30,7 @@ from ragfence.core.canonical import parse_json
 from ragfence.core.policy import Http
 from ragfence.core.receipts import Receipt
 from ragfence.documents.document import Document
+from ragfence.documents.preparing import Given
 from ragfence.engine.background import to_the_end
 from ragfence.errors import InFlight, RagfenceError, TransientError
 
@@ -111,7 +112,7 @@ class Batches:
 
     def ingested(self, documents: list[Document]) -> list[Receipt | Exception]:
         try:
-            return self._documents.ingest_each([(each, 0) for each in documents])
+            return self._documents.ingest_each([Given(each) for each in documents])
         except TransientError:
             raise
         except Exception:  # noqa: BLE001  # something that one of them met with: each alone, so that it is told of that one

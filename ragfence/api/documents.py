@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from dataclasses import asdict
 from typing import Annotated, Any, Final
@@ -40,13 +41,18 @@ from ragfence.api.schemas import (
     receipt_out,
 )
 from ragfence.api.sessions import Session
+from ragfence.audit.standing import standing
 from ragfence.core.canonical import canonical_json
-from ragfence.core.operations import SEQUENCE_MAX, SEQUENCE_MIN
-from ragfence.core.receipts import Receipt
+from ragfence.core.operations import SEQUENCE_MAX, SEQUENCE_MIN, checked_text
+from ragfence.core.receipts import Decision, Flags, Receipt, default_effect_id
 from ragfence.documents.document import Document, Limits
 from ragfence.documents.document import checked as checked_document
+from ragfence.documents.identity import snippet_texts
 from ragfence.documents.reading import StoredDocument
+from ragfence.documents.segments import RETRACT, ids_in
 from ragfence.engine.background import to_the_end
+from ragfence.engine.leases import leading_lease
+from ragfence.fence import Fence
 
 router = APIRouter(prefix="/v1", tags=["documents"])
 
@@ -139,7 +145,11 @@ async def delete_document(
     _check(session, Document(doc_id, ""))
 
     async def work() -> Answer:
-        receipt = await to_the_end(session.fence.documents.retract, doc_id, sequence=sequence, expect=expect)
+        event_id, receipt = await _earlier(session.fence, doc_id)
+        if receipt is None:
+            receipt = await to_the_end(
+                session.fence.documents.retract, doc_id, sequence=sequence, expect=expect, event_id=event_id
+            )
         return json_answer(receipt_out(receipt, doc_id) | {"etag": None})
 
     return await written(request, work)
@@ -183,13 +193,49 @@ async def _ingested(request: Request, document: Document, body: bytes, expect: s
     _check(session, document)
 
     async def work() -> Answer:
-        if expect is None:
-            receipt = await session.grouping.ingest(document)
-        else:
-            receipt = await to_the_end(session.fence.documents.ingest, document, expect=expect)
+        event_id, receipt = await _earlier(session.fence, document.doc_id)
+        if receipt is None and expect is None:
+            receipt = await session.grouping.ingest(document, event_id=event_id)
+        elif receipt is None:
+            receipt = await to_the_end(session.fence.documents.ingest, document, expect=expect, event_id=event_id)
         return receipt_answer(receipt, document.doc_id)
 
     return await written(request, work, body, compared=_compared(document))
+
+
+async def _earlier(fence: Fence, doc_id: str) -> tuple[str, Receipt | None]:
+    """The event that this request is, and what an attempt at it moved the document to before it was cut off.
+
+    Somebody else may have moved the document since: to move it once more would be a second effect of one key.
+    """
+    lease = leading_lease()
+    if lease is None:  # the policy lets requests come without a key
+        return "", None
+    if lease.attempt == 1 and not lease.takeover:
+        return lease.key, None
+    return lease.key, await looked_up(lambda: _moved_to(fence, doc_id, lease.key))
+
+
+def _moved_to(fence: Fence, doc_id: str, event_id: str) -> Receipt | None:
+    row = fence.audit.caused(checked_text("doc_id", doc_id), event_id)
+    if row is None:
+        return None
+    ids = b""
+    if json.loads(row.context).get("action") != RETRACT:
+        record = standing(fence._engine, row.key, fence.audit.operation_of(row.key)).record
+        if record is None or not record.ended:  # compacted or purged since: it is new again
+            return None
+        ids = ids_in(record.result)
+    return Receipt(
+        row.key.hex(),
+        default_effect_id(row.key),
+        snippet_texts(ids),
+        decision=Decision.DUPLICATE,
+        flags=Flags(attempt=row.attempt, healed=True),
+        fence=str(row.fence),
+        first_seen_ms=row.first_seen_ms,
+        sealed_at_ms=row.sealed_at_ms,
+    )
 
 
 def _compared(document: Document) -> dict[str, Any]:

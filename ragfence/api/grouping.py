@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ragfence.api.problems import Refused, refusal
 from ragfence.core.receipts import Receipt
 from ragfence.documents.document import Document
+from ragfence.documents.preparing import Given
 from ragfence.errors import InFlight, TransientError
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Grouping:
         self._timer: asyncio.Handle | None = None
         self._all_answered: asyncio.Future[None] | None = None
 
-    async def ingest(self, document: Document) -> Receipt:
+    async def ingest(self, document: Document, *, event_id: str = "") -> Receipt:
         """As `fence.documents.ingest`: the same receipt, the same errors.
 
         Whoever is cancelled is not answered; the document may have been ingested all the same.
@@ -70,7 +71,7 @@ class Grouping:
         if self._unanswered >= self._max_waiting:
             raise Refused(refusal("DEPENDENCY.overloaded", f"{self._max_waiting:,} documents wait to be ingested"))
         loop = asyncio.get_running_loop()
-        sent = _Sent(document, loop.create_future())
+        sent = _Sent(document, loop.create_future(), event_id)
         self._unanswered += 1
         self._waiting.append(sent)
         self._soon(loop)
@@ -96,7 +97,7 @@ class Grouping:
         self._timer = None
         while self._under_way < self._groups and (group := self._next_group()):
             self._under_way += 1
-            asked = [(sent.document, sent.waited_ms()) for sent in group]
+            asked = [Given(sent.document, sent.waited_ms(), sent.event_id) for sent in group]
             work = loop.run_in_executor(None, partial(self._documents.ingest_each, asked, wait_s=0))
             work.add_done_callback(lambda done, group=group: self._back(loop, group, done))  # type: ignore[misc]
 
@@ -157,10 +158,11 @@ class Grouping:
 class _Sent:
     """A document, and who waits for it."""
 
-    __slots__ = ("_pause_s", "_since", "alone", "answered", "document", "name", "size")
+    __slots__ = ("_pause_s", "_since", "alone", "answered", "document", "event_id", "name", "size")
 
-    def __init__(self, document: Document, answered: asyncio.Future[Receipt]) -> None:
+    def __init__(self, document: Document, answered: asyncio.Future[Receipt], event_id: str = "") -> None:
         self.document = document
+        self.event_id = event_id
         self.answered = answered
         self.alone = False
         """something went wrong with its group, and nobody knows on whose account"""

@@ -20,7 +20,7 @@ from ragfence.audit.story import Story, tell
 from ragfence.core.hashing import SHARDS, shard_of
 from ragfence.core.operations import Operation, key_from_text
 from ragfence.core.policy import Policy
-from ragfence.core.rows import Row
+from ragfence.core.rows import FENCED_OUT, SEAL_POSITION, Row
 from ragfence.errors import ObjectsRequired, ValidationError
 from ragfence.stores.fences import FenceStore
 from ragfence.stores.objects import ObjectStore
@@ -146,6 +146,15 @@ class Audit:
             f"no decision row names the key {key.hex()}",
             hint="pass the Operation itself: fence.release(Operation(...))",
         )
+
+    def caused(self, source_id: str, event_id: str) -> Row | None:
+        """The row by which an event moved a document; None if it moved nothing, or nobody remembers."""
+
+        def sealed(row: Row) -> Row | None:
+            return row if row.position == SEAL_POSITION and row.sealed_at_ms and not row.flags & FENCED_OUT else None
+
+        found: Row | None = self._rows.first(self._wanted(None, None, source_id=source_id, event_id=event_id), sealed)
+        return found
 
     def counts(
         self, since: Moment = None, until: Moment = None, *, by: Sequence[str] = ("kind", "decision")

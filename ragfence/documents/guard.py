@@ -24,7 +24,7 @@ from ragfence.documents.identity import Identity
 from ragfence.documents.intents import Intents
 from ragfence.documents.moving import Mover, SnippetsFirst, effect_of, error_of, receipt_of, refused, replayed
 from ragfence.documents.parquet import ParquetCodec
-from ragfence.documents.preparing import Asked, Caller, Prepared, Preparing, Recipes, in_waves
+from ragfence.documents.preparing import Asked, Caller, Given, Prepared, Preparing, Recipes, in_waves
 from ragfence.documents.progress import Meter, meter
 from ragfence.documents.purge import Purge, PurgeReport
 from ragfence.documents.reading import Reading, StoredDocument, StoredSnippet
@@ -115,7 +115,9 @@ class Documents:
     def inside(self) -> Inside:
         return Inside(self._corpus, self._reading)
 
-    def ingest(self, document: Document, *, expect: str | None = None, dry_run: bool = False) -> Receipt:
+    def ingest(
+        self, document: Document, *, expect: str | None = None, dry_run: bool = False, event_id: str = ""
+    ) -> Receipt:
         """Ingests one document, or answers with the snippet_ids of the first time.
 
         `expect` is the version it must be at (the `.fence` of its last receipt; "": it must not be there); if somebody
@@ -124,14 +126,20 @@ class Documents:
 
         >>> fence.documents.ingest(ragfence.Document("a", "some text")).snippet_ids  # doctest: +SKIP
         """
-        prepared = self._preparing.ingest(document, next(batch_tokens()), self._caller())
+        prepared = self._preparing.ingest(document, next(batch_tokens()), self._caller(), event_id)
         return self._foreseen([prepared])[0] if dry_run else self._one(prepared, expect)
 
     def retract(
-        self, doc_id: str, *, sequence: int | None = None, expect: str | None = None, dry_run: bool = False
+        self,
+        doc_id: str,
+        *,
+        sequence: int | None = None,
+        expect: str | None = None,
+        dry_run: bool = False,
+        event_id: str = "",
     ) -> Receipt:
         """Takes a document away. The same content after it brings it back with its snippet_ids."""
-        prepared = self._preparing.retract(doc_id, sequence, next(batch_tokens()), self._caller())
+        prepared = self._preparing.retract(doc_id, sequence, next(batch_tokens()), self._caller(), event_id)
         return self._foreseen([prepared])[0] if dry_run else self._one(prepared, expect)
 
     @overload
@@ -176,20 +184,17 @@ class Documents:
         receipts = self._streamed(documents, batch, dry_run, lambda: meter(progress, total, "ingesting"))
         return receipts if stream else list(receipts)
 
-    def ingest_each(
-        self, given: Sequence[tuple[Document, int]], *, wait_s: float | None = None
-    ) -> list[Receipt | Exception]:
+    def ingest_each(self, given: Sequence[Given], *, wait_s: float | None = None) -> list[Receipt | Exception]:
         """As `ingest` for each, in one segment: its receipt, or the error it would have raised.
 
-        The number beside a document is how long it has waited already, in milliseconds: its error tells. The same
-        document twice is ingested twice, in the order given. `wait_s`: for those whom others ingest right now.
+        The same document twice is ingested twice, in the order given. `wait_s`: for those that others ingest right now.
         """
         caller, tokens = self._caller(), batch_tokens()
         outcomes: dict[int, Receipt | Exception] = {}
         asks: dict[int, Asked] = {}
-        for at, (document, _) in enumerate(given):
+        for at, (document, _, event_id) in enumerate(given):
             try:
-                asks[at] = self._preparing.ask(document, next(tokens), caller)
+                asks[at] = self._preparing.ask(document, next(tokens), caller, event_id=event_id)
             except DocumentInvalid as invalid:
                 outcomes[at] = invalid
         known: dict[int, Receipt] = {}
@@ -201,7 +206,7 @@ class Documents:
             if isinstance(answer, Replay | Moved):
                 outcomes[at] = receipt_of(each, answer)
             else:
-                outcomes[at] = error_of(each, answer, given[at][1] + waited_ms)
+                outcomes[at] = error_of(each, answer, given[at].waited_ms + waited_ms)
         return [outcomes[at] for at in range(len(given))]
 
     def sync(

@@ -50,6 +50,16 @@ class Cut(NamedTuple):
         return cls(chunker, recipe, name, key_tail(name))
 
 
+class Given(NamedTuple):
+    """A document of several that are sent together, each by somebody else."""
+
+    document: Document
+    waited_ms: int = 0
+    """so long it has waited already: its error tells"""
+    event_id: str = ""
+    """kept in its decision rows"""
+
+
 Asked = tuple[Ask, Checked, Content, Cut]
 """the question, and what it was made of; a plain tuple, since one is made for every document sent again"""
 
@@ -79,7 +89,9 @@ class Preparing:
         self._kind_rules = kind_rules
         self._recipes = recipes
 
-    def ask(self, document: Document, token: bytes, caller: Caller, position: int | None = None) -> Asked:
+    def ask(
+        self, document: Document, token: bytes, caller: Caller, position: int | None = None, event_id: str = ""
+    ) -> Asked:
         """Is it ingested already? Raises `DocumentInvalid`, which names the document."""
         doc_id, text, text_bytes, metadata, url, sequence, content_type = doc = checked(
             document, self._limits, position=position, redaction=self._redaction
@@ -89,12 +101,12 @@ class Preparing:
         key, source, fingerprint, metadata_hash = self._identity.ask(
             doc_id.encode(), hashed, size, cut.key_tail, metadata, url, content_type
         )
-        context = caller.context(doc_id, hashed, cut.name, sequence, len(text))
+        context = caller.context(doc_id, hashed, cut.name, sequence, len(text), event_id=event_id)
         return _tuple(Ask, (key, source, fingerprint, metadata_hash, sequence, token, context)), doc, content, cut
 
-    def ingest(self, document: Document, token: bytes, caller: Caller) -> Prepared:
+    def ingest(self, document: Document, token: bytes, caller: Caller, event_id: str = "") -> Prepared:
         """Raises `DocumentInvalid`, which names the document."""
-        return self.claimed(self.ask(document, token, caller), token, caller)
+        return self.claimed(self.ask(document, token, caller, event_id=event_id), token, caller)
 
     def claimed(self, asked: Asked, token: bytes, caller: Caller) -> Prepared:
         """What was asked about is not ingested: how it is claimed, by a token of its own."""
@@ -122,7 +134,7 @@ class Preparing:
         )
         return Prepared(doc, content, cut, claim)
 
-    def retract(self, doc_id: str, sequence: int | None, token: bytes, caller: Caller) -> Prepared:
+    def retract(self, doc_id: str, sequence: int | None, token: bytes, caller: Caller, event_id: str = "") -> Prepared:
         doc = checked(Document(doc_id, "", sequence=sequence), self._limits)
         cut, identity = self._recipes.of(doc.content_type), self._identity
         name = doc.doc_id.encode()
@@ -141,7 +153,7 @@ class Preparing:
             max_attempts=self._kind_rules.max_attempts,
             kind=KIND,
             owner=caller.owner,
-            context=caller.context(doc.doc_id, "", "", doc.sequence, 0, action=RETRACT),
+            context=caller.context(doc.doc_id, "", "", doc.sequence, 0, action=RETRACT, event_id=event_id),
         )
         return Prepared(doc, content, cut, claim)
 
@@ -170,8 +182,11 @@ class Caller:
         characters: int,
         *,
         action: str = INGEST,
+        event_id: str = "",
     ) -> bytes:
         ordered = "" if sequence is None else f',"sequence":"{sequence}"'
+        if event_id:
+            ordered += f',"event_id":{_quoted(event_id)}'
         return (
             f'{{"kind":"{KIND}","source_id":{_quoted(doc_id)},"revision":"{content_hash}","index_hash":"{recipe}",'
             f'"action":"{action}"{ordered},"characters":{characters}{self._tail}}}'

@@ -100,6 +100,7 @@ class Engine:
             owner=owner,
             kept_payload=self._kept(text) if diff_wanted else b"",
             diff_wanted=diff_wanted,
+            store_tells_conflicts=self.backing is None,
         )
 
     def claim(self, request: Request, *, wait_s: float | None, verdict: bool) -> Claimed:

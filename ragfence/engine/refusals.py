@@ -33,7 +33,7 @@ class Refusals:
         if request.diff_wanted and record is not None and record.payload and request.kept_payload:
             before, after = json.loads(record.payload), json.loads(request.kept_payload)
             diff = payload_diff(before, after, max_bytes=self._max_diff_bytes)
-        if request.diff_wanted or claim.position == CONFLICT_POSITION:
+        if not claim.row_on_conflict or claim.position == CONFLICT_POSITION:
             row = row_for_answer(claim, RowKind.CONFLICT, record, self._fences.now_ms())
             # Both payloads were redacted before they were compared.
             patch = json.dumps(list(diff.patch), ensure_ascii=False, separators=(",", ":")) if diff else ""

@@ -24,6 +24,8 @@ class Request(NamedTuple):
     kept_payload: bytes = b""
     """the redacted payload, for the diff of a later conflict; empty unless the policy asks for diffs"""
     diff_wanted: bool = False
+    store_tells_conflicts: bool = True
+    """False: the row of a conflict is written by the caller, who has more to look at (a diff, the object store)"""
     key: bytes = b""
     source: bytes = b""
 
@@ -38,12 +40,14 @@ class Request(NamedTuple):
         owner: str = "",
         kept_payload: bytes = b"",
         diff_wanted: bool = False,
+        store_tells_conflicts: bool = True,
     ) -> Request:
         slot = b"" if operation.sequence is None else slot_of(operation.kind, operation.source)
         if is_document(operation):
             slot = document_slot(operation.tenant, operation.source_id)
         key = operation.key
-        return cls(operation, fingerprint, rules, context, owner, kept_payload, diff_wanted, key, slot)
+        store_tells = store_tells_conflicts and not diff_wanted
+        return cls(operation, fingerprint, rules, context, owner, kept_payload, diff_wanted, store_tells, key, slot)
 
     @property
     def mode(self) -> Mode:
@@ -77,7 +81,7 @@ class Request(NamedTuple):
             position=position,
             waited_ms=waited_ms,
             context=self.context,
-            row_on_conflict=not self.diff_wanted,
+            row_on_conflict=self.store_tells_conflicts,
         )
 
     def lease_ref(self, token: bytes, *, epoch: int) -> LeaseRef:

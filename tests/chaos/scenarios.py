@@ -15,7 +15,7 @@ from pathlib import Path
 from ragfence.engine.points import AFTER_COMMIT, HYDRATION_POINTS, OPERATION_POINTS
 from ragfence.errors import TransientError
 from tests import servers
-from tests.chaos import api, attacks, documents, indexes
+from tests.chaos import api, attacks, documents, indexes, ledger
 from tests.chaos.attacks import Attack, Outage, Stage
 from tests.chaos.crew import Crew, Nursery, Stopped
 from tests.chaos.evidence import Evidence, gather
@@ -28,7 +28,7 @@ from tests.documents.attack.strikes import STRIKES
 class Scenario:
     title: str
     backend: str
-    attack: Attack | api.ApiAttack | documents.DocumentAttack | indexes.IndexAttack
+    attack: Attack | api.ApiAttack | documents.DocumentAttack | indexes.IndexAttack | ledger.LedgerAttack
     short: bool = False
     """part of the short form, too"""
     may_lose: bool = False
@@ -55,8 +55,9 @@ class Outcome:
 def all_scenarios() -> list[Scenario]:
     builds = [Scenario(**each._asdict()) for each in indexes.planned()]
     served = [Scenario(**each._asdict()) for each in api.planned()]
+    kept = [Scenario(**each._asdict()) for each in ledger.planned()]
     plain = [*_kills(), *_freezes(), *_hydrations(), *_disturbances(), *_storms(), *_faults(), *_crowds()]
-    return [*plain, *_documents(), *builds, *served]
+    return [*plain, *_documents(), *builds, *served, *kept]
 
 
 def _kills() -> Iterator[Scenario]:

@@ -407,12 +407,16 @@ def test_a_conflicting_call_after_a_flush_does_not_take_the_key_from_its_payload
     fence = memory.open(lease={"max_attempts": 2})
     first = apply(fence, operation, payload="right")
     memory.store.flush()
-    for _ in range(4):
+    for turn in range(4):
         with pytest.raises(Conflict):
-            apply(fence, operation, payload="wrong")
-        again = apply(fence, operation, payload="right")
+            apply(fence, operation, payload="wrong", event_id=f"wrong {turn}")
+        again = apply(fence, operation, payload="right", event_id=f"right {turn}")
         assert again == first
         assert again.decision is Decision.DUPLICATE
+        rows = [(row["event_id"], row["decision"]) for row in fence.audit.decisions().to_pylist()]
+        passing = ("new", "in_flight")  # granted, or quarantined: not the last word
+        told = [each for each in rows if each[0] and each[0].endswith(str(turn)) and each[1] not in passing]
+        assert sorted(told) == [(f"right {turn}", "duplicate"), (f"wrong {turn}", "conflict")]
     assert fence.audit.check().ok, str(fence.audit.check())
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.killed.asking import STALE, Ask, Client, Notes, Reply
+from tests.api.killed.asking import Ask, Client, Notes, Reply
 from tests.api.killed.conftest import OpenSite
 from tests.api.killed.places import Forked, Place
 from tests.chaos.crew import Nursery, until
@@ -88,10 +88,27 @@ def test_a_rollback_that_happened_is_not_rolled_back_by_its_retry(world: World) 
     assert json.loads(world.send("POST", "/v1/aliases/docs:rollback", {}, key="k").body)["index_hash"] == built[0]
 
 
-def test_a_numbered_request_that_another_one_has_overtaken_is_not_performed_again(world: World) -> None:
-    """Without numbers its retry would move the document once more: the last one wins, as always."""
-    world.send("PUT", "/v1/documents/a", {"text": "one", "sequence": 1})
-    world.killed_after_effect(2, "DELETE", "/v1/documents/a?sequence=2", key="k")
-    world.send("PUT", "/v1/documents/a", {"text": "two", "sequence": 3})
-    assert world.send("DELETE", "/v1/documents/a?sequence=2", key="k").code == STALE
-    assert world.send("PUT", "/v1/documents/a", {"text": "two", "sequence": 3}).status == 200
+@pytest.mark.parametrize("numbered", [False, True], ids=["", "numbered"])
+@pytest.mark.parametrize("method", ["PUT", "DELETE"])
+def test_a_request_that_another_one_has_overtaken_is_answered_and_not_performed_again(
+    world: World, method: str, numbered: bool
+) -> None:
+    def put(text: str, sequence: int, key: str = "") -> Reply:
+        return world.send("PUT", "/v1/documents/a", ingested(text, sequence), key)
+
+    def ingested(text: str, sequence: int) -> dict[str, Any]:
+        return {"text": text, "sequence": sequence} if numbered else {"text": text}
+
+    path = "/v1/documents/a?sequence=2" if numbered and method == "DELETE" else "/v1/documents/a"
+    body = ingested("one", 2) if method == "PUT" else None
+    put("before", 1)
+    world.killed_after_effect(2, method, path, body, key="k")
+    put("two", 3)
+    again = world.send(method, path, body, key="k")
+    assert again.status == 200, again.body
+    stored = json.loads(put("two", 3).body)
+    assert (stored["decision"], stored["flags"]["revived"]) == ("duplicate", False)
+    if method == "PUT":
+        told = json.loads(again.body)
+        assert told["flags"]["healed"] is True
+        assert told["snippet_ids"] == json.loads(put("one", 4).body)["snippet_ids"]
