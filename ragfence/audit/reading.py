@@ -99,9 +99,10 @@ class Rows:
         return sum(part.size for part in self.ledger.parts()) if self.ledger is not None else 0
 
     def _undrained(self, wanted: Wanted) -> pyarrow.Table:
+        only = wanted.shards.start if len(wanted.shards) == 1 else None
         rows = (
             row
-            for row in self._fences.rows(max(wanted.since_ms, 0))
+            for row in self._fences.rows(max(wanted.since_ms, 0), only)
             if row.ts_ms < wanted.until_ms and row.key[0] in wanted.shards
         )
         return once(wanted.of(columns.table_of(rows, self._fences.tenant)))

@@ -279,13 +279,16 @@ class RedisFences:
             entries.setdefault(row.key[0], []).append(row.encode())
         self._add_rows(entries)
 
-    def rows(self, since_ms: int = 0) -> Iterator[Row]:
+    def rows(self, since_ms: int = 0, shard: int | None = None) -> Iterator[Row]:
         # A replaced clock says nothing about the ids of the stream, so only the real one bounds the range.
         first = "-" if self._test_clock else str(since_ms)
-        for shard, name in enumerate(self._names.rows):
+        streams = self._names.rows
+        shards = range(len(streams)) if shard is None else range(shard, min(shard + 1, len(streams)))
+        lengths = self._exchange([Call(at, (b"XLEN", streams[at])) for at in shards]) if shards else []
+        for at in (at for at, length in zip(shards, lengths, strict=True) if length):
             start: str | bytes = first
             while True:
-                (page,) = self._exchange([Call(shard, (b"XRANGE", name, start, b"+", b"COUNT", 500))])
+                (page,) = self._exchange([Call(at, (b"XRANGE", streams[at], start, b"+", b"COUNT", 500))])
                 for entry, (_, data) in page:
                     start = b"(" + entry
                     yield from (row for row in decode_rows(data) if row.ts_ms >= since_ms)

@@ -159,14 +159,14 @@ class SqliteFences(ShelvedFences):
             for row in rows:
                 shelf.add_row(row)
 
-    def rows(self, since_ms: int = 0) -> Iterator[Row]:
+    def rows(self, since_ms: int = 0, shard: int | None = None) -> Iterator[Row]:
         after = 0
         while True:
             with self._transaction(write=False) as shelf:
                 page = shelf.db.execute(
                     "SELECT seq, data FROM decision_rows WHERE tenant = ? AND seq > ? AND ts_ms >= ? "
-                    "ORDER BY seq LIMIT 2000",
-                    (self.tenant, after, since_ms),
+                    "AND shard = coalesce(?, shard) ORDER BY seq LIMIT 2000",
+                    (self.tenant, after, since_ms, shard),
                 ).fetchall()
             for _, data in page:
                 yield from decode_rows(data)

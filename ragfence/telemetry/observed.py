@@ -128,8 +128,8 @@ class Observed:
     def record(self, rows: Sequence[Row]) -> None:
         self._watched("record", lambda: self.inner.record(rows), lambda call, _: RowsRecorded(call, rows))
 
-    def rows(self, since_ms: int = 0) -> Iterator[Row]:
-        return self.inner.rows(since_ms)
+    def rows(self, since_ms: int = 0, shard: int | None = None) -> Iterator[Row]:
+        return self.inner.rows(since_ms, shard)
 
     def row_entries(self, after: str = "", limit: int = 1000) -> list[RowEntry]:
         return self._watched("row_entries", lambda: self.inner.row_entries(after, limit), _called)

@@ -564,6 +564,14 @@ class RowContract:
         assert {row.token for row in fences.store.rows(fences.clock() - 10)} == {each.token for each in asked[1:]}
         assert list(fences.store.rows(fences.clock() + 1)) == []
 
+    def test_rows_of_one_shard_can_be_read_alone(self, fences: FencesUnderTest) -> None:
+        asked = [claim(Mode.KEYED, f"{n}", by=f"{n}", shard=n) for n in (0, 1, 63)]
+        for each in asked:
+            verdict(fences.store, each)
+        for each in asked:
+            assert {row.token for row in fences.store.rows(shard=each.key[0])} == {each.token}
+        assert list(fences.store.rows(shard=2)) == []
+
 
 class ExpiryContract:
     """What has a TTL is forgotten in time, and not before."""

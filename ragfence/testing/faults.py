@@ -215,8 +215,8 @@ class FaultyFences(FaultyCalls[FenceMethod]):
     def record(self, rows: Sequence[Row]) -> None:
         self._call("record", _keys(rows), lambda: self.inner.record(rows))
 
-    def rows(self, since_ms: int = 0) -> Iterator[Row]:
-        return self._call("rows", [""], lambda: self.inner.rows(since_ms))
+    def rows(self, since_ms: int = 0, shard: int | None = None) -> Iterator[Row]:
+        return self._call("rows", [""], lambda: self.inner.rows(since_ms, shard))
 
     def row_entries(self, after: str = "", limit: int = 1000) -> list[RowEntry]:
         return self._call("row_entries", [""], lambda: self.inner.row_entries(after, limit))

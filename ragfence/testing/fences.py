@@ -123,10 +123,10 @@ class MemoryFences(ShelvedFences):
             for row in rows:
                 self.content.add_row(row)
 
-    def rows(self, since_ms: int = 0) -> Iterator[Row]:
+    def rows(self, since_ms: int = 0, shard: int | None = None) -> Iterator[Row]:
         with self._lock:
             found = list(self.content.rows.values())
-        yield from (row for row in found if row.ts_ms >= since_ms)
+        yield from (row for row in found if row.ts_ms >= since_ms and shard in (None, row.key[0]))
 
     def row_entries(self, after: str = "", limit: int = 1000) -> list[RowEntry]:
         with self._lock:

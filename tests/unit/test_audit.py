@@ -153,7 +153,7 @@ def test_decisions_are_filtered_by_kind_decision_and_source(world: World) -> Non
 
 def test_a_row_that_was_written_twice_is_told_once(memory: World) -> None:
     class Repeating(Wrapped):
-        def rows(self, since_ms: int = 0) -> Iterable[Row]:
+        def rows(self, since_ms: int = 0, shard: int | None = None) -> Iterable[Row]:
             rows = list(self.inner.rows(since_ms))
             return [*rows, *rows]
 
@@ -164,7 +164,7 @@ def test_a_row_that_was_written_twice_is_told_once(memory: World) -> None:
 
 def test_decisions_are_told_oldest_first(memory: World) -> None:
     class Backwards(Wrapped):
-        def rows(self, since_ms: int = 0) -> Iterable[Row]:
+        def rows(self, since_ms: int = 0, shard: int | None = None) -> Iterable[Row]:
             return reversed(list(self.inner.rows(since_ms)))
 
     fence = memory.open(fences=Backwards)
