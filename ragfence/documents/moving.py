@@ -228,21 +228,22 @@ def _answered(key: bytes, record: KeyRecord | None, decision: Decision, flags: F
 
 
 _SEALED_HEADER = struct.Struct(">QIHHIHI")
+_ANSWERED = Decision.DUPLICATE
 
 
 def replayed(key: bytes, record: bytes) -> Receipt:
     """The receipt of a document that is live as it was sent: out of its record's bytes, since most are."""
     high, low, _, seen, seen_low, sealed, sealed_low = _SEALED_HEADER.unpack_from(record, 30)
-    text = key.hex()
+    text, stored = key.hex(), record[HEADER_BYTES + 1 + record[HEADER_BYTES] :]
     return _tuple(
         Receipt,
         (
             text,
-            f"ef_{text[2:34]}",
-            snippet_texts(ids_in(record[HEADER_BYTES + 1 + record[HEADER_BYTES] :])),
+            "ef_" + text[2:34],
+            snippet_texts(ids_in(stored)),
             None,
             None,
-            Decision.DUPLICATE,
+            _ANSWERED,
             _DUPLICATE,
             f"{high >> 8}.{(high & 0xFF) << 32 | low}",
             seen << 32 | seen_low,
