@@ -155,7 +155,7 @@ def snippet_ids(doc_id: str, recipe: bytes, texts: Sequence[str]) -> list[bytes]
     for text in texts:
         number = seen[text] = seen.get(text, -1) + 1
         data = text.encode()
-        frame = b"%b%b%b%b" % (start, len(data).to_bytes(8, "big"), data, number.to_bytes(8, "big"))
+        frame = b"%b%b%b%b" % (start, _size(len(data)), data, _size(number))
         ids.append(sha256(frame).digest()[:SNIPPET_BYTES])
     return ids
 

@@ -145,7 +145,7 @@ class Snippet(NamedTuple):
 
 def estimated_tokens(text: str) -> int:
     """As `encode_snippets` has it for many at once."""
-    return (len(text.encode()) + 3) // 4
+    return ((len(text) if text.isascii() else len(text.encode())) + 3) // 4
 
 
 class Layout:

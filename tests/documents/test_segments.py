@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragfence.core.operations import Fence
@@ -87,6 +87,7 @@ def test_rows_that_were_moved_say_where_they_are_now() -> None:
     assert stored_in(found.record()) == (HERE, HERE, IDS)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(*[st.booleans()] * 4, st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1)), st.binary())))
 def test_rows_are_packed_for_the_fence_store_as_they_are_decoded(given_rows: list[Any]) -> None:
     """At home or moved, with positions here or elsewhere, live or not, ordered or not: a store that is hydrated holds
