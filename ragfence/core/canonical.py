@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -80,9 +81,9 @@ def parse_json(text: str | bytes) -> Any:
             text = text.decode()
         except UnicodeDecodeError as broken:
             raise NotJson(f"not UTF-8 at byte {broken.start}", hint="send JSON as UTF-8") from broken
-    reader = _Reader()
+    _reader.doubts = 0
     try:
-        value = reader.read(text)
+        value = _reader.read(text)
     except json.JSONDecodeError as broken:
         raise NotJson(f"not JSON at line {broken.lineno}, column {broken.colno}: {broken.msg}") from broken
     except RecursionError:
@@ -90,7 +91,7 @@ def parse_json(text: str | bytes) -> Any:
     # Writing it again finds what is wrong, and where. That costs more than reading, so it is done only where
     # something can be wrong: escapes and other scripts may hide lone surrogates, and keys equal after NFC.
     deep = text.count("[") + text.count("{") > MAX_DEPTH
-    if reader.doubts or deep or "\\u" in text or not text.isascii():
+    if _reader.doubts or deep or "\\u" in text or not text.isascii():
         _write(value, [], lambda _: None)
     return value
 
@@ -210,8 +211,11 @@ class _Duplicate(str):
     """Stands where an object with a repeated key was: the parser's hooks do not know where they are."""
 
 
-class _Reader:
-    """A strict parser. What it cannot judge on the spot it lets through and counts as a doubt."""
+class _Reader(threading.local):
+    """A strict parser. What it cannot judge on the spot it lets through and counts as a doubt.
+
+    One per thread: to make it takes longer than to read most values.
+    """
 
     def __init__(self) -> None:
         self.doubts = 0
@@ -249,3 +253,6 @@ class _Reader:
     def _constant(self, name: str) -> float:
         self.doubts += 1
         return float(name)
+
+
+_reader = _Reader()

@@ -49,6 +49,7 @@ _SOURCE = struct.Struct(">BBQ")
 _HEAD = struct.Struct(">32sq16sI")
 _LEASE = struct.Struct(">32sI")
 _STAMP = struct.Struct(">Q")
+_SEALED_HEAD = struct.Struct(f">B{_HEAD.format[1:]}{_HEADER.format[1:]}")
 
 _HAS_HEAD, _HAS_LEASE, _HEAD_LIVE, _HEAD_SEQUENCE, _UNSETTLED = 1, 2, 4, 8, 16
 _SIGNED = struct.Struct(">q")
@@ -183,6 +184,12 @@ class Head(NamedTuple):
     record: KeyRecord | None = None
     """the sealed record of the head; None for operations, which keep it under their key"""
 
+    def encode(self) -> bytes:
+        """flags:1, then the head's part of a source record"""
+        flags = _HAS_HEAD | (_HEAD_LIVE if self.live else 0) | (_HEAD_SEQUENCE if self.sequence is not None else 0)
+        body = self.record.encode() if self.record else b""
+        return b"%c%b%b" % (flags, _HEAD.pack(self.digest, self.sequence or 0, self.metadata_hash, len(body)), body)
+
 
 @dataclass(frozen=True, slots=True)
 class SourceLease:
@@ -205,11 +212,9 @@ class SourceRecord:
     def encode(self) -> bytes:
         flags, pieces = 0, []
         if self.head is not None:
-            head = self.head
-            flags |= _HAS_HEAD | (_HEAD_LIVE if head.live else 0)
-            flags |= _HEAD_SEQUENCE if head.sequence is not None else 0
-            body = head.record.encode() if head.record else b""
-            pieces += [_HEAD.pack(head.digest, head.sequence or 0, head.metadata_hash, len(body)), body]
+            head = self.head.encode()
+            flags |= head[0]
+            pieces.append(head[1:])
         if self.lease is not None:
             flags |= _HAS_LEASE | (_UNSETTLED if self.lease.unsettled else 0)
             body = self.lease.record.encode()
@@ -259,6 +264,62 @@ def free_head(
     if sequence is not None and (not data[1] & _HEAD_SEQUENCE or data[42:50] != _SIGNED.pack(sequence)):
         return None
     return data[70:]
+
+
+def sealed_head(
+    digest: bytes,
+    live: bool,
+    sequence: int | None,
+    metadata_hash: bytes,
+    fingerprint: bytes,
+    token: bytes,
+    fence: tuple[int, int],
+    at_ms: int,
+    tail: bytes,
+) -> bytes:
+    """`Head.encode` of what the log says, at once: it is made for every document when a store is hydrated.
+
+    `fence` as `fence_fields` has it. `tail`: the kind (see `short`), then the result.
+    """
+    seen, seen_low = at_ms >> 32, at_ms & 0xFFFFFFFF
+    return (
+        _SEALED_HEAD.pack(
+            _HAS_HEAD | (_HEAD_LIVE if live else 0) | (_HEAD_SEQUENCE if sequence is not None else 0),
+            digest,
+            sequence or 0,
+            metadata_hash,
+            HEADER_BYTES + len(tail),
+            VERSION,
+            State.SEALED,
+            fingerprint,
+            token,
+            *fence,
+            1,
+            seen,
+            seen_low,
+            seen,
+            seen_low,
+        )
+        + tail
+    )
+
+
+def live_in(head: bytes) -> bool:
+    """Of an encoded head, as are these two."""
+    return bool(head[0] & _HEAD_LIVE)
+
+
+def digest_in(head: bytes) -> bytes:
+    return head[1:33]
+
+
+def record_in(head: bytes) -> KeyRecord:
+    return KeyRecord.decode(head[1 + _HEAD.size :])
+
+
+def source_with(stamp: int, head: bytes) -> bytes:
+    """The record of a source that has this encoded head and no lease."""
+    return b"%c%b%b%b" % (VERSION, head[:1], _STAMP.pack(stamp), head[1:])
 
 
 def refuse_newer_source(data: bytes) -> None:

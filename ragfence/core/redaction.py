@@ -56,8 +56,9 @@ _BEARER = re.compile(
 _DIGIT_GROUPS = re.compile(r"(?<!\d)\d++(?:[ -]\d++)*+")
 _DIGITS = re.compile(r"\d++")
 
-_SUSPECT = re.compile(r"[@=:]|eyJ|\d(?:[ ().-]{0,3}\d){6}|bearer", re.IGNORECASE)
-"""in every text that holds a secret of a built-in kind, and in some that hold none"""
+_CARD_LIKE = re.compile(r"[\d -]{13}")
+_PHONE_LIKE = re.compile(r"[\d ().-]{7}")
+"""in every text that holds one, and in some that hold none: a single pass, for texts that mostly hold neither"""
 
 _URL_USER = re.compile(r"://[^\s/@]{1,256}+@")
 _NAME = re.compile(r"(?<![\w-])([A-Za-z][\w-]{0,63}+)[\"']?\s{0,4}+[=:]\s{0,4}+")
@@ -86,6 +87,7 @@ class Redaction:
     _by_name: dict[str, list[tuple[str, ...]]] = field(init=False, repr=False, compare=False)
     _replacements: tuple[_Replace, ...] = field(init=False, repr=False, compare=False)
     _custom: bool = field(init=False, repr=False, compare=False)
+    _digits_like: re.Pattern[str] = field(init=False, repr=False, compare=False)
     _known_names: dict[tuple[str, ...], bool] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -96,6 +98,7 @@ class Redaction:
         object.__setattr__(self, "_by_name", by_name)
         object.__setattr__(self, "_replacements", tuple(_replacement(pattern) for pattern in self.patterns))
         object.__setattr__(self, "_custom", any(pattern.startswith("re:") for pattern in self.patterns))
+        object.__setattr__(self, "_digits_like", _PHONE_LIKE if "phone" in self.patterns else _CARD_LIKE)
 
     def __reduce__(self) -> tuple[type[Redaction], tuple[tuple[str, ...], tuple[str, ...]]]:
         # Policies cross process boundaries; compiled replacements do not.
@@ -110,18 +113,23 @@ class Redaction:
 
         For what is asked of every document: it takes a tenth of the time.
         """
-        if self._names_are_harmless(tuple(given)) and all(map(self._is_harmless, given.values())):
-            return given
+        if self._names_are_harmless(tuple(given)):
+            for value in given.values():
+                if not (self._is_harmless_text(value) if type(value) is str else _is_small(value)):
+                    break
+            else:
+                return given
         redacted = self.redact(given)
         assert isinstance(redacted, dict)
         return redacted
 
-    def _is_harmless(self, value: JsonValue) -> bool:
-        """Sure to be as it is after `redact`. A superset of what the built-in patterns find is looked for."""
-        kind = type(value)
-        if kind is str:
-            return not self._custom and _SUSPECT.search(value) is None  # type: ignore[arg-type]  # it is
-        return kind is bool or value is None or kind is float or (kind is int and -(10**12) < value < 10**12)  # type: ignore[operator]  # it is
+    def _is_harmless_text(self, text: str) -> bool:
+        """As it is after `redact_text`, which is asked only where something in the text may be a secret."""
+        if not (":" in text or "=" in text or "@" in text or self._digits_like.search(text) or self._custom):
+            lowered = text.lower()
+            if "bearer" not in lowered and "eyj" not in lowered:
+                return True
+        return self.redact_text(text) == text
 
     def _names_are_harmless(self, names: tuple[str, ...]) -> bool:
         known = self._known_names.get(names)
@@ -177,6 +185,13 @@ class Redaction:
                 yield REDACTED
                 done = secret.end()
         yield text[done:]
+
+
+def _is_small(value: JsonValue) -> bool:
+    """A value that `redact` leaves alone: no text, nothing that holds others, no number long enough for a card."""
+    if value is None or type(value) is bool or type(value) is float:
+        return True
+    return type(value) is int and -(10**12) < value < 10**12
 
 
 def _normal(name: str) -> str:

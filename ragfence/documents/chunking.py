@@ -146,7 +146,7 @@ def pieces_of(chunker: Chunker, text: str, doc_id: str) -> list[Piece]:
             _refuse(chunker, doc_id, f"piece {number} {fault}")
         last = piece[0]
         if not text[last : piece[1]].isspace():
-            pieces.append(Piece(*piece))
+            pieces.append(piece if type(piece) is Piece else Piece(*piece))
     return pieces
 
 
@@ -161,7 +161,7 @@ def _fault_in(piece: object, size: int, last: int) -> str:
     if start < last:
         return f"starts at {start}, before the one before it, which starts at {last}"
     try:
-        if type(section_id) is str and len(section_id.encode()) <= MAX_SECTION_BYTES:
+        if type(section_id) is str and (section_id == "" or len(section_id.encode()) <= MAX_SECTION_BYTES):
             return ""
     except UnicodeEncodeError:
         pass

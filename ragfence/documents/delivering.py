@@ -126,7 +126,6 @@ class Delivery:
         if kept not in self._open:
             return
         _, intent = self._open[kept]
-        touched = touched_by(intent)
         points.reach(BEFORE_DELETE)
         moved = {row.detail.doc_id: row for row, ok in zip(rows, sealed, strict=True) if ok}
         try:
@@ -134,13 +133,14 @@ class Delivery:
             points.reach(AFTER_DELETE)
             # What was upserted for a move that was sealed was upserted under its lease: nobody can have been between.
             unsure = {
-                doc_id: ids for doc_id, ids in touched.items() if doc_id not in moved or moved[doc_id].detail.dead
+                doc_id: owed for doc_id, owed in intent.items() if doc_id not in moved or moved[doc_id].detail.dead
             }
-            waiting = self._reconciler.reconcile(unsure, {doc_id: row.fence for doc_id, row in moved.items()})
+            right_for = {doc_id: moved[doc_id].fence for doc_id in unsure if doc_id in moved}
+            waiting = self._reconciler.reconcile(touched_by(unsure), right_for)
             if not waiting:
                 self._intents.delete(kept)
         except Exception:  # noqa: BLE001  # of a sink or a store: `end` tries once more, then tells
-            waiting = set(touched)
+            waiting = set(intent)
         if waiting:
             self._stays_due(kept, {doc_id: intent[doc_id] for doc_id in waiting})
             return

@@ -39,6 +39,7 @@ from ragfence.documents.sources import source_of
 from ragfence.documents.states import States, forget
 from ragfence.documents.sync import Parts, Prune, Sync, SyncReport, check_prune
 from ragfence.documents.verify import Verifying
+from ragfence.engine import collecting
 from ragfence.engine.engine import Engine
 from ragfence.engine.epochs import Epochs
 from ragfence.engine.hydration import Hydrator
@@ -346,7 +347,8 @@ class Documents:
             self._delivery.begin()
         with watched() as told:
             while page := list(islice(source, batch)):
-                receipts = self._batch(page, done, dry_run)
+                with collecting.held_off():
+                    receipts = self._batch(page, done, dry_run)
                 done += len(page)
                 told(done)
                 yield from receipts

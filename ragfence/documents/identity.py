@@ -24,6 +24,9 @@ SNIPPET_BYTES = 16
 
 
 _size = struct.Struct(">Q").pack
+_SIZES = [_size(size) for size in range(2048)]
+"""of what is short; more than an id may have"""
+_tuple = tuple.__new__
 _SHARD = [bytes((shard,)) for shard in range(SHARDS)]
 
 
@@ -55,6 +58,10 @@ class Identity:
         self._compared: Callable[[bytes], bytes] = (
             xxhash.xxh3_128_digest if algorithm == "xxh3" else lambda data: sha256(data).digest()[:16]
         )
+        self._algorithm = f"{algorithm}:"
+        self._hexdigest: Callable[[bytes], str] = (
+            xxhash.xxh3_128_hexdigest if algorithm == "xxh3" else lambda data: sha256(data).hexdigest()
+        )
         tenant_bytes = tenant.encode()
         # `framed` joins a tag and length-prefixed parts, so its beginnings can be made ahead.
         self._shard = framed("ragfence/shard/1", (tenant_bytes,))
@@ -62,6 +69,8 @@ class Identity:
         self._key = framed("ragfence/operation/1", (tenant_bytes, KIND.encode(), b""))
         self._fingerprint = framed("ragfence/document/1", ())
         self._metadata = framed("ragfence/metadata/1", ())
+        self._described: dict[str, bytes] = {}
+        """by content type: how the metadata hash of a document without a URL ends"""
 
     def ask(
         self, doc_id: bytes, content_hash: str, size: int, tail: bytes, metadata: bytes, url: str, content_type: str
@@ -70,27 +79,27 @@ class Identity:
 
         Every document that is sent again comes this way. A property test holds the two together.
         """
-        sized, revision = _size(len(doc_id)) + doc_id, content_hash.encode()
-        shard = xxhash.xxh3_64_intdigest(self._shard + sized) % SHARDS
-        rest = b"%b%b" % (_size(len(revision)), revision)
-        described = url.encode(), content_type.encode()
+        sized, revision = _SIZES[len(doc_id)] + doc_id, content_hash.encode()
+        rest = _SIZES[len(revision)] + revision
+        described = self._described.get(content_type) if url == "" else None
+        if described is None:
+            described = self._describe(url, content_type)
         return (
-            _SHARD[shard] + sha256(b"%b%b%b%b" % (self._key, sized, rest, tail)).digest(),
+            _SHARD[xxhash.xxh3_64_intdigest(self._shard + sized) % SHARDS]
+            + sha256(b"%b%b%b%b" % (self._key, sized, rest, tail)).digest(),
             sha256(self._source + sized).digest()[:SOURCE_BYTES],
             self._compared(b"%b%b%b" % (self._fingerprint, rest, _size(size))),
-            self._compared(
-                b"%b%b%b%b%b%b%b"
-                % (
-                    self._metadata,
-                    _size(len(metadata)),
-                    metadata,
-                    _size(len(described[0])),
-                    described[0],
-                    _size(len(described[1])),
-                    described[1],
-                )
-            ),
+            self._compared(b"%b%b%b%b" % (self._metadata, _size(len(metadata)), metadata, described)),
         )
+
+    def _describe(self, url: str, content_type: str) -> bytes:
+        parts = url.encode(), content_type.encode()
+        described = b"%b%b%b%b" % (_size(len(parts[0])), parts[0], _size(len(parts[1])), parts[1])
+        if url == "":
+            if len(self._described) >= 256:  # types come from callers
+                self._described.clear()
+            self._described[content_type] = described
+        return described
 
     def place(self, doc_id: bytes) -> Place:
         sized = len(doc_id).to_bytes(8, "big") + doc_id
@@ -118,9 +127,8 @@ class Identity:
         return self._compared(b"%b%b%b%b%b%b%b" % (self._metadata, sizes[0], metadata, sizes[1], url, sizes[2], kind))
 
     def content(self, text: bytes) -> Content:
-        if self.algorithm == "sha256":
-            return Content(f"sha256:{sha256(text).hexdigest()}", len(text))
-        return Content(f"xxh3:{xxhash.xxh3_128_hexdigest(text)}", len(text))
+        # As a tuple, past the constructor: one is made for every document of every batch.
+        return _tuple(Content, (self._algorithm + self._hexdigest(text), len(text)))
 
 
 def operation_of(tenant: str, doc_id: str, content_hash: str, recipe: str, action: str = INGEST) -> Operation:
@@ -147,11 +155,13 @@ def snippet_ids(doc_id: str, recipe: bytes, texts: Sequence[str]) -> list[bytes]
     for text in texts:
         number = seen[text] = seen.get(text, -1) + 1
         data = text.encode()
-        frame = b"%b%b%b%b" % (start, len(data).to_bytes(8, "big"), data, number.to_bytes(8, "big"))
+        frame = b"%b%b%b%b" % (start, _size(len(data)), data, _size(number))
         ids.append(sha256(frame).digest()[:SNIPPET_BYTES])
     return ids
 
 
 def snippet_texts(ids: bytes) -> tuple[str, ...]:
     """Ids that stand one behind the other, as people see them: 32 hex digits each, which is also a UUID."""
+    if len(ids) == SNIPPET_BYTES:  # short documents have one, and most documents are short
+        return (ids.hex(),)
     return tuple(ids.hex("-", SNIPPET_BYTES).split("-")) if ids else ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from ragfence.core.decisions import Conflict, Granted, InFlight, Replay, Stale
@@ -87,23 +88,27 @@ def _detail(
     origin: str = "",
     fresh: Sequence[tuple[bytes, str]] = (),
 ) -> Detail:
-    doc, content, cut, claim = subject
-    return Detail(
-        doc.doc_id,
-        action,
-        content.hash,
-        content.size,
-        doc.metadata.decode(),
-        doc.source_url,
-        doc.content_type,
-        cut.recipe.text,
-        grant.record.when_ms - claim.lease_ms,
-        ids,
-        positions,
-        _without(replaced.ids, ids) if replaced else b"",
-        origin,
-        replaced.row.text if replaced else "",
-        fresh,
+    (doc_id, _, _, metadata, source_url, _, content_type), content, cut, claim = subject
+    # As a tuple, past the constructor: one is made for every document that is new.
+    return _tuple(
+        Detail,
+        (
+            doc_id,
+            action,
+            content.hash,
+            content.size,
+            metadata.decode(),
+            source_url,
+            content_type,
+            cut.recipe.text,
+            grant.record.when_ms - claim.lease_ms,
+            ids,
+            positions,
+            _without(replaced.ids, ids) if replaced else b"",
+            origin,
+            replaced.row.text if replaced else "",
+            fresh,
+        ),
     )
 
 
@@ -186,16 +191,21 @@ def receipt_of(subject: Prepared, answer: Answer, waited_ms: int = 0) -> Receipt
     if isinstance(answer, Replay):
         return _answered(key, answer.record, Decision.DUPLICATE, _DUPLICATE)
     if isinstance(answer, Moved):
-        flags = Flags(
-            attempt=answer.record.attempt,
-            takeover=answer.takeover,
-            revived=bool(answer.flags & REVIVED),
-            metadata_updated=bool(answer.flags & METADATA_UPDATED),
-        )
         decision = Decision.DUPLICATE if answer.again else Decision.NEW
-        return _answered(key, answer.record, decision, flags)
+        return _answered(key, answer.record, decision, _flags(answer.record.attempt, answer.takeover, answer.flags))
     error = error_of(subject, answer, waited_ms)
     return refused(error, key.hex(), _DECISIONS.get(type(answer), Decision.NEW))
+
+
+@lru_cache(maxsize=256)
+def _flags(attempt: int, takeover: bool, how: int) -> Flags:
+    """Most documents have the same, and nobody can change them."""
+    return Flags(
+        attempt=attempt,
+        takeover=takeover,
+        revived=bool(how & REVIVED),
+        metadata_updated=bool(how & METADATA_UPDATED),
+    )
 
 
 _DECISIONS: dict[type[Any], Decision] = {
@@ -228,21 +238,22 @@ def _answered(key: bytes, record: KeyRecord | None, decision: Decision, flags: F
 
 
 _SEALED_HEADER = struct.Struct(">QIHHIHI")
+_ANSWERED = Decision.DUPLICATE
 
 
 def replayed(key: bytes, record: bytes) -> Receipt:
     """The receipt of a document that is live as it was sent: out of its record's bytes, since most are."""
     high, low, _, seen, seen_low, sealed, sealed_low = _SEALED_HEADER.unpack_from(record, 30)
-    text = key.hex()
+    text, stored = key.hex(), record[HEADER_BYTES + 1 + record[HEADER_BYTES] :]
     return _tuple(
         Receipt,
         (
             text,
-            f"ef_{text[2:34]}",
-            snippet_texts(ids_in(record[HEADER_BYTES + 1 + record[HEADER_BYTES] :])),
+            "ef_" + text[2:34],
+            snippet_texts(ids_in(stored)),
             None,
             None,
-            Decision.DUPLICATE,
+            _ANSWERED,
             _DUPLICATE,
             f"{high >> 8}.{(high & 0xFF) << 32 | low}",
             seen << 32 | seen_low,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
 from ragfence.core.operations import Fence
+from ragfence.core.records import fence_fields, sealed_head, short
 from ragfence.documents.identity import KIND, SNIPPET_BYTES, snippet_texts
-from ragfence.documents.segments import Detail, Positions, Snippet, address_in, result_of
-from ragfence.engine.segment_log import LogRow
+from ragfence.documents.segments import PLAIN, Address, Detail, Positions, Snippet, address_in, result_of
+from ragfence.engine.segment_log import LogRow, Packed
 from ragfence.engine.segments import BATCH_BYTES
 from ragfence.errors import FormatCorrupt, FormatTooNew
 
@@ -59,6 +61,57 @@ class ParquetCodec:
         """What the fence store needs of each row; `detail` stays empty: see `whole_rows`."""
         return _rows(name, _read(name, data, "rows", [*_OF_FENCES, "at"]))
 
+    def packed(self, name: str, data: bytes) -> Iterator[Packed]:
+        return _packed(name, _read(name, data, "rows", [*_OF_FENCES, "at"]))
+
+
+def _packed(name: str, table: Any) -> Iterator[Packed]:
+    """As `_rows`, each `packed`: for a whole log at once, so no row becomes an object. A test holds them together."""
+    import pyarrow.compute as pc
+
+    if not table.num_rows:
+        return
+    here, count = address_in(name), table.num_rows
+    highest = Fence(pc.max(table.column("epoch")).as_py(), pc.max(table.column("counter")).as_py())
+    fence_fields(highest)  # refused, if one does not fit
+    kind = short(KIND)
+    elsewhere = pc.max(pc.binary_length(table.column("origin"))).as_py() > 0
+    ordered = table.column("sequence").null_count < count
+    for (
+        shard,
+        digest,
+    ), source, epoch, counter, token, live, fingerprint, described, sequence, origin, ids, at_ms in zip(
+        struct.iter_unpack("1s32s", _held(table, "key")),
+        fixed_values(table, "source"),
+        numbers(table, "epoch"),
+        numbers(table, "counter"),
+        fixed_values(table, "token"),
+        table.column("live").to_pylist(),
+        fixed_values(table, "fingerprint"),
+        fixed_values(table, "metadata_hash"),
+        table.column("sequence").to_pylist() if ordered else [None] * count,
+        table.column("origin").to_pylist() if elsewhere else [""] * count,
+        _blobs(table, "snippet_ids"),
+        numbers(table, "at"),
+        strict=True,
+    ):
+        at_home = epoch == here.epoch and token[:BATCH_BYTES] == here.batch
+        tail = kind
+        if live:
+            tail += (PLAIN + ids) if at_home and not origin else _result(ids, origin, here, at_home)
+        fields = epoch << 8 | counter >> 32, counter & 0xFFFFFFFF
+        yield (
+            shard + source,
+            (epoch, counter),
+            sealed_head(digest, live, sequence, described, fingerprint, token, fields, at_ms, tail),
+        )
+
+
+def _result(ids: bytes, origin: str, here: Address, at_home: bool) -> bytes:
+    positions = address_in(origin) if origin else here
+    there = positions if positions != here or not at_home else None
+    return result_of(ids, there, None if at_home else here)
+
 
 def _rows(name: str, table: Any) -> Iterator[LogRow]:
     here = address_in(name)
@@ -67,12 +120,8 @@ def _rows(name: str, table: Any) -> Iterator[LogRow]:
     for key, source, epoch, counter, token, live, fingerprint, metadata_hash, sequence, origin, ids, at_ms in zip(
         *columns, _blobs(table, "snippet_ids"), times, strict=True
     ):
-        positions = address_in(origin) if origin else here
         at_home = epoch == here.epoch and token[:BATCH_BYTES] == here.batch
-        result = b""
-        if live:
-            there = positions if positions != here or not at_home else None
-            result = result_of(ids, there, None if at_home else here)
+        result = _result(ids, origin, here, at_home) if live else b""
         fence = Fence(epoch, counter)
         yield LogRow(
             key, source, fence, fingerprint, live, sequence, metadata_hash, "", result, token, None, KIND, at_ms
@@ -250,12 +299,25 @@ def fixed_values(table: Any, column: str) -> list[Any]:
     kind = values.type
     if not pa.types.is_fixed_size_binary(kind) or values.null_count:
         return list(values.to_pylist())
-    width, found = kind.byte_width, []
-    for chunk in values.chunks:
-        held = chunk.buffers()[1].to_pybytes()
-        first = chunk.offset * width
-        found += [held[at : at + width] for at in range(first, first + len(chunk) * width, width)]
-    return found
+    width, held = kind.byte_width, _held(table, column)
+    return [held[at : at + width] for at in range(0, len(held), width)]
+
+
+def numbers(table: Any, column: str) -> list[int]:
+    """64-bit integers and times without a null, as Python objects."""
+    held: list[int] = memoryview(_held(table, column)).cast("q").tolist()
+    return held
+
+
+def _held(table: Any, column: str) -> bytes:
+    """All values of a column of fixed width, one behind the other."""
+    values = table.column(column)
+    width = values.type.bit_width // 8
+    pieces = [
+        chunk.buffers()[1].to_pybytes()[chunk.offset * width : (chunk.offset + len(chunk)) * width]
+        for chunk in values.chunks
+    ]
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 def _lists(values: Sequence[Sequence[Any]], kind: Any) -> Any:

@@ -80,8 +80,8 @@ class Revisions:
                 found[each.hex()] = _Text(text, estimated_tokens(text))
         frontier = dict(made)
         while frontier:
-            for doc_id in frontier:
-                missing[doc_id] -= found.keys()
+            for doc_id in frontier:  # not by `-=`, which would go through all that was found for each document
+                missing[doc_id] = {each for each in missing[doc_id] if each not in found}
             frontier = {doc_id: placed for doc_id, placed in frontier.items() if missing[doc_id]}
             for address in {placed.at for placed in frontier.values()}:
                 name = self._layout.snippets_at(address)
@@ -89,7 +89,9 @@ class Revisions:
                     for snippet in decode_snippets(name, data):
                         if snippet.snippet_id in missing.get(snippet.doc_id, ()):
                             found[snippet.snippet_id] = _Text(snippet.text, snippet.tokens)
-            frontier = self._before({doc_id: p for doc_id, p in frontier.items() if missing[doc_id] - found.keys()})
+            frontier = self._before(
+                {doc_id: p for doc_id, p in frontier.items() if not missing[doc_id] <= found.keys()}
+            )
         return found
 
     def _before(self, made: Mapping[str, Placed]) -> dict[str, Placed]:

@@ -25,7 +25,7 @@ from ragfence.errors import FormatCorrupt
 
 INGEST, REVIVE, METADATA, RETRACT, PURGE = "ingest", "revive", "metadata", "retract", "purge"
 
-_PLAIN, _ELSEWHERE, _MOVED = b"d", b"e", b"x"
+PLAIN, _ELSEWHERE, _MOVED = b"d", b"e", b"x"
 
 
 class Address(NamedTuple):
@@ -71,7 +71,7 @@ def stored_in(record: KeyRecord) -> Stored:
     data = record.result
     here = Address(record.fence.epoch, record.token[:BATCH_BYTES])
     tag = data[:1]
-    if tag == _PLAIN or not data:
+    if tag == PLAIN or not data:
         return Stored(here, here, data[1:])
     if tag == _ELSEWHERE:
         return Stored(here, _address(data[1:]), data[1 + ADDRESS_BYTES :])
@@ -84,7 +84,7 @@ def stored_in(record: KeyRecord) -> Stored:
 def ids_in(result: bytes) -> bytes:
     """The ids alone, which every replay needs."""
     tag = result[:1]
-    if tag == _PLAIN or not result:
+    if tag == PLAIN or not result:
         return result[1:]
     return result[1 + ADDRESS_BYTES :] if tag == _ELSEWHERE else result[1 + 2 * ADDRESS_BYTES :]
 
@@ -94,7 +94,7 @@ def result_of(ids: bytes, origin: Address | None = None, row: Address | None = N
         return b"%b%b%b%b" % (_MOVED, row.encode(), (origin or row).encode(), ids)
     if origin is not None:
         return b"%b%b%b" % (_ELSEWHERE, origin.encode(), ids)
-    return _PLAIN + ids
+    return PLAIN + ids
 
 
 class Positions(NamedTuple):
@@ -145,7 +145,7 @@ class Snippet(NamedTuple):
 
 def estimated_tokens(text: str) -> int:
     """As `encode_snippets` has it for many at once."""
-    return (len(text.encode()) + 3) // 4
+    return ((len(text) if text.isascii() else len(text.encode())) + 3) // 4
 
 
 class Layout:

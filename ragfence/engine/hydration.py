@@ -168,8 +168,7 @@ def _batches(loaded: Iterable[Loaded]) -> Iterator[list[Loaded]]:
     size = 0
     for item in loaded:
         batch.append(item)
-        record = item.head.record if isinstance(item, LoadedSource) else item.record
-        size += len(record.result) if record else 0
+        size += len(item.head if isinstance(item, LoadedSource) else item.record.result)
         if len(batch) == BATCH or size > BATCH_BYTES:
             yield batch
             batch, size = [], 0

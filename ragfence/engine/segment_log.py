@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ragfence.core.decisions import NOBODY
 from ragfence.core.operations import Fence
-from ragfence.core.records import Head, KeyRecord, State
+from ragfence.core.records import Head, KeyRecord, State, digest_in, live_in, record_in
 from ragfence.errors import FormatCorrupt, FormatTooNew, StoreUnavailable
 from ragfence.stores.fences import Loaded, LoadedReceipt, LoadedSource
 from ragfence.stores.objects import ObjectStore
@@ -52,12 +52,23 @@ class LogRow(NamedTuple):
             result=self.result,
         )
 
+    def packed(self) -> Packed:
+        head = Head(self.key[1:], self.live, self.sequence, self.metadata_hash, self.record())
+        return self.key[:1] + self.source, self.fence, head.encode()
+
+
+Packed = tuple[bytes, tuple[int, int], bytes]
+"""what the fence store needs of a row: shard and source, what orders the moves of a source, and the encoded head"""
+
 
 class Codec(Protocol):
     """How rows become the bytes of a segment. Documents bring Parquet."""
 
     def encode(self, rows: Sequence[LogRow]) -> bytes: ...
     def decode(self, name: str, data: bytes) -> Iterator[LogRow]: ...
+    def packed(self, name: str, data: bytes) -> Iterator[Packed]:
+        """As `decode`, each `packed`."""
+        ...
 
 
 class PlainCodec:
@@ -108,6 +119,9 @@ class PlainCodec:
         except (ValueError, KeyError, TypeError) as broken:
             raise FormatCorrupt(f"{name} is no segment: {broken!r}") from broken
 
+    def packed(self, name: str, data: bytes) -> Iterator[Packed]:
+        return (row.packed() for row in self.decode(name, data))
+
 
 class SegmentLoader:
     """What the listed segments amount to: per source the row with the highest fence, and every other receipt."""
@@ -117,26 +131,34 @@ class SegmentLoader:
         self._codec = codec
 
     def load(self, segments: Iterable[str]) -> Iterator[Loaded]:
-        heads: dict[bytes, LogRow] = {}
-        receipts: dict[bytes, LogRow] = {}
-        for row in self.rows(segments):
-            at = row.key[:1] + row.source  # the same source under another shard is another source
-            known = heads.get(at)
-            if known is None or known.fence < row.fence:
-                heads[at] = row
-            if row.live:
-                receipts[row.key] = row
-        for row in heads.values():
-            key = row.key
-            receipts.pop(key, None)
-            head = Head(key[1:], row.live, row.sequence, row.metadata_hash, row.record())
-            yield LoadedSource(key[0], row.source, head)
-        for key, row in receipts.items():
-            yield LoadedReceipt(key, row.record())
+        # Bytes and plain tuples of them: a log may have millions of rows, and all are held until the last is read.
+        heads: dict[bytes, tuple[tuple[int, int], bytes]] = {}
+        receipts: dict[bytes, tuple[tuple[int, int], bytes]] = {}
+        for name, data in self._read(segments):
+            for at, fence, head in self._codec.packed(name, data):
+                known = heads.get(at)
+                if known is None:
+                    heads[at] = (fence, head)
+                    continue
+                older = min(known, (fence, head))
+                heads[at] = max(known, (fence, head))
+                if live_in(older[1]):
+                    key = at[:1] + digest_in(older[1])
+                    receipts[key] = max(older, receipts.get(key, older))
+        for at, (_, head) in heads.items():
+            if receipts:
+                receipts.pop(at[:1] + digest_in(head), None)
+            yield LoadedSource(at[0], at[1:], head)
+        for key, (_, head) in receipts.items():
+            yield LoadedReceipt(key, record_in(head))
 
     def rows(self, segments: Iterable[str]) -> Iterator[LogRow]:
+        for name, data in self._read(segments):
+            yield from self._codec.decode(name, data)
+
+    def _read(self, segments: Iterable[str]) -> Iterator[tuple[str, bytes]]:
         for name in segments:
             data = self._objects.get(name)
             if data is None:
                 raise StoreUnavailable(f"the segment {name} is listed but cannot be read")
-            yield from self._codec.decode(name, data)
+            yield name, data

@@ -41,7 +41,8 @@ class LoadedSource(NamedTuple):
 
     shard: int
     source: bytes
-    head: Head
+    head: bytes
+    """as `Head.encode` has it: no object is made for any of its fields"""
 
 
 class LoadedReceipt(NamedTuple):

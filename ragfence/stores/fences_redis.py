@@ -40,6 +40,7 @@ from ragfence.core.records import (
     park,
     refuse_newer_source,
     short,
+    source_with,
     unpark,
 )
 from ragfence.core.rows import Row, decode_rows
@@ -361,7 +362,7 @@ class RedisFences:
         for item in items:
             if isinstance(item, LoadedSource):
                 shard, name = item.shard, self._names.source(item.shard, item.source)
-                data = SourceRecord(epoch, item.head).encode()
+                data = source_with(epoch, item.head)
             else:
                 shard, name = item.key[0], self._names.record(item.key)
                 data = park(epoch, item.record)

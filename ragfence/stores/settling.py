@@ -31,7 +31,7 @@ from ragfence.core.decisions import (
 from ragfence.core.hashing import SHARDS
 from ragfence.core.ledger import row_for_answer, row_for_claim, row_for_release, row_for_seal
 from ragfence.core.operations import Fence
-from ragfence.core.records import Head, KeyRecord, SourceRecord, checked_epoch, free_head, park, unpark
+from ragfence.core.records import Head, KeyRecord, SourceRecord, checked_epoch, free_head, park, source_with, unpark
 from ragfence.core.rows import Row, RowKind
 from ragfence.stores.fences import Loaded, LoadedSource, Lookup, Marker
 
@@ -256,7 +256,7 @@ def load_all(shelf: Shelf, epoch: int, items: Sequence[Loaded]) -> bool:
         if not hydrating(shelf, shard, epoch):
             return False
         if isinstance(item, LoadedSource):
-            shelf.put_source(shard, item.source, SourceRecord(epoch, item.head).encode(), 0)
+            shelf.put_source(shard, item.source, source_with(epoch, item.head), 0)
         else:
             shelf.put_record(item.key, park(epoch, item.record), 0, item.record, parked=True)
     return True

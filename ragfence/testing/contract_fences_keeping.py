@@ -900,7 +900,8 @@ def _make_unready(fences: FencesUnderTest, why: str) -> None:
 
 
 def _loaded_source(asked: Claim, record: KeyRecord = FROM_THE_LOG, sequence: int | None = None) -> LoadedSource:
-    return LoadedSource(asked.key[0], asked.source, Head(asked.digest, True, sequence, asked.metadata_hash, record))
+    head = Head(asked.digest, True, sequence, asked.metadata_hash, record)
+    return LoadedSource(asked.key[0], asked.source, head.encode())
 
 
 def _furnish(store: FenceStore) -> None:

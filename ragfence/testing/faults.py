@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from typing import Generic, Literal, TypeVar
 
 from ragfence.core.decisions import Ask, Claim, Held, LeaseRef, Seal, SealOutcome, Verdict
-from ragfence.core.records import Head
+from ragfence.core.records import Head, digest_in
 from ragfence.core.rows import Row
 from ragfence.errors import StoreUnavailable
 from ragfence.stores.fences import FenceStore, Loaded, LoadedSource, Lookup, Marker, RowEntry, Scanned, Stats
@@ -238,7 +238,7 @@ class FaultyFences(FaultyCalls[FenceMethod]):
 
     def load(self, epoch: int, items: Sequence[Loaded]) -> bool:
         names = [
-            (bytes((item.shard,)) + item.head.digest if isinstance(item, LoadedSource) else item.key).hex()
+            (bytes((item.shard,)) + digest_in(item.head) if isinstance(item, LoadedSource) else item.key).hex()
             for item in items
         ]
         return self._call("load", names or [""], lambda: self.inner.load(epoch, items))

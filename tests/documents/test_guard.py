@@ -52,6 +52,20 @@ def test_every_later_call_gets_the_snippet_ids_of_the_first(documents: Documents
     assert chunker.cut == [A]
 
 
+@pytest.mark.parametrize("text", ["", "one paragraph", A])
+def test_a_batch_answers_with_the_ids_of_a_revived_revision(documents: Documents, text: str) -> None:
+    """However many: the record of a revived empty document is as long as that of a new one with one snippet."""
+    first = documents.ingest(Document("a", text))
+    (same,) = documents.ingest_many([Document("a", text)])
+    documents.ingest(Document("a", B))
+    revived = documents.ingest(Document("a", text))
+    (again,) = documents.ingest_many([Document("a", text)])
+    assert same == first
+    assert revived.flags.revived
+    assert again == first
+    assert again.decision is Decision.DUPLICATE
+
+
 def test_another_process_gets_them_too(world: World, documents: Documents) -> None:
     first = documents.ingest(Document("a", A))
     assert world.open().documents.using(chunker=Paragraphs()).ingest(Document("a", A)) == first

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+from hashlib import sha256
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragfence.core.operations import Fence
@@ -22,7 +24,7 @@ from ragfence.documents.segments import (
     stored_in,
 )
 from ragfence.engine.segment_log import LogRow
-from ragfence.errors import FormatCorrupt, FormatTooNew
+from ragfence.errors import FormatCorrupt, FormatTooNew, StoreUnsafe
 
 HERE = Address(7, b"batch-01")
 THERE = Address(3, b"batch-02")
@@ -83,6 +85,38 @@ def test_rows_that_were_moved_say_where_they_are_now() -> None:
     data = ParquetCodec().encode([row(epoch=2, token=b"x" * 12)])
     (found,) = ParquetCodec().decode(NAME, data)
     assert stored_in(found.record()) == (HERE, HERE, IDS)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(*[st.booleans()] * 4, st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1)), st.binary())))
+def test_rows_are_packed_for_the_fence_store_as_they_are_decoded(given_rows: list[Any]) -> None:
+    """At home or moved, with positions here or elsewhere, live or not, ordered or not: a store that is hydrated holds
+    what the rows say."""
+    rows = []
+    for live, moved, at_home, long, sequence, noise in given_rows:
+        fields = {"origin": THERE.text} if moved else {}
+        made = row(live=live, epoch=7 if at_home else 2**53 - 1, token=TOKEN if at_home else b"x" * 12, **fields)
+        key, source = bytes((len(noise) % 64,)) + sha256(noise).digest(), sha256(noise).digest()[:20]
+        ids = sha256(noise).digest() * (5 if long else 0) if live else b""
+        rows.append(
+            made._replace(
+                key=key,
+                source=source,
+                sequence=sequence,
+                fence=Fence(made.fence.epoch, 2**40 - 1 - len(noise)),
+                detail=made.detail._replace(ids=ids, positions=Positions([], [], [])),
+            )
+        )
+    data = ParquetCodec().encode(rows)
+    decoded = list(ParquetCodec().decode(NAME, data))
+    assert [each.key for each in decoded] == [each.key for each in rows]
+    assert list(ParquetCodec().packed(NAME, data)) == [each.packed() for each in decoded]
+
+
+def test_a_fence_that_records_cannot_hold_is_refused_when_it_is_packed() -> None:
+    data = ParquetCodec().encode([row(epoch=2**53)])
+    with pytest.raises(StoreUnsafe):
+        list(ParquetCodec().packed(NAME, data))
 
 
 def test_snippets_come_back_whole() -> None:
