@@ -235,14 +235,14 @@ class RedisFences:
     def _heads_in(self, wanted: int | None) -> Iterator[tuple[int, bytes, Head]]:
         shards = range(len(self._names.markers)) if wanted is None else [wanted]
         epochs = self._reader.snapshot([], shards).epochs
-        for name, data, _ in self._reader.scan(b"s", wanted):
+        for name, data in self._reader.scan(b"s", wanted):
             shard = self._names.shard_of(name)
             source, epoch = SourceRecord.decode(data), epochs[shard]
             if source.head and (self.solo or (epoch is not None and source.stamp == epoch)):
                 yield shard, name[len(self._names.prefixes[shard]) + 1 :], source.head
 
     def scan(self, shard: int | None = None) -> Iterator[Scanned]:
-        for name, data, expires_ms in self._reader.scan(b"k", shard):
+        for name, data, expires_ms in self._reader.scan_expiring(b"k", shard):
             key = bytes((self._names.shard_of(name),)) + name[name.index(b"}") + 2 :]
             # Parked records start with their stamp, whose first byte is 0; a record with its version.
             record = KeyRecord.decode(data) if data[0] else unpark(data, None)
