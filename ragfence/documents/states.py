@@ -28,7 +28,8 @@ KEPT = 2
 _WHAT = b"source"
 _TOLD = frozenset({b"ragfence.name", b"ragfence.content_fields"})
 _LAST = 10**20 - 1
-_CHUNK = 5000
+_CHUNK = 1000
+"""so many notes become Arrow at a time: as objects of Python they are work for the garbage collector"""
 
 
 class Note(NamedTuple):
@@ -90,9 +91,9 @@ class Roll:
 
     def add(self, doc_id: str) -> bool:
         """False: it was named before."""
-        place = self._notes.place(doc_id)
         if doc_id in self:
             return False
+        place = self._notes.place(doc_id)
         if place is None:
             self._others.add(doc_id)
         else:

@@ -27,7 +27,7 @@ from ragfence.core.rows import NO_FENCE
 from ragfence.documents.document import Document
 from ragfence.documents.foresight import foreseen
 from ragfence.documents.identity import SNIPPET_BYTES, Content, Identity, snippet_texts
-from ragfence.documents.moving import Mover
+from ragfence.documents.moving import Mover, receipt_of
 from ragfence.documents.preparing import Asked, Caller, Prepared, Preparing, Recipes, in_waves
 from ragfence.documents.progress import Meter
 from ragfence.documents.reading import Reading
@@ -365,9 +365,10 @@ class Sync:
     def _ingest(self, waiting: Sequence[_Read]) -> None:
         tokens, caller = batch_tokens(), self._parts.caller(SYNC)
         asks: dict[int, Asked] = {}
+        ask = self._parts.preparing.ask
         for at, read in enumerate(waiting):
             try:
-                asked = self._parts.preparing.ask(read.document, next(tokens), caller)
+                asked = ask(read.document, next(tokens), caller)
                 if asked[1].doc_id != read.doc_id:
                     raise DocumentInvalid(
                         f"{self._source.name} lists {read.doc_id} and gives the document {asked[1].doc_id}",
@@ -389,7 +390,7 @@ class Sync:
         prepared = {at: claimed(asked, next(tokens), caller) for at, asked in asks.items()}
         known = [waiting[at].doc_id for at in brought if at in asks]
         before = dict(zip(known, self._heads(known), strict=True))
-        for at, receipt in sorted(self._moved(prepared).items()):
+        for at, receipt in self._moved(prepared):
             if receipt.failure is None:
                 self._tally.answered(receipt, len(asks[at][1].text), before.get(waiting[at].doc_id))
                 self._note(waiting[at], asks[at])
@@ -418,11 +419,13 @@ class Sync:
         if note != read.note:
             self._changes.add(note)
 
-    def _moved(self, prepared: dict[int, Prepared]) -> dict[int, Receipt]:
+    def _moved(self, prepared: dict[int, Prepared]) -> Iterator[tuple[int, Receipt]]:
+        """One by one: nobody needs the receipts of all."""
         if self._dry_run:
-            receipts = foreseen(self._parts.fences, list(prepared.values()))
-            return dict(zip(prepared, receipts, strict=True))
-        return self._parts.mover.move(list(in_waves(prepared)))
+            yield from zip(prepared, foreseen(self._parts.fences, list(prepared.values())), strict=True)
+            return
+        for at, each, answer, waited_ms in self._parts.mover.answers(list(in_waves(prepared))):
+            yield at, receipt_of(each, answer, waited_ms)
 
     def _heads(self, doc_ids: Sequence[str]) -> list[Head | None]:
         places = [self._parts.identity.place(doc_id.encode()) for doc_id in doc_ids]
@@ -480,7 +483,7 @@ class Sync:
             tokens, caller = batch_tokens(), self._parts.caller(PRUNE)
             retract = self._parts.preparing.retract
             prepared = {at: retract(doc_id, None, next(tokens), caller) for at, doc_id in enumerate(page)}
-            for at, receipt in sorted(self._moved(prepared).items()):
+            for at, receipt in self._moved(prepared):
                 if receipt.failure is not None:
                     self._tally.refused(_failure(page[at], receipt))
                     continue

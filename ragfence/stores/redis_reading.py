@@ -70,26 +70,30 @@ class Reader:
             by_shard.setdefault(shard, []).append(at)
         return [[shard] for shard in by_shard], list(by_shard.values())
 
-    def scan(self, what: bytes, shard: int | None = None) -> Iterator[tuple[bytes, bytes]]:
-        """Name and value. A name may come twice, as SCAN has it."""
-        for _, names, values in self._pages(what, shard):
-            yield from ((name, data) for name, data in zip(names, values, strict=True) if data is not None)
-
-    def scan_expiring(self, what: bytes, shard: int | None = None) -> Iterator[tuple[bytes, bytes, int | None]]:
-        """Besides, when each expires: that costs a command for every name, since none tells of many."""
-        for now_ms, names, values in self._pages(what, shard):
-            calls = [Call(self._names.shard_of(name), (b"PTTL", name)) for name in names]
-            for name, data, ttl_ms in zip(names, values, self._answered(calls).replies, strict=True):
+    def scan(self, what: bytes, shard: int | None = None) -> Iterator[tuple[int, bytes, bytes]]:
+        """Shard, name and value. A name may come twice, as SCAN has it."""
+        for _, placed, values in self._pages(what, shard):
+            for (shard_of, name), data in zip(placed, values, strict=True):
                 if data is not None:
-                    yield name, data, now_ms + ttl_ms if ttl_ms > 0 else None
+                    yield shard_of, name, data
 
-    def _pages(self, what: bytes, shard: int | None) -> Iterator[tuple[int, list[bytes], list[bytes | None]]]:
-        """The time, names, and their values."""
+    def scan_expiring(self, what: bytes, shard: int | None = None) -> Iterator[tuple[int, bytes, bytes, int | None]]:
+        """Besides, when each expires: that costs a command for every name, since none tells of many."""
+        for now_ms, placed, values in self._pages(what, shard):
+            ttls = self._answered([Call(shard_of, (b"PTTL", name)) for shard_of, name in placed]).replies
+            for (shard_of, name), data, ttl_ms in zip(placed, values, ttls, strict=True):
+                if data is not None:
+                    yield shard_of, name, data, now_ms + ttl_ms if ttl_ms > 0 else None
+
+    def _pages(
+        self, what: bytes, shard: int | None
+    ) -> Iterator[tuple[int, list[tuple[int, bytes]], list[bytes | None]]]:
+        """The time, names with their shards, and their values."""
         with understood(self._link.url):
             for _, client in self._link.primaries():
                 names = client.scan_iter(self._names.pattern(what, shard), count=SCAN_COUNT)
-                while page := list(islice(names, SCAN_PAGE)):
-                    found = self.snapshot([(self._names.shard_of(name), name) for name in page])
+                while page := [(self._names.shard_of(name), name) for name in islice(names, SCAN_PAGE)]:
+                    found = self.snapshot(page)
                     yield found.now_ms, page, found.values
 
     def _answered(self, calls: Sequence[Call], after: Sequence[Command] = ()) -> Any:
