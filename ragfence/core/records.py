@@ -228,12 +228,7 @@ class SourceRecord:
             _, flags, stamp = _SOURCE.unpack_from(data)
             at, head, lease = _SOURCE.size, None, None
             if flags & _HAS_HEAD:
-                digest, sequence, metadata_hash, size = _HEAD.unpack_from(data, at)
-                at += _HEAD.size
-                record = KeyRecord.decode(data[at : at + size]) if size else None
-                at += size
-                known = sequence if flags & _HEAD_SEQUENCE else None
-                head = Head(digest, bool(flags & _HEAD_LIVE), known, metadata_hash, record)
+                head, at = _head_in(data, flags)
             if flags & _HAS_LEASE:
                 digest, size = _LEASE.unpack_from(data, at)
                 at += _LEASE.size
@@ -241,6 +236,29 @@ class SourceRecord:
             return cls(stamp, head, lease)
         except (struct.error, IndexError, ValueError) as broken:
             raise FormatCorrupt(f"{len(data)} bytes in the fence store are no source record: {broken}") from broken
+
+
+def head_of_source(data: bytes, stamp: bytes | None) -> Head | None:
+    """The head in the record of a source; its lease, if there is one, is not looked at. `stamp`: as for `free_head`.
+
+    Whoever scans a corpus comes this way for each of its documents.
+    """
+    _refuse_newer(data[0], "source")
+    if not data[1] & _HAS_HEAD or (stamp is not None and data[2:10] != stamp):
+        return None
+    try:
+        return _head_in(data, data[1])[0]
+    except (struct.error, IndexError, ValueError) as broken:
+        raise FormatCorrupt(f"{len(data)} bytes in the fence store are no source record: {broken}") from broken
+
+
+def _head_in(data: bytes, flags: int) -> tuple[Head, int]:
+    """The head, and where it ends."""
+    digest, sequence, metadata_hash, size = _HEAD.unpack_from(data, _SOURCE.size)
+    start = _SOURCE.size + _HEAD.size
+    record = KeyRecord.decode(data[start : start + size]) if size else None
+    known = sequence if flags & _HEAD_SEQUENCE else None
+    return _tuple(Head, (digest, bool(flags & _HEAD_LIVE), known, metadata_hash, record)), start + size
 
 
 def free_head(

@@ -17,6 +17,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from ragfence.core.operations import encoded
+from ragfence.core.records import NO_METADATA
 from ragfence.errors import FormatCorrupt, FormatTooNew, TransientError
 from ragfence.stores.objects import ObjectStore
 
@@ -27,20 +28,22 @@ KEPT = 2
 _WHAT = b"source"
 _TOLD = frozenset({b"ragfence.name", b"ragfence.content_fields"})
 _LAST = 10**20 - 1
-_CHUNK = 5000
+_CHUNK = 1000
+"""so many notes become Arrow at a time: as objects of Python they are work for the garbage collector"""
 
 
 class Note(NamedTuple):
     """A document as the source had it, and as it was ingested."""
 
     doc_id: str
-    state: str
-    content_hash: str
-    size: int
-    characters: int
-    metadata_hash: bytes
-    content_type: str
-    sequence: int | None
+    state: str = ""
+    """empty: the source cannot tell, and the rest, which would save reading it, is not noted either"""
+    content_hash: str = ""
+    size: int = 0
+    characters: int = 0
+    metadata_hash: bytes = NO_METADATA
+    content_type: str = ""
+    sequence: int | None = None
 
 
 class Notes:
@@ -51,6 +54,7 @@ class Notes:
         self.table = table
         ids: list[str] = table.column("doc_id").to_pylist() if table is not None else []
         self._places = {doc_id: at for at, doc_id in enumerate(ids)}
+        self._stated = _has_state(table) if table is not None else b""
 
     def __len__(self) -> int:
         return len(self._places)
@@ -60,6 +64,11 @@ class Notes:
 
     def place(self, doc_id: str) -> int | None:
         return self._places.get(doc_id)
+
+    def without_state(self, doc_id: str) -> bool:
+        """Whether it is noted, and nothing but its id."""
+        place = self._places.get(doc_id)
+        return place is not None and not self._stated[place]
 
     def of(self, doc_ids: Sequence[str]) -> list[Note | None]:
         """One answer per doc_id."""
@@ -82,9 +91,9 @@ class Roll:
 
     def add(self, doc_id: str) -> bool:
         """False: it was named before."""
-        place = self._notes.place(doc_id)
         if doc_id in self:
             return False
+        place = self._notes.place(doc_id)
         if place is None:
             self._others.add(doc_id)
         else:
@@ -249,6 +258,13 @@ def _number(name: str) -> int:
         return _LAST - int(name.rpartition("/")[2])
     except ValueError as broken:
         raise FormatCorrupt(f"{name!r} is no number of a sync", hint="delete this object") from broken
+
+
+def _has_state(table: Any) -> bytes:
+    """One byte for each note."""
+    import pyarrow.compute as pc
+
+    return bytes(pc.not_equal(table.column("state"), "").to_pylist())
 
 
 def _table(notes: Sequence[Note]) -> Any:

@@ -22,16 +22,16 @@ from unicodedata import normalize
 from ragfence import errors
 from ragfence.core.decisions import Ask, Claim, Mode, Replay, settle_claim
 from ragfence.core.receipts import Decision, Receipt
-from ragfence.core.records import Head
+from ragfence.core.records import HEADER_BYTES, Head
 from ragfence.core.rows import NO_FENCE
 from ragfence.documents.document import Document
 from ragfence.documents.foresight import foreseen
-from ragfence.documents.identity import Content, Identity, snippet_texts
-from ragfence.documents.moving import Mover, replayed
-from ragfence.documents.preparing import Caller, Prepared, Preparing, Recipes, in_waves
+from ragfence.documents.identity import SNIPPET_BYTES, Content, Identity, snippet_texts
+from ragfence.documents.moving import Mover, receipt_of
+from ragfence.documents.preparing import Asked, Caller, Prepared, Preparing, Recipes, in_waves
 from ragfence.documents.progress import Meter
 from ragfence.documents.reading import Reading
-from ragfence.documents.segments import stored_in
+from ragfence.documents.segments import ids_in, stored_in
 from ragfence.documents.sources import Item, Source
 from ragfence.documents.states import Changes, Note, Roll, States
 from ragfence.engine.segments import batch_tokens
@@ -40,7 +40,8 @@ from ragfence.stores.fences import FenceStore, Lookup
 
 Prune = Literal[False, "scoped", "full"]
 
-PAGE = 500
+PAGE = 1000
+"""as many items are looked at together, and at most as many documents go into one segment: as in `ingest_many`"""
 MOST_CHARACTERS = 32 * 2**20
 """of documents that are read and wait to be ingested together"""
 TOLD = 1000
@@ -49,6 +50,7 @@ TOLD = 1000
 UNCHANGED, SYNC, PRUNE = "unchanged", "sync", "prune"
 """the route in the decision rows: not even read, read, retracted because the source has it no longer"""
 
+_DUPLICATE = Decision.DUPLICATE.value
 Each = TypeVar("Each")
 
 
@@ -134,6 +136,12 @@ class _Tally:
     snippets_saved: int = 0
     characters_saved: int = 0
 
+    def live(self, snippets: int, characters: int) -> None:
+        """It is as it was: nothing was done."""
+        self.decisions[_DUPLICATE] += 1
+        self.snippets_saved += snippets
+        self.characters_saved += characters
+
     def answered(self, receipt: Receipt, characters: int, before: Head | None = None) -> None:
         """`before`: the head that it replaced, if it is known: what both have need not be embedded again."""
         self.decisions[receipt.decision.value] += 1
@@ -143,10 +151,12 @@ class _Tally:
             self.snippets_saved += len(receipt.snippet_ids)
             self.characters_saved += characters
         else:
-            known = stored_in(before.record).ids if before and before.live and before.record else b""
-            kept = len(frozenset(snippet_texts(known)).intersection(receipt.snippet_ids))
-            self.snippets_saved += kept
-            self.snippets_made += len(receipt.snippet_ids) - kept
+            self.snippets_made += len(receipt.snippet_ids)
+            if before and before.live and before.record:
+                known = snippet_texts(stored_in(before.record).ids)
+                kept = len(frozenset(known).intersection(receipt.snippet_ids))
+                self.snippets_saved += kept
+                self.snippets_made -= kept
 
     def refused(self, failure: SyncFailure) -> None:
         self.failed += 1
@@ -193,7 +203,7 @@ class _Read(NamedTuple):
     state: str
     document: Document
     note: Note | None
-    """what was known of it"""
+    """what was known of it; not looked up where the source has no states"""
 
 
 class Sync:
@@ -249,8 +259,8 @@ class Sync:
 
     def _page(self, items: Sequence[Item]) -> None:
         ids = [normalize("NFC", item.doc_id) for item in items]
-        notes = self._notes.of(ids)
         again = [not self._roll.add(doc_id) for doc_id in ids]
+        notes = self._notes.of(ids) if any(item.state for item in items) else [None] * len(ids)
         # An item that repeats a doc_id is read in any case: it has to follow what came before it.
         same = [
             note if note and item.state and note.state == item.state and not repeated else None
@@ -283,26 +293,24 @@ class Sync:
         tokens, caller = batch_tokens(), self._parts.caller(UNCHANGED)
         asks = [self._ask(note, next(tokens), caller) for note in notes]
         unread = set()
-        for note, receipt in zip(notes, self._replayed(asks), strict=True):
-            if receipt is not None:
+        for note, snippets in zip(notes, self._live(asks), strict=True):
+            if snippets is not None:
                 unread.add(note.doc_id)
                 self._tally.unread += 1
-                self._tally.answered(receipt, note.characters)
+                self._tally.live(snippets, note.characters)
         return unread
 
-    def _replayed(self, asks: Sequence[Ask]) -> list[Receipt | None]:
+    def _live(self, asks: Sequence[Ask]) -> list[int | None]:
+        """How many snippets each has, of those that are live as they are asked about."""
         if not asks:
             return []
         fences = self._parts.fences
         if not self._dry_run:
-            records = fences.replays(asks)
-            return [
-                None if record is None else replayed(ask.key, record) for ask, record in zip(asks, records, strict=True)
-            ]
+            return [None if record is None else _snippets_in(record) for record in fences.replays(asks)]
         # The same question, without the decision rows.
         held = fences.read([Lookup(ask.key, Mode.DOCUMENT, ask.source) for ask in asks])
         now_ms = fences.now_ms()
-        answers: list[Receipt | None] = []
+        answers: list[int | None] = []
         for ask, found in zip(asks, held, strict=True):
             claim = Claim(
                 key=ask.key,
@@ -315,7 +323,7 @@ class Sync:
             )
             verdict, _ = settle_claim(found, claim, now_ms, stamp=0, next_fence=lambda: NO_FENCE)
             record = verdict.record if isinstance(verdict, Replay) else None
-            answers.append(replayed(ask.key, record.encode()) if record else None)
+            answers.append(len(ids_in(record.result)) // SNIPPET_BYTES if record else None)
         return answers
 
     def _ask(self, note: Note, token: bytes, caller: Caller) -> Ask:
@@ -356,50 +364,68 @@ class Sync:
 
     def _ingest(self, waiting: Sequence[_Read]) -> None:
         tokens, caller = batch_tokens(), self._parts.caller(SYNC)
-        prepared: dict[int, Prepared] = {}
+        asks: dict[int, Asked] = {}
+        ask = self._parts.preparing.ask
         for at, read in enumerate(waiting):
             try:
-                made = self._parts.preparing.ingest(read.document, next(tokens), caller)
-                if made.doc.doc_id != read.doc_id:
+                asked = ask(read.document, next(tokens), caller)
+                if asked[1].doc_id != read.doc_id:
                     raise DocumentInvalid(
-                        f"{self._source.name} lists {read.doc_id} and gives the document {made.doc.doc_id}",
+                        f"{self._source.name} lists {read.doc_id} and gives the document {asked[1].doc_id}",
                         hint="the doc_id of an item must be that of its document",
                     )
-                prepared[at] = made
+                asks[at] = asked
             except DocumentInvalid as invalid:
                 self._invalid(read.doc_id, invalid)
-        known = [waiting[at].doc_id for at in prepared if waiting[at].note is not None]
+        # What this source has brought before is most likely live as it is; what it has not can as well be claimed.
+        brought = [at for at in asks if self._notes.place(waiting[at].doc_id) is not None]
+        if not self._dry_run:
+            for at, snippets in zip(brought, self._live([asks[at][0] for at in brought]), strict=True):
+                if snippets is not None:
+                    asked = asks.pop(at)
+                    self._tally.live(snippets, len(asked[1].text))
+                    self._note(waiting[at], asked)
+        tokens = batch_tokens()
+        claimed = self._parts.preparing.claimed
+        prepared = {at: claimed(asked, next(tokens), caller) for at, asked in asks.items()}
+        known = [waiting[at].doc_id for at in brought if at in asks]
         before = dict(zip(known, self._heads(known), strict=True))
-        for at, receipt in sorted(self._moved(prepared).items()):
-            self._settle(waiting[at], prepared[at], receipt, before.get(waiting[at].doc_id))
-
-    def _settle(self, read: _Read, prepared: Prepared, receipt: Receipt, before: Head | None) -> None:
-        if receipt.failure is not None:
+        for at, receipt in self._moved(prepared):
+            if receipt.failure is None:
+                self._tally.answered(receipt, len(asks[at][1].text), before.get(waiting[at].doc_id))
+                self._note(waiting[at], asks[at])
+                continue
             if receipt.decision is not Decision.NEW:
                 self._tally.decisions[receipt.decision.value] += 1
             if receipt.decision is not Decision.STALE:
-                self._tally.refused(_failure(read.doc_id, receipt))
+                self._tally.refused(_failure(waiting[at].doc_id, receipt))
+
+    def _note(self, read: _Read, asked: Asked) -> None:
+        if not read.state:
+            if not self._notes.without_state(read.doc_id):
+                self._changes.add(Note(read.doc_id))
             return
-        doc, content = prepared.doc, prepared.content
-        self._tally.answered(receipt, len(doc.text), before)
+        ask, doc, content, _ = asked
         note = Note(
             doc_id=doc.doc_id,
             state=read.state,
             content_hash=content.hash,
             size=content.size,
             characters=len(doc.text),
-            metadata_hash=prepared.claim.metadata_hash,
+            metadata_hash=ask.metadata_hash,
             content_type=doc.content_type,
             sequence=doc.sequence,
         )
         if note != read.note:
             self._changes.add(note)
 
-    def _moved(self, prepared: dict[int, Prepared]) -> dict[int, Receipt]:
+    def _moved(self, prepared: dict[int, Prepared]) -> Iterator[tuple[int, Receipt]]:
+        """One by one: nobody needs the receipts of all."""
         if self._dry_run:
-            receipts = foreseen(self._parts.fences, list(prepared.values()))
-            return dict(zip(prepared, receipts, strict=True))
-        return self._parts.mover.move(list(in_waves(prepared)))
+            yield from zip(prepared, foreseen(self._parts.fences, list(prepared.values())), strict=True)
+            return
+        for at, each, answer, waited_ms in self._parts.mover.answers(list(in_waves(prepared))):
+            yield at, receipt_of(each, answer, waited_ms)
 
     def _heads(self, doc_ids: Sequence[str]) -> list[Head | None]:
         places = [self._parts.identity.place(doc_id.encode()) for doc_id in doc_ids]
@@ -457,7 +483,7 @@ class Sync:
             tokens, caller = batch_tokens(), self._parts.caller(PRUNE)
             retract = self._parts.preparing.retract
             prepared = {at: retract(doc_id, None, next(tokens), caller) for at, doc_id in enumerate(page)}
-            for at, receipt in sorted(self._moved(prepared).items()):
+            for at, receipt in self._moved(prepared):
                 if receipt.failure is not None:
                     self._tally.refused(_failure(page[at], receipt))
                     continue
@@ -476,6 +502,11 @@ def check_prune(prune: object, share: object) -> None:
         return
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
         raise ValidationError(f"max_prune_share is a share from 0 to 1, not {share!r}", hint="1.0 lets all go")
+
+
+def _snippets_in(record: bytes) -> int:
+    """How many snippets the encoded record of a live document names."""
+    return len(ids_in(record[HEADER_BYTES + 1 + record[HEADER_BYTES] :])) // SNIPPET_BYTES
 
 
 def _failure(doc_id: str, receipt: Receipt) -> SyncFailure:

@@ -22,7 +22,7 @@ from ragfence.engine.claiming import Claimed
 from ragfence.engine.engine import Engine
 from ragfence.engine.leases import Lease
 from ragfence.errors import BuildMissing, FencedOut, LeaseLost, NotReady, RagfenceError, SnapshotGone
-from ragfence.indexes.assembling import Log, assembled
+from ragfence.indexes.assembling import Log, whole
 from ragfence.indexes.backends.protocol import PREFIX, Backend
 from ragfence.indexes.bases import Base, BaseBroken, from_base, nearest
 from ragfence.indexes.builds import SEALED, Attempt, BuildEntry, Builds, Seal, retired
@@ -293,11 +293,11 @@ class Building:
             embeds[0] += snippets
 
         vectors = VectorStore(tools.engine, tools.objects, self._embedder, told=made, check=lease.check)
-        described = tools.log.describe(base.changed if base else snapshot.table)
         if base:
+            described = tools.log.describe(base.changed)
             tables = from_base(tools.log, base, self._backend, described, vectors, rules.embed_workers)
         else:
-            tables = assembled(tools.log, described, described.places(), vectors, rules.embed_workers)
+            tables = whole(tools.log, snapshot.table, vectors, rules.embed_workers)
         # What compares with every row finds itself; of what is approximate more has to be seen.
         size = rules.max_self_recall_sample
         sample = Sample(min(size, EXACT_SAMPLE) if self._shape.index == "flat" else size, snapshot.rows)

@@ -19,6 +19,7 @@ from typing import Any
 from ragfence.core.hashing import SHARDS
 from ragfence.core.operations import encoded
 from ragfence.documents.corpus import Corpus, Shown, Version, digest_of_shards, shard_digests
+from ragfence.documents.identity import SNIPPET_BYTES
 from ragfence.documents.parquet import fixed_values, id_lists, read_table, table_written
 from ragfence.documents.segments import stored_in
 from ragfence.errors import FormatCorrupt
@@ -50,9 +51,7 @@ class Snapshot:
 
     def text_ids(self) -> Any:
         """The same as indexes have them: an Arrow array of text."""
-        import pyarrow as pa
-
-        return pa.array([each.hex() for each in self.ids()], pa.string())
+        return as_texts(self.ids())
 
     def ids(self) -> list[bytes]:
         import pyarrow as pa
@@ -79,6 +78,16 @@ class Snapshot:
         same = common(self.heads(), earlier.heads())
         known = common(_sources(self.table), _sources(earlier.table))
         return self.documents - known, earlier.documents - known, known - same, same
+
+
+def as_texts(ids: Sequence[bytes]) -> Any:
+    """Snippet_ids as an Arrow array of text, in hex. All at once: they have the same length."""
+    import numpy as np
+    import pyarrow as pa
+
+    digits = 2 * SNIPPET_BYTES
+    ends = np.arange(0, digits * (len(ids) + 1), digits, dtype=np.int32)
+    return pa.StringArray.from_buffers(len(ids), pa.py_buffer(ends), pa.py_buffer(b"".join(ids).hex().encode()))
 
 
 def heads_of(table: Any) -> Any:
@@ -163,13 +172,15 @@ def _table(shown: Sequence[Shown]) -> Any:
 
     rows = sorted((bytes((shard,)) + head.digest, source, head) for shard, source, head in shown)
     stored = [stored_in(head.record) for _, _, head in rows if head.record]
+    # There are far fewer addresses than documents.
+    text = {address: address.text for address in {address for each in stored for address in (each.row, each.origin)}}
     return pa.table(
         {
             "key": pa.array([key for key, _, _ in rows], pa.binary(33)),
             "source": pa.array([source for _, source, _ in rows], pa.binary(20)),
             "metadata_hash": pa.array([head.metadata_hash for _, _, head in rows], pa.binary(16)),
-            "row": pa.array([each.row.text for each in stored], pa.string()),
-            "origin": pa.array([each.origin.text for each in stored], pa.string()),
+            "row": pa.array([text[each.row] for each in stored], pa.string()),
+            "origin": pa.array([text[each.origin] for each in stored], pa.string()),
             "snippet_ids": id_lists([each.ids for each in stored]),
         }
     )

@@ -44,10 +44,11 @@ class Texts(NamedTuple):
     address: Address
     table: Any
     """snippet_id, text, tokens"""
+    ids: list[bytes]
 
-    @property
-    def ids(self) -> list[bytes]:
-        return fixed_values(self.table, "snippet_id")
+    @classmethod
+    def of(cls, address: Address, table: Any) -> Texts:
+        return cls(address, table, fixed_values(table, "snippet_id"))
 
 
 class VectorStore:

@@ -37,6 +37,7 @@ from ragfence.core.records import (
     SourceRecord,
     checked_epoch,
     free_head,
+    head_of_source,
     park,
     refuse_newer_source,
     short,
@@ -236,15 +237,17 @@ class RedisFences:
     def _heads_in(self, wanted: int | None) -> Iterator[tuple[int, bytes, Head]]:
         shards = range(len(self._names.markers)) if wanted is None else [wanted]
         epochs = self._reader.snapshot([], shards).epochs
-        for name, data, _ in self._reader.scan(b"s", wanted):
-            shard = self._names.shard_of(name)
-            source, epoch = SourceRecord.decode(data), epochs[shard]
-            if source.head and (self.solo or (epoch is not None and source.stamp == epoch)):
-                yield shard, name[len(self._names.prefixes[shard]) + 1 :], source.head
+        # A shard that may not answer has the empty stamp, which no record carries.
+        stamps = {shard: b"" if epoch is None else epoch.to_bytes(8, "big") for shard, epoch in epochs.items()}
+        start = len(self._names.prefixes[0]) + 1
+        for shard, name, data in self._reader.scan(b"s", wanted):
+            head = head_of_source(data, None if self.solo else stamps[shard])
+            if head is not None:
+                yield shard, name[start:], head
 
     def scan(self, shard: int | None = None) -> Iterator[Scanned]:
-        for name, data, expires_ms in self._reader.scan(b"k", shard):
-            key = bytes((self._names.shard_of(name),)) + name[name.index(b"}") + 2 :]
+        for held_in, name, data, expires_ms in self._reader.scan_expiring(b"k", shard):
+            key = bytes((held_in,)) + name[name.index(b"}") + 2 :]
             # Parked records start with their stamp, whose first byte is 0; a record with its version.
             record = KeyRecord.decode(data) if data[0] else unpark(data, None)
             if record:

@@ -103,11 +103,12 @@ def test_retries_of_a_step_do_nothing_again_that_was_done(place: Site, crew: Cre
     assert told["live_alias"]["generation"] == 1
 
 
-def test_a_run_that_is_cancelled_frees_its_claims_at_once(place: Site, crew: Crew) -> None:
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_is_cancelled_frees_its_claims_at_once(place: Site, crew: Crew, how: signal.Signals) -> None:
     hold = place.folder / "held"
     (cancelled,) = crew.start(hold=str(hold), lease_s=600.0)
     until(hold.exists, "it embeds")
-    cancelled.send(signal.SIGTERM)
+    cancelled.send(how)
     hold.unlink()  # nothing interrupts an embedder: it ends its call, in a thread of its own
     crew.wait([cancelled])
     assert cancelled.status != 0

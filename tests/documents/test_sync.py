@@ -17,6 +17,7 @@ import ragfence
 from ragfence import Document, Fence, Policy
 from ragfence.documents.guard import Documents
 from ragfence.documents.sources import DocumentsSource, FolderSource, Item, JsonlSource, Source
+from ragfence.documents.states import Note, States
 from ragfence.documents.sync import PAGE, SyncReport
 from ragfence.errors import (
     DocumentInvalid,
@@ -680,6 +681,36 @@ def test_an_iterator_can_be_pruned_after(documents: Documents) -> None:
     with pytest.raises(ValidationError, match="it was read before"):
         documents.sync(DocumentsSource(iter([Document("c", "c")])), prune="full", max_prune_share=1.0)
     assert live(documents) == {"b"}
+
+
+def test_documents_without_a_state_are_noted_by_their_ids_and_asked_about_like_known_ones(open_fence: Open) -> None:
+    fence = open_fence()
+    given = [Document("a", "one"), Document("b", "two")]
+    assert fence.documents.sync(given).decisions["new"] == 2
+    (first,) = noted(fence, "documents")
+    assert fence._engine.objects is not None
+    states = States(fence.tenant, "documents", fence._engine.objects, fence._engine.policy.documents.content_fields)
+    assert states.newest().of(["a", "b"]) == [Note("a"), Note("b")]
+    report = fence.documents.sync([*given, Document("c", "three")])
+    assert (report.decisions["new"], report.decisions["duplicate"], report.unread) == (1, 2, 0)
+    assert (report.snippets_saved, report.characters_saved) == (2, len("one") + len("two"))
+    newest, second = noted(fence, "documents")
+    assert second == first
+    edited = fence.documents.sync([Document("a", "other"), *given[1:], Document("c", "three")])
+    assert (edited.decisions["new"], edited.decisions["duplicate"]) == (1, 2)
+    assert noted(fence, "documents") == [newest, first]  # there is nothing new to note
+    again = [row for row in rows(fence.documents) if row["decision"] == "duplicate"]
+    assert sorted((row["source_id"], row["route"]) for row in again) == [
+        (doc_id, "sync") for doc_id in ("a", "b", "b", "c")
+    ]
+
+
+def test_of_two_contents_of_a_known_document_in_one_page_the_last_one_lasts(documents: Documents) -> None:
+    one, other = Document("a", "one"), Document("a", "another one")
+    for given in ([one], [other, one], [one, other], [other, one, other, one]):
+        report = documents.sync(given)
+        assert report.listed == len(given)
+        assert [each.text for each in documents.snippets("a")] == [given[-1].text]
 
 
 def test_progress_is_told_page_by_page(documents: Documents, folder: Path) -> None:

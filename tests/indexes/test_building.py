@@ -18,7 +18,7 @@ from ragfence.errors import (
     SnapshotGone,
     ValidationError,
 )
-from ragfence.indexes import building
+from ragfence.indexes import assembling, building
 from ragfence.indexes.building import Build
 from ragfence.indexes.spec import IndexSpec, index_hash_of
 from ragfence.testing import at_point
@@ -27,6 +27,12 @@ from tests.indexes.building import CountingEmbedder, ingested, live_snippets, ro
 from tests.unit.worlds import elsewhere
 
 NAMES = [f"doc-{at}" for at in range(6)]
+
+
+@pytest.fixture(autouse=True, params=[1, 10_000], ids=["segment by segment", "together"])
+def joined(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many documents of a segment are worth a join of their own; as it is, no test has as many."""
+    monkeypatch.setattr(assembling, "WORTH_A_JOIN", request.param)
 
 
 def built(fence: Fence, place: Place, embedder: CountingEmbedder, **more: Any) -> Build:
@@ -117,6 +123,38 @@ def test_metadata_alone_is_new_in_the_rows_and_embeds_nothing(here: Place) -> No
     years = {row["doc_id"]: row["metadata"] for row in rows_of(fence, second).values()}
     assert years[NAMES[0]] == '{"year":2026}'
     assert years[NAMES[1]] == '{"year":2025}'
+
+
+def test_a_whole_build_finds_what_was_edited_described_anew_revived_and_moved(near: Place) -> None:
+    """Its rows stand elsewhere than its snippets, or its snippets in several objects."""
+    fence = near.open()
+    ingested(fence, NAMES)
+    ingested(fence, NAMES[:1], edition=1)  # keeps two snippets
+    ingested(fence, NAMES[1:2], team="core")
+    fence.documents.retract(NAMES[2])
+    ingested(fence, NAMES[2:3])
+    fence.documents.retract(NAMES[3])
+    ingested(fence, [f"later-{at}" for at in range(3)])
+    for revision in ("before", "after"):  # a compaction has rewritten the log
+        build = built(fence, near, CountingEmbedder(revision))
+        assert build.seal.made["base"] is None
+        rows = rows_of(fence, build)
+        assert shown(rows) == live_snippets(fence)
+        told = {row["doc_id"]: row["metadata"] for row in rows.values()}
+        assert {doc_id for doc_id, metadata in told.items() if metadata != "{}"} == {NAMES[1]}
+        assert fence.documents.compact().segments_after or revision == "after"
+
+
+def test_a_log_that_is_compacted_while_it_is_built_is_found_where_it_is_now(near: Place) -> None:
+    fence, embedder = near.open(), CountingEmbedder()
+    for edition in (0, 1):
+        ingested(fence, NAMES, edition=edition)
+    digest = fence.indexes.corpus_digest()
+    fence.indexes._corpora.now()  # the snapshot of another builder, who died
+    fence.documents.compact()
+    build = fence.indexes.build(spec_in(near.folder, embedder), corpus=digest)
+    assert build.seal.corpus_digest == digest
+    assert shown(rows_of(fence, build)) == live_snippets(fence)
 
 
 def test_another_metric_is_another_build_of_the_same_vectors(near: Place) -> None:

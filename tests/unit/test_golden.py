@@ -21,7 +21,17 @@ from ragfence.core.hashing import content_hash, digest, shard_of
 from ragfence.core.operations import Fence, Operation, encoded, key_from_text, key_to_text
 from ragfence.core.policy import Policy
 from ragfence.core.receipts import default_effect_id
-from ragfence.core.records import TOKEN_BYTES, Head, KeyRecord, SourceLease, SourceRecord, State, park, unpark
+from ragfence.core.records import (
+    TOKEN_BYTES,
+    Head,
+    KeyRecord,
+    SourceLease,
+    SourceRecord,
+    State,
+    head_of_source,
+    park,
+    unpark,
+)
 from ragfence.core.rows import HEALED, TAKEOVER, Row, RowKind, context_of, decode_rows
 from ragfence.core.strategies import KeyStrategy
 from ragfence.engine.commits import Commit, Commits
@@ -181,6 +191,9 @@ def test_source_records_never_change(name: str) -> None:
     stored = bytes.fromhex(GOLDEN["sources"][name])
     assert SOURCES[name].encode() == stored
     assert SourceRecord.decode(stored) == SOURCES[name]
+    stamp = SOURCES[name].stamp.to_bytes(8, "big")
+    assert head_of_source(stored, None) == head_of_source(stored, stamp) == SOURCES[name].head
+    assert head_of_source(stored, b"another!") is head_of_source(stored, b"") is None
 
 
 def test_parked_records_never_change() -> None:

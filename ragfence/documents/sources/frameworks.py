@@ -60,7 +60,7 @@ class DocumentsSource:
     def _item(self, position: int, given: Any) -> Item:
         if isinstance(given, Document):
             # What is wrong with its id, if anything is, its own check says.
-            return Item(as_doc_id(given.doc_id) or self._place(position), "", lambda: given)
+            return Item(as_doc_id(given.doc_id) or self._place(position), "", _Held(given))
         if not _is_langchain(given) and not _is_llama(given):
             return self._bad(
                 position,
@@ -98,6 +98,18 @@ class DocumentsSource:
 
     def _place(self, position: int) -> str:
         return f"{self._name}[{position}]"
+
+
+class _Held:
+    """A document that need not be read. One object, where a closure is three: a page of a sync holds them all."""
+
+    __slots__ = ("_document",)
+
+    def __init__(self, document: Document) -> None:
+        self._document = document
+
+    def __call__(self) -> Document:
+        return self._document
 
 
 def _is_langchain(given: object) -> bool:
