@@ -146,7 +146,7 @@ class History:
     def experiment(self) -> None:
         builder = self._worker("builder-1")
         for alias in ("staging", "handbook"):
-            builder.do("swap", alias, builder.do("build", metric="dot"), "dot product")
+            builder.do("swap", alias, builder.do("build", metric="l2"), "euclidean distance")
 
     def taken_back(self) -> None:
         for alias in ("handbook", "staging"):
