@@ -14,7 +14,7 @@ from ragfence.cli.opening import Json, Objects, Place, PolicyFile, Since, Store,
 if TYPE_CHECKING:
     import pyarrow
 
-    from ragfence.audit.queries import Savings
+    from ragfence.audit.savings import Savings
 
 audit = typer.Typer(no_args_is_help=True, help="Proofs and sums from the decision rows.")
 
@@ -78,8 +78,9 @@ def savings(
         unknown = f", and those of {found.unknown_documents:,} that are gone" if found.unknown_documents else ""
         console.print(f"documents: {found.snippets:,} snippets ({found.characters:,} characters) not embedded{unknown}")
     if len(found.days) > 1:
-        shares = [saved / (performed + saved) if performed + saved else 0.0 for _, performed, saved in found.days]
-        console.print(f"share by day, {found.days[0][0]} to {found.days[-1][0]}: {bars(shares)}", soft_wrap=True)
+        asked = [day.performed + day.saved for day in found.days]
+        shares = [day.saved / calls if calls else 0.0 for day, calls in zip(found.days, asked, strict=True)]
+        console.print(f"share by day, {found.days[0].day} to {found.days[-1].day}: {bars(shares)}", soft_wrap=True)
 
 
 @audit.command("conflicts")
@@ -217,7 +218,8 @@ def _savings_document(found: Savings) -> dict[str, Any]:
             "snippets": found.snippets,
             "unknown": found.unknown_documents,
         },
-        "days": [{"day": day, "performed": performed, "saved": saved} for day, performed, saved in found.days],
+        "days": [asdict(day) for day in found.days],
+        "sources": [asdict(source) for source in found.sources],
     }
 
 
