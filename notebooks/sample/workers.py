@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import ragfence
+from notebooks.sample import POLICY
 from ragfence.errors import RagfenceError
 from ragfence.indexes.spec import IndexSpec
 from ragfence.stores.fences_sqlite import SqliteFences
 from ragfence.testing import freeze_at, kill_at
-from sample import POLICY
 
-# Whoever forks has one thread and no LanceDB, which does not survive it; a spawned process takes half a second to begin.
+# Whoever forks has one thread and no LanceDB, which does not survive it; to spawn a process takes half a second each.
 FORK = multiprocessing.get_context("fork")
 
 

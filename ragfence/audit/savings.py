@@ -47,6 +47,8 @@ class DaySavings:
     saved: int
     characters: int
     snippets: int
+    kinds: dict[str, int]
+    """saved, by kind"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,7 @@ def savings(rows: Rows, wanted: Wanted, objects: ObjectStore | None, tenant: str
             sum(day.saved.values()),
             _sum(cut[name], "characters"),
             _sum(cut[name], "snippets"),
+            day.saved,
         )
         for name, day in days.items()
     )

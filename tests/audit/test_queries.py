@@ -110,7 +110,7 @@ def test_documents_saved_are_told_in_characters_and_snippets(place: Place) -> No
     (kind,) = [each for each in found.kinds if each.kind == "document"]
     assert (kind.performed, kind.saved) == (3, 6)
     (day,) = found.days
-    assert (day.performed, day.saved) == (found.performed, found.saved)
+    assert (day.performed, day.saved, day.kinds) == (found.performed, found.saved, {"document": 6})
     assert (day.characters, day.snippets) == (found.characters, found.snippets)
     assert {each.source_id for each in found.sources} == {"d0", "d1", "d2"}
     for each, document, receipt in zip(
