@@ -164,22 +164,33 @@ def export(
         raise typer.BadParameter("give one of --parquet FILE and --csv FILE")
     target = parquet or csv
     assert target is not None
+    if target.is_dir() or not target.parent.is_dir():
+        why = "is a folder" if target.is_dir() else "is in a folder that is not there"
+        raise typer.BadParameter(f"{target} {why}; name a file")
     part = target.with_name(f"{target.name}.part")
-    rows = 0
-    with opened(Place(store, objects, tenant, policy)) as fence, show.progress("writing rows") as told:
-        from ragfence.audit.columns import decision_names, schema
-
-        shape = schema().empty_table().select(decision_names()).schema
-        with _writer(part, shape, as_csv=csv is not None) as writer:
-            for table in fence.audit.batches(since):
-                writer.write_table(_flat(table) if csv else table)
-                rows += table.num_rows
-                told(rows)
-    part.replace(target)  # half an export never has its name
+    try:
+        rows = _exported(Place(store, objects, tenant, policy), since, part, as_csv=csv is not None)
+        part.replace(target)  # half an export never has its name
+    finally:
+        part.unlink(missing_ok=True)
     if as_json:
         show.document({"rows": rows, "file": str(target), "bytes": target.stat().st_size})
     else:
         show.say(f"{rows:,} decisions in {target} ({show.size(target.stat().st_size)})")
+
+
+def _exported(place: Place, since: str, part: Path, *, as_csv: bool) -> int:
+    rows = 0
+    with opened(place) as fence, show.progress("writing rows") as told:
+        from ragfence.audit.columns import decision_names, schema
+
+        shape = schema().empty_table().select(decision_names()).schema
+        with _writer(part, shape, as_csv=as_csv) as writer:
+            for table in fence.audit.batches(since):
+                writer.write_table(_flat(table) if as_csv else table)
+                rows += table.num_rows
+                told(rows)
+    return rows
 
 
 def _writer(path: Path, shape: pyarrow.Schema, *, as_csv: bool) -> Any:

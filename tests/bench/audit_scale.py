@@ -20,8 +20,9 @@ class AuditScale:
 
     @property
     def is_full(self) -> bool:
-        return self.rows >= 10_000_000 and self.rounds >= 15
+        return self.rows >= 10_000_000 and self.rounds >= 45
 
 
-FULL = AuditScale(rows=10_000_000, rounds=15, documents=10_000, batches=20)
-QUICK = AuditScale(rows=500_000, rounds=5, documents=5_000, batches=10)
+# Rounds are short and many: on a machine that is busy with other things, neighbours are disturbed alike.
+FULL = AuditScale(rows=10_000_000, rounds=45, documents=2_000, batches=8)
+QUICK = AuditScale(rows=500_000, days=5, rounds=9, documents=2_000, batches=8)
