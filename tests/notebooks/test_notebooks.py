@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
 
 import ragfence
 from tests.api.killed.places import environment
 from tests.notebooks.cells import NOTEBOOKS, VERDICT, code_cells, looking_at, problems
+from tests.notebooks.executing import executed, settings
 
 pytestmark = pytest.mark.xdist_group(__name__)
 WANTED = ["01_dedupe_decisions", "02_index_lineage", "03_contention_and_ttl", "04_cost_savings"]
@@ -58,13 +57,9 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_notebook_runs_on_the_sample(path: Path, desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("RAGFENCE_STORE", "RAGFENCE_OBJECTS", "RAGFENCE_TENANT", "RAGFENCE_POLICY", "RAGFENCE_OBSERVE"):
         monkeypatch.delenv(variable, raising=False)
-    for variable, folder in (("IPYTHONDIR", "ipython"), ("JUPYTER_RUNTIME_DIR", "runtime"), ("MPLCONFIGDIR", "mpl")):
-        monkeypatch.setenv(variable, str(desk / folder))
-    notebook = nbformat.read(path, as_version=4)
-    client = NotebookClient(notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(desk)}})
-    client.create_kernel_manager()
-    client.km.kernel_cmd = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-    client.execute()
+    for variable, value in settings(desk).items():
+        monkeypatch.setenv(variable, value)
+    notebook = executed(path, desk)
     told = shown(code_cells(notebook))
     assert VERDICT in told
     committed = nbformat.read(path, as_version=4)
