@@ -20,7 +20,7 @@ KERNEL = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
-CELL_S = 240
+CELL_S = 500
 """the first one to look at the sample makes it"""
 
 

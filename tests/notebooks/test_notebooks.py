@@ -53,6 +53,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")  # of the kernel's own machinery
+@pytest.mark.timeout(600)  # the first makes the sample, which takes its time on a busy machine
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_on_the_sample(path: Path, desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("RAGFENCE_STORE", "RAGFENCE_OBJECTS", "RAGFENCE_TENANT", "RAGFENCE_POLICY", "RAGFENCE_OBSERVE"):
