@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 SEED   ?= 1
 WORKERS ?= 3
 
-.PHONY: demo ui test slow lint format chaos drills mutants bench clean
+.PHONY: demo ui test slow lint format chaos drills mutants bench notebooks clean
 .DEFAULT_GOAL := test
 
 $(BIN)/uv:
@@ -64,6 +64,9 @@ $(PEERS)/powertools/.ready $(PEERS)/documents/.ready $(PEERS)/api/.ready: | $(BI
 
 bench: $(READY) $(PEERS)/powertools/.ready $(PEERS)/documents/.ready $(PEERS)/api/.ready  ## beside what one would use instead; goals met or missed; PART=2 for one part
 	$(BIN)/python -m tests.bench $(if $(PART),--part $(PART))
+
+notebooks: $(READY)  ## run anew, on a sample made anew, and stored with what they show
+	$(BIN)/python -m tests.notebooks.executing
 
 clean:
 	rm -rf $(VENV) .venv-bench .ragfence out .mypy_cache .ruff_cache .hypothesis build dist

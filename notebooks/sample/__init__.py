@@ -1,7 +1,8 @@
 """What the notebooks look at when no store is named: two weeks of a help desk with a handbook, made by a real run.
 
 Processes race, are killed with SIGKILL, frozen and continued; the stores are SQLite and a folder. Only the fence
-store's clock is moved ahead, so that two weeks take half a minute. `history` tells what happens, `workers` who does it.
+store's clock is moved ahead, so that two weeks take half a minute. `history` tells what happens, `workers` who does it,
+and `showing` is how all notebooks look.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ragfence.stores.fences_sqlite import SqliteFences
 
 FOLDER = Path(".ragfence") / "sample"
 END = "end"
+MAKERS = ("__init__.py", "history.py", "workers.py")
 POLICY = Policy.from_mapping(
     {
         "on_conflict": {"include_diff": True},
@@ -36,23 +38,29 @@ def opened(store: str | os.PathLike[str] | None, objects: str | os.PathLike[str]
     home = made()
     end_ms = int((home / END).read_text())
     fences = SqliteFences(home / "fences.db", clock=lambda: end_ms)
-    return ragfence.open(fences, objects=home / "objects", policy=POLICY, observe=())
+    return ragfence.open(fences, objects=home / "objects", policy=POLICY, journal=home / "journal", observe=())
 
 
 def made(folder: Path = FOLDER) -> Path:
     """The sample of this folder; made the first time, and after its code was changed."""
     here = Path(__file__).parent
-    code = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(here.glob("*.py")))).hexdigest()[:12]
+    code = hashlib.sha256(b"".join((here / name).read_bytes() for name in MAKERS)).hexdigest()[:12]
     home = folder.absolute() / code
     if (home / END).exists():
         return home
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    draft = Path(tempfile.mkdtemp(dir=folder))
-    # A process of its own: it starts others, and a kernel of Jupyter is no place to start them from.
-    command = [sys.executable, "-m", "sample.history", str(draft)]
-    ran = subprocess.run(command, cwd=here.parent, capture_output=True, text=True, check=False)
+    folder.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix="draft-", dir=folder))
+    # A process of its own: it forks others, and a kernel of Jupyter, with its threads, is no place to fork from.
+    command = [sys.executable, "-m", f"{__name__}.history", str(draft.absolute())]
+    ran = subprocess.run(command, cwd=here.parents[1], capture_output=True, text=True, check=False)
     if ran.returncode:
+        shutil.rmtree(draft)
         raise RuntimeError(f"the sample could not be made:\n{ran.stdout}{ran.stderr}")
-    draft.rename(home)
+    try:
+        draft.rename(home)
+    except OSError:  # another notebook was faster
+        shutil.rmtree(draft)
+    for other in folder.iterdir():
+        if other.name != code and (other / END).exists():  # of earlier code
+            shutil.rmtree(other, ignore_errors=True)
     return home

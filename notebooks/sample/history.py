@@ -1,6 +1,6 @@
 """Two weeks, from Monday to the Friday after: what comes in, who is killed, and what goes wrong in the end.
 
-python -m sample.history FOLDER
+python -m notebooks.sample.history FOLDER
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pipelines
-from sample import END
-from sample.workers import Clock, Worker
+from notebooks.sample import END
+from notebooks.sample.workers import Clock, Worker
 
 # In the future: what the folder of objects dates to today must be older than what the fence store calls now.
 MONDAY = datetime(2030, 1, 7, tzinfo=UTC)
@@ -146,7 +146,7 @@ class History:
     def experiment(self) -> None:
         builder = self._worker("builder-1")
         for alias in ("staging", "handbook"):
-            builder.do("swap", alias, builder.do("build", metric="dot"), "dot product")
+            builder.do("swap", alias, builder.do("build", metric="l2"), "euclidean distance")
 
     def taken_back(self) -> None:
         for alias in ("handbook", "staging"):

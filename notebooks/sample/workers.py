@@ -9,25 +9,26 @@ import signal
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import ForkProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import ragfence
+from notebooks.sample import POLICY
 from ragfence.errors import RagfenceError
 from ragfence.indexes.spec import IndexSpec
 from ragfence.stores.fences_sqlite import SqliteFences
 from ragfence.testing import freeze_at, kill_at
-from sample import POLICY
 
-SPAWN = multiprocessing.get_context("spawn")  # LanceDB does not survive a fork
+# Whoever forks has one thread and no LanceDB, which does not survive it; to spawn a process takes half a second each.
+FORK = multiprocessing.get_context("fork")
 
 
 class Clock:
     """The machine's, moved ahead; shared by all processes."""
 
     def __init__(self) -> None:
-        self._ahead_ms = SPAWN.RawValue("q", 0)
+        self._ahead_ms = FORK.RawValue("q", 0)
 
     def __call__(self) -> int:
         return time.time_ns() // 1_000_000 + int(self._ahead_ms.value)
@@ -40,10 +41,14 @@ class Clock:
 class Worker:
     """A process with a fence of its own."""
 
+    ends: ClassVar[list[Connection]] = []
+    """A process inherits those of all before it, and a pipe ends only when nobody holds its end."""
+
     def __init__(self, name: str, home: Path, clock: Clock) -> None:
         self.name = name
-        self._pipe, theirs = SPAWN.Pipe()
-        self._process: SpawnProcess = SPAWN.Process(target=_work, args=(theirs, name, home, clock), daemon=True)
+        self._pipe, theirs = FORK.Pipe()
+        self.ends.append(self._pipe)
+        self._process: ForkProcess = FORK.Process(target=_work, args=(theirs, name, home, clock), daemon=True)
         self._process.start()
         theirs.close()
 
@@ -83,6 +88,8 @@ class Worker:
 
 
 def _work(pipe: Connection, name: str, home: Path, clock: Clock) -> None:
+    for end in Worker.ends:
+        end.close()
     fences = SqliteFences(home / "fences.db", clock=clock)
     journal = home / "journal"
     opened = ragfence.open(
@@ -90,12 +97,18 @@ def _work(pipe: Connection, name: str, home: Path, clock: Clock) -> None:
     )
     with opened as fence:
         jobs = Jobs(fence)
-        while (job := pipe.recv()) is not None:
+        while job := _next(pipe):
             what, arguments, options = job
             try:
                 pipe.send(getattr(jobs, what)(*arguments, **options))
             except Exception as failed:  # noqa: BLE001  # told to whoever waits for it
                 pipe.send(failed)
+
+
+def _next(pipe: Connection) -> Any:
+    """None: there is nothing more to do, or nobody to tell it."""
+    with contextlib.suppress(EOFError):
+        return pipe.recv()
 
 
 class Jobs:

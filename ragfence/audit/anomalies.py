@@ -11,6 +11,7 @@ drain_lag           rows that wait to be drained for too long
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, pstdev
 from typing import TYPE_CHECKING, Any
@@ -119,11 +120,9 @@ def _double_effects(days: list[tuple[str, _Seen]]) -> list[Anomaly]:
     for _, day in days:
         for kind, each in day.doubled.items():
             keys.setdefault(kind, []).extend(each)
-    text = (
-        "performed twice: an owner outlived its lease; one effect counts. Lengthen lease.ttl_s, or check() more often"
-    )
+    text = "executed twice, since an owner outlived its lease; one counts. Lengthen lease.ttl_s, or check() more often"
     return [
-        Anomaly("double_effects", kind, len(found), f"{len(found):,} effects were {text}", tuple(found[:3]))
+        Anomaly("double_effects", kind, len(found), f"{_many(found, 'effect')} {text}", tuple(found[:3]))
         for kind, found in sorted(keys.items())
     ]
 
@@ -138,10 +137,10 @@ def _forgotten_too_early(days: list[tuple[str, _Seen]], policy: Policy) -> list[
             lives[key] = ts_ms, expires_ms
     found = []
     for kind, cases in sorted(again.items()):
-        horizon_s, ttl_s = max(age for _, age in cases) / 1000, policy.for_kind(kind).ttl_ms / 1000
+        horizon_ms, ttl_ms = max(age for _, age in cases), policy.for_kind(kind).ttl_ms
         text = (
-            f"{len(cases):,} operations came again up to {horizon_s:,.0f} s after their effect, when their keys were "
-            f"forgotten, and were performed again; the ttl is {ttl_s:,.0f} s"
+            f"{_many(cases, 'operation')} came again up to {_hours(horizon_ms)} after the effect, when the key was "
+            f"forgotten, and performed it again; the ttl is {_hours(ttl_ms)}"
         )
         found.append(Anomaly("ttl_too_short", kind, len(cases), text, tuple(key for key, _ in cases[:3])))
     return found
@@ -153,7 +152,9 @@ def _quarantined(fences: FenceStore) -> list[Anomaly]:
         if each.record.state is State.QUARANTINED:
             keys.setdefault(each.record.kind, []).append(each.key.hex())
     return [
-        Anomaly("quarantined", kind, len(found), f"{len(found):,} keys wait for `ragfence release`", tuple(found[:3]))
+        Anomaly(
+            "quarantined", kind, len(found), f"waiting for `ragfence release`: {_many(found, 'key')}", tuple(found[:3])
+        )
         for kind, found in sorted(keys.items())
     ]
 
@@ -177,3 +178,11 @@ def _lag(fences: FenceStore) -> list[Anomaly]:
     lag_ms = now_ms - min((row.ts_ms for row in fences.rows()), default=now_ms)
     text = f"the oldest decision row waits for {lag_ms / 60_000:,.0f} minutes; run `ragfence drain`"
     return [Anomaly("drain_lag", "", 1, text)] if lag_ms > LAG_MS else []
+
+
+def _many(things: Sequence[Any], name: str) -> str:
+    return f"{len(things):,} {name}{'s' * (len(things) != 1)}"
+
+
+def _hours(ms: int) -> str:
+    return f"{round(ms / 3_600_000, 2):,g} h" if ms >= 60_000 else f"{round(ms / 1000, 1):,g} s"

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
     from ragfence.audit.anomalies import Anomaly
     from ragfence.audit.draining import Drained
-    from ragfence.audit.queries import ConflictCase, Contention, Occurrence, Savings
+    from ragfence.audit.queries import ConflictCase, Contention, Occurrence
+    from ragfence.audit.savings import Savings
 
 Moment = str | datetime | timedelta | None
 
@@ -172,9 +173,9 @@ class Audit:
 
     def savings(self, since: Moment = None, until: Moment = None) -> Savings:
         """What was answered without an effect: by kind, and for documents in characters and snippets."""
-        from ragfence.audit import queries
+        from ragfence.audit.savings import savings
 
-        return queries.savings(self._rows, self._wanted(since, until), self._objects, self._fences.tenant)
+        return savings(self._rows, self._wanted(since, until), self._objects, self._fences.tenant)
 
     def conflicts(self, since: Moment = None, until: Moment = None, *, kind: str | None = None) -> list[ConflictCase]:
         """The payloads that were refused, oldest first, with what differs where the policy keeps it."""

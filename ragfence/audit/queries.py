@@ -1,11 +1,10 @@
-"""Questions that people ask the decision rows: how many, what did it save, who waited for whom, where do conflicts come
+"""Questions that people ask the decision rows: how many, who waited for whom, where do conflicts come
 from. Everything is computed day by day from a few columns, so a ledger of any size is answered in bounded memory.
 """
 
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,51 +17,9 @@ from ragfence.core.rows import SEAL_POSITION
 if TYPE_CHECKING:
     import pyarrow
 
-    from ragfence.stores.objects import ObjectStore
 
 HOTTEST = 10
 _SEAL = f"{SEAL_POSITION:02x}"
-
-
-@dataclass(frozen=True, slots=True)
-class KindSavings:
-    kind: str
-    performed: int
-    """effects that were sealed"""
-    saved: int
-    """answers without an effect: replays, healed commits, moves to a known key"""
-    effect_ms: int | None
-    """the median from the first claim to the seal"""
-
-    @property
-    def share(self) -> float:
-        asked = self.performed + self.saved
-        return self.saved / asked if asked else 0.0
-
-    @property
-    def saved_ms(self) -> int:
-        return self.saved * (self.effect_ms or 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Savings:
-    kinds: tuple[KindSavings, ...]
-    characters: int
-    """of documents that were known, and so neither cut nor embedded again"""
-    snippets: int
-    """of these documents, as far as their rows are still in the log"""
-    unknown_documents: int
-    """answers with documents whose revision the log does not have any more; their snippets are not counted"""
-    days: tuple[tuple[str, int, int], ...]
-    """(day, performed, saved)"""
-
-    @property
-    def performed(self) -> int:
-        return sum(kind.performed for kind in self.kinds)
-
-    @property
-    def saved(self) -> int:
-        return sum(kind.saved for kind in self.kinds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,88 +87,6 @@ def counts(rows: Rows, wanted: Wanted, by: Sequence[str]) -> pyarrow.Table:
         fields = [("day", pa.string()), *((name, pa.string()) for name in names), ("count", pa.int64())]
         return pa.schema(fields).empty_table()
     return pa.concat_tables(tables).sort_by([(name, "ascending") for name in ("day", *names)])
-
-
-def savings(rows: Rows, wanted: Wanted, objects: ObjectStore | None, tenant: str) -> Savings:
-    names = ["kind", "decision", "flags", "row_id", "sealed_at", "first_seen", "saved", "idempotency_key"]
-    days = rows.by_day(wanted, names, _saved_in)
-    performed, saved, documents = Counter[str](), Counter[str](), Counter[str]()
-    took: dict[str, list[int]] = {}
-    for day in days.values():
-        performed.update(day.performed)
-        saved.update(day.saved)
-        documents.update(day.documents)
-        for kind, each in day.took.items():
-            took.setdefault(kind, []).extend(each)
-    snippets, unknown = _snippets(documents, objects, tenant)
-    return Savings(
-        kinds=tuple(
-            KindSavings(kind, performed[kind], saved[kind], _middle(took.get(kind, [])))
-            for kind in sorted({*performed, *saved})
-        ),
-        characters=sum(day.characters for day in days.values()),
-        snippets=snippets,
-        unknown_documents=unknown,
-        days=tuple((name, sum(day.performed.values()), sum(day.saved.values())) for name, day in days.items()),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Saved:
-    performed: dict[str, int]
-    saved: dict[str, int]
-    took: dict[str, list[int]]
-    documents: dict[str, int]
-    characters: int
-
-
-TOOK_PER_DAY = 10_000
-"""so many durations of a day are enough for a median"""
-
-
-def _saved_in(table: pyarrow.Table) -> _Saved:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    decision, sealed = table.column("decision"), pc.is_valid(table.column("sealed_at"))
-    sealing = pc.and_(pc.equal(pc.utf8_slice_codeunits(table.column("row_id"), 24, 26), _SEAL), sealed)
-    news = table.filter(pc.and_(pc.equal(decision, "new"), sealing))
-    answered = table.filter(pc.and_(pc.equal(decision, "duplicate"), pc.invert(_flagged(table, "fenced_out"))))
-    documents = answered.filter(pc.is_valid(answered.column("saved")))
-    sample = news.slice(0, TOOK_PER_DAY)
-    took: dict[str, list[int]] = {}
-    spans = pc.subtract(sample.column("sealed_at").cast(pa.int64()), sample.column("first_seen").cast(pa.int64()))
-    for kind, span in zip(sample.column("kind").to_pylist(), spans.to_pylist(), strict=True):
-        took.setdefault(kind or "", []).append(span or 0)
-    return _Saved(
-        _counted(news, "kind"),
-        _counted(answered, "kind"),
-        took,
-        _counted(documents, "idempotency_key"),
-        pc.sum(documents.column("saved")).as_py() or 0,
-    )
-
-
-def _snippets(documents: Counter[str], objects: ObjectStore | None, tenant: str) -> tuple[int, int]:
-    """How many snippets these answers stood for, by the log of documents; and of how many the log knows nothing."""
-    if not documents or objects is None:
-        return 0, sum(documents.values())
-    import pyarrow.compute as pc
-
-    from ragfence.documents.parquet import fixed_values, read_table
-    from ragfence.engine.epochs import Epochs
-
-    lengths: dict[str, int] = {}
-    for name in Epochs(tenant, objects).truth():
-        if (data := objects.get(name)) is None:
-            continue  # a compaction or a purge has begun a new epoch; what it kept is counted, what it dropped is not
-        table = read_table(name, data, "rows", ["key", "snippet_ids"])
-        made = pc.list_value_length(table.column("snippet_ids")).to_pylist()
-        for key, length in zip(fixed_values(table, "key"), made, strict=True):
-            if (text := key.hex()) in documents:
-                lengths[text] = max(lengths.get(text, 0), length or 0)
-    known = sum(lengths[key] * count for key, count in documents.items() if key in lengths)
-    return known, sum(count for key, count in documents.items() if key not in lengths)
 
 
 def conflicts(rows: Rows, wanted: Wanted) -> list[ConflictCase]:
@@ -315,13 +190,3 @@ def _flagged(table: pyarrow.Table, flag: str) -> Any:
     import pyarrow.compute as pc
 
     return pc.match_substring(pc.binary_join(table.column("flags"), " "), flag)
-
-
-def _counted(table: pyarrow.Table, name: str) -> dict[str, int]:
-    import pyarrow.compute as pc
-
-    return {each["values"] or "": each["counts"] for each in pc.value_counts(table.column(name)).to_pylist()}
-
-
-def _middle(values: list[int]) -> int | None:
-    return sorted(values)[len(values) // 2] if values else None

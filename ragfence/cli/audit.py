@@ -14,7 +14,7 @@ from ragfence.cli.opening import Json, Objects, Place, PolicyFile, Since, Store,
 if TYPE_CHECKING:
     import pyarrow
 
-    from ragfence.audit.queries import Savings
+    from ragfence.audit.savings import Savings
 
 audit = typer.Typer(no_args_is_help=True, help="Proofs and sums from the decision rows.")
 
@@ -78,8 +78,9 @@ def savings(
         unknown = f", and those of {found.unknown_documents:,} that are gone" if found.unknown_documents else ""
         console.print(f"documents: {found.snippets:,} snippets ({found.characters:,} characters) not embedded{unknown}")
     if len(found.days) > 1:
-        shares = [saved / (performed + saved) if performed + saved else 0.0 for _, performed, saved in found.days]
-        console.print(f"share by day, {found.days[0][0]} to {found.days[-1][0]}: {bars(shares)}", soft_wrap=True)
+        asked = [day.performed + day.saved for day in found.days]
+        shares = [day.saved / calls if calls else 0.0 for day, calls in zip(found.days, asked, strict=True)]
+        console.print(f"share by day, {found.days[0].day} to {found.days[-1].day}: {bars(shares)}", soft_wrap=True)
 
 
 @audit.command("conflicts")
@@ -163,22 +164,33 @@ def export(
         raise typer.BadParameter("give one of --parquet FILE and --csv FILE")
     target = parquet or csv
     assert target is not None
+    if target.is_dir() or not target.parent.is_dir():
+        why = "is a folder" if target.is_dir() else "is in a folder that is not there"
+        raise typer.BadParameter(f"{target} {why}; name a file")
     part = target.with_name(f"{target.name}.part")
-    rows = 0
-    with opened(Place(store, objects, tenant, policy)) as fence, show.progress("writing rows") as told:
-        from ragfence.audit.columns import decision_names, schema
-
-        shape = schema().empty_table().select(decision_names()).schema
-        with _writer(part, shape, as_csv=csv is not None) as writer:
-            for table in fence.audit.batches(since):
-                writer.write_table(_flat(table) if csv else table)
-                rows += table.num_rows
-                told(rows)
-    part.replace(target)  # half an export never has its name
+    try:
+        rows = _exported(Place(store, objects, tenant, policy), since, part, as_csv=csv is not None)
+        part.replace(target)  # half an export never has its name
+    finally:
+        part.unlink(missing_ok=True)
     if as_json:
         show.document({"rows": rows, "file": str(target), "bytes": target.stat().st_size})
     else:
         show.say(f"{rows:,} decisions in {target} ({show.size(target.stat().st_size)})")
+
+
+def _exported(place: Place, since: str, part: Path, *, as_csv: bool) -> int:
+    rows = 0
+    with opened(place) as fence, show.progress("writing rows") as told:
+        from ragfence.audit.columns import decision_names, schema
+
+        shape = schema().empty_table().select(decision_names()).schema
+        with _writer(part, shape, as_csv=as_csv) as writer:
+            for table in fence.audit.batches(since):
+                writer.write_table(_flat(table) if as_csv else table)
+                rows += table.num_rows
+                told(rows)
+    return rows
 
 
 def _writer(path: Path, shape: pyarrow.Schema, *, as_csv: bool) -> Any:
@@ -217,7 +229,8 @@ def _savings_document(found: Savings) -> dict[str, Any]:
             "snippets": found.snippets,
             "unknown": found.unknown_documents,
         },
-        "days": [{"day": day, "performed": performed, "saved": saved} for day, performed, saved in found.days],
+        "days": [asdict(day) for day in found.days],
+        "sources": [asdict(source) for source in found.sources],
     }
 
 

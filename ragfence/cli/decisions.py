@@ -15,6 +15,8 @@ from ragfence.cli.audit import audit
 from ragfence.cli.opening import Json, Objects, Place, PolicyFile, Since, Store, Tenant, opened
 
 if TYPE_CHECKING:
+    import pyarrow
+
     from ragfence.fence import Fence
 
 __all__ = ["audit", "decisions"]
@@ -55,7 +57,7 @@ def decisions(
             table = fence.audit.decisions(since, **wanted)
         shown = table.slice(max(table.num_rows - limit, 0) if limit else 0).to_pylist()
         if follow:
-            for row in _following(fence, shown, wanted):
+            for row in _following(fence, shown, table, wanted):
                 _tell(row, as_json)
             return
     if as_json:
@@ -93,11 +95,16 @@ def decisions(
         console.print(f"the newest {len(shown)} of {table.num_rows:,}; --limit 0 shows all")
 
 
-def _following(fence: Fence, known: list[dict[str, Any]], wanted: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What is known, then what comes. It may be drained between two looks: the ledger is looked at, too."""
-    yield from known
-    told = {row["row_id"]: row["ts"] for row in known}
-    since = known[-1]["ts"] if known else None
+def _following(
+    fence: Fence, shown: list[dict[str, Any]], known: pyarrow.Table, wanted: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """What is to be shown, then what comes. It may be drained between two looks: the ledger is looked at, too.
+
+    What is known and not shown is above the limit, and does not come.
+    """
+    yield from shown
+    told = dict(zip(known["row_id"].to_pylist(), known["ts"].to_pylist(), strict=True))
+    since = known["ts"][-1].as_py() if known.num_rows else None
     while True:
         time.sleep(EVERY_S)
         for row in fence.audit.decisions(since - OVERLAP if since else OVERLAP, **wanted).to_pylist():

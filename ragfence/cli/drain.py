@@ -68,7 +68,7 @@ def _tell(done: Drained, as_json: bool) -> None:
     if done.busy:
         show.say("somebody else is draining; nothing was done")
         return
-    told = [f"{done.rows:,} rows into {done.objects:,} objects"]
+    told = [f"{done.rows:,} rows into {done.objects:,} object{'s' * (done.objects != 1)}"]
     if done.rows:
         told.append(f"the oldest was {show.span(done.lag_ms)} old")
     if done.compacted:

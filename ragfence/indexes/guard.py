@@ -80,6 +80,12 @@ class Indexes:
             raise NotSealed(f"there is no build {against}", index_hash=against)
         return explained(index_hash, inputs, self.builds_log.newest(index_hash), entry, self._corpora)
 
+    def compare(self, index_hash: str, against: str) -> Explained:
+        """What of the inputs of one build differs from another's; also of builds that are retired."""
+        entry, other = self._last_sealed(index_hash), self._last_sealed(against)
+        assert entry.seal is not None
+        return explained(index_hash, entry.seal.inputs, self.builds_log.newest(index_hash), other, self._corpora)
+
     def corpus_digest(self) -> str:
         """As `fence.documents.corpus_digest()`, and kept in the object store: a new process need not read the heads."""
         return self._corpora.digest()
@@ -204,6 +210,12 @@ class Indexes:
     @cached_property
     def _collecting(self) -> Collecting:
         return Collecting(self._engine, self.builds_log, self.backend, is_over=self._is_over)
+
+    def _last_sealed(self, index_hash: str) -> BuildEntry:
+        for entry in self.builds_log.history(index_hash):
+            if entry.usable:
+                return entry
+        raise NotSealed(f"there is no build {index_hash}", index_hash=index_hash)
 
     def _is_over(self, attempt: Attempt) -> bool:
         """Whether the lease of an attempt has ended, as far as the fence store knows."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -89,6 +90,9 @@ def test_savings_are_effects_that_were_not_performed(memory_place: Place, where:
     assert (kind.performed, kind.saved, kind.effect_ms) == (4, 11, 400)
     assert kind.saved_ms == 4400
     assert (found.characters, found.snippets, found.unknown_documents) == (0, 0, 0)
+    (source,) = found.sources
+    assert (source.kind, source.source_id, source.saved) == (kind.kind, "s0", 11)
+    assert memory_place.audit().savings(until=timedelta(days=4000)).sources == ()
 
 
 def test_documents_saved_are_told_in_characters_and_snippets(place: Place) -> None:
@@ -105,6 +109,15 @@ def test_documents_saved_are_told_in_characters_and_snippets(place: Place) -> No
     assert sum(each["saved"] for each in duplicates) == found.characters
     (kind,) = [each for each in found.kinds if each.kind == "document"]
     assert (kind.performed, kind.saved) == (3, 6)
+    (day,) = found.days
+    assert (day.performed, day.saved, day.kinds) == (found.performed, found.saved, {"document": 6})
+    assert (day.characters, day.snippets) == (found.characters, found.snippets)
+    assert {each.source_id for each in found.sources} == {"d0", "d1", "d2"}
+    for each, document, receipt in zip(
+        sorted(found.sources, key=lambda each: each.source_id), documents, first, strict=True
+    ):
+        assert (each.kind, each.saved, each.characters) == ("document", 2, 2 * len(document.text))
+        assert each.snippets == 2 * len(receipt.snippet_ids)
 
 
 def test_a_conflict_is_told_with_its_diff(memory_place: Place, where: str) -> None:

@@ -5,6 +5,7 @@
     part 3   indexes, beside plain LanceDB and Qdrant
     part 4   the ingest asset of Dagster, beside the bare call
     part 5   the HTTP API, beside a FastAPI route that does nothing and asgi-idempotency-header
+    part 6   the audit: questions to a large ledger, and what the rows cost
 
 python -m tests.bench                 all; writes out/bench.json, and out/bench-*.json for the other parts
 python -m tests.bench --part 2        one of them
@@ -24,6 +25,9 @@ from pathlib import Path
 from rich.console import Console
 
 from tests.bench import (
+    audit_report,
+    audit_run,
+    audit_scale,
     docs,
     documents_report,
     documents_run,
@@ -51,6 +55,7 @@ def main() -> int:
         3: _indexes,
         4: _dagster,
         5: _api,
+        6: _audit,
     }
     for part in [options.part] if options.part else parts:
         parts[part](options, console)
@@ -125,6 +130,18 @@ def _api(options: argparse.Namespace, console: Console) -> None:
     console.print(f"written to {_beside(options.json, 'api')}")
 
 
+def _audit(options: argparse.Namespace, console: Console) -> None:
+    scale = audit_scale.QUICK if options.quick else audit_scale.FULL
+    if options.rounds is not None:
+        scale = replace(scale, rounds=options.rounds)
+    if options.quick:
+        console.print(f"quick: {scale.rounds} rounds, {scale.rows:,} rows instead of {audit_scale.FULL.rows:,}")
+    measured = audit_run.measure(scale, _dim(console), ledger=options.ledger)
+    run.write(_beside(options.json, "audit"), measured)
+    audit_report.show(console, measured)
+    console.print(f"written to {_beside(options.json, 'audit')}")
+
+
 def _peer(options: argparse.Namespace, name: str, console: Console) -> Path | None:
     python = python_of(options.peers / name)
     if python is None:
@@ -144,11 +161,12 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tests.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--part", type=int, choices=(1, 2, 3, 4, 5), help="all, unless given")
+    parser.add_argument("--part", type=int, choices=(1, 2, 3, 4, 5, 6), help="all, unless given")
     parser.add_argument("--rounds", type=int, help="another number of rounds than the scale says")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", type=Path, default=Path("out/bench.json"), help="of part 1; the others lie beside it")
     parser.add_argument("--peers", type=Path, default=ENVIRONMENTS, help="the folder of the peers' environments")
+    parser.add_argument("--ledger", type=Path, help="of part 6: a folder that keeps its rows for the next run")
     parser.add_argument("--write-docs", action="store_true", help=f"write {PAGE} out of the JSON")
     return parser.parse_args()
 
@@ -166,6 +184,7 @@ def _write_docs(operations: Path, console: Console) -> int:
         ("indexes", indexes_report.section),
         ("dagster", dagster_overhead.section),
         ("api", api_report.section),
+        ("audit", audit_report.section),
     )
     for part, section in found:
         path = _beside(operations, part)

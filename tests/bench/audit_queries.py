@@ -1,6 +1,4 @@
-"""Queries over a large ledger: by source_id, and counts by day; each in a process of its own, with memory of its own.
-
-python -m tests.bench.audit_queries [--rows 10000000] [--days 30] [--folder DIR] [--json out/bench-audit.json]
+"""Questions to a large ledger: by source_id, and counts by day; each in a process of its own, with memory of its own.
 
 The rows are made as Arrow tables of the ledger's schema, stored as a drainer stores them (50,000 at a time, in the
 order of time), and compacted as `ragfence drain` does it. A folder that is given is kept and used again.
@@ -8,9 +6,7 @@ order of time), and compacted as `ragfence drain` does it. A folder that is give
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import resource
 import subprocess
 import sys
@@ -30,45 +26,38 @@ from ragfence.core.operations import Operation
 from ragfence.core.policy import AuditRules
 from ragfence.stores.objects_local import LocalObjects
 from ragfence.testing.fences import MemoryFences
-from tests.bench.machine import load
+from tests.bench.audit_scale import AuditScale
+from tests.bench.run import Say
 
 TENANT = "default"
 START_MS = 1_780_000_000_000 // DAY_MS * DAY_MS
 BATCH = 50_000
 CALLS_OF_A_SOURCE = 20
-SECONDS, MEGABYTES = 2.0, 1024
+BY_SOURCE, BY_DAY = "decisions of a source_id", "counts by day, kind and decision"
 
 
-def main() -> int:
-    options = _options()
-    if options.query:
-        print(json.dumps(_measured(options.query, Path(options.folder), options.days)))
-        return 0
+def measure(scale: AuditScale, say: Say = lambda _: None, *, folder: Path | None = None) -> dict[str, Any]:
+    """Each question is asked in a process of its own, so that its memory is its own."""
     with tempfile.TemporaryDirectory() as made:
-        folder = Path(options.folder or made)
-        figures: dict[str, Any] = {
-            "rows": options.rows,
-            "days": options.days,
-            "cores": os.cpu_count(),
-            "load_before": load(),
-        }
-        figures["filled"] = _filled(folder, options.rows, options.days)
+        place = folder or Path(made)
+        say(f"a ledger of {scale.rows:,} rows")
+        filled = _filled(place, scale.rows, scale.days)
+        asked = {}
         for query in QUERIES:
-            argv = ["--query", query, "--folder", str(folder), "--days", str(options.days)]
-            command = [sys.executable, "-m", "tests.bench.audit_queries", *argv]
-            figures[query] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-            told = figures[query]
-            met = told["seconds"] < SECONDS and told["peak_megabytes"] < MEGABYTES
-            print(f"{query:12} {told['seconds']:6.2f} s {told['peak_megabytes']:6.0f} MB  {told['found']:,} found", met)
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(figures, indent=2) + "\n")
-    return 0
+            say(f"asked {query}")
+            command = [sys.executable, "-m", "tests.bench.audit_queries", query, str(place), str(scale.days)]
+            asked[query] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return {"filled": filled, "asked": asked}
 
 
 def _filled(folder: Path, rows: int, days: int) -> dict[str, Any]:
     ledger = Ledger(TENANT, LocalObjects(folder / "objects"))
-    if ledger.parts():
-        return {}
+    took = {} if ledger.parts() else _fill(ledger, rows, days)
+    parts = ledger.parts()
+    return {**took, "objects": len(parts), "megabytes": sum(part.size for part in parts) / 2**20}
+
+
+def _fill(ledger: Ledger, rows: int, days: int) -> dict[str, float]:
     begun, rng = time.perf_counter(), np.random.default_rng(7)
     sources = max(rows // CALLS_OF_A_SOURCE, 1)
     keys = [Operation(kind="document", source_id=f"doc-{n:08d}", tenant=TENANT).key for n in range(sources)]
@@ -86,13 +75,7 @@ def _filled(folder: Path, rows: int, days: int) -> dict[str, Any]:
         ledger.write(day_of(day), _made(known, rng, times, at), DRAINED)
     stored = time.perf_counter()
     Compaction(ledger, AuditRules()).run(START_MS + (days + 2) * DAY_MS, every_day=True)
-    parts = ledger.parts()
-    return {
-        "store_s": stored - begun,
-        "compact_s": time.perf_counter() - stored,
-        "objects": len(parts),
-        "megabytes": sum(part.size for part in parts) / 2**20,
-    }
+    return {"store_s": stored - begun, "compact_s": time.perf_counter() - stored}
 
 
 def _made(known: pa.Table, rng: np.random.Generator, times: np.ndarray, at: np.ndarray) -> pa.Table:
@@ -158,7 +141,12 @@ def _last_day(audit: Audit) -> int:
     return int(audit.decisions(since="1d").num_rows)
 
 
-QUERIES = {"by source_id": _by_source, "by day": _by_day, "explain": _explain, "last day": _last_day}
+QUERIES = {
+    BY_SOURCE: _by_source,
+    BY_DAY: _by_day,
+    "the story of a key": _explain,
+    "decisions of the last day": _last_day,
+}
 
 
 def _measured(query: str, folder: Path, days: int) -> dict[str, Any]:
@@ -172,15 +160,6 @@ def _measured(query: str, folder: Path, days: int) -> dict[str, Any]:
     return {"seconds": seconds, "peak_megabytes": peak, "found": found}
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=10_000_000)
-    parser.add_argument("--days", type=int, default=30)
-    parser.add_argument("--folder", default="")
-    parser.add_argument("--json", type=Path, default=Path("out/bench-audit.json"))
-    parser.add_argument("--query", choices=list(QUERIES), help=argparse.SUPPRESS)
-    return parser.parse_args()
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    asked, place, covered = sys.argv[1:]
+    print(json.dumps(_measured(asked, Path(place), int(covered))))

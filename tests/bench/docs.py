@@ -25,10 +25,10 @@ $ make bench
 $ .venv/bin/python -m tests.bench --write-docs
 ```
 
-The first measures, prints, and writes `out/bench.json`, `out/bench-documents.json` and `out/bench-indexes.json` with
-every round's rates and the machine's load; the second writes this page. `python -m tests.bench --quick` takes less
-time, with fewer rounds and smaller stores; `--part 1` measures operations alone, `--part 2` [documents](#documents),
-`--part 3` [indexes](#indexes).
+The first measures, prints, and writes `out/bench.json`, and `out/bench-*.json` for the other parts, with every round's
+rates and the machine's load; the second writes this page. `python -m tests.bench --quick` takes less time, with fewer
+rounds and smaller stores; `--part 1` measures operations alone, `--part 2` [documents](#documents), `--part 3`
+[indexes](#indexes), `--part 4` Dagster, `--part 5` the HTTP API, `--part 6` the audit.
 
 ## Goals: {summary}
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from tests.audit.many.judge import Verdict
 from tests.audit.many.plan import Plan
-from tests.audit.many.running import attack, cradle
+from tests.audit.many.running import attack, cradle, notebook_problems
 from tests.chaos.attacks import Stage
 from tests.chaos.evidence import Evidence
 from tests.chaos.sites import SQLITE, VALKEY_FOLDER, VALKEY_S3
@@ -41,6 +41,7 @@ def decided(operations: int, *, kills: int) -> LedgerAttack:
         plan = Plan(seed=stage.dice.randrange(1 << 32), operations=operations)
         with cradle(stage.site.folder) as nursery:
             found = attack(stage.site, nursery, plan, kills=kills, lease_s=stage.crew.lease_s, effect_s=0.05)
+        found.problems += notebook_problems(stage.site)
         print(tell(found))
         return _evidence(found)
 

@@ -130,6 +130,27 @@ def test_an_export_goes_into_one_file(embedded: Site) -> None:
     assert embedded.run("audit", "export", "--csv", "a", "--parquet", "b").exit_code == 2
 
 
+@pytest.mark.parametrize("wrong", ["nowhere/out.csv", "."])
+def test_an_export_needs_a_place_for_its_file(embedded: Site, tmp_path: Path, wrong: str) -> None:
+    perform(embedded.open(), "a")
+    before = sorted(tmp_path.parent.rglob("*.part"))
+    told = embedded.run("audit", "export", "--csv", str(tmp_path / wrong))
+    assert told.exit_code == 2
+    assert "name a file" in " ".join(told.stderr.replace("│", " ").split())
+    assert sorted(tmp_path.parent.rglob("*.part")) == before == []
+
+
+def test_a_broken_export_leaves_nothing_behind(embedded: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    perform(embedded.open(), "a")
+
+    def broken(*_: object) -> None:
+        raise ragfence.errors.FormatCorrupt("a day of the ledger cannot be read")
+
+    monkeypatch.setattr("ragfence.audit.decisions.Audit.batches", broken)
+    assert embedded.run("audit", "export", "--csv", str(tmp_path / "out.csv")).exit_code == 1
+    assert list(tmp_path.glob("out.*")) == []
+
+
 def test_bars_show_the_lowest_and_the_highest() -> None:
     assert bars([0.0, 0.5, 1.0]) == "▁▅█"
     assert bars([0.3, 0.3]) == "▅▅"
@@ -137,8 +158,9 @@ def test_bars_show_the_lowest_and_the_highest() -> None:
 
 def test_decisions_are_followed_as_they_come_and_as_they_are_drained(embedded: Site, tmp_path: Path) -> None:
     fence = embedded.open()
+    perform(fence, "above the limit")
     perform(fence, "first")
-    argv = [sys.executable, "-m", "ragfence", "decisions", "-f", "--json"]
+    argv = [sys.executable, "-m", "ragfence", "decisions", "-f", "--json", "--limit", "2"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(argv, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=environment)
     try:

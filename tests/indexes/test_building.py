@@ -15,6 +15,7 @@ from ragfence.errors import (
     EmbedderInvalid,
     FormatCorrupt,
     InFlight,
+    NotSealed,
     SnapshotGone,
     ValidationError,
 )
@@ -378,6 +379,22 @@ def test_explain_says_which_input_changed(near: Place) -> None:
     assert (told.documents.added, told.documents.removed, told.documents.changed) == (1, 1, 2)
     same = fence.indexes.explain(spec_in(near.folder, CountingEmbedder("2")), against=first.index_hash)
     assert same.differing == ("corpus", "embedder")
+
+
+def test_two_builds_are_compared_also_when_one_is_retired(near: Place) -> None:
+    fence, embedder = near.open(), CountingEmbedder()
+    ingested(fence, NAMES)
+    first = built(fence, near, embedder)
+    ingested(fence, NAMES[:2], edition=1)
+    second = fence.indexes.build(spec_in(near.folder, embedder, metric="l2"))
+    fence.indexes.gc(dry_run=False, min_age_s=0)
+    told = fence.indexes.compare(second.index_hash, first.index_hash)
+    assert told.state == "retired"
+    assert told.differing == ("corpus", "metric")
+    assert told.documents is not None
+    assert told.documents.changed == 2
+    with pytest.raises(NotSealed, match="no build"):
+        fence.indexes.compare(second.index_hash, "0" * 64)
 
 
 def test_rows_that_were_dropped_behind_our_back_are_built_again(near: Place) -> None:

@@ -19,6 +19,7 @@ from tests.chaos.crew import Nursery, Overdue, Worker, until
 from tests.chaos.sites import Site
 from tests.chaos.work import lines
 from tests.chaos.worker import ANSWERED
+from tests.notebooks import cells as notebooks
 
 DRAINERS = 2
 WITHIN_S = 3600.0
@@ -62,6 +63,12 @@ def attack(site: Site, nursery: Nursery, plan: Plan, *, kills: int, lease_s: flo
     finally:
         people.end()
     return judge(site, people.files("worker"), people.files("drainer"), kills=people.kills)
+
+
+def notebook_problems(site: Site) -> list[str]:
+    """Of the ledger that an attack leaves: it is read by people, too."""
+    theirs = environment(RAGFENCE_TENANT=site.tenant)
+    return list(notebooks.problems(site.folder, site.store, site.objects, theirs))
 
 
 class _People:

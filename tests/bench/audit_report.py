@@ -1,0 +1,75 @@
+"""Part 6 on the terminal, and as a section of docs/benchmarks.md. Takes nothing but what its file holds."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.bench.audit_cost import CLAIMS, DOCUMENTS
+from tests.bench.audit_goals import MEGABYTES, SECONDS, verdicts
+from tests.bench.docs import goals_lines
+from tests.bench.goals import Goal, Measured
+from tests.bench.report import goals_table, rates_table, summary
+
+SECTION = """
+## Audit
+
+A ledger of {rows:,} rows over {days} days ({objects:,} Parquet objects in a **local folder**, {megabytes:,.0f} MiB),
+asked by `fence.audit`; every question has a process of its own, pyarrow loaded before the clock starts. And the rate of
+those who are only told what is known, on Redis, with the decision rows and without: there is no switch, so "without" is
+a double of the store that exists in this benchmark alone. {rounds} rounds, {batch} documents or keys a call.{quick}
+
+### Goals: {summary}
+
+{goals}
+
+### Beside the goals
+
+{notes}
+"""
+
+
+def show(console: Console, measured: Measured) -> None:
+    found = verdicts(measured)
+    console.print(goals_table(found, _said))
+    table = Table("asked", "seconds", "peak MB", "found", title="questions to the ledger")
+    for query, told in measured["queries"]["asked"].items():
+        table.add_row(query, f"{told[SECONDS]:.2f}", f"{told[MEGABYTES]:,.0f}", f"{told['found']:,}")
+    console.print(table)
+    console.print(rates_table("known things told again, per second", measured["rates"]))
+    console.print(f"bench, audit: {summary(found)}", markup=False, highlight=False)
+
+
+def section(measured: Measured) -> str:
+    found, scale, filled = verdicts(measured), measured["scale"], measured["queries"]["filled"]
+    return SECTION.format(
+        rows=scale["rows"],
+        days=scale["days"],
+        rounds=scale["rounds"],
+        batch=scale["batch"],
+        objects=filled["objects"],
+        megabytes=filled["megabytes"],
+        quick="" if scale["full"] else "\n**This was a quick run: fewer rows and rounds.**",
+        summary=summary(found),
+        goals=goals_lines(found, _said),
+        notes="\n".join(f"- {line}" for line in _notes(measured)),
+    )
+
+
+def _notes(measured: Measured) -> list[str]:
+    asked = measured["queries"]["asked"]
+    judged = {verdict.goal.what for verdict in verdicts(measured)}
+    others = {query: told for query, told in asked.items() if query not in judged}
+    return [
+        *(
+            f"{query}: {told[SECONDS]:.2f} s and {told[MEGABYTES]:,.0f} MB for {told['found']:,}."
+            for query, told in others.items()
+        ),
+        f"{DOCUMENTS}: hashing, looking up and making receipts are on the clock in both; the difference is the context "
+        "of each row, the row, and the trip that writes all rows of a call.",
+        f"{CLAIMS}: without rows one MGET is all there is; with them a second trip writes them.",
+    ]
+
+
+def _said(goal: Goal) -> tuple[str, str]:
+    return goal.what, goal.beside
