@@ -419,8 +419,7 @@ def _ended(record: KeyRecord, seal: Seal, now_ms: int) -> KeyRecord:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseRef:
+class LeaseRef(NamedTuple):
     """Which lease a renewal or a release is about."""
 
     key: bytes

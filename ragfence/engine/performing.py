@@ -31,7 +31,7 @@ from ragfence.core.decisions import (
 )
 from ragfence.core.ledger import row_for_answer
 from ragfence.core.policy import Policy
-from ragfence.core.receipts import Decision, Flags, Receipt
+from ragfence.core.receipts import Decision, Flags, Receipt, flags_of
 from ragfence.core.records import TOKEN_BYTES, KeyRecord, State
 from ragfence.core.rows import (
     CONFLICT_POSITION,
@@ -137,7 +137,13 @@ class Performer:
 
         Raises `Conflict`, `Stale`, `Quarantined`, or `InFlight` once the wait is over.
         """
-        for step in self.acquiring(request, wait_ms=wait_ms, token=token):
+        refuse(request)
+        asked_at = time.monotonic()
+        claim = request.claim(token or os.urandom(TOKEN_BYTES), 0, 0)
+        verdict = self._claimed(claim)
+        if isinstance(verdict, Replay) and verdict.record is not None:  # what most calls are takes no more steps
+            return self._replayed(request, claim, verdict.record)
+        for step in self.acquiring(request, wait_ms=wait_ms, first=Asked(claim, verdict, asked_at)):
             if not isinstance(step, float):
                 return step
             self._sleep(step)
@@ -148,7 +154,6 @@ class Performer:
         request: Request,
         *,
         wait_ms: int | None = None,
-        token: bytes | None = None,
         first: Asked | None = None,
     ) -> Iterator[Won | Receipt | float]:
         """The steps of `acquire`: seconds to sleep before the next one, then the answer. Nothing is held meanwhile.
@@ -158,7 +163,7 @@ class Performer:
         refuse(request)
         started = first.asked_at if first else time.monotonic()
         give_up_at = started + (request.rules.wait_ms if wait_ms is None else wait_ms) / 1000
-        token, position = (first.claim.token if first else token) or os.urandom(TOKEN_BYTES), 0
+        token, position = first.claim.token if first else os.urandom(TOKEN_BYTES), 0
         while True:
             if first is not None and first.verdict is not None:
                 claim, verdict, asked_at = first.claim, first.verdict, first.asked_at
@@ -267,7 +272,7 @@ class Performer:
             won.lease.lose()
 
     def _replayed(self, request: Request, claim: Claim, record: KeyRecord) -> Receipt:
-        flags = Flags(attempt=record.attempt, waited_ms=claim.waited_ms)
+        flags = flags_of(record.attempt, claim.waited_ms)
         return self.results.receipt(request.key, record, Decision.DUPLICATE, flags)
 
     def _claimed(self, claim: Claim) -> Verdict:
@@ -280,13 +285,14 @@ class Performer:
 
     def _granted(self, request: Request, granted: Granted, asked_at: float, waited_ms: int) -> Won | Receipt | None:
         """The lease is ours. Did somebody commit before us and die? None: claim again."""
+        record = granted.record
         lease = Lease(
-            request.lease_ref(granted.record.token, epoch=granted.record.fence.epoch),
-            fence=granted.record.fence,
-            attempt=granted.record.attempt,
+            request.lease_ref(record.token, epoch=record.fence.epoch),
+            fence=record.fence,
+            attempt=record.attempt,
             takeover=granted.takeover,
             granted_at=asked_at,
-            store_ms=granted.record.when_ms - request.rules.lease_ms,
+            store_ms=record.when_ms - request.rules.lease_ms,
             max_runtime_ms=request.rules.max_runtime_ms,
         )
         won = Won(request, granted, lease, waited_ms)
@@ -451,12 +457,8 @@ class Performer:
         return won.request.claim(won.granted.record.token, position, won.waited_ms)._replace(row_on_conflict=True)
 
     def _flags(self, won: Won) -> Flags:
-        return Flags(
-            attempt=won.lease.attempt,
-            takeover=won.lease.takeover,
-            waited_ms=won.waited_ms,
-            journaled=won.journaled,
-        )
+        lease = won.lease
+        return flags_of(lease.attempt, won.waited_ms, takeover=lease.takeover, journaled=won.journaled)
 
 
 def refuse(request: Request) -> None:

@@ -28,6 +28,7 @@ class Request(NamedTuple):
     """False: the row of a conflict is written by the caller, who has more to look at (a diff, the object store)"""
     key: bytes = b""
     source: bytes = b""
+    mode: Mode = Mode.KEYED
 
     @classmethod
     def of(
@@ -42,18 +43,13 @@ class Request(NamedTuple):
         diff_wanted: bool = False,
         store_tells_conflicts: bool = True,
     ) -> Request:
-        slot = b"" if operation.sequence is None else slot_of(operation.kind, operation.source)
+        slot, mode = b"", Mode.KEYED
         if is_document(operation):
-            slot = document_slot(operation.tenant, operation.source_id)
-        key = operation.key
-        store_tells = store_tells_conflicts and not diff_wanted
-        return cls(operation, fingerprint, rules, context, owner, kept_payload, diff_wanted, store_tells, key, slot)
-
-    @property
-    def mode(self) -> Mode:
-        if is_document(self.operation):
-            return Mode.DOCUMENT
-        return Mode.KEYED if self.operation.sequence is None else Mode.SEQUENCED
+            slot, mode = document_slot(operation.tenant, operation.source_id), Mode.DOCUMENT
+        elif operation.sequence is not None:
+            slot, mode = slot_of(operation.kind, operation.source), Mode.SEQUENCED
+        key, tells = operation.key, store_tells_conflicts and not diff_wanted
+        return cls(operation, fingerprint, rules, context, owner, kept_payload, diff_wanted, tells, key, slot, mode)
 
     @property
     def key_text(self) -> str:
@@ -74,7 +70,7 @@ class Request(NamedTuple):
             lease_ms=self.rules.lease_ms,
             max_attempts=self.rules.max_attempts,
             pending_ttl_ms=self.rules.pending_ttl_ms,
-            source_ttl_ms=self._source_ttl_ms,
+            source_ttl_ms=self.rules.source_ttl_ms,
             kind=self.operation.kind,
             owner=self.owner,
             payload=self.kept_payload,
@@ -92,7 +88,7 @@ class Request(NamedTuple):
             source=self.source,
             lease_ms=self.rules.lease_ms,
             pending_ttl_ms=self.rules.pending_ttl_ms,
-            source_ttl_ms=self._source_ttl_ms,
+            source_ttl_ms=self.rules.source_ttl_ms,
             epoch=epoch,
             context=self.context,
         )
@@ -121,20 +117,13 @@ class Request(NamedTuple):
             error=error,
             sequence=self.operation.sequence,
             ttl_ms=self.rules.ttl_ms,
-            source_ttl_ms=self._source_ttl_ms,
+            source_ttl_ms=self.rules.source_ttl_ms,
             flags=flags,
             waited_ms=waited_ms,
             context=self.context,
             duplicate=winner != NOBODY,
             winner=winner,
         )
-
-    @property
-    def _source_ttl_ms(self) -> int:
-        # A claim must not shorten the memory of the top sequence, nor a seal that of a pending lease.
-        if self.rules.ttl_ms == 0 or self.rules.pending_ttl_ms == 0:
-            return 0
-        return max(self.rules.ttl_ms, self.rules.pending_ttl_ms)
 
 
 DOCUMENT_ACTIONS = frozenset({"ingest", "retract", "purge"})
@@ -156,6 +145,7 @@ def slot_of(kind: str, source: str) -> bytes:
     return digest("ragfence/slot/1", kind.encode(), bytes.fromhex(source))[:SOURCE_BYTES]
 
 
+_BYTES = (bytes, bytearray, memoryview)
 _OF_NOTHING = digest("ragfence/payload/none/1")[:FINGERPRINT_BYTES]
 
 
@@ -163,7 +153,7 @@ def fingerprint_of(payload: object) -> tuple[bytes, bytes]:
     """The fingerprint of a payload, and its canonical JSON where it has one (bytes are taken as they are)."""
     if payload is None:
         return _OF_NOTHING, b""
-    if isinstance(payload, bytes | bytearray | memoryview):
+    if isinstance(payload, _BYTES):
         return digest("ragfence/payload/bytes/1", bytes(payload))[:FINGERPRINT_BYTES], b""
     text = canonical_payload(payload)
     return digest("ragfence/payload/json/1", text)[:FINGERPRINT_BYTES], text
