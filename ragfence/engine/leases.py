@@ -166,7 +166,7 @@ class Heartbeat:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        """of all that follows; entered again where collected garbage gives back a lease. `_changed` costs more to enter"""
+        """of all that follows, also entered again: collected garbage may give back a lease. `_changed` costs more"""
         self._changed = threading.Condition(self._lock)
         self._between_renewals = threading.Lock()
         self._held: dict[Lease | BatchLease, tuple[Renewer, float]] = {}

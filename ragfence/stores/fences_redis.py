@@ -46,12 +46,13 @@ from ragfence.core.rows import Row, decode_rows
 from ragfence.errors import StoreUnavailable
 from ragfence.stores.fences import Loaded, LoadedSource, Lookup, Marker, RowEntry, Scanned, Stats
 from ragfence.stores.redis_errors import REDIS_ERRORS, in_our_words, understood
-from ragfence.stores.redis_link import Call, Link
+from ragfence.stores.redis_link import Call, Link, ServerLink
 from ragfence.stores.redis_reading import Reader, Snapshot
 from ragfence.stores.redis_safety import Confirmation, refuse_unsafe, refuse_without_aof
-from ragfence.stores.redis_scripts import Script, scripts
+from ragfence.stores.redis_scripts import Alone, Script, scripts
 from ragfence.stores.redis_urls import open_link
 from ragfence.stores.redis_wire import (
+    REPLAYED,
     Names,
     lease_done,
     outcome_of,
@@ -72,6 +73,8 @@ DROPPED_AT_ONCE = 200
 Item = TypeVar("Item", Claim, Seal, LeaseRef)
 _Needed = Callable[[list[Any]], bool]
 """Whether these replies count only once they are confirmed."""
+_FOR_ONE = {"claim": (b"", b"1"), "seal": (b"1",)}
+"""What stands between the ARGV of a shard and its single item: how many there are, and before that a claim's other rows."""
 _Heads = list[tuple[tuple[bytes, ...], tuple[bytes, ...]]]
 """Per shard the KEYS and the ARGV that stand before those of its items."""
 
@@ -93,7 +96,7 @@ def _always(_: list[Any]) -> bool:
 def _tells_of_a_seal(replies: list[Any]) -> bool:
     """Whoever is answered with a seal relies on it as its owner does. The row of the answer was written after the seal,
     so whoever confirms the row has the seal, too."""
-    return any(item[0] == b"R" for reply in replies for item in reply)
+    return any(item[:1] == REPLAYED for reply in replies for item in reply)
 
 
 def _heads_of(names: Names) -> dict[str, _Heads]:
@@ -141,6 +144,9 @@ class RedisFences:
         self._link: Link = open_link(url, timeout_s=patience_s, hash_tags=self._names.prefixes)
         self.url = self._link.url
         self._scripts = scripts(test_clock, clustered=self._link.clustered)
+        self._server = self._link if isinstance(self._link, ServerLink) and not self._waits_for else None
+        """what can be asked by a call that was packed ahead"""
+        self._ahead = {name: self._packed_ahead(name) for name in ("claim", "seal")}
         self._reader = Reader(self._link, self._names, test_clock)
         try:
             self._refuse_unsafe_servers()
@@ -465,18 +471,28 @@ class RedisFences:
 
     def _alone(self, script: str, item: Claim | Seal, packed: bytes, confirm: _Needed) -> Any:
         """The reply to a batch of one, which most are: nothing to group, nothing to put in order."""
-        shard, made = item.key[0], self._scripts[script]
-        keys, args = self._heads[script][shard]
-        start = made.call((*keys, *self._names.keys_of(item)), self._common)
-        rest = (*args, b"", b"1", packed) if script == "claim" else (*args, b"1", packed)
-        if item.mode is Mode.KEYED and not self._waits_for:
+        shard = item.key[0]
+        if self._server is not None and item.mode is Mode.KEYED:
+            to_digest, to_run_id, to_item = self._ahead[script][shard]
             try:
-                answered = self._link.ask(Call(shard, start), rest)
+                answered = self._server.ask(
+                    to_digest + item.key[1:] + to_run_id, b"%b$%d\r\n%b\r\n" % (to_item, len(packed), packed)
+                )
             except REDIS_ERRORS as error:
                 raise in_our_words(self.url, error) from error
-            if not isinstance(answered, Exception):
+            if type(answered) is bytes:
+                return answered
+            if not isinstance(answered, Exception):  # asked again, without a run_id
                 return answered[0]
-        return self._called(made, [Call(shard, (*start, b"", *rest))], confirm)[0][0]
+        made, (keys, args) = self._scripts[script], self._heads[script][shard]
+        given = (*self._common, b"", *args, *_FOR_ONE[script], packed)
+        return self._called(made, [Call(shard, made.call((*keys, *self._names.keys_of(item)), given))], confirm)[0][0]
+
+    def _packed_ahead(self, script: str) -> list[Alone]:
+        return [
+            Alone.of(self._scripts[script], keys, prefix + b"k", self._common, (*args, *_FOR_ONE[script]))
+            for (keys, args), prefix in zip(self._heads[script], self._names.prefixes, strict=True)
+        ]
 
     def _grouped(
         self,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -194,49 +193,64 @@ def pack_lease(lease: LeaseRef) -> bytes:
     return head + _LENGTH(len(lease.context)) + lease.context
 
 
-def verdict_of(reply: Sequence[Any]) -> Verdict:
-    match reply[0]:
-        case b"G":
-            prior = KeyRecord.decode(reply[3]) if reply[3] else None
-            head = SourceRecord.decode(reply[4]).head if reply[4] else None
-            return Granted(KeyRecord.decode(reply[2]), bool(reply[1]), prior, head)
+REPLAYED = b"R"
+"""How the reply to a claim starts that is answered with a seal."""
+
+
+def verdict_of(reply: bytes) -> Verdict:
+    """See claim.lua."""
+    match reply[:1]:
         case b"R":
-            return Replay(_record_or_none(reply[1]))
+            return Replay(_record_or_none(reply[1:]))
+        case b"G":
+            return Granted(KeyRecord.decode(reply[2:]), reply[1] == 1)
+        case b"P":
+            granted, at = _long_at(reply, 2)
+            prior, at = _long_at(reply, at)
+            head = SourceRecord.decode(reply[at:]).head if at < len(reply) else None
+            return Granted(KeyRecord.decode(granted), reply[1] == 1, _record_or_none(prior), head)
         case b"C":
-            return Conflict(_record_or_none(reply[1]))
+            return Conflict(_record_or_none(reply[1:]))
         case b"I":
-            return InFlight(int(reply[1]), KeyRecord.decode(reply[3]), bool(reply[2]))
+            record, quarantined = KeyRecord.decode(reply[2:]), reply[1] == 1
+            return InFlight(0 if quarantined else record.when_ms, record, quarantined)
         case b"S":
-            return Stale(_SEQUENCE.unpack(reply[1])[0])
+            return Stale(_SEQUENCE.unpack(reply[1:])[0])
         case b"N":
             return NotReady()
-        case _:
-            raise _refused(reply)
+        case code:
+            raise _refused(code, reply[1:])
 
 
-def outcome_of(reply: Sequence[Any]) -> SealOutcome:
-    match reply[0]:
+def outcome_of(reply: bytes) -> SealOutcome:
+    """See seal.lua."""
+    match reply[:1]:
         case b"S":
-            return Sealed(KeyRecord.decode(reply[1]))
+            return Sealed(KeyRecord.decode(reply[1:]))
         case b"F":
-            return Fenced(_record_or_none(reply[1]))
+            return Fenced(_record_or_none(reply[1:]))
         case b"N":
             return NotReady()
-        case _:
-            raise _refused(reply)
+        case code:
+            raise _refused(code, reply[1:])
 
 
 def lease_done(reply: Any) -> bool:
     if isinstance(reply, bytes):
-        raise _refused((b"X", reply))
+        raise _refused(b"X", reply)
     return bool(reply)
 
 
-def _refused(reply: Sequence[Any]) -> FormatTooNew | FormatCorrupt:
-    version = reply[1][0] if len(reply) > 1 and reply[1] else 0
-    if version > 1:
-        return FormatTooNew(f"a record in the fence store has format {version}; this ragfence knows 1")
-    return FormatCorrupt(f"the fence store answered {reply[0]!r}")
+def _refused(code: bytes, data: bytes) -> FormatTooNew | FormatCorrupt:
+    if data and data[0] > 1:
+        return FormatTooNew(f"a record in the fence store has format {data[0]}; this ragfence knows 1")
+    return FormatCorrupt(f"the fence store answered {code!r}")
+
+
+def _long_at(data: bytes, at: int) -> tuple[bytes, int]:
+    start = at + 4
+    end = start + int.from_bytes(data[at:start], "big")
+    return data[start:end], end
 
 
 def _record_or_none(data: bytes) -> KeyRecord | None:
