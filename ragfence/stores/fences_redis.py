@@ -74,7 +74,7 @@ Item = TypeVar("Item", Claim, Seal, LeaseRef)
 _Needed = Callable[[list[Any]], bool]
 """Whether these replies count only once they are confirmed."""
 _FOR_ONE = {"claim": (b"", b"1"), "seal": (b"1",)}
-"""What stands between the ARGV of a shard and its single item: how many there are, and before that a claim's other rows."""
+"""What stands between the ARGV of a shard and its single item: its number, and before that a claim's other rows."""
 _Heads = list[tuple[tuple[bytes, ...], tuple[bytes, ...]]]
 """Per shard the KEYS and the ARGV that stand before those of its items."""
 
