@@ -17,6 +17,10 @@ class Decision(StrEnum):
     STALE = "stale"
 
 
+NEW, DUPLICATE = Decision.NEW, Decision.DUPLICATE
+"""as plain names, like those of `decisions.Mode`"""
+
+
 @dataclass(frozen=True, slots=True)
 class Flags:
     """How this one call came by its answer."""

@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 from ragfence.core.decisions import (
     NOBODY,
+    SEQUENCED,
     Claim,
     Conflict,
     Fenced,
     Granted,
     InFlight,
-    Mode,
     NotReady,
     Replay,
     Sealed,
@@ -31,7 +31,7 @@ from ragfence.core.decisions import (
 )
 from ragfence.core.ledger import row_for_answer
 from ragfence.core.policy import Policy
-from ragfence.core.receipts import Decision, Flags, Receipt, flags_of
+from ragfence.core.receipts import DUPLICATE, NEW, Flags, Receipt, flags_of
 from ragfence.core.records import TOKEN_BYTES, KeyRecord, State
 from ragfence.core.rows import (
     CONFLICT_POSITION,
@@ -220,7 +220,7 @@ class Performer:
             points.reach(points.AFTER_COMMIT)
             if winner is not None:
                 return self._lost_to(won, winner)
-            if won.request.mode is Mode.SEQUENCED and self.backing.epochs.newer_than(won.lease.fence.epoch):
+            if won.request.mode is SEQUENCED and self.backing.epochs.newer_than(won.lease.fence.epoch):
                 # A newer revision may have been sealed in an epoch this lease knows nothing of: claim again.
                 return self._ask_again(won)
         points.reach(points.BEFORE_SEAL)
@@ -229,8 +229,8 @@ class Performer:
         heartbeat.remove(won.lease)
         flags = self._flags(won)
         if isinstance(sealed, Sealed):
-            return self.results.receipt(won.request.key, sealed.record, Decision.NEW, flags)
-        if won.request.mode is Mode.SEQUENCED:
+            return self.results.receipt(won.request.key, sealed.record, NEW, flags)
+        if won.request.mode is SEQUENCED:
             return self._ask_again(won, fenced_out=self.backing is None)
         if self.backing is None:
             raise self._fenced_out(won, sealed)
@@ -243,7 +243,7 @@ class Performer:
             with contextlib.suppress(TransientError):
                 self.backing.hydrator.ensure_ready()
         self.give_back(won, FencedOut.code)
-        return self.results.receipt(won.request.key, record, Decision.NEW, flags)
+        return self.results.receipt(won.request.key, record, NEW, flags)
 
     def committed(self, request: Request) -> Receipt | None:
         """What the object store alone knows of the key, while the fence store is away. Leaves no decision row."""
@@ -259,7 +259,7 @@ class Performer:
                 key=request.key_text,
             )
         flags = Flags(attempt=found.attempt, healed=True)
-        return self.results.receipt(request.key, found.record(), Decision.DUPLICATE, flags)
+        return self.results.receipt(request.key, found.record(), DUPLICATE, flags)
 
     def give_back(self, won: Won, error: str) -> None:
         """Ends the lease without an outcome. If that cannot be said to the store, the lease runs out by itself."""
@@ -273,7 +273,7 @@ class Performer:
 
     def _replayed(self, request: Request, claim: Claim, record: KeyRecord) -> Receipt:
         flags = flags_of(record.attempt, claim.waited_ms)
-        return self.results.receipt(request.key, record, Decision.DUPLICATE, flags)
+        return self.results.receipt(request.key, record, DUPLICATE, flags)
 
     def _claimed(self, claim: Claim) -> Verdict:
         while True:
@@ -325,7 +325,7 @@ class Performer:
         answered = claim._replace(position=CONFLICT_POSITION)
         self.fences.record([row_for_answer(answered, RowKind.DUPLICATE, found.record(), self.fences.now_ms())])
         flags = Flags(attempt=found.attempt, healed=True, waited_ms=claim.waited_ms)
-        return self.results.receipt(request.key, found.record(), Decision.DUPLICATE, flags)
+        return self.results.receipt(request.key, found.record(), DUPLICATE, flags)
 
     def _raise_sequence(self, request: Request, found: Commit) -> None:
         sequence = request.operation.sequence
@@ -338,10 +338,10 @@ class Performer:
         outcome = Outcome(found.effect_id, found.result, found.failed, found.error)
         sealed = self._sealed(won, outcome, flags=HEALED, winner=bytes.fromhex(found.token))
         heartbeat.remove(won.lease)
-        if not isinstance(sealed, Sealed) and won.request.mode is Mode.SEQUENCED:
+        if not isinstance(sealed, Sealed) and won.request.mode is SEQUENCED:
             return None
         flags = replace(self._flags(won), healed=True)
-        return self.results.receipt(won.request.key, found.record(), Decision.DUPLICATE, flags)
+        return self.results.receipt(won.request.key, found.record(), DUPLICATE, flags)
 
     def _move_only(self, won: Won, prior: KeyRecord) -> Receipt | None:
         """The key was sealed before, with a lower sequence: its receipt stands, the source's top moves up."""
@@ -357,20 +357,20 @@ class Performer:
         heartbeat.remove(won.lease)
         if not isinstance(sealed, Sealed):
             return None
-        return self.results.receipt(won.request.key, prior, Decision.DUPLICATE, self._flags(won))
+        return self.results.receipt(won.request.key, prior, DUPLICATE, self._flags(won))
 
     def _lost_to(self, won: Won, winner: Commit) -> Receipt:
         if winner.fingerprint != won.request.fingerprint.hex():
             self.give_back(won, ConflictError.code)
             raise self._refusals.conflict(won.request, self._claim_for_rows(won, CONFLICT_POSITION), winner.record())
-        if won.request.mode is Mode.SEQUENCED:
+        if won.request.mode is SEQUENCED:
             # The winner's sequence may be below ours: nobody may be told that ours is applied before the source is.
             return self._ask_again(won, fenced_out=True)
         outcome = Outcome(winner.effect_id, winner.result, winner.failed, winner.error)
         self._sealed(won, outcome, flags=HEALED | FENCED_OUT, winner=bytes.fromhex(winner.token))
         heartbeat.remove(won.lease)
         flags = replace(self._flags(won), fenced_out=True)
-        return self.results.receipt(won.request.key, winner.record(), Decision.DUPLICATE, flags)
+        return self.results.receipt(won.request.key, winner.record(), DUPLICATE, flags)
 
     def _ask_again(self, won: Won, *, fenced_out: bool = False) -> Receipt:
         """The lease may be gone: a new claim finds the commit, ours or the winner's, or learns what superseded it."""
@@ -402,7 +402,7 @@ class Performer:
                 if time.monotonic() >= give_up_at:
                     heartbeat.remove(won.lease)
                     record = self._commit_of(won, outcome).record()
-                    receipt = self.results.receipt(won.request.key, record, Decision.NEW, self._flags(won))
+                    receipt = self.results.receipt(won.request.key, record, NEW, self._flags(won))
                     raise SealUncertain(
                         f"the effect of {won.lease.key} happened, but its seal could not be written",
                         key=won.lease.key,
@@ -434,7 +434,7 @@ class Performer:
         receipt = None
         if record is not None and record.ended and record.fingerprint == won.request.fingerprint:
             flags = replace(self._flags(won), fenced_out=True)
-            receipt = self.results.receipt(won.request.key, record, Decision.DUPLICATE, flags)
+            receipt = self.results.receipt(won.request.key, record, DUPLICATE, flags)
         return FencedOut(f"{won.lease.key} was taken over before its seal", key=won.lease.key, receipt=receipt)
 
     def _wait(self, request: Request, verdict: InFlight, started: float, give_up_at: float) -> Iterator[float]:

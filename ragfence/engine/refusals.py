@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from ragfence.core.decisions import Claim, InFlight, Mode
+from ragfence.core.decisions import DOCUMENT, Claim, InFlight
 from ragfence.core.diffs import payload_diff
 from ragfence.core.ledger import row_for_answer
 from ragfence.core.policy import Policy
@@ -91,7 +91,7 @@ def refuse_nested(request: Request) -> None:
 
 
 def refuse_documents(request: Request) -> None:
-    if request.mode is Mode.DOCUMENT:
+    if request.mode is DOCUMENT:
         raise ValidationError(
             f"kind 'document' with action {request.operation.action!r} belongs to fence.documents",
             hint="call fence.documents.ingest(...) or retract(...), or use another kind",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ragfence.core.canonical import canonical_payload
-from ragfence.core.decisions import NOBODY, Claim, Granted, LeaseRef, Mode, Seal
+from ragfence.core.decisions import DOCUMENT, KEYED, NOBODY, SEQUENCED, Claim, Granted, LeaseRef, Mode, Seal
 from ragfence.core.hashing import digest
 from ragfence.core.operations import Operation, key_to_text
 from ragfence.core.policy import KindRules
@@ -28,7 +28,7 @@ class Request(NamedTuple):
     """False: the row of a conflict is written by the caller, who has more to look at (a diff, the object store)"""
     key: bytes = b""
     source: bytes = b""
-    mode: Mode = Mode.KEYED
+    mode: Mode = KEYED
 
     @classmethod
     def of(
@@ -43,11 +43,11 @@ class Request(NamedTuple):
         diff_wanted: bool = False,
         store_tells_conflicts: bool = True,
     ) -> Request:
-        slot, mode = b"", Mode.KEYED
+        slot, mode = b"", KEYED
         if is_document(operation):
-            slot, mode = document_slot(operation.tenant, operation.source_id), Mode.DOCUMENT
+            slot, mode = document_slot(operation.tenant, operation.source_id), DOCUMENT
         elif operation.sequence is not None:
-            slot, mode = slot_of(operation.kind, operation.source), Mode.SEQUENCED
+            slot, mode = slot_of(operation.kind, operation.source), SEQUENCED
         key, tells = operation.key, store_tells_conflicts and not diff_wanted
         return cls(operation, fingerprint, rules, context, owner, kept_payload, diff_wanted, tells, key, slot, mode)
 
