@@ -503,11 +503,13 @@ class RedisFences:
         rows: dict[int, list[bytes]] | None = None,
     ) -> list[_Group]:
         """KEYS and ARGV with the items grouped by shard; with the `rows` that are to be written besides."""
-        groups = {known: _Group(known, [*heads[known][0]], [], []) for known in rows or ()}
+        groups: dict[int, _Group] = {}
+        for shard in rows or ():
+            groups[shard] = _Group(shard, [*heads[shard][0]], [], [])
         records = self._names.records
         for at, item in enumerate(items):
-            key: bytes = item.key
-            shard: int = key[0]
+            key = item.key
+            shard = key[0]
             group = groups.get(shard)
             if group is None:
                 group = groups[shard] = _Group(shard, [*heads[shard][0]], [], [])
@@ -516,9 +518,11 @@ class RedisFences:
                 group.keys.append(self._names.source(shard, item.source))
             group.args.append(pack(item))
             group.members.append(at)
-        for shard, group in groups.items():
-            more: tuple[bytes, ...] = () if rows is None else (b"".join(rows.get(shard, ())),)
-            group.args[:0] = (*heads[shard][1], *more, len(group.members))
+        for group in groups.values():
+            before: list[Any] = [*heads[group.shard][1]]
+            if rows is not None:
+                before.append(b"".join(rows.get(group.shard, ())))
+            group.args = [*before, len(group.members), *group.args]
         return list(groups.values())
 
     def _run(self, script: str, groups: Sequence[_Group], *common: Any, confirm: _Needed | None = None) -> list[Any]:
