@@ -505,24 +505,25 @@ class RedisFences:
         """KEYS and ARGV with the items grouped by shard; with the `rows` that are to be written besides."""
         groups: dict[int, _Group] = {}
         for shard in rows or ():
-            groups[shard] = _Group(shard, [*heads[shard][0]], [], [])
+            groups[shard] = _Group(shard, list(heads[shard][0]), [], [])
         records = self._names.records
         for at, item in enumerate(items):
             key = item.key
             shard = key[0]
             group = groups.get(shard)
             if group is None:
-                group = groups[shard] = _Group(shard, [*heads[shard][0]], [], [])
+                group = groups[shard] = _Group(shard, list(heads[shard][0]), [], [])
             group.keys.append(records[shard] + key[1:])
             if item.mode is not KEYED:
                 group.keys.append(self._names.source(shard, item.source))
             group.args.append(pack(item))
             group.members.append(at)
         for group in groups.values():
-            before: list[Any] = [*heads[group.shard][1]]
+            before: list[Any] = list(heads[group.shard][1])
             if rows is not None:
                 before.append(b"".join(rows.get(group.shard, ())))
-            group.args = [*before, len(group.members), *group.args]
+            before.append(len(group.members))
+            group.args = before + group.args
         return list(groups.values())
 
     def _run(self, script: str, groups: Sequence[_Group], *common: Any, confirm: _Needed | None = None) -> list[Any]:
