@@ -93,8 +93,7 @@ class Won:
         return self.lease.takeover or self.lease.attempt > 1 or seen_before or record.error != ""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What an effect came to."""
 
     effect_id: str = ""

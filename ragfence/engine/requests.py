@@ -9,10 +9,11 @@ from ragfence.core.decisions import DOCUMENT, KEYED, NOBODY, SEQUENCED, Claim, G
 from ragfence.core.hashing import digest
 from ragfence.core.operations import Operation, key_to_text
 from ragfence.core.policy import KindRules
-from ragfence.core.records import FINGERPRINT_BYTES
+from ragfence.core.records import FINGERPRINT_BYTES, NO_METADATA
 from ragfence.stores.fences import SOURCE_BYTES, Lookup
 
 MAX_KEPT_PAYLOAD = 16 * 1024
+_tuple = tuple.__new__
 
 
 class Request(NamedTuple):
@@ -60,37 +61,49 @@ class Request(NamedTuple):
         return Lookup(self.key, self.mode, self.source)
 
     def claim(self, token: bytes, position: int, waited_ms: int) -> Claim:
-        return Claim(
-            key=self.key,
-            fingerprint=self.fingerprint,
-            token=token,
-            mode=self.mode,
-            source=self.source,
-            sequence=self.operation.sequence,
-            lease_ms=self.rules.lease_ms,
-            max_attempts=self.rules.max_attempts,
-            pending_ttl_ms=self.rules.pending_ttl_ms,
-            source_ttl_ms=self.rules.source_ttl_ms,
-            kind=self.operation.kind,
-            owner=self.owner,
-            payload=self.kept_payload,
-            position=position,
-            waited_ms=waited_ms,
-            context=self.context,
-            row_on_conflict=self.store_tells_conflicts,
+        rules = self.rules
+        # As tuples, past the constructors, here and below: each is made for every call, and by name costs eight times.
+        return _tuple(
+            Claim,
+            (
+                self.key,
+                self.fingerprint,
+                token,
+                self.mode,
+                self.source,
+                self.operation.sequence,
+                NO_METADATA,
+                False,  # retract
+                rules.lease_ms,
+                rules.max_attempts,
+                rules.pending_ttl_ms,
+                rules.source_ttl_ms,
+                self.operation.kind,
+                self.owner,
+                self.kept_payload,
+                position,
+                waited_ms,
+                self.context,
+                self.store_tells_conflicts,
+            ),
         )
 
     def lease_ref(self, token: bytes, *, epoch: int) -> LeaseRef:
-        return LeaseRef(
-            key=self.key,
-            token=token,
-            mode=self.mode,
-            source=self.source,
-            lease_ms=self.rules.lease_ms,
-            pending_ttl_ms=self.rules.pending_ttl_ms,
-            source_ttl_ms=self.rules.source_ttl_ms,
-            epoch=epoch,
-            context=self.context,
+        rules = self.rules
+        return _tuple(
+            LeaseRef,
+            (
+                self.key,
+                token,
+                self.mode,
+                self.source,
+                rules.lease_ms,
+                rules.pending_ttl_ms,
+                rules.source_ttl_ms,
+                epoch,
+                0,  # position
+                self.context,
+            ),
         )
 
     def seal(
@@ -105,24 +118,30 @@ class Request(NamedTuple):
         waited_ms: int = 0,
         winner: bytes = NOBODY,
     ) -> Seal:
-        return Seal(
-            key=self.key,
-            token=granted.record.token,
-            fence=granted.record.fence,
-            mode=self.mode,
-            source=self.source,
-            failed=failed,
-            effect_id=effect_id,
-            result=result,
-            error=error,
-            sequence=self.operation.sequence,
-            ttl_ms=self.rules.ttl_ms,
-            source_ttl_ms=self.rules.source_ttl_ms,
-            flags=flags,
-            waited_ms=waited_ms,
-            context=self.context,
-            duplicate=winner != NOBODY,
-            winner=winner,
+        record = granted.record
+        return _tuple(
+            Seal,
+            (
+                self.key,
+                record.token,
+                record.fence,
+                self.mode,
+                self.source,
+                failed,
+                effect_id,
+                result,
+                error,
+                self.operation.sequence,
+                NO_METADATA,
+                True,  # live
+                self.rules.ttl_ms,
+                self.rules.source_ttl_ms,
+                flags,
+                waited_ms,
+                self.context,
+                winner != NOBODY,
+                winner,
+            ),
         )
 
 
