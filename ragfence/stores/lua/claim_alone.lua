@@ -3,8 +3,7 @@
 -- Like the MGET of a batch, a replay trusts that run_id: a server that restarted has no old connections. Whatever writes
 -- a record asks the server itself.
 if ARGV[4] ~= '' then
-  local claim, found = ARGV[9], redis.call('MGET', KEYS[1], KEYS[4])
-  local marker, data = found[1], found[2]
+  local claim, marker, data = ARGV[9], redis.call('GET', KEYS[1]), redis.call('GET', KEYS[4])
   if marker and byte(marker) == 82 then
     if data then
       if sub(marker, -40) == ARGV[4] and replays(data, claim) then

@@ -1,8 +1,7 @@
 -- The most frequent seal, before anything else is set up: a single one without a sequence, by its owner, from a connection
 -- that knows its server (ARGV[4]). It may stand wherever its lease does, so it trusts that run_id.
 if ARGV[4] ~= '' then
-  local seal, found = ARGV[8], redis.call('MGET', KEYS[1], KEYS[4])
-  local marker, data = found[1], found[2]
+  local seal, marker, data = ARGV[8], redis.call('GET', KEYS[1]), redis.call('GET', KEYS[4])
   if marker and data and byte(marker) == 82 and sub(marker, -40) == ARGV[4] and owned(data, seal) and
     struct.pack('>I7', tonumber(sub(marker, 3, -42))) == sub(seal, 47, 53) then
     local now_ms, row = now(), nil
