@@ -84,9 +84,9 @@ MUTANTS = [
     ),
     Mutant(
         "no token check at the seal, in Lua's short path",
-        f"{LUA}/seal.lua",
-        "held % 16 == HELD and sub(data, 19, 30) == sub(seal, 3, 14) then",
-        "held % 16 == HELD then",
+        f"{LUA}/seal_cut.lua",
+        "flags % 16 == 1 and sub(data, 19, 30) == sub(seal, 3, 14)",
+        "flags % 16 == 1",
         ON_REDIS,
     ),
     Mutant(
@@ -98,9 +98,23 @@ MUTANTS = [
     ),
     Mutant(
         "fingerprint ignored, in Lua's short path",
-        f"{LUA}/claim.lua",
-        "(state == SEALED or state == FAILED) and sub(data, 3, 18) == sub(claim, 52, 67)",
-        "(state == SEALED or state == FAILED)",
+        f"{LUA}/claim_cut.lua",
+        "(state == 4 or state == 5) and sub(data, 3, 18) == sub(claim, 52, 67)",
+        "(state == 4 or state == 5)",
+        ON_REDIS,
+    ),
+    Mutant(
+        "run_id not compared for a single first claim, in Lua",
+        f"{LUA}/claim_alone.lua",
+        "elseif sub(marker, -40) == run_id() then",
+        "else",
+        ON_REDIS,
+    ),
+    Mutant(
+        "no epoch check at a single seal, in Lua",
+        f"{LUA}/seal_alone.lua",
+        "owned(data, seal) and\n    struct.pack('>I7', tonumber(sub(marker, 3, -42))) == sub(seal, 47, 53) then",
+        "owned(data, seal) then",
         ON_REDIS,
     ),
     Mutant(
@@ -113,8 +127,8 @@ MUTANTS = [
     Mutant(
         "the replays of a batch are answered by any server",
         REDIS,
-        "            elif epochs[shard] is not None:\n",
-        "            else:\n",
+        "if data is not None and epochs[shard] is not None:",
+        "if data is not None:",
         ON_REDIS,
     ),
     Mutant(

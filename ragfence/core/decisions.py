@@ -42,6 +42,10 @@ class Mode(IntEnum):
     DOCUMENT = 2
 
 
+KEYED, SEQUENCED, DOCUMENT = Mode
+"""As plain names: Python 3.11 finds a member of an enum by a function call, which every record of a batch paid for."""
+
+
 class Claim(NamedTuple):
     """An attempt to become the one who performs the operation."""
 
@@ -338,8 +342,7 @@ class Seal(NamedTuple):
         return self.key[1:]
 
 
-@dataclass(frozen=True, slots=True)
-class Sealed:
+class Sealed(NamedTuple):
     record: KeyRecord
 
 
@@ -419,8 +422,7 @@ def _ended(record: KeyRecord, seal: Seal, now_ms: int) -> KeyRecord:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseRef:
+class LeaseRef(NamedTuple):
     """Which lease a renewal or a release is about."""
 
     key: bytes

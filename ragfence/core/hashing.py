@@ -25,12 +25,13 @@ def framed(domain: str, parts: tuple[bytes, ...]) -> bytes:
         # Thousands of digests in a row: the same bytes, joined at once.
         prefix = sizes.pop().to_bytes(8, "big")
         return b"".join((_tag(domain), prefix, prefix.join(parts)))
-    pieces = [_tag(domain)]
-    for part in parts:
-        size = len(part)
-        pieces.append(_SIZES[size] if size < 256 else size.to_bytes(8, "big"))
-        pieces.append(part)
-    return b"".join(pieces)
+    return b"".join((_tag(domain), *map(sized, parts)))
+
+
+def sized(part: bytes) -> bytes:
+    """One part of a framed byte string. Parts can be joined: the frame of some is the start of the frame of more."""
+    size = len(part)
+    return (_SIZES[size] if size < 256 else size.to_bytes(8, "big")) + part
 
 
 @cache
@@ -52,7 +53,11 @@ def shard_of(tenant: str, source_id: str) -> int:
 
 
 def shard_of_bytes(tenant: bytes, source_id: bytes) -> int:
-    return int(xxhash.xxh3_64_intdigest(framed("ragfence/shard/1", (tenant, source_id)))) % SHARDS
+    return shard_framed(framed("ragfence/shard/1", (tenant, source_id)))
+
+
+def shard_framed(frame: bytes) -> int:
+    return int(xxhash.xxh3_64_intdigest(frame)) % SHARDS
 
 
 def content_hash(data: bytes, algorithm: Algorithm = "xxh3") -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import unicodedata
 from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import sha256
 from typing import NamedTuple, NewType
 from urllib.parse import quote
 
-from ragfence.core.hashing import digest, shard_of_bytes
+from ragfence.core.hashing import SHARDS, digest, framed, shard_framed, sized
 from ragfence.errors import ValidationError
 
 Key = NewType("Key", bytes)
@@ -23,6 +25,7 @@ SEQUENCE_MIN, SEQUENCE_MAX = -(2**63), 2**63 - 1
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
+_SHARDS = [bytes((shard,)) for shard in range(SHARDS)]
 _TEXTS = ("kind", "source_id", "revision", "source_type", "index_hash", "action", "tenant")
 
 
@@ -63,12 +66,11 @@ class Operation:
                 raise ValidationError(f"sequence {self.sequence} does not fit into 64 bits")
             if self.revision == "":
                 object.__setattr__(self, "revision", str(self.sequence))
-        for field in _TEXTS:
-            given = getattr(self, field)
-            if given == "" or (type(given) is str and len(given) < 256 and given.isascii() and given.isprintable()):
-                continue
-            if (text := checked_text(field, given)) is not given:
-                object.__setattr__(self, field, text)
+        if not self._is_plain():
+            for field in _TEXTS:
+                given = getattr(self, field)
+                if (text := checked_text(field, given)) is not given:
+                    object.__setattr__(self, field, text)
         if not self.kind:
             raise ValidationError("an operation needs a kind", hint='for example kind="ticket"')
         if 4 * len(self.kind) > MAX_KIND_BYTES and len(self.kind.encode()) > MAX_KIND_BYTES:
@@ -78,6 +80,15 @@ class Operation:
                 f"an operation of kind {self.kind!r} needs a source_id",
                 hint="the id of the document, event or request that must take effect once",
             )
+
+    def _is_plain(self) -> bool:
+        """Whether all texts are as they are stored, which nearly all are: looked at as one, and not one by one."""
+        texts = (self.kind, self.source_id, self.revision, self.source_type, self.index_hash, self.action, self.tenant)
+        try:
+            text = "".join(texts)
+        except TypeError:
+            return False
+        return len(text) <= MAX_ID_BYTES and text.isascii() and text.isprintable()
 
     def in_tenant(self, tenant: str) -> Operation:
         if self.tenant == tenant:
@@ -93,23 +104,33 @@ class Operation:
 
     @property
     def key(self) -> Key:
-        tenant, source_id = self.tenant.encode(), self.source_id.encode()
-        body = digest(
-            "ragfence/operation/1",
-            tenant,
-            self.kind.encode(),
-            self.source_type.encode(),
-            source_id,
-            self.revision.encode(),
-            self.index_hash.encode(),
-            self.action.encode(),
-        )
-        return Key(bytes((shard_of_bytes(tenant, source_id),)) + body)
+        frame = _frame(self.tenant, self.kind, self.source_type, self.index_hash, self.action)
+        source_id = sized(self.source_id.encode())
+        body = sha256(b"%b%b%b%b" % (frame.before, source_id, sized(self.revision.encode()), frame.behind)).digest()
+        return Key(_SHARDS[shard_framed(frame.shard + source_id)] + body)
 
     @property
     def source(self) -> str:
         """The hex digest that stands for the source in object names; kind and tenant stand beside it there."""
         return digest("ragfence/source/1", self.source_type.encode(), self.source_id.encode()).hex()
+
+
+class _Frame(NamedTuple):
+    """What goes into the keys of all operations that differ in source_id and revision only."""
+
+    before: bytes
+    behind: bytes
+    shard: bytes
+
+
+@lru_cache(maxsize=1024)
+def _frame(tenant: str, kind: str, source_type: str, index_hash: str, action: str) -> _Frame:
+    named = tenant.encode()
+    return _Frame(
+        framed("ragfence/operation/1", (named, kind.encode(), source_type.encode())),
+        sized(index_hash.encode()) + sized(action.encode()),
+        framed("ragfence/shard/1", (named,)),
+    )
 
 
 def checked_text(field: str, value: object, max_bytes: int = MAX_ID_BYTES) -> str:

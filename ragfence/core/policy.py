@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -249,6 +249,13 @@ class KindRules:
     max_runtime_ms: int
     wait_ms: int
     """0: answer at once that somebody else is at it"""
+    source_ttl_ms: int = field(init=False, compare=False)
+    """0: for ever"""
+
+    def __post_init__(self) -> None:
+        # A claim must not shorten the memory of the top sequence, nor a seal that of a pending lease.
+        forever = self.ttl_ms == 0 or self.pending_ttl_ms == 0
+        object.__setattr__(self, "source_ttl_ms", 0 if forever else max(self.ttl_ms, self.pending_ttl_ms))
 
 
 class Policy(_Section):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 
@@ -14,6 +15,10 @@ class Decision(StrEnum):
     CONFLICT = "conflict"
     IN_FLIGHT = "in_flight"
     STALE = "stale"
+
+
+NEW, DUPLICATE = Decision.NEW, Decision.DUPLICATE
+"""as plain names, like those of `decisions.Mode`"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,12 @@ class Flags:
     journaled: bool = False
     """the store was down; the effect ran and waits in the local journal to be sealed"""
     waited_ms: int = 0
+
+
+@lru_cache(maxsize=256)
+def flags_of(attempt: int, waited_ms: int, *, takeover: bool = False, journaled: bool = False) -> Flags:
+    """Nearly all calls come by their answer in one of a few ways."""
+    return Flags(attempt=attempt, takeover=takeover, waited_ms=waited_ms, journaled=journaled)
 
 
 class Receipt(NamedTuple):

@@ -42,7 +42,10 @@ MAX_EPOCH = 2**53 - 1
 MAX_COUNTER = 2**40 - 1
 
 _HEADER = struct.Struct(f">BB{FINGERPRINT_BYTES}s{TOKEN_BYTES}sQIHHIHI")
+_HEADER_AND_KIND = struct.Struct(f">BB{FINGERPRINT_BYTES}s{TOKEN_BYTES}s7s5sH6s6sB")
+"""the header and how long the kind behind it is"""
 HEADER_BYTES = _HEADER.size
+_number = int.from_bytes
 HAS_OWNER, HAS_ERROR, HAS_EFFECT_ID, HAS_PAYLOAD = 16, 32, 64, 128
 _STATE = 15
 _SOURCE = struct.Struct(">BBQ")
@@ -69,6 +72,8 @@ class State(IntEnum):
     """sealed as a failure, which is replayed"""
 
 
+HELD, FAILED = State.HELD, State.FAILED
+"""as plain names, like those of `decisions.Mode`"""
 ENDED = frozenset({State.SEALED, State.FAILED})
 _STATES = {int(state): state for state in State}
 _tuple = tuple.__new__
@@ -134,8 +139,10 @@ class KeyRecord(NamedTuple):
         try:
             if data[0] != VERSION:
                 _refuse_newer(data[0], "record")
-            _, state, fingerprint, token, high, low, attempt, fh, fl, wh, wl = _HEADER.unpack_from(data)
-            at = HEADER_BYTES + 1 + data[HEADER_BYTES]
+            (_, state, fingerprint, token, epoch, counter, attempt, first_seen, when, size) = (
+                _HEADER_AND_KIND.unpack_from(data)
+            )
+            at = HEADER_BYTES + 1 + size
             kind = _kind(data[HEADER_BYTES + 1 : at])
             owner, error, effect_id, payload = "", "", "", b""
             if state > _STATE:
@@ -158,10 +165,10 @@ class KeyRecord(NamedTuple):
                     _STATES[state & _STATE],
                     fingerprint,
                     token,
-                    _tuple(Fence, (high >> 8, (high & 0xFF) << 32 | low)),
+                    _tuple(Fence, (_number(epoch), _number(counter))),
                     attempt,
-                    fh << 32 | fl,
-                    wh << 32 | wl,
+                    _number(first_seen),
+                    _number(when),
                     kind,
                     owner,
                     error,

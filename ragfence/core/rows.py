@@ -17,6 +17,7 @@ import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import lru_cache
 from typing import Any
 
 from ragfence.core.decisions import NOBODY
@@ -214,20 +215,23 @@ def _decode_one(data: bytes, at: int) -> tuple[Row, int]:
 
 def context_of(operation: Operation, **known: str | int | None) -> bytes:
     """The caller's part of a row. Empty fields are left out: most rows are small."""
-    pieces = [f'"kind":{_quoted(operation.kind)}']
-    if text := operation.source_type:
-        pieces.append(f'"source_type":{_quoted(text)}')
-    pieces.append(f'"source_id":{_quoted(operation.source_id)}')
+    told = f'{_told_of(operation.kind, operation.source_type)}"source_id":{_quoted(operation.source_id)}'
     if text := operation.revision:
-        pieces.append(f'"revision":{_quoted(text)}')
+        told += f',"revision":{_quoted(text)}'
     if text := operation.index_hash:
-        pieces.append(f'"index_hash":{_quoted(text)}')
+        told += f',"index_hash":{_quoted(text)}'
     if text := operation.action:
-        pieces.append(f'"action":{_quoted(text)}')
-    pieces += [
-        f'"{field}":{_quoted(value) if isinstance(value, str) else value}' for field, value in known.items() if value
-    ]
-    return f"{{{','.join(pieces)}}}".encode()
+        told += f',"action":{_quoted(text)}'
+    for field, value in known.items():
+        if value:
+            told += f',"{field}":{_quoted(value) if isinstance(value, str) else value}'
+    return f"{told}}}".encode()
+
+
+@lru_cache(maxsize=256)
+def _told_of(kind: str, source_type: str) -> str:
+    """How the context of all operations of a kind begins."""
+    return f'{{"kind":{_quoted(kind)},' + (f'"source_type":{_quoted(source_type)},' if source_type else "")
 
 
 def with_context(row: Row, **known: str | int | None) -> Row:

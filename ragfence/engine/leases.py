@@ -44,7 +44,8 @@ def entered(lease: Lease) -> None:
 
 def left(lease: Lease) -> None:
     # No reset with a token: a block may be left in another context than the one it was entered in.
-    current.set(tuple(held for held in current.get() if held is not lease))
+    held = current.get()
+    current.set(() if held == (lease,) else tuple(each for each in held if each is not lease))
 
 
 class Renewer(Protocol):
@@ -53,6 +54,20 @@ class Renewer(Protocol):
 
 class Lease:
     """The right to perform one operation, for a while. Pass `fence` to whatever the effect writes to."""
+
+    __slots__ = (
+        "_granted_at",
+        "_lost",
+        "_pid",
+        "_stop_renewing_at",
+        "_store_ms",
+        "_valid_until",
+        "attempt",
+        "ended",
+        "fence",
+        "ref",
+        "takeover",
+    )
 
     def __init__(
         self,
@@ -150,7 +165,9 @@ class Heartbeat:
     """Renews every lease of the process at a third of its length, all leases of a store in one round trip."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        """of all that follows, also entered again: collected garbage may give back a lease. `_changed` costs more"""
+        self._changed = threading.Condition(self._lock)
         self._between_renewals = threading.Lock()
         self._held: dict[Lease | BatchLease, tuple[Renewer, float]] = {}
         self._thread: threading.Thread | None = None
@@ -159,7 +176,7 @@ class Heartbeat:
 
     def add(self, store: Renewer, lease: Lease | BatchLease) -> None:
         due = time.monotonic() + _beat_s(lease)
-        with self._changed:
+        with self._lock:
             self._held[lease] = (store, due)
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="ragfence-heartbeat", daemon=True)
@@ -169,7 +186,7 @@ class Heartbeat:
 
     def remove(self, lease: Lease | BatchLease) -> None:
         lease.ended = True
-        with self._changed:
+        with self._lock:
             self._held.pop(lease, None)
 
     def pause(self) -> None:
@@ -184,7 +201,8 @@ class Heartbeat:
 
     def forget_all(self) -> None:
         """In the child of a fork: its parent's thread and locks do not exist here."""
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._between_renewals = threading.Lock()
         self._held = {}
         self._thread = None

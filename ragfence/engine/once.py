@@ -75,6 +75,9 @@ class Once:
                 f"recover= of {self._name} is async, the function is not", hint="make both async, or neither"
             )
         self._engine = engine
+        self._performer = engine.performer
+        self._fail_open = (options.on_store_error or engine.policy.on_store_error) == "open"
+        self._wait_ms = None if options.wait_s is None else int(options.wait_s * 1000)
         self._function = function
         self._options = options
         self._signature = inspect.signature(function)
@@ -101,11 +104,11 @@ class Once:
         while True:
             known = self._engine.journal.find(request) if self._fail_open else None
             try:
-                answer = known or self._engine.performer.acquire(request, wait_ms=self._wait_ms)
+                answer = known or self._performer.acquire(request, wait_ms=self._wait_ms)
             except StoreUnavailable:
                 if not self._fail_open:
                     raise
-                if committed := self._engine.performer.committed(request):
+                if committed := self._performer.committed(request):
                     return _successful(committed)
                 self._engine.journal.prepare()
                 return self._journal(request, self._function(*args, **kwargs))
@@ -134,11 +137,11 @@ class Once:
         while True:
             known = await to_the_end(self._engine.journal.find, request) if self._fail_open else None
             try:
-                answer = known or await acquire_async(self._engine.performer, request, self._wait_ms)
+                answer = known or await acquire_async(self._performer, request, self._wait_ms)
             except StoreUnavailable:
                 if not self._fail_open:
                     raise
-                if committed := await to_the_end(self._engine.performer.committed, request):
+                if committed := await to_the_end(self._performer.committed, request):
                     return _successful(committed)
                 await to_the_end(self._engine.journal.prepare)
                 return await to_the_end(self._journal, request, await self._function(*args, **kwargs))
@@ -168,10 +171,6 @@ class Once:
             if receipt is not None:
                 return receipt
 
-    @property
-    def _wait_ms(self) -> int | None:
-        return None if self._options.wait_s is None else int(self._options.wait_s * 1000)
-
     def _recover(self, won: Won) -> Callable[..., Any] | None:
         """On a takeover or a retry: the effect may have happened on somebody else's side. Ask them first."""
         return self._options.recover if won.may_have_happened else None
@@ -188,17 +187,16 @@ class Once:
         effect_id, make = done.effect_id, self._options.effect_id
         if effect_id is None and make and (isinstance(done, _Returned) or done.result is not None):
             effect_id = make(done.result)
-        stored = self._engine.performer.results.store(done.result, request.key_text)
+        stored = self._performer.results.store(done.result, request.key_text)
         return Outcome(checked_effect_id(effect_id), stored)
 
     def _complete(self, won: Won, done: Recovered) -> Receipt | None:
         """None: another attempt took over and has no outcome yet; ask again, which waits for it."""
-        performer = self._engine.performer
         outcome = None
         try:
             outcome = self._outcome(won.request, done)
             points.reach(points.AFTER_EFFECT)
-            return _successful(performer.complete(won, outcome))
+            return _successful(self._performer.complete(won, outcome))
         except FencedOut as lost:
             receipt: Receipt | None = lost.receipt
             return _successful(receipt) if receipt is not None else None
@@ -210,18 +208,14 @@ class Once:
                 return _successful(committed)
             return self._engine.journal.add(won.request, outcome, token=won.granted.record.token)
         except BaseException as error:
-            performer.give_back(won, code_of(error))
+            self._performer.give_back(won, code_of(error))
             raise
 
     def _failed(self, won: Won, error: BaseException) -> Receipt | None:
         """A receipt, when another attempt had succeeded first: then the failure of this one counts for nothing."""
         if isinstance(error, self._options.terminal) and not isinstance(error, TerminalError):
             error = TerminalError(f"{type(error).__name__}: {error}")
-        return end_without_receipt(self._engine.performer, won, error)
-
-    @property
-    def _fail_open(self) -> bool:
-        return (self._options.on_store_error or self._engine.policy.on_store_error) == "open"
+        return end_without_receipt(self._performer, won, error)
 
     def _journal(self, request: Request, result: object) -> Receipt:
         return self._engine.journal.add(request, self._outcome(request, _Returned(result)))

@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 from ragfence.core.decisions import (
     NOBODY,
+    SEQUENCED,
     Claim,
     Conflict,
     Fenced,
     Granted,
     InFlight,
-    Mode,
     NotReady,
     Replay,
     Sealed,
@@ -31,7 +31,7 @@ from ragfence.core.decisions import (
 )
 from ragfence.core.ledger import row_for_answer
 from ragfence.core.policy import Policy
-from ragfence.core.receipts import Decision, Flags, Receipt
+from ragfence.core.receipts import DUPLICATE, NEW, Flags, Receipt, flags_of
 from ragfence.core.records import TOKEN_BYTES, KeyRecord, State
 from ragfence.core.rows import (
     CONFLICT_POSITION,
@@ -93,8 +93,7 @@ class Won:
         return self.lease.takeover or self.lease.attempt > 1 or seen_before or record.error != ""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What an effect came to."""
 
     effect_id: str = ""
@@ -137,7 +136,13 @@ class Performer:
 
         Raises `Conflict`, `Stale`, `Quarantined`, or `InFlight` once the wait is over.
         """
-        for step in self.acquiring(request, wait_ms=wait_ms, token=token):
+        refuse(request)
+        asked_at = time.monotonic()
+        claim = request.claim(token or os.urandom(TOKEN_BYTES), 0, 0)
+        verdict = self._claimed(claim)
+        if isinstance(verdict, Replay) and verdict.record is not None:  # what most calls are takes no more steps
+            return self._replayed(request, claim, verdict.record)
+        for step in self.acquiring(request, wait_ms=wait_ms, first=Asked(claim, verdict, asked_at)):
             if not isinstance(step, float):
                 return step
             self._sleep(step)
@@ -148,7 +153,6 @@ class Performer:
         request: Request,
         *,
         wait_ms: int | None = None,
-        token: bytes | None = None,
         first: Asked | None = None,
     ) -> Iterator[Won | Receipt | float]:
         """The steps of `acquire`: seconds to sleep before the next one, then the answer. Nothing is held meanwhile.
@@ -158,7 +162,7 @@ class Performer:
         refuse(request)
         started = first.asked_at if first else time.monotonic()
         give_up_at = started + (request.rules.wait_ms if wait_ms is None else wait_ms) / 1000
-        token, position = (first.claim.token if first else token) or os.urandom(TOKEN_BYTES), 0
+        token, position = first.claim.token if first else os.urandom(TOKEN_BYTES), 0
         while True:
             if first is not None and first.verdict is not None:
                 claim, verdict, asked_at = first.claim, first.verdict, first.asked_at
@@ -215,7 +219,7 @@ class Performer:
             points.reach(points.AFTER_COMMIT)
             if winner is not None:
                 return self._lost_to(won, winner)
-            if won.request.mode is Mode.SEQUENCED and self.backing.epochs.newer_than(won.lease.fence.epoch):
+            if won.request.mode is SEQUENCED and self.backing.epochs.newer_than(won.lease.fence.epoch):
                 # A newer revision may have been sealed in an epoch this lease knows nothing of: claim again.
                 return self._ask_again(won)
         points.reach(points.BEFORE_SEAL)
@@ -224,8 +228,8 @@ class Performer:
         heartbeat.remove(won.lease)
         flags = self._flags(won)
         if isinstance(sealed, Sealed):
-            return self.results.receipt(won.request.key, sealed.record, Decision.NEW, flags)
-        if won.request.mode is Mode.SEQUENCED:
+            return self.results.receipt(won.request.key, sealed.record, NEW, flags)
+        if won.request.mode is SEQUENCED:
             return self._ask_again(won, fenced_out=self.backing is None)
         if self.backing is None:
             raise self._fenced_out(won, sealed)
@@ -238,7 +242,7 @@ class Performer:
             with contextlib.suppress(TransientError):
                 self.backing.hydrator.ensure_ready()
         self.give_back(won, FencedOut.code)
-        return self.results.receipt(won.request.key, record, Decision.NEW, flags)
+        return self.results.receipt(won.request.key, record, NEW, flags)
 
     def committed(self, request: Request) -> Receipt | None:
         """What the object store alone knows of the key, while the fence store is away. Leaves no decision row."""
@@ -254,7 +258,7 @@ class Performer:
                 key=request.key_text,
             )
         flags = Flags(attempt=found.attempt, healed=True)
-        return self.results.receipt(request.key, found.record(), Decision.DUPLICATE, flags)
+        return self.results.receipt(request.key, found.record(), DUPLICATE, flags)
 
     def give_back(self, won: Won, error: str) -> None:
         """Ends the lease without an outcome. If that cannot be said to the store, the lease runs out by itself."""
@@ -267,8 +271,8 @@ class Performer:
             won.lease.lose()
 
     def _replayed(self, request: Request, claim: Claim, record: KeyRecord) -> Receipt:
-        flags = Flags(attempt=record.attempt, waited_ms=claim.waited_ms)
-        return self.results.receipt(request.key, record, Decision.DUPLICATE, flags)
+        flags = flags_of(record.attempt, claim.waited_ms)
+        return self.results.receipt(request.key, record, DUPLICATE, flags)
 
     def _claimed(self, claim: Claim) -> Verdict:
         while True:
@@ -280,13 +284,14 @@ class Performer:
 
     def _granted(self, request: Request, granted: Granted, asked_at: float, waited_ms: int) -> Won | Receipt | None:
         """The lease is ours. Did somebody commit before us and die? None: claim again."""
+        record = granted.record
         lease = Lease(
-            request.lease_ref(granted.record.token, epoch=granted.record.fence.epoch),
-            fence=granted.record.fence,
-            attempt=granted.record.attempt,
+            request.lease_ref(record.token, epoch=record.fence.epoch),
+            fence=record.fence,
+            attempt=record.attempt,
             takeover=granted.takeover,
             granted_at=asked_at,
-            store_ms=granted.record.when_ms - request.rules.lease_ms,
+            store_ms=record.when_ms - request.rules.lease_ms,
             max_runtime_ms=request.rules.max_runtime_ms,
         )
         won = Won(request, granted, lease, waited_ms)
@@ -319,7 +324,7 @@ class Performer:
         answered = claim._replace(position=CONFLICT_POSITION)
         self.fences.record([row_for_answer(answered, RowKind.DUPLICATE, found.record(), self.fences.now_ms())])
         flags = Flags(attempt=found.attempt, healed=True, waited_ms=claim.waited_ms)
-        return self.results.receipt(request.key, found.record(), Decision.DUPLICATE, flags)
+        return self.results.receipt(request.key, found.record(), DUPLICATE, flags)
 
     def _raise_sequence(self, request: Request, found: Commit) -> None:
         sequence = request.operation.sequence
@@ -332,10 +337,10 @@ class Performer:
         outcome = Outcome(found.effect_id, found.result, found.failed, found.error)
         sealed = self._sealed(won, outcome, flags=HEALED, winner=bytes.fromhex(found.token))
         heartbeat.remove(won.lease)
-        if not isinstance(sealed, Sealed) and won.request.mode is Mode.SEQUENCED:
+        if not isinstance(sealed, Sealed) and won.request.mode is SEQUENCED:
             return None
         flags = replace(self._flags(won), healed=True)
-        return self.results.receipt(won.request.key, found.record(), Decision.DUPLICATE, flags)
+        return self.results.receipt(won.request.key, found.record(), DUPLICATE, flags)
 
     def _move_only(self, won: Won, prior: KeyRecord) -> Receipt | None:
         """The key was sealed before, with a lower sequence: its receipt stands, the source's top moves up."""
@@ -351,20 +356,20 @@ class Performer:
         heartbeat.remove(won.lease)
         if not isinstance(sealed, Sealed):
             return None
-        return self.results.receipt(won.request.key, prior, Decision.DUPLICATE, self._flags(won))
+        return self.results.receipt(won.request.key, prior, DUPLICATE, self._flags(won))
 
     def _lost_to(self, won: Won, winner: Commit) -> Receipt:
         if winner.fingerprint != won.request.fingerprint.hex():
             self.give_back(won, ConflictError.code)
             raise self._refusals.conflict(won.request, self._claim_for_rows(won, CONFLICT_POSITION), winner.record())
-        if won.request.mode is Mode.SEQUENCED:
+        if won.request.mode is SEQUENCED:
             # The winner's sequence may be below ours: nobody may be told that ours is applied before the source is.
             return self._ask_again(won, fenced_out=True)
         outcome = Outcome(winner.effect_id, winner.result, winner.failed, winner.error)
         self._sealed(won, outcome, flags=HEALED | FENCED_OUT, winner=bytes.fromhex(winner.token))
         heartbeat.remove(won.lease)
         flags = replace(self._flags(won), fenced_out=True)
-        return self.results.receipt(won.request.key, winner.record(), Decision.DUPLICATE, flags)
+        return self.results.receipt(won.request.key, winner.record(), DUPLICATE, flags)
 
     def _ask_again(self, won: Won, *, fenced_out: bool = False) -> Receipt:
         """The lease may be gone: a new claim finds the commit, ours or the winner's, or learns what superseded it."""
@@ -396,7 +401,7 @@ class Performer:
                 if time.monotonic() >= give_up_at:
                     heartbeat.remove(won.lease)
                     record = self._commit_of(won, outcome).record()
-                    receipt = self.results.receipt(won.request.key, record, Decision.NEW, self._flags(won))
+                    receipt = self.results.receipt(won.request.key, record, NEW, self._flags(won))
                     raise SealUncertain(
                         f"the effect of {won.lease.key} happened, but its seal could not be written",
                         key=won.lease.key,
@@ -428,7 +433,7 @@ class Performer:
         receipt = None
         if record is not None and record.ended and record.fingerprint == won.request.fingerprint:
             flags = replace(self._flags(won), fenced_out=True)
-            receipt = self.results.receipt(won.request.key, record, Decision.DUPLICATE, flags)
+            receipt = self.results.receipt(won.request.key, record, DUPLICATE, flags)
         return FencedOut(f"{won.lease.key} was taken over before its seal", key=won.lease.key, receipt=receipt)
 
     def _wait(self, request: Request, verdict: InFlight, started: float, give_up_at: float) -> Iterator[float]:
@@ -451,12 +456,8 @@ class Performer:
         return won.request.claim(won.granted.record.token, position, won.waited_ms)._replace(row_on_conflict=True)
 
     def _flags(self, won: Won) -> Flags:
-        return Flags(
-            attempt=won.lease.attempt,
-            takeover=won.lease.takeover,
-            waited_ms=won.waited_ms,
-            journaled=won.journaled,
-        )
+        lease = won.lease
+        return flags_of(lease.attempt, won.waited_ms, takeover=lease.takeover, journaled=won.journaled)
 
 
 def refuse(request: Request) -> None:

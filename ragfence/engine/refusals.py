@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from ragfence.core.decisions import Claim, InFlight
+from ragfence.core.decisions import DOCUMENT, Claim, InFlight
 from ragfence.core.diffs import payload_diff
 from ragfence.core.ledger import row_for_answer
 from ragfence.core.policy import Policy
@@ -12,7 +12,7 @@ from ragfence.core.receipts import Decision, Flags
 from ragfence.core.records import KeyRecord
 from ragfence.core.rows import CONFLICT_POSITION, RowKind, with_context
 from ragfence.engine.leases import current
-from ragfence.engine.requests import Request, is_document
+from ragfence.engine.requests import Request
 from ragfence.engine.results import Results
 from ragfence.errors import Conflict as ConflictError
 from ragfence.errors import InFlight as InFlightError
@@ -91,7 +91,7 @@ def refuse_nested(request: Request) -> None:
 
 
 def refuse_documents(request: Request) -> None:
-    if is_document(request.operation):
+    if request.mode is DOCUMENT:
         raise ValidationError(
             f"kind 'document' with action {request.operation.action!r} belongs to fence.documents",
             hint="call fence.documents.ingest(...) or retract(...), or use another kind",

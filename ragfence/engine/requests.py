@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ragfence.core.canonical import canonical_payload
-from ragfence.core.decisions import NOBODY, Claim, Granted, LeaseRef, Mode, Seal
+from ragfence.core.decisions import DOCUMENT, KEYED, NOBODY, SEQUENCED, Claim, Granted, LeaseRef, Mode, Seal
 from ragfence.core.hashing import digest
 from ragfence.core.operations import Operation, key_to_text
 from ragfence.core.policy import KindRules
-from ragfence.core.records import FINGERPRINT_BYTES
+from ragfence.core.records import FINGERPRINT_BYTES, NO_METADATA
 from ragfence.stores.fences import SOURCE_BYTES, Lookup
 
 MAX_KEPT_PAYLOAD = 16 * 1024
+_tuple = tuple.__new__
 
 
 class Request(NamedTuple):
@@ -28,6 +29,7 @@ class Request(NamedTuple):
     """False: the row of a conflict is written by the caller, who has more to look at (a diff, the object store)"""
     key: bytes = b""
     source: bytes = b""
+    mode: Mode = KEYED
 
     @classmethod
     def of(
@@ -42,18 +44,13 @@ class Request(NamedTuple):
         diff_wanted: bool = False,
         store_tells_conflicts: bool = True,
     ) -> Request:
-        slot = b"" if operation.sequence is None else slot_of(operation.kind, operation.source)
+        slot, mode = b"", KEYED
         if is_document(operation):
-            slot = document_slot(operation.tenant, operation.source_id)
-        key = operation.key
-        store_tells = store_tells_conflicts and not diff_wanted
-        return cls(operation, fingerprint, rules, context, owner, kept_payload, diff_wanted, store_tells, key, slot)
-
-    @property
-    def mode(self) -> Mode:
-        if is_document(self.operation):
-            return Mode.DOCUMENT
-        return Mode.KEYED if self.operation.sequence is None else Mode.SEQUENCED
+            slot, mode = document_slot(operation.tenant, operation.source_id), DOCUMENT
+        elif operation.sequence is not None:
+            slot, mode = slot_of(operation.kind, operation.source), SEQUENCED
+        key, tells = operation.key, store_tells_conflicts and not diff_wanted
+        return cls(operation, fingerprint, rules, context, owner, kept_payload, diff_wanted, tells, key, slot, mode)
 
     @property
     def key_text(self) -> str:
@@ -64,37 +61,49 @@ class Request(NamedTuple):
         return Lookup(self.key, self.mode, self.source)
 
     def claim(self, token: bytes, position: int, waited_ms: int) -> Claim:
-        return Claim(
-            key=self.key,
-            fingerprint=self.fingerprint,
-            token=token,
-            mode=self.mode,
-            source=self.source,
-            sequence=self.operation.sequence,
-            lease_ms=self.rules.lease_ms,
-            max_attempts=self.rules.max_attempts,
-            pending_ttl_ms=self.rules.pending_ttl_ms,
-            source_ttl_ms=self._source_ttl_ms,
-            kind=self.operation.kind,
-            owner=self.owner,
-            payload=self.kept_payload,
-            position=position,
-            waited_ms=waited_ms,
-            context=self.context,
-            row_on_conflict=self.store_tells_conflicts,
+        rules = self.rules
+        # As tuples, past the constructors, here and below: each is made for every call, and by name costs eight times.
+        return _tuple(
+            Claim,
+            (
+                self.key,
+                self.fingerprint,
+                token,
+                self.mode,
+                self.source,
+                self.operation.sequence,
+                NO_METADATA,
+                False,  # retract
+                rules.lease_ms,
+                rules.max_attempts,
+                rules.pending_ttl_ms,
+                rules.source_ttl_ms,
+                self.operation.kind,
+                self.owner,
+                self.kept_payload,
+                position,
+                waited_ms,
+                self.context,
+                self.store_tells_conflicts,
+            ),
         )
 
     def lease_ref(self, token: bytes, *, epoch: int) -> LeaseRef:
-        return LeaseRef(
-            key=self.key,
-            token=token,
-            mode=self.mode,
-            source=self.source,
-            lease_ms=self.rules.lease_ms,
-            pending_ttl_ms=self.rules.pending_ttl_ms,
-            source_ttl_ms=self._source_ttl_ms,
-            epoch=epoch,
-            context=self.context,
+        rules = self.rules
+        return _tuple(
+            LeaseRef,
+            (
+                self.key,
+                token,
+                self.mode,
+                self.source,
+                rules.lease_ms,
+                rules.pending_ttl_ms,
+                rules.source_ttl_ms,
+                epoch,
+                0,  # position
+                self.context,
+            ),
         )
 
     def seal(
@@ -109,32 +118,31 @@ class Request(NamedTuple):
         waited_ms: int = 0,
         winner: bytes = NOBODY,
     ) -> Seal:
-        return Seal(
-            key=self.key,
-            token=granted.record.token,
-            fence=granted.record.fence,
-            mode=self.mode,
-            source=self.source,
-            failed=failed,
-            effect_id=effect_id,
-            result=result,
-            error=error,
-            sequence=self.operation.sequence,
-            ttl_ms=self.rules.ttl_ms,
-            source_ttl_ms=self._source_ttl_ms,
-            flags=flags,
-            waited_ms=waited_ms,
-            context=self.context,
-            duplicate=winner != NOBODY,
-            winner=winner,
+        record = granted.record
+        return _tuple(
+            Seal,
+            (
+                self.key,
+                record.token,
+                record.fence,
+                self.mode,
+                self.source,
+                failed,
+                effect_id,
+                result,
+                error,
+                self.operation.sequence,
+                NO_METADATA,
+                True,  # live
+                self.rules.ttl_ms,
+                self.rules.source_ttl_ms,
+                flags,
+                waited_ms,
+                self.context,
+                winner != NOBODY,
+                winner,
+            ),
         )
-
-    @property
-    def _source_ttl_ms(self) -> int:
-        # A claim must not shorten the memory of the top sequence, nor a seal that of a pending lease.
-        if self.rules.ttl_ms == 0 or self.rules.pending_ttl_ms == 0:
-            return 0
-        return max(self.rules.ttl_ms, self.rules.pending_ttl_ms)
 
 
 DOCUMENT_ACTIONS = frozenset({"ingest", "retract", "purge"})
@@ -156,6 +164,7 @@ def slot_of(kind: str, source: str) -> bytes:
     return digest("ragfence/slot/1", kind.encode(), bytes.fromhex(source))[:SOURCE_BYTES]
 
 
+_BYTES = (bytes, bytearray, memoryview)
 _OF_NOTHING = digest("ragfence/payload/none/1")[:FINGERPRINT_BYTES]
 
 
@@ -163,7 +172,7 @@ def fingerprint_of(payload: object) -> tuple[bytes, bytes]:
     """The fingerprint of a payload, and its canonical JSON where it has one (bytes are taken as they are)."""
     if payload is None:
         return _OF_NOTHING, b""
-    if isinstance(payload, bytes | bytearray | memoryview):
+    if isinstance(payload, _BYTES):
         return digest("ragfence/payload/bytes/1", bytes(payload))[:FINGERPRINT_BYTES], b""
     text = canonical_payload(payload)
     return digest("ragfence/payload/json/1", text)[:FINGERPRINT_BYTES], text

@@ -14,7 +14,7 @@ from ragfence.core.jsonable import to_jsonable
 from ragfence.core.operations import encoded
 from ragfence.core.policy import Policy
 from ragfence.core.receipts import Decision, Flags, Receipt, default_effect_id
-from ragfence.core.records import KeyRecord, State
+from ragfence.core.records import FAILED, KeyRecord
 from ragfence.errors import FormatCorrupt, NotJson, ObjectsRequired, ResultTooBig, ValidationError
 from ragfence.stores.objects import ObjectStore
 
@@ -97,9 +97,9 @@ class Results:
         return stored[:1] != _REFERENCE
 
     def receipt(self, key: bytes, record: KeyRecord, decision: Decision, flags: Flags) -> Receipt:
-        state, _, _, (epoch, counter), _, first_seen_ms, sealed_at_ms, _, _, _, effect_id, _, stored = record
+        state, _, _, fence, _, first_seen_ms, sealed_at_ms, _, _, _, effect_id, _, stored = record
         value = stored[1:].decode() if stored[:1] == _TEXT else self.load(stored)
-        failed = state is State.FAILED
+        failed = state is FAILED
         # As a tuple, past the constructor: a batch of replays makes one for each key.
         return _tuple(
             Receipt,
@@ -111,7 +111,7 @@ class Results:
                 value if failed else None,
                 decision,
                 flags,
-                f"{epoch}.{counter}",
+                "%d.%d" % fence,  # noqa: UP031  # half the time of an f-string
                 first_seen_ms,
                 sealed_at_ms,
             ),

@@ -19,11 +19,13 @@ from typing import Any, TypeVar
 from redis.exceptions import NoScriptError
 
 from ragfence.core.decisions import (
+    DOCUMENT,
+    KEYED,
+    SEQUENCED,
     Ask,
     Claim,
     Held,
     LeaseRef,
-    Mode,
     Replay,
     Seal,
     SealOutcome,
@@ -48,12 +50,13 @@ from ragfence.core.rows import Row, decode_rows
 from ragfence.errors import StoreUnavailable
 from ragfence.stores.fences import Loaded, LoadedSource, Lookup, Marker, RowEntry, Scanned, Stats
 from ragfence.stores.redis_errors import REDIS_ERRORS, in_our_words, understood
-from ragfence.stores.redis_link import Call, Link
+from ragfence.stores.redis_link import Call, Link, ServerLink
 from ragfence.stores.redis_reading import Reader, Snapshot
 from ragfence.stores.redis_safety import Confirmation, refuse_unsafe, refuse_without_aof
-from ragfence.stores.redis_scripts import Script, scripts
+from ragfence.stores.redis_scripts import Alone, Script, scripts
 from ragfence.stores.redis_urls import open_link
 from ragfence.stores.redis_wire import (
+    REPLAYED,
     Names,
     lease_done,
     outcome_of,
@@ -74,6 +77,8 @@ DROPPED_AT_ONCE = 200
 Item = TypeVar("Item", Claim, Seal, LeaseRef)
 _Needed = Callable[[list[Any]], bool]
 """Whether these replies count only once they are confirmed."""
+_FOR_ONE = {"claim": (b"", b"1"), "seal": (b"1",)}
+"""What stands between the ARGV of a shard and its single item: its number, and before that a claim's other rows."""
 _Heads = list[tuple[tuple[bytes, ...], tuple[bytes, ...]]]
 """Per shard the KEYS and the ARGV that stand before those of its items."""
 
@@ -95,7 +100,7 @@ def _always(_: list[Any]) -> bool:
 def _tells_of_a_seal(replies: list[Any]) -> bool:
     """Whoever is answered with a seal relies on it as its owner does. The row of the answer was written after the seal,
     so whoever confirms the row has the seal, too."""
-    return any(item[0] == b"R" for reply in replies for item in reply)
+    return any(item[:1] == REPLAYED for reply in replies for item in reply)
 
 
 def _heads_of(names: Names) -> dict[str, _Heads]:
@@ -131,7 +136,6 @@ class RedisFences:
         self.solo = solo
         self._names = Names(tenant)
         self._most_rows = SOLO_ROWS_PER_SHARD if solo else 0
-        self._most = (b"MAXLEN", b"~", self._most_rows) if solo else ()
         self._solo = b"1" if solo else b"0"
         self._common = (self._solo, b"1", b"%d" % self._most_rows)
         """what stands before the single group of a batch of one"""
@@ -143,6 +147,9 @@ class RedisFences:
         self._link: Link = open_link(url, timeout_s=patience_s, hash_tags=self._names.prefixes)
         self.url = self._link.url
         self._scripts = scripts(test_clock, clustered=self._link.clustered)
+        self._server = self._link if isinstance(self._link, ServerLink) and not self._waits_for else None
+        """what can be asked by a call that was packed ahead"""
+        self._ahead = {name: self._packed_ahead(name) for name in ("claim", "seal")}
         self._reader = Reader(self._link, self._names, test_clock)
         try:
             self._refuse_unsafe_servers()
@@ -155,6 +162,9 @@ class RedisFences:
             return [verdict_of(self._alone("claim", claims[0], pack_claim(claims[0]), _tells_of_a_seal))]
         hits, rows = self._replays(claims) if claims else ([], {})
         misses = [claim for claim, hit in zip(claims, hits, strict=True) if hit is None]
+        if rows and not misses:
+            self._add_rows(rows)
+            return [hit for hit in hits if hit is not None]
         groups = self._grouped(misses, pack_claim, self._heads["claim"], rows)
         replies = self._run("claim", groups, b"", confirm=_always if rows else _tells_of_a_seal)
         rest = iter([verdict_of(reply) for reply in replies])
@@ -191,17 +201,13 @@ class RedisFences:
 
     def _add_rows(self, rows: Mapping[int, Sequence[bytes]]) -> None:
         """Confirmed where seals are: the rows were written after the seals they tell of."""
-        calls = [
-            Call(shard, (b"XADD", self._names.rows[shard], *self._most, b"*", b"d", b"".join(encoded)))
-            for shard, encoded in rows.items()
-        ]
-        with understood(self.url):
-            done = self._link.exchange(calls, self._waits_for)
-            for reply in done.replies:
-                if isinstance(reply, Exception):
-                    raise reply
-        if self._waits_for:
-            self._refuse_unconfirmed(done.after)
+        batches = [[shard] for shard in rows] if self._link.clustered else [list(rows)]
+        script, names = self._scripts["rows"], self._names.rows
+        calls = []
+        for shards in batches:
+            given = (self._most_rows, *(b"".join(rows[shard]) for shard in shards))
+            calls.append(Call(shards[0], script.call([names[shard] for shard in shards], given)))
+        self._called(script, calls, _always)
 
     def seal(self, seals: Sequence[Seal]) -> list[SealOutcome]:
         if len(seals) == 1:
@@ -281,7 +287,8 @@ class RedisFences:
         entries: dict[int, list[bytes]] = {}
         for row in rows:
             entries.setdefault(row.key[0], []).append(row.encode())
-        self._add_rows(entries)
+        if entries:
+            self._add_rows(entries)
 
     def rows(self, since_ms: int = 0, shard: int | None = None) -> Iterator[Row]:
         # A replaced clock says nothing about the ids of the stream, so only the real one bounds the range.
@@ -402,31 +409,31 @@ class RedisFences:
         Documents have `replays` for that; here they are only read, so that a batch with one of a newer format in it is
         refused before anything is granted.
         """
-        names = self._names
-        wanted = [
-            (claim.key[0], names.source(claim.key[0], claim.source))
-            if claim.mode is Mode.DOCUMENT
-            else (claim.key[0], names.record(claim.key))
-            for claim in claims
-        ]
-        wanted += [
-            (claim.key[0], names.source(claim.key[0], claim.source)) for claim in claims if claim.mode is Mode.SEQUENCED
-        ]
-        found = self._reader.snapshot(wanted)
+        names, records = self._names, self._names.records
+        wanted, behind = [], []
+        for claim in claims:
+            key, mode = claim.key, claim.mode
+            shard = key[0]
+            if mode is DOCUMENT:
+                wanted.append((shard, names.source(shard, claim.source)))
+                continue
+            wanted.append((shard, records[shard] + key[1:]))
+            if mode is SEQUENCED:
+                behind.append((shard, names.source(shard, claim.source)))
+        found = self._reader.snapshot(wanted + behind)
         sources = iter(found.values[len(claims) :])
         rows: dict[int, list[bytes]] = {}
         answers: list[Verdict | None] = []
         epochs, ts = found.epochs, found.now_ms.to_bytes(6, "big")
         for claim, data in zip(claims, found.values, strict=False):
             shard, mode, replay = claim.key[0], claim.mode, None
-            if mode is Mode.SEQUENCED:
+            if mode is KEYED:
+                if data is not None and epochs[shard] is not None:
+                    replay = replay_of(claim, data, ts)
+            elif mode is SEQUENCED:
                 replay = self._replay_of_source(claim, data, next(sources), epochs[shard], found.now_ms)
-            elif data is None:
-                pass
-            elif mode is Mode.DOCUMENT:
+            elif data is not None:
                 refuse_newer_source(data)
-            elif epochs[shard] is not None:
-                replay = replay_of(claim, data, ts)
             if replay is None:
                 answers.append(None)
                 continue
@@ -457,11 +464,11 @@ class RedisFences:
         if epoch is None and not self.solo:
             return Held()
         stamp = None if self.solo else epoch
-        if lookup.mode is Mode.DOCUMENT:
+        if lookup.mode is DOCUMENT:
             found = unpark(record, stamp) if record else None
         else:
             found = KeyRecord.decode(record) if record else None
-        there = SourceRecord.decode(source) if source and lookup.mode is not Mode.KEYED else None
+        there = SourceRecord.decode(source) if source and lookup.mode is not KEYED else None
         if there and stamp is not None and there.stamp != stamp:
             there = None
         return Held(found, there)
@@ -472,18 +479,28 @@ class RedisFences:
 
     def _alone(self, script: str, item: Claim | Seal, packed: bytes, confirm: _Needed) -> Any:
         """The reply to a batch of one, which most are: nothing to group, nothing to put in order."""
-        shard, made = item.key[0], self._scripts[script]
-        keys, args = self._heads[script][shard]
-        start = made.call((*keys, *self._names.keys_of(item)), self._common)
-        rest = (*args, b"", b"1", packed) if script == "claim" else (*args, b"1", packed)
-        if item.mode is Mode.KEYED and not self._waits_for:
+        shard = item.key[0]
+        if self._server is not None and item.mode is KEYED:
+            to_digest, to_run_id, to_item = self._ahead[script][shard]
             try:
-                answered = self._link.ask(Call(shard, start), rest)
+                answered = self._server.ask(
+                    to_digest + item.key[1:] + to_run_id, b"%b$%d\r\n%b\r\n" % (to_item, len(packed), packed)
+                )
             except REDIS_ERRORS as error:
                 raise in_our_words(self.url, error) from error
-            if not isinstance(answered, Exception):
+            if type(answered) is bytes:
+                return answered
+            if not isinstance(answered, Exception):  # asked again, without a run_id
                 return answered[0]
-        return self._called(made, [Call(shard, (*start, b"", *rest))], confirm)[0][0]
+        made, (keys, args) = self._scripts[script], self._heads[script][shard]
+        given = (*self._common, b"", *args, *_FOR_ONE[script], packed)
+        return self._called(made, [Call(shard, made.call((*keys, *self._names.keys_of(item)), given))], confirm)[0][0]
+
+    def _packed_ahead(self, script: str) -> list[Alone]:
+        return [
+            Alone.of(self._scripts[script], keys, prefix, self._common, (*args, *_FOR_ONE[script]))
+            for (keys, args), prefix in zip(self._heads[script], self._names.records, strict=True)
+        ]
 
     def _grouped(
         self,
@@ -495,22 +512,25 @@ class RedisFences:
         """KEYS and ARGV with the items grouped by shard; with the `rows` that are to be written besides."""
         groups: dict[int, _Group] = {}
         for shard in rows or ():
-            groups[shard] = _Group(shard, [], [], [])
+            groups[shard] = _Group(shard, list(heads[shard][0]), [], [])
+        records = self._names.records
         for at, item in enumerate(items):
-            group = groups.get(item.key[0])
+            key = item.key
+            shard = key[0]
+            group = groups.get(shard)
             if group is None:
-                group = groups[item.key[0]] = _Group(item.key[0], [], [], [])
+                group = groups[shard] = _Group(shard, list(heads[shard][0]), [], [])
+            group.keys.append(records[shard] + key[1:])
+            if item.mode is not KEYED:
+                group.keys.append(self._names.source(shard, item.source))
+            group.args.append(pack(item))
             group.members.append(at)
-        for shard, group in groups.items():
-            keys, args = heads[shard]
-            group.keys += keys
-            group.args += args
+        for group in groups.values():
+            before: list[Any] = list(heads[group.shard][1])
             if rows is not None:
-                group.args.append(b"".join(rows.get(shard, ())))
-            group.args.append(len(group.members))
-            for at in group.members:
-                group.keys += self._names.keys_of(items[at])
-                group.args.append(pack(items[at]))
+                before.append(b"".join(rows.get(group.shard, ())))
+            before.append(len(group.members))
+            group.args = before + group.args
         return list(groups.values())
 
     def _run(self, script: str, groups: Sequence[_Group], *common: Any, confirm: _Needed | None = None) -> list[Any]:

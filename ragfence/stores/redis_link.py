@@ -28,6 +28,7 @@ except ImportError:  # redis-py packs as well, only slower
 RETRIES = 3
 
 Command = tuple[Any, ...]
+"""or, between a `ServerLink` and its server, bytes: a command that is packed already"""
 _BROKEN = (redis.ConnectionError, redis.TimeoutError)
 
 
@@ -55,14 +56,6 @@ class Link(Protocol):
 
     def exchange(self, calls: Sequence[Call], after: Sequence[Command] = ()) -> Exchange: ...
 
-    def ask(self, call: Call, knowing: Command) -> Any:
-        """The reply to a single call, which most are; a refusal is an exception object.
-
-        Between the two parts of the command goes the run_id of the server, as of when the connection was opened, or
-        nothing where that is not known.
-        """
-        ...
-
     def primaries(self) -> list[tuple[str, Any]]:
         """Name and client of each server that takes writes."""
         ...
@@ -77,11 +70,12 @@ class Line:
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
+        self.run_id = packed_parts(b"")
+        """packed, as it goes into commands"""
         connection.send_packed_command(connection.pack_command("INFO", "server"))
-        try:
-            self.run_id = run_id_in(connection.read_response(disable_decoding=True))
-        except redis.ResponseError:  # whoever needs the right to ask is told so when it matters
-            self.run_id = b""
+        # Whoever needs the right to ask is told so when it matters.
+        with contextlib.suppress(redis.ResponseError):
+            self.run_id = packed_parts(run_id_in(connection.read_response(disable_decoding=True)))
 
 
 class Lines:
@@ -139,13 +133,17 @@ class ServerLink:
         rest = replies[len(calls) :]
         return Exchange(replies[: len(calls)], [rest] * len(calls))
 
-    def ask(self, call: Call, knowing: Command) -> Any:
+    def ask(self, before: bytes, behind: bytes) -> Any:
+        """The reply to a single command that is packed already, which most are; a refusal is an exception object.
+
+        Between the two parts goes the run_id of the server, as of when the connection was opened, or an empty one where
+        that is not known.
+        """
         line = None
         try:
             line = self._lines.take()
-            command = (*call.command, line.run_id, *knowing)
             connection = line.connection
-            connection.send_packed_command((_pack(command),) if _pack else connection.pack_command(*command))
+            connection.send_packed_command((before + line.run_id + behind,))
             reply = connection.read_response(disable_decoding=True)
         except redis.ResponseError as refused:
             reply = refused
@@ -154,12 +152,12 @@ class ServerLink:
                 self._lines.drop(line)
             if not isinstance(broken, _BROKEN):
                 raise
-            return self._again(((*call.command, b"", *knowing),), broken)[0]
+            return self._again((before + packed_parts(b"") + behind,), broken)[0]
         if line is not None:
             self._lines.give_back(line)
         return reply
 
-    def send(self, commands: Sequence[Command]) -> list[Any]:
+    def send(self, commands: Sequence[Command | bytes]) -> list[Any]:
         try:
             return self._sent(commands)
         except _BROKEN as broken:
@@ -176,7 +174,7 @@ class ServerLink:
     def close(self) -> None:
         self.client.close()
 
-    def _sent(self, commands: Sequence[Command]) -> list[Any]:
+    def _sent(self, commands: Sequence[Command | bytes]) -> list[Any]:
         line = self._lines.take()
         try:
             _send(line.connection, commands)
@@ -187,7 +185,7 @@ class ServerLink:
         self._lines.give_back(line)
         return replies
 
-    def _again(self, commands: Sequence[Command], broken: Exception) -> list[Any]:
+    def _again(self, commands: Sequence[Command | bytes], broken: Exception) -> list[Any]:
         first: list[Exception] = [broken]
 
         def attempt() -> list[Any]:
@@ -225,9 +223,6 @@ class ClusterLink:
                 time.sleep(self._backoff.compute(failures))
                 self._learn_slots()
         return done
-
-    def ask(self, call: Call, knowing: Command) -> Any:
-        return self.exchange((Call(call.shard, (*call.command, b"", *knowing)),)).replies[0]
 
     def primaries(self) -> list[tuple[str, Any]]:
         return [(node.name, self.client.get_redis_connection(node)) for node in self.client.get_primaries()]
@@ -307,12 +302,19 @@ class ClusterLink:
             self.client.nodes_manager.initialize()
 
 
-def _send(connection: Any, commands: Sequence[Command]) -> None:
-    if _pack is not None:
-        packed = [_pack(command) for command in commands]
-    else:
-        packed = [piece for command in commands for piece in connection.pack_command(*command)]
+def _send(connection: Any, commands: Sequence[Command | bytes]) -> None:
+    packed = [command if isinstance(command, bytes) else _packed(connection, command) for command in commands]
     connection.send_packed_command(packed if len(packed) == 1 else (b"".join(packed),))
+
+
+def _packed(connection: Any, command: Command) -> bytes:
+    packed: bytes = _pack(command) if _pack is not None else b"".join(connection.pack_command(*command))
+    return packed
+
+
+def packed_parts(*parts: bytes) -> bytes:
+    """Some parts of a command as they travel. In front of all of them stands `*<their number>`."""
+    return b"".join(b"$%d\r\n%b\r\n" % (len(part), part) for part in parts)
 
 
 def _replies(connection: Any, count: int) -> list[Any]:

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from functools import cache
 from hashlib import sha1
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
-from ragfence.stores.redis_link import Command
+from ragfence.stores.redis_link import Command, packed_parts
+
+DIGEST_BYTES = 32
 
 _LUA = files("ragfence.stores") / "lua"
 _REAL_NOW = "local function now() local t = redis.call('TIME') return t[1] * 1000 + math.floor(t[2] / 1000) end"
@@ -33,20 +35,45 @@ class Script:
         return (b"EVALSHA", self.sha, len(keys), *keys, *args)
 
 
+class Alone(NamedTuple):
+    """A call about one record of a shard, packed ahead: only what goes between these pieces differs."""
+
+    to_digest: bytes
+    to_run_id: bytes
+    to_item: bytes
+
+    @classmethod
+    def of(
+        cls, script: Script, keys: Sequence[bytes], prefix: bytes, common: Sequence[bytes], args: Sequence[bytes]
+    ) -> Alone:
+        """`keys` stand before the name of the record, which is `prefix` and its digest; `common` before the run_id,
+        `args` between that and the packed item."""
+        parts = 3 + len(keys) + 1 + len(common) + 1 + len(args) + 1
+        start = packed_parts(b"EVALSHA", script.sha, b"%d" % (len(keys) + 1), *keys)
+        name = b"$%d\r\n%b" % (len(prefix) + DIGEST_BYTES, prefix)
+        return cls(b"*%d\r\n%b%b" % (parts, start, name), b"\r\n" + packed_parts(*common), packed_parts(*args))
+
+
 @cache
 def scripts(test_clock: str | None, *, clustered: bool) -> Mapping[str, Script]:
     now = _REAL_NOW
     if test_clock:
         now = _TEST_NOW_IN_SHARD if clustered else _TEST_NOW.format(test_clock)
-    start, records = [_EFFECTS, now, _read("base")], _read("records")
-    at_once = [_EFFECTS, now, _read("claim_replay"), _read("base")]
+    start, base, records = [_EFFECTS, now, _read("first")], _read("base"), _read("records")
     return {
-        "claim": _script(*at_once, "local function rules()", records, _read("claim_rules"), "end", _read("claim")),
-        "seal": _script(*start, "local function rules()", records, _read("seal_rules"), "end", _read("seal")),
-        "lease": _script(*start, records, _read("lease")),
-        "epoch": _script(*start, _read("epoch")),
+        "claim": _script(*start, *_settling("claim", base, records)),
+        "seal": _script(*start, *_settling("seal", base, records)),
+        "lease": _script(*start, base, records, _read("lease")),
+        "epoch": _script(*start, base, _read("epoch")),
+        "rows": _script(*start, _read("rows")),
         "drop_rows": _script(_read("drop_rows")),
     }
+
+
+def _settling(name: str, base: str, records: str) -> list[str]:
+    """What is frequent comes first, and what is rare is made only when it is needed."""
+    rules = ["local function rules()", records, _read(f"{name}_rules"), "end"]
+    return [_read(f"{name}_cut"), _read(f"{name}_alone"), base, *rules, _read(name)]
 
 
 def _script(*parts: str) -> Script:

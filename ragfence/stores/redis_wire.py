@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 from ragfence.core.decisions import (
+    KEYED,
     Ask,
     Claim,
     Conflict,
@@ -15,7 +15,6 @@ from ragfence.core.decisions import (
     Granted,
     InFlight,
     LeaseRef,
-    Mode,
     NotReady,
     Replay,
     Seal,
@@ -48,13 +47,15 @@ from ragfence.errors import FormatCorrupt, FormatTooNew
 _CLAIM = struct.Struct(f">BB{TOKEN_BYTES}sBI32s{FINGERPRINT_BYTES}sq{METADATA_HASH_BYTES}s")
 _TERMS = struct.Struct(">HIHHIHI")
 _LENGTH = struct.Struct(">I").pack
-_SEAL = struct.Struct(f">BB{TOKEN_BYTES}s32sQIq{METADATA_HASH_BYTES}sHIHIBI{TOKEN_BYTES}s")
+_SEAL = struct.Struct(f">BB{TOKEN_BYTES}s32sQIq{METADATA_HASH_BYTES}s12sBI{TOKEN_BYTES}s")
+_TTLS = struct.Struct(">HIHI")
 _LEASE = struct.Struct(f">B{TOKEN_BYTES}s32s7sHIHIHI")
 _SEQUENCE = struct.Struct(">q")
 _REPLAY = struct.Struct(f">B{TOKEN_BYTES}sB6sBBI6x{KEY_BYTES}s")
 _NO_ERROR = struct.Struct(">xI")
 _ENDED = frozenset((int(State.SEALED), int(State.FAILED)))
 _DUPLICATE = int(RowKind.DUPLICATE)
+_tuple = tuple.__new__
 
 
 class Names:
@@ -67,9 +68,11 @@ class Names:
         self.counters = [prefix + b"n" for prefix in self.prefixes]
         self.rows = [prefix + b"r" for prefix in self.prefixes]
         self.moves = [prefix + b"v" for prefix in self.prefixes]
+        self.records = [prefix + b"k" for prefix in self.prefixes]
+        """how the names of records begin; their digest follows"""
 
     def record(self, key: bytes) -> bytes:
-        return self.prefixes[key[0]] + b"k" + key[1:]
+        return self.records[key[0]] + key[1:]
 
     def source(self, shard: int, source: bytes) -> bytes:
         return self.prefixes[shard] + b"s" + source
@@ -87,7 +90,7 @@ class Names:
         return int(name[at - 2 : at], 16)
 
     def keys_of(self, what: Claim | Seal | LeaseRef) -> list[bytes]:
-        if what.mode is Mode.KEYED:
+        if what.mode is KEYED:
             return [self.record(what.key)]
         return [self.record(what.key), self.source(what.key[0], what.source)]
 
@@ -129,16 +132,11 @@ def replay_of(claim: Claim, data: bytes, ts: bytes) -> tuple[Replay, bytes] | No
 
     The row is cut and joined, as claim.lua does it.
     """
-    state = data[1]
+    state, effect_id, context = data[1], b"\0", claim.context
     if state % 16 not in _ENDED or data[2:18] != claim.fingerprint:
         if data[0] != VERSION:
             KeyRecord.decode(data)  # refuses it, before anything of its batch is granted
         return None
-    return Replay(KeyRecord.decode(data)), _row_of_replay(claim, data, ts)
-
-
-def _row_of_replay(claim: Claim, data: bytes, ts: bytes) -> bytes:
-    state, effect_id, context = data[1], b"\0", claim.context
     if state & HAS_EFFECT_ID:
         at = HEADER_BYTES + 1 + data[HEADER_BYTES]
         if state & HAS_OWNER:
@@ -147,7 +145,8 @@ def _row_of_replay(claim: Claim, data: bytes, ts: bytes) -> bytes:
             at += 1 + data[at]
         effect_id = data[at : at + 1 + data[at]]
     head = _REPLAY.pack(ROW_VERSION, claim.token, claim.position, ts, _DUPLICATE, 0, claim.waited_ms, claim.key)
-    return b"%b%b%b%b%b" % (head, data[2:HEADER_BYTES], effect_id, _NO_ERROR.pack(len(context)), context)
+    row = b"%b%b%b%b%b" % (head, data[2:HEADER_BYTES], effect_id, _NO_ERROR.pack(len(context)), context)
+    return _tuple(Replay, (KeyRecord.decode(data),)), row
 
 
 def row_of_ask(ask: Ask, record: bytes, ts: bytes) -> bytes:
@@ -170,14 +169,18 @@ def pack_seal(seal: Seal) -> bytes:
         *fence_fields(seal.fence),
         sequence or 0,
         seal.metadata_hash,
-        *six_bytes(seal.ttl_ms),
-        *six_bytes(seal.source_ttl_ms),
+        _ttls(seal.ttl_ms, seal.source_ttl_ms),
         seal.flags,
         seal.waited_ms,
         seal.winner,
     )
-    texts = short(seal.error) + short(seal.effect_id)
-    return b"%b%b%b%b%b%b" % (head, texts, _LENGTH(len(result)), result, _LENGTH(len(context)), context)
+    error, effect_id = short(seal.error), short(seal.effect_id)
+    return b"%b%b%b%b%b%b%b" % (head, error, effect_id, _LENGTH(len(result)), result, _LENGTH(len(context)), context)
+
+
+@lru_cache(maxsize=256)
+def _ttls(ttl_ms: int, source_ttl_ms: int) -> bytes:
+    return _TTLS.pack(*six_bytes(ttl_ms), *six_bytes(source_ttl_ms))
 
 
 def pack_lease(lease: LeaseRef) -> bytes:
@@ -194,49 +197,64 @@ def pack_lease(lease: LeaseRef) -> bytes:
     return head + _LENGTH(len(lease.context)) + lease.context
 
 
-def verdict_of(reply: Sequence[Any]) -> Verdict:
-    match reply[0]:
-        case b"G":
-            prior = KeyRecord.decode(reply[3]) if reply[3] else None
-            head = SourceRecord.decode(reply[4]).head if reply[4] else None
-            return Granted(KeyRecord.decode(reply[2]), bool(reply[1]), prior, head)
+REPLAYED = b"R"
+"""How the reply to a claim starts that is answered with a seal."""
+
+
+def verdict_of(reply: bytes) -> Verdict:
+    """See claim.lua."""
+    match reply[:1]:
         case b"R":
-            return Replay(_record_or_none(reply[1]))
+            return Replay(_record_or_none(reply[1:]))
+        case b"G":
+            return _tuple(Granted, (KeyRecord.decode(reply[2:]), reply[1] == 1, None, None))
+        case b"P":
+            granted, at = _long_at(reply, 2)
+            prior, at = _long_at(reply, at)
+            head = SourceRecord.decode(reply[at:]).head if at < len(reply) else None
+            return Granted(KeyRecord.decode(granted), reply[1] == 1, _record_or_none(prior), head)
         case b"C":
-            return Conflict(_record_or_none(reply[1]))
+            return Conflict(_record_or_none(reply[1:]))
         case b"I":
-            return InFlight(int(reply[1]), KeyRecord.decode(reply[3]), bool(reply[2]))
+            record, quarantined = KeyRecord.decode(reply[2:]), reply[1] == 1
+            return InFlight(0 if quarantined else record.when_ms, record, quarantined)
         case b"S":
-            return Stale(_SEQUENCE.unpack(reply[1])[0])
+            return Stale(_SEQUENCE.unpack(reply[1:])[0])
         case b"N":
             return NotReady()
-        case _:
-            raise _refused(reply)
+        case code:
+            raise _refused(code, reply[1:])
 
 
-def outcome_of(reply: Sequence[Any]) -> SealOutcome:
-    match reply[0]:
+def outcome_of(reply: bytes) -> SealOutcome:
+    """See seal.lua."""
+    match reply[:1]:
         case b"S":
-            return Sealed(KeyRecord.decode(reply[1]))
+            return _tuple(Sealed, (KeyRecord.decode(reply[1:]),))
         case b"F":
-            return Fenced(_record_or_none(reply[1]))
+            return Fenced(_record_or_none(reply[1:]))
         case b"N":
             return NotReady()
-        case _:
-            raise _refused(reply)
+        case code:
+            raise _refused(code, reply[1:])
 
 
 def lease_done(reply: Any) -> bool:
     if isinstance(reply, bytes):
-        raise _refused((b"X", reply))
+        raise _refused(b"X", reply)
     return bool(reply)
 
 
-def _refused(reply: Sequence[Any]) -> FormatTooNew | FormatCorrupt:
-    version = reply[1][0] if len(reply) > 1 and reply[1] else 0
-    if version > 1:
-        return FormatTooNew(f"a record in the fence store has format {version}; this ragfence knows 1")
-    return FormatCorrupt(f"the fence store answered {reply[0]!r}")
+def _refused(code: bytes, data: bytes) -> FormatTooNew | FormatCorrupt:
+    if data and data[0] > 1:
+        return FormatTooNew(f"a record in the fence store has format {data[0]}; this ragfence knows 1")
+    return FormatCorrupt(f"the fence store answered {code!r}")
+
+
+def _long_at(data: bytes, at: int) -> tuple[bytes, int]:
+    start = at + 4
+    end = start + int.from_bytes(data[at:start], "big")
+    return data[start:end], end
 
 
 def _record_or_none(data: bytes) -> KeyRecord | None:

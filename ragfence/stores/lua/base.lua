@@ -1,18 +1,7 @@
--- What every script needs: constants, the markers, and writing. Kept short: a script makes its functions anew each
--- time it is called, and that costs more than most of what they do.
--- now() is put in front of this file by the client: it reads TIME, and tests replace it.
+-- What every script needs that looks at more than one record: constants, and the markers.
 
 local HELD, RELEASED, QUARANTINED, SEALED, FAILED = 1, 2, 3, 4, 5
 local KEYED, SEQUENCED, DOCUMENT = 0, 1, 2
-local byte, sub, char = string.byte, string.sub, string.char
-
--- The epoch of a shard that may answer, or nil. `solo`: no object store stands behind this Redis, so a marker
--- that is absent or of another run is set here, to an epoch above every earlier one.
-local function run_id()
-  local info = redis.call('INFO', 'server')
-  local at = string.find(info, 'run_id:', 1, true)
-  return sub(info, at + 7, at + 46)
-end
 
 -- `R:<epoch>:<run_id>` or `H:<epoch>:<run_id>`; a run_id has 40 digits.
 local function read_marker(marker_key)
@@ -27,6 +16,8 @@ local function write_marker(marker_key, state, epoch, run)
   redis.call('SET', marker_key, string.format('%s:%.0f:%s', state, epoch, run))
 end
 
+-- The epoch of a shard that may answer, or nil. `solo`: no object store stands behind this Redis, so a marker
+-- that is absent or of another run is set here, to an epoch above every earlier one.
 local function usable_epoch(marker_key, run, solo, now_ms)
   local text = redis.call('GET', marker_key)
   if text and byte(text) == 82 and sub(text, -40) == run then return tonumber(sub(text, 3, -42)) end
@@ -35,30 +26,6 @@ local function usable_epoch(marker_key, run, solo, now_ms)
   local epoch = math.max(m and m.epoch + 1 or 0, now_ms * 1000)
   write_marker(marker_key, 'R', epoch, run)
   return epoch
-end
-
--- Records hold the number of a claim in five bytes.
-local function checked_number(number)
-  if number >= 2^40 then error(string.format('fence number %.0f is out of range', number)) end
-  return number
-end
-
-local function put(key, data, ttl_ms)
-  if ttl_ms > 0 then
-    redis.call('SET', key, data, 'PX', ttl_ms)
-  else
-    redis.call('SET', key, data)
-  end
-end
-
--- One stream entry per batch and shard. `most_rows` bounds the stream where nothing can be drained from it.
-local function add_rows(rows_key, data, most_rows)
-  if data == '' then return end
-  if most_rows > 0 then
-    redis.call('XADD', rows_key, 'MAXLEN', '~', most_rows, '*', 'd', data)
-  else
-    redis.call('XADD', rows_key, '*', 'd', data)
-  end
 end
 
 -- The values of a group, in one call, when nothing in it can change what another reads: all are KEYED and no key stands

@@ -1,26 +1,21 @@
 -- Claims, in groups of one shard each: decides, writes records and decision rows. core/decisions.py in Lua.
--- What most claims are, a first one, or a replay of an operation without a sequence, is done here, by cutting and
--- joining bytes. Everything else goes through rules(), claim_rules.lua, whose functions are made only when needed.
+-- What most claims are, a first one, or a replay of an operation without a sequence, is done by claim_cut.lua; a single
+-- one of them is answered in claim_alone.lua, and does not get here. Everything else goes through rules(),
+-- claim_rules.lua, whose functions are made only when needed.
 --
 -- KEYS   per group: marker, counter, rows; then per claim: record, and source unless the mode is KEYED
 -- ARGV   [1] '1' if no object store stands behind this Redis, [2] number of groups, [3] most rows to keep, or '0',
---        [4] the run_id that was read when the connection was opened, or '' (see claim_replay.lua)
+--        [4] '', or, for a single claim without a sequence, the run_id that was read when the connection was opened
 --        per group: the shard as one byte, the keys' common prefix, encoded rows to write as they are,
 --        the number of claims; then per claim one packed string (see redis_wire.pack_claim)
--- Returns, per claim, in order: {'N'} not ready | {'G', takeover, record, prior, source} | {'R', record}
---        | {'C', record} | {'I', until_ms, quarantined, record} | {'S', newest} | {'X', record of a newer format}
+-- Returns, per claim, in order, one string (just that, if ARGV[4] is given), whose first byte says what follows:
+--        N not ready | R record or nothing | C record or nothing | I quarantined:1 record | S newest:8
+--        | G takeover:1 record | P takeover:1 record (length:4) prior (length:4) source | X record of a newer format
 
-local solo, groups, most_rows = ARGV[1] == '1', tonumber(ARGV[2]), tonumber(ARGV[3])
+local solo, groups, most_rows = ARGV[1] == '1', tonumber(ARGV[2]), ARGV[3]
 local run, now_ms = run_id(), now()
-local ts, none = struct.pack('>I6', now_ms), '\0\0\0\0\0\0'
+local ts = struct.pack('>I6', now_ms)
 local settle
-
--- An ended record of the claim's own payload: it answers.
-local function replays(data, claim)
-  local version, flags = byte(data, 1, 2)
-  local state = flags % 16
-  return version == 1 and (state == SEALED or state == FAILED) and sub(data, 3, 18) == sub(claim, 52, 67)
-end
 
 local replies, k, a = {}, 1, 5
 for _ = 1, groups do
@@ -55,7 +50,7 @@ for _ = 1, groups do
     end
     local reply, row
     if not epoch then
-      reply = { 'N' }
+      reply = 'N'
     elseif mode == KEYED or (mode == DOCUMENT and ahead) then
       local data
       if mode == DOCUMENT then
@@ -65,44 +60,24 @@ for _ = 1, groups do
       else
         data = redis.call('GET', record_key)
       end
-      if not data or replays(data, claim) then
-        local owner = 113 + byte(claim, 112)
-        local payload = owner + 1 + byte(claim, owner)
-        local context = payload + 4 + struct.unpack('>I4', claim, payload)
-        if data then
-          local effect_id, at, flags = '\0', 58 + byte(data, 57), byte(data, 2)
-          if flags % 128 >= 64 then
-            if flags % 32 >= 16 then at = at + 1 + byte(data, at) end
-            if flags % 64 >= 32 then at = at + 1 + byte(data, at) end
-            effect_id = sub(data, at, at + byte(data, at))
-          end
-          reply = { 'R', data }
-          row = '\1' .. sub(claim, 3, 15) .. ts .. '\2\0' .. sub(claim, 16, 19) .. none .. shard .. sub(claim, 20, 51) ..
-            sub(data, 3, 56) .. effect_id .. '\0' .. sub(claim, context)
+      if not data then
+        local number
+        if counter then
+          counter = counter + 1
+          number = counter
         else
-          local number
-          if counter then
-            counter = counter + 1
-            number = counter
-          else
-            number = checked_number(redis.call('INCR', counter_key))
-          end
-          local state_byte, first, last = HELD, owner, context - 1
-          if payload > owner + 1 then state_byte = state_byte + 16 else first = payload end
-          if context > payload + 4 then state_byte = state_byte + 128 else last = payload - 1 end
-          data = '\1' .. char(state_byte) .. sub(claim, 52, 67) .. sub(claim, 3, 14) ..
-            struct.pack('>I7I5I2I6I6', epoch, number, 1, now_ms, now_ms + struct.unpack('>I6', claim, 92)) ..
-            sub(claim, 112, owner - 1) .. sub(claim, first, last)
-          if source_key then
-            put(source_key, '\1\2' .. struct.pack('>I8', epoch) .. sub(claim, 20, 51) .. struct.pack('>I4', #data) .. data,
-              struct.unpack('>I6', claim, 106))
-          else
-            put(record_key, data, struct.unpack('>I6', claim, 100))
-          end
-          reply = { 'G', 0, data, '', '' }
-          row = '\1' .. sub(claim, 3, 15) .. ts .. '\1\0' .. sub(claim, 16, 19) .. none .. shard .. sub(claim, 20, 51) ..
-            sub(data, 3, 50) .. none .. '\0\0' .. sub(claim, context)
+          number = checked_number(redis.call('INCR', counter_key))
         end
+        data, row = first_grant(claim, epoch, number, now_ms, ts, shard)
+        if source_key then
+          put(source_key, '\1\2' .. struct.pack('>I8', epoch) .. sub(claim, 20, 51) .. struct.pack('>I4', #data) .. data,
+            struct.unpack('>I6', claim, 106))
+        else
+          put(record_key, data, struct.unpack('>I6', claim, 100))
+        end
+        reply = 'G\0' .. data
+      elseif replays(data, claim) then
+        reply, row = 'R' .. data, replay_row(data, claim, ts, shard)
       end
     end
     if not reply then
@@ -114,4 +89,5 @@ for _ = 1, groups do
   end
   add_rows(rows_key, table.concat(rows), most_rows)
 end
+if ARGV[4] ~= '' then return replies[1] end
 return replies

@@ -149,7 +149,7 @@ local function settle(packed, record_key, source_key, epoch, solo, now_ms, count
   local claim = unpack_claim(packed)
   claim.record_key, claim.source_key = record_key, source_key
   local held = read_held(claim, epoch, solo)
-  if held.newer then return { 'X', held.newer }, '' end
+  if held.newer then return 'X' .. held.newer, '' end
   local answer = decide(held, claim, now_ms)
   if answer.code == 'Q' then
     place(claim, held, answer.record, answer.unsettled, epoch, prefix)
@@ -169,13 +169,15 @@ local function settle(packed, record_key, source_key, epoch, solo, now_ms, count
   local row = claim_row(claim, answer, now_ms, shard)
   local raw = answer.record and answer.record.raw or ''
   if answer.code == 'G' then
-    return { 'G', answer.takeover and 1 or 0, raw, answer.prior and answer.prior.raw or '', answer.source }, row
+    local takeover, prior = answer.takeover and '\1' or '\0', answer.prior and answer.prior.raw or ''
+    if prior == '' and answer.source == '' then return 'G' .. takeover .. raw, row end
+    return 'P' .. takeover .. long(raw) .. long(prior) .. answer.source, row
   elseif answer.code == 'I' then
-    return { 'I', answer.quarantined and 0 or answer.record.when, answer.quarantined and 1 or 0, raw }, row
+    return (answer.quarantined and 'I\1' or 'I\0') .. raw, row
   elseif answer.code == 'S' then
-    return { 'S', answer.newest }, row
+    return 'S' .. answer.newest, row
   end
-  return { answer.code, raw }, row
+  return answer.code .. raw, row
 end
 
 return settle

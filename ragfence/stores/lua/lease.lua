@@ -62,7 +62,7 @@ local function settle(action, lease, held, epoch, now_ms, err)
   return 1, after
 end
 
-local solo, groups, most_rows, action, err = ARGV[1] == '1', tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4], ARGV[5]
+local solo, groups, most_rows, action, err = ARGV[1] == '1', tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5]
 local run, now_ms = run_id(), now()
 local replies, k, a = {}, 1, 6
 for _ = 1, groups do

@@ -86,9 +86,9 @@ local function settled(packed, record_key, source_key, epoch, solo, now_ms, pref
   local seal = unpack_seal(packed)
   seal.record_key, seal.source_key = record_key, source_key
   local held = read_held(seal, epoch, solo)
-  if held.newer then return { 'X', held.newer }, '' end
+  if held.newer then return 'X' .. held.newer, '' end
   local code, record = settle(seal, held, epoch, now_ms, prefix)
-  return { code, record and record.raw or '' }, seal_row(seal, code, record, now_ms, shard)
+  return code .. (record and record.raw or ''), seal_row(seal, code, record, now_ms, shard)
 end
 
 return settled

@@ -1,0 +1,13 @@
+-- The most frequent seal, before anything else is set up: a single one without a sequence, by its owner, from a connection
+-- that knows its server (ARGV[4]). It may stand wherever its lease does, so it trusts that run_id.
+if ARGV[4] ~= '' then
+  local seal, marker, data = ARGV[8], redis.call('GET', KEYS[1]), redis.call('GET', KEYS[4])
+  if marker and data and byte(marker) == 82 and sub(marker, -40) == ARGV[4] and owned(data, seal) and
+    struct.pack('>I7', tonumber(sub(marker, 3, -42))) == sub(seal, 47, 53) then
+    local now_ms, row = now(), nil
+    data, row = own_seal(data, seal, now_ms, struct.pack('>I6', now_ms), ARGV[5])
+    put(KEYS[4], data, struct.unpack('>I6', seal, 83))
+    add_rows(KEYS[2], row, ARGV[3])
+    return 'S' .. data
+  end
+end
