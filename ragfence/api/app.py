@@ -2,6 +2,7 @@
 
 Shedding   bounded work, bounded bodies, slow clients            before anything is read
 Gate       who asks, with which role, within which quota         before any route is looked up
+Retries    what was read before and has its answer               before any route is looked up
 routes     checked bodies, then the contract: one effect per key, the same answer for every retry
 """
 
@@ -40,6 +41,7 @@ from ragfence.api.asking import invalid, response_of
 from ragfence.api.gate import Gate
 from ragfence.api.problems import Refused, problem_of, refusal
 from ragfence.api.quotas import Quotas
+from ragfence.api.retries import Retries
 from ragfence.api.sessions import Sessions, for_strangers
 from ragfence.api.shedding import Shedding
 from ragfence.telemetry.choosing import OBSERVE
@@ -130,6 +132,7 @@ def create_app(
     app.state.ready, app.state.shared, app.state.quotas = False, shared, quotas
     for router in (documents.router, indexes.router, lookups.router, lookups.admin, service.router):
         app.include_router(router)
+    app.add_middleware(Retries)
     app.add_middleware(Gate, keys=keys, sessions=sessions, quotas=quotas, everybody=everybody)
     app.add_middleware(
         Shedding,

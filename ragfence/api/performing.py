@@ -37,19 +37,20 @@ class Superseded(Exception):
     """Raised into an application whose answer is not the one that was kept."""
 
 
-async def read_body(receive: Receive, *, limit: int) -> bytes:
-    pieces, size = [], 0
+async def read_body(receive: Receive, *, limit: int | None = None) -> bytes:
+    pieces: list[bytes] = []
+    size = 0
     while True:
         message = await receive()
         if message["type"] != "http.request":
             raise ClientGone
         piece = message.get("body", b"")
         size += len(piece)
-        if size > limit:
+        if limit is not None and size > limit:
             raise BodyTooLarge
-        pieces.append(piece)
         if not message.get("more_body", False):
-            return b"".join(pieces)
+            return b"".join((*pieces, piece)) if pieces else bytes(piece)
+        pieces.append(piece)
 
 
 async def send_answer(send: Send, answer: Answer) -> None:

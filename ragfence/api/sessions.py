@@ -31,6 +31,8 @@ class Session:
     def __init__(self, fence: Fence) -> None:
         self.fence = fence
         self.contract = Contract(fence, status_path=STATUS_PATH)
+        self.answer_within_s = fence.policy.http.answer_within_s
+        """how long a write is waited for whose client does not say"""
         self.held = 0
 
     @cached_property

@@ -10,12 +10,13 @@ from urllib.parse import urlencode
 
 from ragfence.api import stored
 from ragfence.api.keys import format_key
-from ragfence.api.messages import Answer, Call
+from ragfence.api.messages import Answer
 from ragfence.api.problems import Problem, problem_of, refusal, whole_seconds
 from ragfence.core.operations import Operation
 from ragfence.core.policy import Policy
 from ragfence.core.receipts import Receipt
 from ragfence.engine.claiming import failed
+from ragfence.engine.requests import Request
 from ragfence.errors import Conflict, InFlight, RagfenceError
 
 RETRY_AFTER_MS = 1000
@@ -23,13 +24,18 @@ RETRY_AFTER_MS = 1000
 
 
 class Asked(NamedTuple):
-    """A request that may be claimed."""
+    """An HTTP request that may be claimed."""
 
-    call: Call
     key: str
-    operation: Operation
-    payload: object
-    budget_s: float | None
+    request: Request
+    place: str
+    """method and template"""
+    root: str
+    """under which prefix the application is mounted"""
+    budget_s: float | None = None
+    """for how long the client waits"""
+    give_up_at: float | None = None
+    """until when, by the clock of the loop"""
 
 
 class Telling:
@@ -41,14 +47,14 @@ class Telling:
         self._status_path = status_path
 
     def refused(self, asked: Asked, error: RagfenceError) -> Answer:
-        key, call = asked.key, asked.call
+        key = asked.key
         if isinstance(error, Conflict):
             problem = Problem(
                 status=self._policy.on_conflict.status,
                 code=error.code,
                 title="The key was used before, for another request",
                 retryable=False,
-                detail=f"Idempotency-Key {key!r} was used before on {call.method} {call.template}, for another request",
+                detail=f"Idempotency-Key {key!r} was used before on {asked.place}, for another request",
                 hint="use a new key for another request, or send what was sent first",
                 extras={"key": key, "diff": _of_the_body(error.diff), "differs": _parts(error.diff)},
             )
@@ -60,7 +66,7 @@ class Telling:
     def in_progress(self, asked: Asked) -> Answer:
         key = asked.key
         if self._policy.http.in_progress == 202:
-            return self.accepted(asked.operation, key, asked.call.root)
+            return self.accepted(asked.request.operation, key, asked.root)
         busy = InFlight(
             f"a request with Idempotency-Key {key!r} is being performed",
             hint="wait, then send it again with the same key",
@@ -83,7 +89,7 @@ class Telling:
     def out_of_time(self, asked: Asked, *, begun: bool) -> Answer:
         # Not begun: the store has not said yet whether there is a claim, and the address of a 202 would know nothing.
         if begun and self._policy.http.in_progress == 202:
-            return self.accepted(asked.operation, asked.key, asked.call.root)
+            return self.accepted(asked.request.operation, asked.key, asked.root)
         late = refusal(
             "DEPENDENCY.timeout",
             f"not done within {asked.budget_s:g} s; it goes on",
