@@ -133,6 +133,8 @@ class Shedding:
             await send_answer(send, _stopping().answer({"connection": "close"}))
         except Exception:
             if not exchange.cut_off:  # else it only did not expect to lose its client
+                if not exchange.started:  # what stands before the routes has failed, and is told as one of them would
+                    await send_answer(send, refusal("TRANSIENT.unexpected").answer())
                 raise
         if exchange.problem is not None and not exchange.started:
             await _refuse(exchange.problem, scope, receive, send)
