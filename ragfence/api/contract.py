@@ -109,8 +109,8 @@ class Contract:
         try:
             op = self._claim(asked)
             # In the caller's own task: a replay needs no other.
-            if (receipt := await op.ask(asked.budget_s)) is not None:
-                return self._telling.replayed(receipt, asked.key)
+            if (replayed := await op.ask(asked.budget_s)) is not None:
+                return self._telling.replay(asked, replayed)
         except RagfenceError as error:
             return problem_of(error, key=asked.key).answer(told_of(asked.key, ""))
         return Begun(asked, op)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from ragfence.api.keys import KEY_HEADER, budget_in, check_required, key_of, missing_key
 from ragfence.api.messages import Answer, Call, Headers, first_of, headers_from
 from ragfence.api.problems import Refused, problem_of
-from ragfence.api.telling import Asked, told_of
+from ragfence.api.telling import MOST_KEPT_BYTES, Asked, Kept, told_of
 from ragfence.core.hashing import digest
 from ragfence.core.operations import Operation
 from ragfence.errors import RagfenceError
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 KIND: Final = "http"
 """the kind of these operations; the policy may have rules for it under `kinds`"""
-MOST_BYTES: Final = 8 << 20
+MOST_BYTES: Final = 16 << 20
 """of what is remembered, per tenant and process"""
 
 _DECIDE: Final = frozenset({b"idempotency-key", b"content-type", b"content-encoding", b"if-match", b"if-none-match"})
 """headers by which a request is told from another, or refused"""
 _OF_THE_MOMENT: Final = frozenset({b"x-request-timeout", b"x-correlation-id", b"x-request-id"})
-_OVERHEAD: Final = 2048
-"""bytes that an entry takes beside its payload"""
+_OVERHEAD: Final = 2048 + 2 * MOST_KEPT_BYTES
+"""bytes that an entry takes beside its payload, with its answer"""
 
 
 class Head(NamedTuple):
@@ -126,7 +126,7 @@ class Reading:
             return problem_of(error, key=key).answer(told_of(key, ""))
         asked = Asked(key, request, f"{call.method} {call.template}", call.root)
         if head is not None:
-            self._remember(head, call.body, asked)
+            self._remember(head, call.body, asked._replace(kept=Kept()))
         if correlation_id := _correlation_in(call.headers):
             asked = self._correlated(asked, correlation_id)
         return asked if budget_s is None else asked._replace(budget_s=budget_s, give_up_at=_now() + budget_s)

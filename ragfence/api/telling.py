@@ -15,12 +15,25 @@ from ragfence.api.problems import Problem, problem_of, refusal, whole_seconds
 from ragfence.core.operations import Operation
 from ragfence.core.policy import Policy
 from ragfence.core.receipts import Receipt
-from ragfence.engine.claiming import failed
+from ragfence.core.records import KeyRecord
+from ragfence.engine.claiming import Replayed, failed
 from ragfence.engine.requests import Request
 from ragfence.errors import Conflict, InFlight, RagfenceError
 
+MOST_KEPT_BYTES = 2 << 10
+"""of a result whose answer is kept in memory"""
 RETRY_AFTER_MS = 1000
 """how soon to ask again: a live lease is renewed, so its end says nothing"""
+
+
+class Kept:
+    """The last answer of a request that is remembered: from the same record it is made only once."""
+
+    __slots__ = ("answer", "record")
+
+    def __init__(self) -> None:
+        self.record: KeyRecord | None = None
+        self.answer: Answer | None = None
 
 
 class Asked(NamedTuple):
@@ -36,6 +49,7 @@ class Asked(NamedTuple):
     """for how long the client waits"""
     give_up_at: float | None = None
     """until when, by the clock of the loop"""
+    kept: Kept | None = None
 
 
 class Telling:
@@ -97,6 +111,15 @@ class Telling:
             retry_after=whole_seconds(RETRY_AFTER_MS),
         )
         return late.answer(told_of(asked.key, "IN_PROGRESS"))
+
+    def replay(self, asked: Asked, replayed: Replayed) -> Answer:
+        kept, record = asked.kept, replayed.record
+        if kept is None or len(record.result) > MOST_KEPT_BYTES:
+            return self.replayed(replayed.receipt(), asked.key)
+        # All of it: a record that differs in anything may tell something else.
+        if kept.answer is None or kept.record != record:
+            kept.record, kept.answer = record, self.replayed(replayed.receipt(), asked.key)
+        return kept.answer
 
     def replayed(self, receipt: Receipt, key: str) -> Answer:
         told = told_of(key, "HIT") | {"idempotency-status": "replayed"} | self.expiry(receipt)

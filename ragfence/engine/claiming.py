@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
+from ragfence.core.decisions import Claim
 from ragfence.core.receipts import Decision, Receipt
+from ragfence.core.records import KeyRecord
 from ragfence.engine import points
 from ragfence.engine.background import acquire_async, to_the_end
 from ragfence.engine.joint import Asking, JointClaims
@@ -33,6 +35,18 @@ _DECISIONS: dict[type[RagfenceError], Decision] = {
     InFlight: Decision.IN_FLIGHT,
     Quarantined: Decision.IN_FLIGHT,
 }
+
+
+class Replayed(NamedTuple):
+    """A claim that was answered with a sealed record."""
+
+    performer: Performer
+    request: Request
+    claim: Claim
+    record: KeyRecord
+
+    def receipt(self) -> Receipt:
+        return self.performer.replayed(self.request, self.claim, self.record)
 
 
 class Claimed:
@@ -131,8 +145,8 @@ class Claimed:
         if won := self._leave():
             end_without_receipt(self._performer, won, error)
 
-    async def ask(self, timeout_s: float | None = None) -> Receipt | None:
-        """The receipt, if one is near at hand, and known within that time. Otherwise `async with` goes on from there.
+    async def ask(self, timeout_s: float | None = None) -> Replayed | None:
+        """What is replayed, if that is near at hand and known within that time. Else `async with` goes on from there.
 
         Whoever asked and does not enter the block calls `let_go`.
         """
@@ -142,9 +156,10 @@ class Claimed:
         if self._asking is None:
             self._asking = self._joint.ask(self._request)
         asked = await self._asking.wait(timeout_s)
-        if asked is not None:
-            self._receipt = self._performer.at_once(self._request, asked)
-        return self._receipt
+        record = None if asked is None else self._performer.at_once(asked)
+        return (
+            None if asked is None or record is None else Replayed(self._performer, self._request, asked.claim, record)
+        )
 
     def let_go(self) -> None:
         """Gives back what `ask` was granted, unless the block was entered."""
@@ -155,8 +170,8 @@ class Claimed:
     async def __aenter__(self) -> Claimed:
         self._refuse_second_use()
         try:
-            if await self.ask() is not None:
-                return self._answered(self.receipt)
+            if (replayed := await self.ask()) is not None:
+                return self._answered(replayed.receipt())
             asking, self._asking = self._asking, None
             asked = await asking.wait() if asking else None
             answer = await acquire_async(self._performer, self._request, self._wait_ms, asked)

@@ -173,7 +173,7 @@ class Performer:
             match verdict:
                 case Replay(record):
                     assert record is not None  # only documents have nothing to retract
-                    yield self._replayed(request, claim, record)
+                    yield self.replayed(request, claim, record)
                     return
                 case Granted():
                     answer = self._granted(request, verdict, asked_at, claim.waited_ms)
@@ -197,11 +197,11 @@ class Performer:
                         raise self._refusals.in_flight(request, verdict, claim.waited_ms)
                     yield from self._wait(request, verdict, started, give_up_at)
 
-    def at_once(self, request: Request, asked: Asked) -> Receipt | None:
-        """The receipt of a replay, if making it asks no store. None: take the steps of `acquiring`."""
-        match asked.verdict:
-            case Replay(record) if record is not None and self.results.is_inline(record.result):
-                return self._replayed(request, asked.claim, record)
+    def at_once(self, asked: Asked) -> KeyRecord | None:
+        """The record of a replay, if making its receipt asks no store. None: take the steps of `acquiring`."""
+        verdict = asked.verdict
+        if isinstance(verdict, Replay) and verdict.record is not None and self.results.is_inline(verdict.record.result):
+            return verdict.record
         return None
 
     def complete(self, won: Won, outcome: Outcome) -> Receipt:
@@ -266,7 +266,7 @@ class Performer:
         except TransientError:
             won.lease.lose()
 
-    def _replayed(self, request: Request, claim: Claim, record: KeyRecord) -> Receipt:
+    def replayed(self, request: Request, claim: Claim, record: KeyRecord) -> Receipt:
         flags = Flags(attempt=record.attempt, waited_ms=claim.waited_ms)
         return self.results.receipt(request.key, record, Decision.DUPLICATE, flags)
 

@@ -10,6 +10,7 @@ process that answers. After a restart, failover or flush they are hydrated from 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha1
@@ -43,10 +44,11 @@ from ragfence.core.records import (
     unpark,
 )
 from ragfence.core.rows import Row, decode_rows
-from ragfence.errors import StoreUnavailable
+from ragfence.errors import RagfenceError, StoreUnavailable
 from ragfence.stores.fences import Loaded, LoadedSource, Lookup, Marker, RowEntry, Scanned, Stats
 from ragfence.stores.redis_errors import REDIS_ERRORS, in_our_words, understood
-from ragfence.stores.redis_link import Call, Link
+from ragfence.stores.redis_link import Call, Command, Link, ServerLink
+from ragfence.stores.redis_loop import LoopLines
 from ragfence.stores.redis_reading import Reader, Snapshot
 from ragfence.stores.redis_safety import Confirmation, refuse_unsafe, refuse_without_aof
 from ragfence.stores.redis_scripts import Script, scripts
@@ -142,6 +144,9 @@ class RedisFences:
         self.url = self._link.url
         self._scripts = scripts(test_clock, clustered=self._link.clustered)
         self._reader = Reader(self._link, self._names, test_clock)
+        self._loop_lines = None
+        if isinstance(self._link, ServerLink) and not self._waits_for:
+            self._loop_lines = LoopLines(self._link.lines, patience_s)
         try:
             self._refuse_unsafe_servers()
         except BaseException:
@@ -157,6 +162,25 @@ class RedisFences:
         replies = self._run("claim", groups, b"", confirm=_always if rows else _tells_of_a_seal)
         rest = iter([verdict_of(reply) for reply in replies])
         return [hit or next(rest) for hit in hits]
+
+    def claim_soon(self, claims: Sequence[Claim], told: Callable[[list[Verdict] | None], None]) -> bool:
+        line = self._loop_lines.of_this_loop() if self._loop_lines else None
+        if line is None or any(claim.mode is not Mode.KEYED for claim in claims):
+            return False
+        commands = []
+        for claim in claims:
+            start, rest = self._single("claim", claim, pack_claim(claim))
+            commands.append((*start, line.run_id, *rest))
+
+        def answered(replies: list[Any] | None) -> None:
+            verdicts = None
+            if replies is not None:
+                with contextlib.suppress(RagfenceError):  # a record that cannot be read: found again, one by one
+                    verdicts = [verdict_of(reply[0]) for reply in replies]
+            told(verdicts)
+
+        line.send(commands, answered)
+        return True
 
     def replays(self, asks: Sequence[Ask]) -> list[bytes | None]:
         if not asks:
@@ -387,6 +411,8 @@ class RedisFences:
                 self._link.client.delete(key)
 
     def close(self) -> None:
+        if self._loop_lines is not None:
+            self._loop_lines.close()
         self._link.close()
 
     def _replays(self, claims: Sequence[Claim]) -> tuple[list[Verdict | None], dict[int, list[bytes]]]:
@@ -466,9 +492,7 @@ class RedisFences:
     def _alone(self, script: str, item: Claim | Seal, packed: bytes, confirm: _Needed) -> Any:
         """The reply to a batch of one, which most are: nothing to group, nothing to put in order."""
         shard, made = item.key[0], self._scripts[script]
-        keys, args = self._heads[script][shard]
-        start = made.call((*keys, *self._names.keys_of(item)), self._common)
-        rest = (*args, b"", b"1", packed) if script == "claim" else (*args, b"1", packed)
+        start, rest = self._single(script, item, packed)
         if item.mode is Mode.KEYED and not self._waits_for:
             try:
                 answered = self._link.ask(Call(shard, start), rest)
@@ -477,6 +501,12 @@ class RedisFences:
             if not isinstance(answered, Exception):
                 return answered[0]
         return self._called(made, [Call(shard, (*start, b"", *rest))], confirm)[0][0]
+
+    def _single(self, script: str, item: Claim | Seal, packed: bytes) -> tuple[Command, Command]:
+        """The call of a batch of one, in two parts: the run_id of the server goes between them, or nothing."""
+        keys, args = self._heads[script][item.key[0]]
+        start = self._scripts[script].call((*keys, *self._names.keys_of(item)), self._common)
+        return start, (*args, b"", b"1", packed) if script == "claim" else (*args, b"1", packed)
 
     def _grouped(
         self,

@@ -131,7 +131,7 @@ class ServerLink:
         self.url = url
         self.elects = elects
         self.client = client
-        self._lines = Lines(client.connection_pool)
+        self.lines = Lines(client.connection_pool)
         self._retry = retry()
 
     def exchange(self, calls: Sequence[Call], after: Sequence[Command] = ()) -> Exchange:
@@ -142,7 +142,7 @@ class ServerLink:
     def ask(self, call: Call, knowing: Command) -> Any:
         line = None
         try:
-            line = self._lines.take()
+            line = self.lines.take()
             command = (*call.command, line.run_id, *knowing)
             connection = line.connection
             connection.send_packed_command((_pack(command),) if _pack else connection.pack_command(*command))
@@ -151,12 +151,12 @@ class ServerLink:
             reply = refused
         except BaseException as broken:
             if line is not None:
-                self._lines.drop(line)
+                self.lines.drop(line)
             if not isinstance(broken, _BROKEN):
                 raise
             return self._again(((*call.command, b"", *knowing),), broken)[0]
         if line is not None:
-            self._lines.give_back(line)
+            self.lines.give_back(line)
         return reply
 
     def send(self, commands: Sequence[Command]) -> list[Any]:
@@ -166,25 +166,25 @@ class ServerLink:
             return self._again(commands, broken)
 
     def primaries(self) -> list[tuple[str, Any]]:
-        line = self._lines.take()
+        line = self.lines.take()
         try:
             host, port = getattr(line.connection, "host", None), getattr(line.connection, "port", None)
             return [(f"{host}:{port}" if host else str(getattr(line.connection, "path", self.url)), self.client)]
         finally:
-            self._lines.give_back(line)
+            self.lines.give_back(line)
 
     def close(self) -> None:
         self.client.close()
 
     def _sent(self, commands: Sequence[Command]) -> list[Any]:
-        line = self._lines.take()
+        line = self.lines.take()
         try:
             _send(line.connection, commands)
             replies = _replies(line.connection, len(commands))
         except BaseException:
-            self._lines.drop(line)
+            self.lines.drop(line)
             raise
-        self._lines.give_back(line)
+        self.lines.give_back(line)
         return replies
 
     def _again(self, commands: Sequence[Command], broken: Exception) -> list[Any]:
