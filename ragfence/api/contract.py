@@ -36,6 +36,9 @@ from ragfence.errors import FencedOut, RagfenceError, ResultTooBig, TerminalErro
 if TYPE_CHECKING:
     from ragfence.fence import Fence
 
+SMALL_ANSWER = 64 << 10
+"""bytes: to make a result of them holds up nobody"""
+
 _log = logging.getLogger("ragfence.api")
 
 Perform = Callable[[], Awaitable[Answer]]
@@ -247,7 +250,7 @@ class Contract:
             told = told_of(asked.key, "MISS")
             if stored.is_kept(answer.status):
                 try:
-                    receipt = await to_the_end(_seal, op, answer, handler.limit)
+                    receipt = await _sealed(op, answer, handler.limit)
                 except FencedOut as lost:
                     winner: Receipt | None = lost.receipt
                     if winner is None:  # another attempt took over, and has no outcome yet
@@ -291,6 +294,14 @@ class Contract:
         if record is not None and record.ended:
             return engine.performer.results.receipt(request.key, record, Decision.DUPLICATE, Flags())
         return record is not None and record.held_at(engine.fences.now_ms())
+
+
+async def _sealed(op: Claimed, answer: Answer, limit: int) -> Receipt:
+    if answer.complete and len(answer.body) <= min(limit, SMALL_ANSWER):
+        with contextlib.suppress(ResultTooBig):
+            if (receipt := await op.seal_soon(result=stored.to_result(answer))) is not None:
+                return receipt
+    return await to_the_end(_seal, op, answer, limit)
 
 
 def _seal(op: Claimed, answer: Answer, limit: int) -> Receipt:

@@ -24,6 +24,7 @@ from ragfence.core.decisions import (
     Mode,
     NotReady,
     Replay,
+    Seal,
     Sealed,
     SealOutcome,
     Stale,
@@ -59,7 +60,7 @@ from ragfence.errors import (
     StoreUnavailable,
     TransientError,
 )
-from ragfence.stores.fences import FenceStore
+from ragfence.stores.fences import FenceStore, SoonFences
 
 LAST_CLAIM_POSITION = 240
 
@@ -126,6 +127,7 @@ class Performer:
         self.redact_text = policy.redactor.redact_text
         self.fences = fences
         self.backing = backing
+        self._soon = fences if backing is None and isinstance(fences, SoonFences) else None
         self.results = results
         self._policy = policy
         self._refusals = Refusals(fences, results, policy)
@@ -239,6 +241,38 @@ class Performer:
                 self.backing.hydrator.ensure_ready()
         self.give_back(won, FencedOut.code)
         return self.results.receipt(won.request.key, record, Decision.NEW, flags)
+
+    @property
+    def seals_soon(self) -> bool:
+        """Whether it is worth while to try `complete_soon`."""
+        return self._soon is not None
+
+    def complete_soon(self, won: Won, outcome: Outcome, told: Callable[[Receipt | None], None]) -> bool:
+        """As `complete`, for the running event loop, where a seal is all there is to do, and no thread is needed.
+
+        False, or told None: `complete` it as well. A token that has sealed seals again with the same outcome.
+        """
+        if self._soon is None or won.lease.inherited:
+            return False
+
+        def answered(outcomes: list[SealOutcome] | None) -> None:
+            receipt = None
+            if outcomes and isinstance(outcomes[0], Sealed):
+                points.reach(points.AFTER_SEAL)
+                heartbeat.remove(won.lease)
+                receipt = self.results.receipt(won.request.key, outcomes[0].record, Decision.NEW, self._flags(won))
+            told(receipt)
+
+        points.reach(points.BEFORE_SEAL)
+        return self._soon.seal_soon([_seal_of(won, outcome)], answered)
+
+    def won_at_once(self, request: Request, asked: Asked) -> Won | None:
+        """What a granted claim has won, if no earlier effect has to be looked for. None: as `at_once`."""
+        if self.backing or not isinstance(asked.verdict, Granted) or asked.verdict.prior is not None:
+            return None
+        won = self._granted(request, asked.verdict, asked.asked_at, asked.claim.waited_ms)
+        assert isinstance(won, Won)  # there is nowhere else to look
+        return won
 
     def committed(self, request: Request) -> Receipt | None:
         """What the object store alone knows of the key, while the fence store is away. Leaves no decision row."""
@@ -377,16 +411,7 @@ class Performer:
 
     def _sealed(self, won: Won, outcome: Outcome, *, flags: int = 0, winner: bytes = NOBODY) -> SealOutcome:
         """Tries for as long as the policy says: the effect has happened, and only a seal can tell everybody."""
-        seal = won.request.seal(
-            won.granted,
-            effect_id=outcome.effect_id,
-            result=outcome.result,
-            failed=outcome.failed,
-            error=outcome.error,
-            flags=flags | (JOURNALED if won.journaled else 0),
-            waited_ms=won.waited_ms,
-            winner=winner,
-        )
+        seal = _seal_of(won, outcome, flags=flags, winner=winner)
         give_up_at = time.monotonic() + self._policy.lease.seal_retry_s
         pause_s = 0.02
         while True:
@@ -457,6 +482,19 @@ class Performer:
             waited_ms=won.waited_ms,
             journaled=won.journaled,
         )
+
+
+def _seal_of(won: Won, outcome: Outcome, *, flags: int = 0, winner: bytes = NOBODY) -> Seal:
+    return won.request.seal(
+        won.granted,
+        effect_id=outcome.effect_id,
+        result=outcome.result,
+        failed=outcome.failed,
+        error=outcome.error,
+        flags=flags | (JOURNALED if won.journaled else 0),
+        waited_ms=won.waited_ms,
+        winner=winner,
+    )
 
 
 def refuse(request: Request) -> None:

@@ -190,3 +190,7 @@ class SoonFences(Protocol):
         False: not possible now. Who is told None has to `claim` as well, with the same tokens: some may be granted.
         """
         ...
+
+    def seal_soon(self, seals: Sequence[Seal], told: Callable[[list[SealOutcome] | None], None]) -> bool:
+        """As `seal`, in the same way."""
+        ...

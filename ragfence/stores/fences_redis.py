@@ -72,6 +72,7 @@ DROPPED_AT_ONCE = 200
 """entries; a script holds up everybody else"""
 
 Item = TypeVar("Item", Claim, Seal, LeaseRef)
+Answered = TypeVar("Answered", Verdict, SealOutcome)
 _Needed = Callable[[list[Any]], bool]
 """Whether these replies count only once they are confirmed."""
 _Heads = list[tuple[tuple[bytes, ...], tuple[bytes, ...]]]
@@ -164,23 +165,10 @@ class RedisFences:
         return [hit or next(rest) for hit in hits]
 
     def claim_soon(self, claims: Sequence[Claim], told: Callable[[list[Verdict] | None], None]) -> bool:
-        line = self._loop_lines.of_this_loop() if self._loop_lines else None
-        if line is None or any(claim.mode is not Mode.KEYED for claim in claims):
-            return False
-        commands = []
-        for claim in claims:
-            start, rest = self._single("claim", claim, pack_claim(claim))
-            commands.append((*start, line.run_id, *rest))
+        return self._soon("claim", claims, pack_claim, verdict_of, told)
 
-        def answered(replies: list[Any] | None) -> None:
-            verdicts = None
-            if replies is not None:
-                with contextlib.suppress(RagfenceError):  # a record that cannot be read: found again, one by one
-                    verdicts = [verdict_of(reply[0]) for reply in replies]
-            told(verdicts)
-
-        line.send(commands, answered)
-        return True
+    def seal_soon(self, seals: Sequence[Seal], told: Callable[[list[SealOutcome] | None], None]) -> bool:
+        return self._soon("seal", seals, pack_seal, outcome_of, told)
 
     def replays(self, asks: Sequence[Ask]) -> list[bytes | None]:
         if not asks:
@@ -502,7 +490,33 @@ class RedisFences:
                 return answered[0]
         return self._called(made, [Call(shard, (*start, b"", *rest))], confirm)[0][0]
 
-    def _single(self, script: str, item: Claim | Seal, packed: bytes) -> tuple[Command, Command]:
+    def _soon(
+        self,
+        script: str,
+        items: Sequence[Item],
+        pack: Callable[[Item], bytes],
+        read: Callable[[Sequence[Any]], Answered],
+        told: Callable[[list[Answered] | None], None],
+    ) -> bool:
+        line = self._loop_lines.of_this_loop() if self._loop_lines else None
+        if line is None or any(item.mode is not Mode.KEYED for item in items):
+            return False
+        commands: list[Command] = []
+        for item in items:
+            parts: tuple[Command, Command] = self._single(script, item, pack(item))
+            commands.append((*parts[0], line.run_id, *parts[1]))
+
+        def answered(replies: list[Any] | None) -> None:
+            found = None
+            if replies is not None:
+                with contextlib.suppress(RagfenceError):  # a record that cannot be read: found again, one by one
+                    found = [read(reply[0]) for reply in replies]
+            told(found)
+
+        line.send(commands, answered)
+        return True
+
+    def _single(self, script: str, item: Claim | Seal | LeaseRef, packed: bytes) -> tuple[Command, Command]:
         """The call of a batch of one, in two parts: the run_id of the server goes between them, or nothing."""
         keys, args = self._heads[script][item.key[0]]
         start = self._scripts[script].call((*keys, *self._names.keys_of(item)), self._common)

@@ -94,6 +94,18 @@ class Observed:
 
         return self._soon.claim_soon(claims, answered)
 
+    def seal_soon(self, seals: Sequence[Seal], told: Callable[[list[SealOutcome] | None], None]) -> bool:
+        if self._soon is None:
+            return False
+        started = time.perf_counter()
+
+        def answered(outcomes: list[SealOutcome] | None) -> None:
+            if outcomes is not None:
+                self.tell(SealsAnswered(self._call("seal", started), seals, outcomes))
+            told(outcomes)
+
+        return self._soon.seal_soon(seals, answered)
+
     def replays(self, asks: Sequence[Ask]) -> list[bytes | None]:
         return self._watched(
             "replays", lambda: self.inner.replays(asks), lambda call, records: ReplaysAnswered(call, asks, records)
