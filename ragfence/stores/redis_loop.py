@@ -35,7 +35,7 @@ _READ_BYTES = 1 << 16
 
 
 class _Refused(Exception):
-    """The server answered with an error."""
+    """The server does not answer as it should."""
 
 
 class LoopLines:
@@ -168,14 +168,19 @@ class LoopLine:
             self.break_off()
 
     def _replied(self, reply: Any) -> None:
-        if not self._waiting or isinstance(reply, Exception):
+        if not self._waiting:
             raise _Refused
         self._replies.append(reply)
         _, count, told = self._waiting[0]
-        if len(self._replies) == count:
-            self._waiting.popleft()
-            replies, self._replies = self._replies, []
-            told(replies)
+        if len(self._replies) < count:
+            return
+        self._waiting.popleft()
+        replies, self._replies = self._replies, []
+        errors = [str(reply) for reply in replies if isinstance(reply, Exception)]
+        told(None if errors else replies)
+        # A script that is not there yet is loaded by the thread that asks next. All else may be the connection's fault.
+        if not all(error.startswith("NOSCRIPT") for error in errors):
+            raise _Refused
 
     def _is_it_late(self) -> None:
         self._timer = None
