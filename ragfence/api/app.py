@@ -2,6 +2,7 @@
 
 Shedding   bounded work, bounded bodies, slow clients            before anything is read
 Gate       who asks, with which role, within which quota         before any route is looked up
+Retries    what was read before and has its answer               before any route is looked up
 routes     checked bodies, then the contract: one effect per key, the same answer for every retry
 """
 
@@ -38,8 +39,10 @@ from ragfence.api import documents, indexes, lookups, schemas, service
 from ragfence.api.apikeys import ApiKeys, Asker, CachedKeys, Role
 from ragfence.api.asking import invalid, response_of
 from ragfence.api.gate import Gate
+from ragfence.api.performing import App, Receive, Scope, Send
 from ragfence.api.problems import Refused, problem_of, refusal
 from ragfence.api.quotas import Quotas
+from ragfence.api.retries import Retries
 from ragfence.api.sessions import Sessions, for_strangers
 from ragfence.api.shedding import Shedding
 from ragfence.telemetry.choosing import OBSERVE
@@ -57,6 +60,19 @@ BODIES = (
     schemas.Empty,
     schemas.ProblemOut,
 )
+
+
+class Api(FastAPI):
+    """The routes, and what stands before them. Not as FastAPI's middleware, which is inside of what FastAPI does for
+    every request: a retry that is answered before the routes needs none of that."""
+
+    front: App
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.front(scope, receive, send)
+
+    async def routed(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await super().__call__(scope, receive, send)
 
 
 def create_app(
@@ -116,7 +132,7 @@ def create_app(
             shared.close()
             threads.shutdown(wait=False)
 
-    app = FastAPI(
+    app = Api(
         title="ragfence",
         summary="Documents ingested once, indexes built once, and the same answer for every retry.",
         version=__version__,
@@ -130,9 +146,8 @@ def create_app(
     app.state.ready, app.state.shared, app.state.quotas = False, shared, quotas
     for router in (documents.router, indexes.router, lookups.router, lookups.admin, service.router):
         app.include_router(router)
-    app.add_middleware(Gate, keys=keys, sessions=sessions, quotas=quotas, everybody=everybody)
-    app.add_middleware(
-        Shedding,
+    app.front = Shedding(
+        Gate(Retries(app.routed), keys=keys, sessions=sessions, quotas=quotas, everybody=everybody),
         max_concurrent=max_concurrent,
         max_body_bytes=rules.http.max_body_bytes,
         max_batch_bytes=rules.http.max_batch_bytes,

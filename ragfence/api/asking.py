@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -14,7 +13,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from ragfence.api.apikeys import Asker
-from ragfence.api.keys import BUDGET_HEADER
 from ragfence.api.messages import Answer, Call, headers_from
 from ragfence.api.problems import MEDIA_TYPE, Problem, Refused, problem_of, refusal
 from ragfence.api.schemas import InProgress, ProblemOut
@@ -30,6 +28,10 @@ Found = TypeVar("Found")
 Work = Callable[[], Awaitable[Answer]]
 
 JSON: Final = "application/json"
+HEAD: Final = "ragfence.head"
+"""in the state of a write: by which it is known when it comes again"""
+BEGUN: Final = "ragfence.begun"
+"""in the state of a retry that has asked for its key; taken out by whoever answers it"""
 
 
 def session_of(request: Request) -> Session:
@@ -86,11 +88,19 @@ def invalid(errors: Any, *, code: str = "VALIDATION.body") -> Problem:
 
 async def written(request: Request, work: Work, body: bytes = b"", *, compared: object = None) -> Response:
     """Performs a write once for its key, and answers it as the contract says."""
-    session, call = session_of(request), call_of(request, body, compared=compared)
-    if not call.header(BUDGET_HEADER):
-        within = (BUDGET_HEADER, f"{session.fence.policy.http.answer_within_s:g}")
-        call = replace(call, headers=(*call.headers, within))
-    return response_of(await session.contract.answer(call, asker_of(request).principal, lambda: _outcome(work)))
+    session, state = session_of(request), request.scope["state"]
+    contract, begun = session.contract, state.pop(BEGUN, None)
+    if begun is None:
+        asked = contract.reading.checked(
+            call_of(request, body, compared=compared),
+            asker_of(request).principal,
+            head=state.get(HEAD),
+            within_s=session.answer_within_s,
+        )
+        begun = await contract.begin(asked)
+    if isinstance(begun, Answer):
+        return response_of(begun)
+    return response_of(await contract.go_on(begun, lambda: _outcome(work)))
 
 
 def call_of(request: Request, body: bytes = b"", *, compared: object = None) -> Call:

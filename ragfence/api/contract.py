@@ -16,16 +16,16 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qs
 
 from ragfence.api import stored
-from ragfence.api.keys import KEY_HEADER, budget_of, check_required, format_key, key_of, missing_key, parse_key
+from ragfence.api.keys import format_key, parse_key
 from ragfence.api.messages import Answer, Call
 from ragfence.api.problems import Refused, problem_of, refusal
+from ragfence.api.reading import KIND, Reading, operation_of
 from ragfence.api.streaming import Outflow, Produce, Streamed
 from ragfence.api.telling import Asked, Telling, told_of
-from ragfence.core.hashing import digest
 from ragfence.core.operations import Operation
 from ragfence.core.receipts import Decision, Flags, Receipt
 from ragfence.engine.background import to_the_end
@@ -36,8 +36,8 @@ from ragfence.errors import FencedOut, RagfenceError, ResultTooBig, TerminalErro
 if TYPE_CHECKING:
     from ragfence.fence import Fence
 
-KIND = "http"
-"""the kind of these operations; the policy may have rules for it under `kinds`"""
+SMALL_ANSWER = 64 << 10
+"""bytes: to make a result of them holds up nobody"""
 
 _log = logging.getLogger("ragfence.api")
 
@@ -76,6 +76,13 @@ class Handler:
             self._settled(kept)
 
 
+class Begun(NamedTuple):
+    """A request that has asked for its key: it goes on to its answer by `Contract.go_on`, or ends by `op.let_go`."""
+
+    asked: Asked
+    op: Claimed
+
+
 class Contract:
     """`status_path`: where `status` is mounted; without one a 202 tells no address."""
 
@@ -83,6 +90,7 @@ class Contract:
         self._engine = fence._engine  # the facade has neither joint claims nor a look at single records
         self._joint = JointClaims(self._engine.fences)
         self._policy = fence.policy
+        self.reading = Reading(self._engine, fence.policy)
         self._telling = Telling(fence.policy, fence.policy.for_kind(KIND).ttl_ms, status_path)
         self._tasks: set[asyncio.Task[Answer]] = set()
         self._left: set[asyncio.Task[Answer]] = set()
@@ -94,17 +102,29 @@ class Contract:
         its answer is the one that is given; if it raised there is nothing to tell. What `perform` raises gives the key
         back and is raised here; but a `TerminalError` of the user's own is an outcome: answered and kept as a problem.
         """
-        asked = self._checked(call, principal)
-        if isinstance(asked, Answer):
+        begun = await self.begin(self.reading.checked(call, principal))
+        return begun if isinstance(begun, Answer) else await self.go_on(begun, perform, settled)
+
+    async def begin(self, asked: Asked | Answer | None) -> Begun | Answer | None:
+        """Asks for the key of what was read. The answer, if it is known already, as that of most retries is."""
+        if not isinstance(asked, Asked):
             return asked
+        try:
+            op = self._claim(asked)
+            # In the caller's own task: a replay needs no other.
+            if (replayed := await op.ask(asked.budget_s)) is not None:
+                return self._telling.replay(asked, replayed)
+        except RagfenceError as error:
+            return problem_of(error, key=asked.key).answer(told_of(asked.key, ""))
+        return Begun(asked, op)
+
+    async def go_on(self, begun: Begun | None, perform: Perform, settled: Settled = ignore) -> Answer:
+        """The answer to what was begun; see `answer`. None: a request without a key, which the policy allows."""
         handler = Handler(perform, settled, self._policy.http.max_stored_bytes)
-        if asked is None:
+        if begun is None:
             return await _unfenced(handler)
-        give_up_at = _end_of(asked)
-        started = await self._started(asked, handler)
-        if isinstance(started, Answer):
-            return started
-        return await self._waited(asked, handler, started, set(), give_up_at) or started.result()
+        task = self._performing(begun, handler)
+        return await self._waited(begun.asked, handler, task, set()) or task.result()
 
     async def stream(
         self, call: Call, principal: str, head: Answer, produce: Produce, *, limit: int
@@ -116,26 +136,27 @@ class Contract:
         that ends without it was cut off. What `produce` raises before its first piece is raised here. Replays and
         refusals are answers as of any write.
         """
-        asked = self._checked(call, principal)
+        asked = self.reading.checked(call, principal)
         if isinstance(asked, Answer):
             return asked
         flow = Outflow(head, produce, limit=limit)
         handler = Handler(flow.perform, flow.settle, limit)
-        give_up_at = None if asked is None else _end_of(asked)
         if asked is None:
-            started: asyncio.Task[Answer] | Answer = self._task(_unfenced(handler))
+            task = self._task(_unfenced(handler))
         else:
-            started = await self._started(asked, handler)
-        if isinstance(started, Answer):
-            return started
-        started.add_done_callback(lambda _: flow.end())
-        if late := await self._waited(asked, handler, started, {flow.begun}, give_up_at):
+            begun = await self.begin(asked)
+            if not isinstance(begun, Begun):
+                assert begun is not None  # it has a key
+                return begun
+            task = self._performing(begun, handler)
+        task.add_done_callback(lambda _: flow.end())
+        if late := await self._waited(asked, handler, task, {flow.begun}):
             return late
         if not flow.begun.done():
-            return started.result()
-        started.add_done_callback(_nobody_waits)
+            return task.result()
+        task.add_done_callback(_nobody_waits)
         told = told_of(asked.key, "MISS") | {"idempotency-status": "stored"} if asked else {}
-        return Streamed(head.status, head.with_headers(told).headers, flow.pieces(give_up_at))
+        return Streamed(head.status, head.with_headers(told).headers, flow.pieces(asked and asked.give_up_at))
 
     async def status(self, query: str, principal: str, *, root: str = "") -> Answer:
         """The address of a 202: 202 while the operation is performed, then its answer. `query` is the URL's."""
@@ -165,39 +186,10 @@ class Contract:
         if self._tasks:
             await asyncio.wait(set(self._tasks))
 
-    def _checked(self, call: Call, principal: str) -> Asked | Answer | None:
-        """What may be claimed, or why not. None: the policy does not require a key, and there is none."""
-        try:
-            return self._asked(call, principal)
-        except Refused as refused:
-            return refused.problem.answer()
-        except RagfenceError as refused:
-            return problem_of(refused).answer()
-
-    def _asked(self, call: Call, principal: str) -> Asked | None:
-        required = self._policy.require_headers
-        check_required(call, required)
-        budget_s = budget_of(call)
-        key = key_of(call)
-        if key is None:
-            if any(name.lower() == KEY_HEADER for name in required):
-                raise missing_key()
-            return None
-        operation = operation_of(key, principal, call.method, call.template, self._engine.tenant)
-        return Asked(call, key, operation, call.payload(), budget_s)
-
-    async def _started(self, asked: Asked, handler: Handler) -> asyncio.Task[Answer] | Answer:
-        """The answer, if it is known already; otherwise the task that will have it."""
-        try:
-            op = self._claim(asked)
-            # In the caller's own task: a replay, as most requests with a known key are, needs no other.
-            if (receipt := await op.ask(asked.budget_s)) is not None:
-                return self._telling.replayed(receipt, asked.key)
-        except RagfenceError as error:
-            return problem_of(error, key=asked.key).answer(told_of(asked.key, ""))
-        task = self._task(self._performed(asked, op, handler))
+    def _performing(self, begun: Begun, handler: Handler) -> asyncio.Task[Answer]:
+        task = self._task(self._performed(begun.asked, begun.op, handler))
         # A task that was cancelled before its first step has entered nothing.
-        task.add_done_callback(lambda _: op.let_go())
+        task.add_done_callback(lambda _: begun.op.let_go())
         return task
 
     def _task(self, work: Coroutine[Any, Any, Answer]) -> asyncio.Task[Answer]:
@@ -212,17 +204,29 @@ class Contract:
         handler: Handler,
         task: asyncio.Task[Answer],
         others: set[asyncio.Future[None]],
-        give_up_at: float | None,
     ) -> Answer | None:
         """Until the task has ended, or one of the others. What the client is told whose time is over before that."""
-        left_s = None if give_up_at is None else max(give_up_at - asyncio.get_running_loop().time(), 0)
-        either: set[asyncio.Future[Any]] = {task, *others}
+        loop = asyncio.get_running_loop()
+        over: asyncio.Future[None] = loop.create_future()
+
+        def wake(_: object = None) -> None:
+            if not over.done():
+                over.set_result(None)
+
+        # By hand: `asyncio.wait` costs several times as much, and every request that is performed waits here.
+        task.add_done_callback(wake)
+        for other in others:
+            other.add_done_callback(wake)
+        timer = loop.call_at(asked.give_up_at, wake) if asked is not None and asked.give_up_at is not None else None
         try:
-            done, _ = await asyncio.wait(either, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            await over
         except asyncio.CancelledError:
             self._leave(task)
             raise
-        if done or asked is None:
+        finally:
+            if timer is not None:
+                timer.cancel()
+        if asked is None or task.done() or any(other.done() for other in others):
             return None
         self._leave(task)
         return self._telling.out_of_time(asked, begun=handler.begun)
@@ -258,7 +262,7 @@ class Contract:
             told = told_of(asked.key, "MISS")
             if stored.is_kept(answer.status):
                 try:
-                    receipt = await to_the_end(_seal, op, answer, handler.limit)
+                    receipt = await _sealed(op, answer, handler.limit)
                 except FencedOut as lost:
                     winner: Receipt | None = lost.receipt
                     if winner is None:  # another attempt took over, and has no outcome yet
@@ -271,13 +275,9 @@ class Contract:
         wait_s = self._policy.http.wait_s
         if asked.budget_s is not None:
             wait_s = min(wait_s, asked.budget_s)
-        request = self._engine.request(
-            asked.operation,
-            asked.payload,
-            route=asked.operation.action,
-            correlation_id=_plain(asked.call.header("x-correlation-id") or asked.call.header("x-request-id")),
+        return Claimed(
+            self._engine.performer, asked.request, wait_ms=int(wait_s * 1000), verdict=True, joint=self._joint
         )
-        return Claimed(self._engine.performer, request, wait_ms=int(wait_s * 1000), verdict=True, joint=self._joint)
 
     async def _answer_of(self, perform: Perform) -> Answer:
         try:
@@ -308,6 +308,14 @@ class Contract:
         return record is not None and record.held_at(engine.fences.now_ms())
 
 
+async def _sealed(op: Claimed, answer: Answer, limit: int) -> Receipt:
+    if answer.complete and len(answer.body) <= min(limit, SMALL_ANSWER):
+        with contextlib.suppress(ResultTooBig):
+            if (receipt := await op.seal_soon(result=stored.to_result(answer))) is not None:
+                return receipt
+    return await to_the_end(_seal, op, answer, limit)
+
+
 def _seal(op: Claimed, answer: Answer, limit: int) -> Receipt:
     if answer.complete and len(answer.body) <= limit:
         with contextlib.suppress(ResultTooBig):
@@ -320,23 +328,6 @@ async def _unfenced(handler: Handler) -> Answer:
     answer = await handler()
     handler.settle(True)
     return answer
-
-
-def _end_of(asked: Asked) -> float | None:
-    """When the client's patience ends, by the clock of the loop."""
-    return None if asked.budget_s is None else asyncio.get_running_loop().time() + asked.budget_s
-
-
-def operation_of(key: str, principal: str, method: str, template: str, tenant: str = "") -> Operation:
-    """The scope of a key: the tenant, who asks, the method and the route."""
-    action = f"{method} {template}"
-    if len(action) > 512 or not action.isprintable() or not action.isascii():
-        action = f"{method} {digest('ragfence/http-route/1', template.encode('utf-8', 'replace')).hex()}"
-    return Operation(kind=KIND, source_type=principal, source_id=key, action=action, tenant=tenant)
-
-
-def _plain(text: str) -> str:
-    return text if len(text) <= 255 and text.isascii() and text.isprintable() else ""
 
 
 def _nobody_waits(task: asyncio.Task[Answer]) -> None:

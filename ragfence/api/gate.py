@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from ragfence.api.apikeys import UNKNOWN, Asker, CachedKeys, Role
-from ragfence.api.messages import Answer, headers_from, values_of
+from ragfence.api.messages import Answer
 from ragfence.api.performing import App, Message, Receive, Scope, Send, send_answer
 from ragfence.api.problems import problem_of, refusal
 from ragfence.api.quotas import Quotas
@@ -66,7 +66,7 @@ class Gate:
             await send_answer(send, refused)
             return
         try:
-            async with self._sessions.of(asker.tenant) as session:
+            with await self._sessions.of(asker.tenant) as session:
                 state = scope.setdefault("state", {})
                 state["asker"], state["session"] = asker, session
                 await self._app(scope, receive, _with_headers(send, told) if told else send)
@@ -90,8 +90,10 @@ class Gate:
 
 def bearer_of(scope: Scope) -> str:
     """The token of the one Authorization header; empty if there is none, or several, or of another scheme."""
-    given = values_of(headers_from(scope["headers"]), "authorization")
-    scheme, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
+    given = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
+    if len(given) != 1:
+        return ""
+    scheme, _, token = given[0].decode("latin-1").strip(" \t").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
 
 

@@ -9,7 +9,7 @@ import math
 import re
 from typing import Final
 
-from ragfence.api.messages import Call, values_of
+from ragfence.api.messages import Call, Headers, values_of
 from ragfence.api.problems import Problem, Refused, refusal
 from ragfence.core.hashing import digest
 
@@ -67,9 +67,9 @@ def missing_key() -> Refused:
     return Refused(refusal("VALIDATION.idempotency.key_missing", "there is no header Idempotency-Key"))
 
 
-def budget_of(call: Call) -> float | None:
+def budget_in(headers: Headers) -> float | None:
     """For how many seconds the client will wait: `X-Request-Timeout: 2.5`, `2.5s` or `2500ms`."""
-    given = values_of(call.headers, BUDGET_HEADER)
+    given = values_of(headers, BUDGET_HEADER)
     if not given:
         return None
     found = _BUDGET.fullmatch(given[0]) if len(given) == 1 else None

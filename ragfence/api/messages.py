@@ -27,6 +27,11 @@ def values_of(headers: Headers, name: str) -> list[str]:
     return [value.strip(" \t") for known, value in headers if known == name]
 
 
+def first_of(headers: Headers, name: str) -> str:
+    """Empty if there is none of that name."""
+    return next((value.strip(" \t") for known, value in headers if known == name), "")
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """A request. `route` is the template it was matched to (`/refunds/{id}`), `path` what was asked for."""
@@ -44,7 +49,7 @@ class Call:
 
     def header(self, name: str) -> str:
         """The first of that name; empty if there is none."""
-        return next(iter(values_of(self.headers, name)), "")
+        return first_of(self.headers, name)
 
     @property
     def template(self) -> str:
@@ -79,7 +84,7 @@ class Answer:
     complete: bool = True
 
     def header(self, name: str) -> str:
-        return next(iter(values_of(self.headers, name)), "")
+        return first_of(self.headers, name)
 
     def with_headers(self, more: Mapping[str, str]) -> Answer:
         """Ours replace those of the same name."""

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
-from ragfence.api.contract import Contract
+from ragfence.api.contract import Begun, Contract
 from ragfence.api.keys import principal_from
-from ragfence.api.messages import Answer, Call, headers_from, values_of
+from ragfence.api.messages import Answer, Call, headers_from
 from ragfence.api.performing import (
     App,
     BodyTooLarge,
@@ -23,6 +23,7 @@ from ragfence.api.performing import (
 )
 from ragfence.api.problems import refusal
 from ragfence.api.routes import path_in, template_of
+from ragfence.api.telling import Asked
 from ragfence.errors import Unsupported, ValidationError
 
 try:
@@ -98,10 +99,9 @@ class IdempotencyMiddleware:
         return self._paths is None or any(fnmatchcase(path, pattern) for pattern in self._paths)
 
     async def _fenced(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = headers_from(scope["headers"])
         try:
-            length = next(iter(values_of(headers, "content-length")), "")
-            if length.isdecimal() and int(length[:20]) > self._limits.max_body_bytes:
+            length = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
+            if length.isdigit() and int(length[:20]) > self._limits.max_body_bytes:
                 raise BodyTooLarge
             body = await read_body(receive, limit=self._limits.max_body_bytes)
         except BodyTooLarge:
@@ -109,18 +109,30 @@ class IdempotencyMiddleware:
             return
         except ClientGone:
             return
-        call = Call(
-            method=scope["method"],
-            path=scope["path"],
-            route=self._route(scope),
-            query=scope.get("query_string", b"").decode("latin-1"),
-            headers=headers,
-            body=body,
-            root=scope.get("root_path", ""),
-        )
-        performance = Performance(self._app, scope, body, limit=self._limits.max_stored_bytes)
+        principal, template = await self._who(scope), self._route(scope)
+        reading = self.contract.reading
+        head = reading.head_of(scope, principal, template)
+        asked: Asked | Answer | None = reading.known(head, body)
+        if asked is None:
+            call = Call(
+                method=scope["method"],
+                path=scope["path"],
+                route=template,
+                query=scope.get("query_string", b"").decode("latin-1"),
+                headers=headers_from(scope["headers"]),
+                body=body,
+                root=scope.get("root_path", ""),
+            )
+            asked = reading.checked(call, principal, head=head)
+        begun = await self.contract.begin(asked)
+        if isinstance(begun, Answer):
+            await send_answer(send, begun)
+        else:
+            await self._performed(begun, Performance(self._app, scope, body, limit=self._limits.max_stored_bytes), send)
+
+    async def _performed(self, begun: Begun | None, performance: Performance, send: Send) -> None:
         try:
-            answer = await self.contract.answer(call, await self._who(scope), performance.perform, performance.settle)
+            answer = await self.contract.go_on(begun, performance.perform, performance.settle)
             # Asked at once: otherwise it is a replay, a problem, or came too late for a client with little time.
             own = performance.is_the_answer
             await send_answer(send, answer)

@@ -37,19 +37,20 @@ class Superseded(Exception):
     """Raised into an application whose answer is not the one that was kept."""
 
 
-async def read_body(receive: Receive, *, limit: int) -> bytes:
-    pieces, size = [], 0
+async def read_body(receive: Receive, *, limit: int | None = None) -> bytes:
+    pieces: list[bytes] = []
+    size = 0
     while True:
         message = await receive()
         if message["type"] != "http.request":
             raise ClientGone
         piece = message.get("body", b"")
         size += len(piece)
-        if size > limit:
+        if limit is not None and size > limit:
             raise BodyTooLarge
-        pieces.append(piece)
         if not message.get("more_body", False):
-            return b"".join(pieces)
+            return b"".join((*pieces, piece)) if pieces else bytes(piece)
+        pieces.append(piece)
 
 
 async def send_answer(send: Send, answer: Answer) -> None:
@@ -85,18 +86,14 @@ class Performance:
         self._task = task = asyncio.create_task(self._run())
         _running.add(task)
         task.add_done_callback(_running.discard)
-        either: set[asyncio.Future[Any]] = {task, self._answered}
+        task.add_done_callback(self._ended)
         try:
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            return await asyncio.shield(self._answered)
         except asyncio.CancelledError:  # the server ends: so does the work, and its key is given back
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await task
             raise
-        if self._answered.done():
-            return self._answered.result()
-        task.result()
-        raise RuntimeError("the application ended without an answer")
 
     def settle(self, kept: bool) -> None:
         if not self._settled.done():
@@ -125,6 +122,16 @@ class Performance:
     @property
     def is_the_answer(self) -> bool:
         return self._settled.done() and self._settled.result()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Whoever waits for an answer of an application that has ended waits no longer."""
+        if self._answered.done():
+            return
+        if task.cancelled():
+            self._answered.cancel()
+        else:
+            self._answered.set_exception(task.exception() or RuntimeError("the application ended without an answer"))
+            self._answered.exception()  # looked at, in case that nobody waits any more
 
     async def _run(self) -> None:
         await self._app(self._scope, self._receive, self._send)
@@ -159,11 +166,9 @@ class Performance:
             self._over.set()
 
     async def _may_go_on(self) -> Send | None:
-        await asyncio.wait({self._settled})
-        if not self._settled.result():
+        if not await asyncio.shield(self._settled):
             raise Superseded
-        await asyncio.wait({self._client})
-        return self._client.result()
+        return await asyncio.shield(self._client)
 
     async def _pass_on(self, message: Message) -> None:
         send = await self._may_go_on()

@@ -7,10 +7,9 @@ has left (a build that takes longer than its budget) is waited for before the fe
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from functools import cached_property
 
 from ragfence.api.batch import Batches
@@ -31,7 +30,16 @@ class Session:
     def __init__(self, fence: Fence) -> None:
         self.fence = fence
         self.contract = Contract(fence, status_path=STATUS_PATH)
+        self.answer_within_s = fence.policy.http.answer_within_s
+        """how long a write is waited for whose client does not say"""
         self.held = 0
+
+    def __enter__(self) -> Session:
+        self.held += 1  # nobody closes it meanwhile
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.held -= 1
 
     @cached_property
     def grouping(self) -> Grouping:
@@ -59,29 +67,22 @@ class Sessions:
         self._opening: dict[str, asyncio.Future[Session]] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
-    @contextlib.asynccontextmanager
-    async def of(self, tenant: str) -> AsyncIterator[Session]:
+    async def of(self, tenant: str) -> Session:
+        """To be held, by `with`, before anything else is awaited."""
         session = self._open.get(tenant)
         if session is None:
-            session = await self._opened(tenant)
-        else:
-            self._open.move_to_end(tenant)
-        session.held += 1
-        try:
-            yield session
-        finally:
-            session.held -= 1
+            return await self._opened(tenant)
+        self._open.move_to_end(tenant)
+        return session
 
     async def each(self, work: Callable[[Fence], object]) -> None:
         """Something that is to be done for every tenant whose fence is open, one after the other, in a thread."""
         for session in list(self._open.values()):
-            session.held += 1  # nobody closes it meanwhile
-            try:
-                await to_the_end(work, session.fence)
-            except Exception:  # noqa: BLE001  # the others are served all the same
-                _log.exception("%s failed for tenant %r", getattr(work, "__name__", work), session.fence.tenant)
-            finally:
-                session.held -= 1
+            with session:
+                try:
+                    await to_the_end(work, session.fence)
+                except Exception:  # noqa: BLE001  # the others are served all the same
+                    _log.exception("%s failed for tenant %r", getattr(work, "__name__", work), session.fence.tenant)
 
     def left_behind(self) -> int:
         """How much is being performed for clients that have left."""

@@ -17,7 +17,8 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Callable, Iterable
+import types
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from typing import Any, Final
 
 from ragfence.api.messages import Answer
@@ -133,6 +134,8 @@ class Shedding:
             await send_answer(send, _stopping().answer({"connection": "close"}))
         except Exception:
             if not exchange.cut_off:  # else it only did not expect to lose its client
+                if not exchange.started:  # what stands before the routes has failed, and is told as one of them would
+                    await send_answer(send, refusal("TRANSIENT.unexpected").answer())
                 raise
         if exchange.problem is not None and not exchange.started:
             await _refuse(exchange.problem, scope, receive, send)
@@ -167,8 +170,7 @@ class _Exchange:
         began = time.monotonic()
         left_s = self._timeout_s + self._size / self._min_rate - self._waited_s
         try:
-            async with asyncio.timeout(left_s):
-                message = await self._receive()
+            message = await _within(left_s, self._receive())
         except TimeoutError:
             return self._refused(
                 refusal(
@@ -195,6 +197,36 @@ class _Exchange:
         if self.problem is None or self.started:
             self.started = True
             await self._send(message)
+
+
+async def _within(seconds: float, receiving: Awaitable[Message]) -> Message:
+    """What is received, within that time. Most of what is received is here already, and then no clock is set."""
+    if not isinstance(receiving, Coroutine):
+        async with asyncio.timeout(seconds):
+            return await receiving
+    try:
+        waits_for = receiving.send(None)
+    except StopIteration as here:
+        message: Message = here.value
+        return message
+    async with asyncio.timeout(seconds):
+        return await _begun(receiving, waits_for)
+
+
+@types.coroutine
+def _begun(coroutine: Coroutine[Any, Any, Message], waits_for: Any) -> Generator[Any, Any, Message]:
+    """Goes on with a coroutine that was begun, and waits for something."""
+    try:
+        while True:
+            try:
+                sent = yield waits_for
+            except BaseException as thrown:  # noqa: BLE001  # such as the cancellation by which a timeout ends it
+                waits_for = coroutine.throw(thrown)
+            else:
+                waits_for = coroutine.send(sent)
+    except StopIteration as ended:
+        message: Message = ended.value
+        return message
 
 
 async def _refuse(problem: Problem, scope: Scope, receive: Receive, send: Send) -> None:

@@ -10,26 +10,46 @@ from urllib.parse import urlencode
 
 from ragfence.api import stored
 from ragfence.api.keys import format_key
-from ragfence.api.messages import Answer, Call
+from ragfence.api.messages import Answer
 from ragfence.api.problems import Problem, problem_of, refusal, whole_seconds
 from ragfence.core.operations import Operation
 from ragfence.core.policy import Policy
 from ragfence.core.receipts import Receipt
-from ragfence.engine.claiming import failed
+from ragfence.core.records import KeyRecord
+from ragfence.engine.claiming import Replayed, failed
+from ragfence.engine.requests import Request
 from ragfence.errors import Conflict, InFlight, RagfenceError
 
+MOST_KEPT_BYTES = 2 << 10
+"""of a result whose answer is kept in memory"""
 RETRY_AFTER_MS = 1000
 """how soon to ask again: a live lease is renewed, so its end says nothing"""
 
 
-class Asked(NamedTuple):
-    """A request that may be claimed."""
+class Kept:
+    """The last answer of a request that is remembered: from the same record it is made only once."""
 
-    call: Call
+    __slots__ = ("answer", "record")
+
+    def __init__(self) -> None:
+        self.record: KeyRecord | None = None
+        self.answer: Answer | None = None
+
+
+class Asked(NamedTuple):
+    """An HTTP request that may be claimed."""
+
     key: str
-    operation: Operation
-    payload: object
-    budget_s: float | None
+    request: Request
+    place: str
+    """method and template"""
+    root: str
+    """under which prefix the application is mounted"""
+    budget_s: float | None = None
+    """for how long the client waits"""
+    give_up_at: float | None = None
+    """until when, by the clock of the loop"""
+    kept: Kept | None = None
 
 
 class Telling:
@@ -41,14 +61,14 @@ class Telling:
         self._status_path = status_path
 
     def refused(self, asked: Asked, error: RagfenceError) -> Answer:
-        key, call = asked.key, asked.call
+        key = asked.key
         if isinstance(error, Conflict):
             problem = Problem(
                 status=self._policy.on_conflict.status,
                 code=error.code,
                 title="The key was used before, for another request",
                 retryable=False,
-                detail=f"Idempotency-Key {key!r} was used before on {call.method} {call.template}, for another request",
+                detail=f"Idempotency-Key {key!r} was used before on {asked.place}, for another request",
                 hint="use a new key for another request, or send what was sent first",
                 extras={"key": key, "diff": _of_the_body(error.diff), "differs": _parts(error.diff)},
             )
@@ -60,7 +80,7 @@ class Telling:
     def in_progress(self, asked: Asked) -> Answer:
         key = asked.key
         if self._policy.http.in_progress == 202:
-            return self.accepted(asked.operation, key, asked.call.root)
+            return self.accepted(asked.request.operation, key, asked.root)
         busy = InFlight(
             f"a request with Idempotency-Key {key!r} is being performed",
             hint="wait, then send it again with the same key",
@@ -83,7 +103,7 @@ class Telling:
     def out_of_time(self, asked: Asked, *, begun: bool) -> Answer:
         # Not begun: the store has not said yet whether there is a claim, and the address of a 202 would know nothing.
         if begun and self._policy.http.in_progress == 202:
-            return self.accepted(asked.operation, asked.key, asked.call.root)
+            return self.accepted(asked.request.operation, asked.key, asked.root)
         late = refusal(
             "DEPENDENCY.timeout",
             f"not done within {asked.budget_s:g} s; it goes on",
@@ -91,6 +111,15 @@ class Telling:
             retry_after=whole_seconds(RETRY_AFTER_MS),
         )
         return late.answer(told_of(asked.key, "IN_PROGRESS"))
+
+    def replay(self, asked: Asked, replayed: Replayed) -> Answer:
+        kept, record = asked.kept, replayed.record
+        if kept is None or len(record.result) > MOST_KEPT_BYTES:
+            return self.replayed(replayed.receipt(), asked.key)
+        # All of it: a record that differs in anything may tell something else.
+        if kept.answer is None or kept.record != record:
+            kept.record, kept.answer = record, self.replayed(replayed.receipt(), asked.key)
+        return kept.answer
 
     def replayed(self, receipt: Receipt, key: str) -> Answer:
         told = told_of(key, "HIT") | {"idempotency-status": "replayed"} | self.expiry(receipt)

@@ -23,7 +23,11 @@ async def to_the_end(call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) ->
     """In a thread. A caller who is cancelled meanwhile is cancelled once the call has ended."""
     run = functools.partial(contextvars.copy_context().run, call, *args, **kwargs)
     # Not `to_thread`: that is a task, which a closing loop cancels before it has begun.
-    work = asyncio.get_running_loop().run_in_executor(None, run)
+    return await despite_cancelling(asyncio.get_running_loop().run_in_executor(None, run))
+
+
+async def despite_cancelling(work: asyncio.Future[R]) -> R:
+    """Its result. A caller who is cancelled meanwhile is cancelled once it has ended."""
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:

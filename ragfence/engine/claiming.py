@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import TracebackType
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
+from ragfence.core.decisions import Claim
 from ragfence.core.receipts import Decision, Receipt
+from ragfence.core.records import KeyRecord
 from ragfence.engine import points
-from ragfence.engine.background import acquire_async, to_the_end
+from ragfence.engine.background import acquire_async, despite_cancelling, to_the_end
 from ragfence.engine.joint import Asking, JointClaims
 from ragfence.engine.leases import Lease, entered, left
 from ragfence.engine.performing import Outcome, Performer, Won, code_of
@@ -33,6 +36,18 @@ _DECISIONS: dict[type[RagfenceError], Decision] = {
     InFlight: Decision.IN_FLIGHT,
     Quarantined: Decision.IN_FLIGHT,
 }
+
+
+class Replayed(NamedTuple):
+    """A claim that was answered with a sealed record."""
+
+    performer: Performer
+    request: Request
+    claim: Claim
+    record: KeyRecord
+
+    def receipt(self) -> Receipt:
+        return self.performer.replayed(self.request, self.claim, self.record)
 
 
 class Claimed:
@@ -95,18 +110,9 @@ class Claimed:
 
     def seal(self, *, effect_id: str | None = None, result: object = None) -> Receipt:
         """Commits and seals. Raises `FencedOut`, with the winner's receipt, when another attempt won."""
-        if self._won is None:
-            raise ValidationError(f"{self.key} was not won, it cannot be sealed", hint="look at op.is_new first")
-        if self._receipt is not None:
-            raise ValidationError(f"{self.key} is sealed already", hint="seal once; op.receipt has the outcome")
-        if not self._open:
-            raise ValidationError(
-                f"{self.key} was given back when its block ended", hint="call op.seal(...) inside the with block"
-            )
-        points.reach(points.AFTER_EFFECT)
-        outcome = Outcome(checked_effect_id(effect_id), self._performer.results.store(result, self.key))
+        won, outcome = self._outcome(effect_id, result)
         try:
-            self._receipt = self._performer.complete(self._won, outcome)
+            self._receipt = self._performer.complete(won, outcome)
         except FencedOut as lost:
             self._receipt = lost.receipt
             raise
@@ -116,6 +122,34 @@ class Claimed:
         if self._receipt.flags.fenced_out:
             raise FencedOut(f"{self.key} was committed by another attempt", key=self.key, receipt=self._receipt)
         return self._receipt
+
+    async def seal_soon(self, *, effect_id: str | None = None, result: object = None) -> Receipt | None:
+        """As `seal`, without a thread. None: that cannot be, or nobody knows; `seal` it."""
+        if not self._performer.seals_soon:
+            return None
+        won, outcome = self._outcome(effect_id, result)
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def told(receipt: Receipt | None) -> None:
+            self._receipt = receipt
+            ended.set_result(None)
+
+        if self._performer.complete_soon(won, outcome, told):
+            await despite_cancelling(ended)
+        return self._receipt
+
+    def _outcome(self, effect_id: str | None, result: object) -> tuple[Won, Outcome]:
+        """What is to be sealed, if it may be."""
+        if self._won is None:
+            raise ValidationError(f"{self.key} was not won, it cannot be sealed", hint="look at op.is_new first")
+        if self._receipt is not None:
+            raise ValidationError(f"{self.key} is sealed already", hint="seal once; op.receipt has the outcome")
+        if not self._open:
+            raise ValidationError(
+                f"{self.key} was given back when its block ended", hint="call op.seal(...) inside the with block"
+            )
+        points.reach(points.AFTER_EFFECT)
+        return self._won, Outcome(checked_effect_id(effect_id), self._performer.results.store(result, self.key))
 
     def __enter__(self) -> Claimed:
         self._refuse_second_use()
@@ -131,8 +165,8 @@ class Claimed:
         if won := self._leave():
             end_without_receipt(self._performer, won, error)
 
-    async def ask(self, timeout_s: float | None = None) -> Receipt | None:
-        """The receipt, if one is near at hand, and known within that time. Otherwise `async with` goes on from there.
+    async def ask(self, timeout_s: float | None = None) -> Replayed | None:
+        """What is replayed, if that is near at hand and known within that time. Else `async with` goes on from there.
 
         Whoever asked and does not enter the block calls `let_go`.
         """
@@ -142,9 +176,10 @@ class Claimed:
         if self._asking is None:
             self._asking = self._joint.ask(self._request)
         asked = await self._asking.wait(timeout_s)
-        if asked is not None:
-            self._receipt = self._performer.at_once(self._request, asked)
-        return self._receipt
+        record = None if asked is None else self._performer.at_once(asked)
+        return (
+            None if asked is None or record is None else Replayed(self._performer, self._request, asked.claim, record)
+        )
 
     def let_go(self) -> None:
         """Gives back what `ask` was granted, unless the block was entered."""
@@ -155,11 +190,15 @@ class Claimed:
     async def __aenter__(self) -> Claimed:
         self._refuse_second_use()
         try:
-            if await self.ask() is not None:
-                return self._answered(self.receipt)
+            if (replayed := await self.ask()) is not None:
+                return self._answered(replayed.receipt())
             asking, self._asking = self._asking, None
             asked = await asking.wait() if asking else None
-            answer = await acquire_async(self._performer, self._request, self._wait_ms, asked)
+            answer: Won | Receipt | None = None
+            if asked is not None:
+                answer = self._performer.won_at_once(self._request, asked)
+            if answer is None:
+                answer = await acquire_async(self._performer, self._request, self._wait_ms, asked)
         except (Conflict, Stale, InFlight, Quarantined) as refused:
             return self._refused(refused)
         return self._answered(answer)

@@ -87,20 +87,28 @@ class Engine:
             operation,
             fingerprint,
             self.policy.for_kind(operation.kind),
-            context=context_of(
-                operation,
-                owner=owner,
-                run_id=self.run_id,
-                event_id=event_id,
-                correlation_id=correlation_id or self.correlation_id,
-                route=route or self.route,
-                # As text: the row is the only place that keeps it, and 0 is a sequence too.
-                sequence="" if operation.sequence is None else str(operation.sequence),
-            ),
+            context=self._context(operation, owner, event_id, correlation_id, route),
             owner=owner,
             kept_payload=self._kept(text) if diff_wanted else b"",
             diff_wanted=diff_wanted,
             store_tells_conflicts=self.backing is None,
+        )
+
+    def retold(self, request: Request, *, correlation_id: str, route: str) -> Request:
+        """The same request, of another call: its rows tell which."""
+        context = self._context(request.operation, request.owner, "", correlation_id, route)
+        return request._replace(context=context)
+
+    def _context(self, operation: Operation, owner: str, event_id: str, correlation_id: str, route: str) -> bytes:
+        return context_of(
+            operation,
+            owner=owner,
+            run_id=self.run_id,
+            event_id=event_id,
+            correlation_id=correlation_id or self.correlation_id,
+            route=route or self.route,
+            # As text: the row is the only place that keeps it, and 0 is a sequence too.
+            sequence="" if operation.sequence is None else str(operation.sequence),
         )
 
     def claim(self, request: Request, *, wait_s: float | None, verdict: bool) -> Claimed:

@@ -1,5 +1,7 @@
 """Claims that arrive together are asked together: one call to the fence store, in one thread, for all of them.
 
+Where the store can be asked by the event loop itself (`SoonFences`) there is no thread in between.
+
 Nobody waits for company. A claim that finds no call under way leaves at once, with whatever else the event loop has
 ready; what arrives during a call leaves with the next one. So a single caller pays nothing for it, and many share what
 a call costs: a thread, a round trip, a transaction with its flush to the disk.
@@ -26,7 +28,7 @@ from ragfence.engine.background import CANCELLED, to_the_end
 from ragfence.engine.performing import Asked, refuse
 from ragfence.engine.requests import Request
 from ragfence.errors import TransientError
-from ragfence.stores.fences import FenceStore
+from ragfence.stores.fences import FenceStore, SoonFences
 
 MOST = 256
 """claims in one call: of more, the first would wait for the last"""
@@ -120,10 +122,11 @@ class Asking:
 
 
 class Queue:
-    """Of one event loop. Only `_call` runs in threads."""
+    """Of one event loop. Only `_call` and `give_back` run in threads."""
 
     def __init__(self, fences: FenceStore, most: int, calls: int) -> None:
         self._fences = fences
+        self._soon = fences if isinstance(fences, SoonFences) else None
         self._most = most
         self._free = calls
         self._waiting: deque[Asking] = deque()
@@ -162,8 +165,31 @@ class Queue:
                     together.append(asking)
             if together:
                 self._free -= 1
-                call = loop.run_in_executor(None, self._call, together)
-                call.add_done_callback(lambda done, together=together: self._back(loop, together, done))  # type: ignore[misc]
+                if not self._ask_soon(loop, together):
+                    self._ask_in_thread(loop, together)
+
+    def _ask_soon(self, loop: asyncio.AbstractEventLoop, together: Sequence[Asking]) -> bool:
+        asked_at = time.monotonic()
+
+        def told(verdicts: Sequence[Verdict] | None) -> None:
+            if (
+                verdicts is None
+            ):  # a thread finds out what is wrong; by his token everybody gets what he was granted now
+                self._ask_in_thread(loop, together)
+                return
+            if gone := self._arrived(together, verdicts, None, asked_at):
+                loop.run_in_executor(None, self.give_back, gone)
+            self._back(loop, together)
+
+        return self._soon is not None and self._soon.claim_soon([asking.claim for asking in together], told)
+
+    def _ask_in_thread(self, loop: asyncio.AbstractEventLoop, together: Sequence[Asking]) -> None:
+        def done(call: asyncio.Future[None]) -> None:
+            if not call.cancelled():
+                call.exception()  # looked at, or asyncio complains that nobody did
+            self._back(loop, together)
+
+        loop.run_in_executor(None, self._call, together).add_done_callback(done)
 
     def _call(self, together: Sequence[Asking]) -> None:
         verdicts: Sequence[Verdict | None] = [None] * len(together)
@@ -175,21 +201,29 @@ class Queue:
         finally:
             # Whatever else was wrong, such as one record that cannot be read, is found again by the one it belongs to:
             # everybody asks again, alone, and by his token gets what he was granted now.
-            with self._lock:
-                for asking, verdict in zip(together, verdicts, strict=True):
-                    asking.asked_at, asking.verdict, asking.error, asking.back = asked_at, verdict, error, True
-                gone = [asking for asking in together if asking.abandoned]
+            gone = self._arrived(together, verdicts, error, asked_at)
         self.give_back(gone)
 
-    def _back(self, loop: asyncio.AbstractEventLoop, together: Sequence[Asking], done: asyncio.Future[None]) -> None:
+    def _arrived(
+        self,
+        together: Sequence[Asking],
+        verdicts: Sequence[Verdict | None],
+        error: TransientError | None,
+        asked_at: float,
+    ) -> list[Asking]:
+        """Returns those who are gone, and must not keep what was granted to them."""
+        with self._lock:
+            for asking, verdict in zip(together, verdicts, strict=True):
+                asking.asked_at, asking.verdict, asking.error, asking.back = asked_at, verdict, error, True
+            return [asking for asking in together if asking.abandoned]
+
+    def _back(self, loop: asyncio.AbstractEventLoop, together: Sequence[Asking]) -> None:
         self._free += 1
         for asking in together:
             if not asking.answered.done():
                 asking.answered.set_result(None)
             if asking.ended is not None and not asking.ended.done():
                 asking.ended.set_result(None)
-        if not done.cancelled():
-            done.exception()  # looked at, or asyncio complains that nobody did
         if self._waiting and not self._leaving:
             self._leave(loop)
 

@@ -24,6 +24,7 @@ from ragfence.core.decisions import (
     InFlight,
     NotReady,
     Replay,
+    Seal,
     Sealed,
     SealOutcome,
     Stale,
@@ -59,7 +60,7 @@ from ragfence.errors import (
     StoreUnavailable,
     TransientError,
 )
-from ragfence.stores.fences import FenceStore
+from ragfence.stores.fences import FenceStore, SoonFences
 
 LAST_CLAIM_POSITION = 240
 
@@ -125,6 +126,7 @@ class Performer:
         self.redact_text = policy.redactor.redact_text
         self.fences = fences
         self.backing = backing
+        self._soon = fences if backing is None and isinstance(fences, SoonFences) else None
         self.results = results
         self._policy = policy
         self._refusals = Refusals(fences, results, policy)
@@ -141,7 +143,7 @@ class Performer:
         claim = request.claim(token or os.urandom(TOKEN_BYTES), 0, 0)
         verdict = self._claimed(claim)
         if isinstance(verdict, Replay) and verdict.record is not None:  # what most calls are takes no more steps
-            return self._replayed(request, claim, verdict.record)
+            return self.replayed(request, claim, verdict.record)
         for step in self.acquiring(request, wait_ms=wait_ms, first=Asked(claim, verdict, asked_at)):
             if not isinstance(step, float):
                 return step
@@ -177,7 +179,7 @@ class Performer:
             match verdict:
                 case Replay(record):
                     assert record is not None  # only documents have nothing to retract
-                    yield self._replayed(request, claim, record)
+                    yield self.replayed(request, claim, record)
                     return
                 case Granted():
                     answer = self._granted(request, verdict, asked_at, claim.waited_ms)
@@ -201,11 +203,11 @@ class Performer:
                         raise self._refusals.in_flight(request, verdict, claim.waited_ms)
                     yield from self._wait(request, verdict, started, give_up_at)
 
-    def at_once(self, request: Request, asked: Asked) -> Receipt | None:
-        """The receipt of a replay, if making it asks no store. None: take the steps of `acquiring`."""
-        match asked.verdict:
-            case Replay(record) if record is not None and self.results.is_inline(record.result):
-                return self._replayed(request, asked.claim, record)
+    def at_once(self, asked: Asked) -> KeyRecord | None:
+        """The record of a replay, if making its receipt asks no store. None: take the steps of `acquiring`."""
+        verdict = asked.verdict
+        if isinstance(verdict, Replay) and verdict.record is not None and self.results.is_inline(verdict.record.result):
+            return verdict.record
         return None
 
     def complete(self, won: Won, outcome: Outcome) -> Receipt:
@@ -244,6 +246,38 @@ class Performer:
         self.give_back(won, FencedOut.code)
         return self.results.receipt(won.request.key, record, NEW, flags)
 
+    @property
+    def seals_soon(self) -> bool:
+        """Whether it is worth while to try `complete_soon`."""
+        return self._soon is not None
+
+    def complete_soon(self, won: Won, outcome: Outcome, told: Callable[[Receipt | None], None]) -> bool:
+        """As `complete`, for the running event loop, where a seal is all there is to do, and no thread is needed.
+
+        False, or told None: `complete` it as well. A token that has sealed seals again with the same outcome.
+        """
+        if self._soon is None or won.lease.inherited:
+            return False
+
+        def answered(outcomes: list[SealOutcome] | None) -> None:
+            receipt = None
+            if outcomes and isinstance(outcomes[0], Sealed):
+                points.reach(points.AFTER_SEAL)
+                heartbeat.remove(won.lease)
+                receipt = self.results.receipt(won.request.key, outcomes[0].record, NEW, self._flags(won))
+            told(receipt)
+
+        points.reach(points.BEFORE_SEAL)
+        return self._soon.seal_soon([_seal_of(won, outcome)], answered)
+
+    def won_at_once(self, request: Request, asked: Asked) -> Won | None:
+        """What a granted claim has won, if no earlier effect has to be looked for. None: as `at_once`."""
+        if self.backing or not isinstance(asked.verdict, Granted) or asked.verdict.prior is not None:
+            return None
+        won = self._granted(request, asked.verdict, asked.asked_at, asked.claim.waited_ms)
+        assert isinstance(won, Won)  # there is nowhere else to look
+        return won
+
     def committed(self, request: Request) -> Receipt | None:
         """What the object store alone knows of the key, while the fence store is away. Leaves no decision row."""
         try:
@@ -270,7 +304,7 @@ class Performer:
         except TransientError:
             won.lease.lose()
 
-    def _replayed(self, request: Request, claim: Claim, record: KeyRecord) -> Receipt:
+    def replayed(self, request: Request, claim: Claim, record: KeyRecord) -> Receipt:
         flags = flags_of(record.attempt, claim.waited_ms)
         return self.results.receipt(request.key, record, DUPLICATE, flags)
 
@@ -382,16 +416,7 @@ class Performer:
 
     def _sealed(self, won: Won, outcome: Outcome, *, flags: int = 0, winner: bytes = NOBODY) -> SealOutcome:
         """Tries for as long as the policy says: the effect has happened, and only a seal can tell everybody."""
-        seal = won.request.seal(
-            won.granted,
-            effect_id=outcome.effect_id,
-            result=outcome.result,
-            failed=outcome.failed,
-            error=outcome.error,
-            flags=flags | (JOURNALED if won.journaled else 0),
-            waited_ms=won.waited_ms,
-            winner=winner,
-        )
+        seal = _seal_of(won, outcome, flags=flags, winner=winner)
         give_up_at = time.monotonic() + self._policy.lease.seal_retry_s
         pause_s = 0.02
         while True:
@@ -458,6 +483,19 @@ class Performer:
     def _flags(self, won: Won) -> Flags:
         lease = won.lease
         return flags_of(lease.attempt, won.waited_ms, takeover=lease.takeover, journaled=won.journaled)
+
+
+def _seal_of(won: Won, outcome: Outcome, *, flags: int = 0, winner: bytes = NOBODY) -> Seal:
+    return won.request.seal(
+        won.granted,
+        effect_id=outcome.effect_id,
+        result=outcome.result,
+        failed=outcome.failed,
+        error=outcome.error,
+        flags=flags | (JOURNALED if won.journaled else 0),
+        waited_ms=won.waited_ms,
+        winner=winner,
+    )
 
 
 def refuse(request: Request) -> None:

@@ -6,9 +6,9 @@ step. Expiry is decided by the store's own clock. `ragfence.testing.FenceStoreCo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from ragfence.core.decisions import Ask, Claim, Held, LeaseRef, Mode, Seal, SealOutcome, Verdict
 from ragfence.core.records import TOKEN_BYTES, Head, KeyRecord
@@ -179,3 +179,19 @@ class FenceStore(Protocol):
     def unlock(self, name: str, token: str) -> None: ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class SoonFences(Protocol):
+    """A fence store that event loops can ask without a thread."""
+
+    def claim_soon(self, claims: Sequence[Claim], told: Callable[[list[Verdict] | None], None]) -> bool:
+        """As `claim`, for the running event loop, which is told the verdicts later, and never before this returns.
+
+        False: not possible now. Who is told None has to `claim` as well, with the same tokens: some may be granted.
+        """
+        ...
+
+    def seal_soon(self, seals: Sequence[Seal], told: Callable[[list[SealOutcome] | None], None]) -> bool:
+        """As `seal`, in the same way."""
+        ...

@@ -10,6 +10,7 @@ process that answers. After a restart, failover or flush they are hydrated from 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha1
@@ -47,10 +48,11 @@ from ragfence.core.records import (
     unpark,
 )
 from ragfence.core.rows import Row, decode_rows
-from ragfence.errors import StoreUnavailable
+from ragfence.errors import RagfenceError, StoreUnavailable
 from ragfence.stores.fences import Loaded, LoadedSource, Lookup, Marker, RowEntry, Scanned, Stats
 from ragfence.stores.redis_errors import REDIS_ERRORS, in_our_words, understood
 from ragfence.stores.redis_link import Call, Link, ServerLink
+from ragfence.stores.redis_loop import LoopLines
 from ragfence.stores.redis_reading import Reader, Snapshot
 from ragfence.stores.redis_safety import Confirmation, refuse_unsafe, refuse_without_aof
 from ragfence.stores.redis_scripts import Alone, Script, scripts
@@ -75,6 +77,7 @@ DROPPED_AT_ONCE = 200
 """entries; a script holds up everybody else"""
 
 Item = TypeVar("Item", Claim, Seal, LeaseRef)
+Answered = TypeVar("Answered", Verdict, SealOutcome)
 _Needed = Callable[[list[Any]], bool]
 """Whether these replies count only once they are confirmed."""
 _FOR_ONE = {"claim": (b"", b"1"), "seal": (b"1",)}
@@ -151,6 +154,7 @@ class RedisFences:
         """what can be asked by a call that was packed ahead"""
         self._ahead = {name: self._packed_ahead(name) for name in ("claim", "seal")}
         self._reader = Reader(self._link, self._names, test_clock)
+        self._loop_lines = LoopLines(self._server.lines, patience_s) if self._server else None
         try:
             self._refuse_unsafe_servers()
         except BaseException:
@@ -169,6 +173,12 @@ class RedisFences:
         replies = self._run("claim", groups, b"", confirm=_always if rows else _tells_of_a_seal)
         rest = iter([verdict_of(reply) for reply in replies])
         return [hit or next(rest) for hit in hits]
+
+    def claim_soon(self, claims: Sequence[Claim], told: Callable[[list[Verdict] | None], None]) -> bool:
+        return self._soon("claim", claims, pack_claim, verdict_of, told)
+
+    def seal_soon(self, seals: Sequence[Seal], told: Callable[[list[SealOutcome] | None], None]) -> bool:
+        return self._soon("seal", seals, pack_seal, outcome_of, told)
 
     def replays(self, asks: Sequence[Ask]) -> list[bytes | None]:
         if not asks:
@@ -401,6 +411,8 @@ class RedisFences:
                 self._link.client.delete(key)
 
     def close(self) -> None:
+        if self._loop_lines is not None:
+            self._loop_lines.close()
         self._link.close()
 
     def _replays(self, claims: Sequence[Claim]) -> tuple[list[Verdict | None], dict[int, list[bytes]]]:
@@ -479,20 +491,17 @@ class RedisFences:
 
     def _alone(self, script: str, item: Claim | Seal, packed: bytes, confirm: _Needed) -> Any:
         """The reply to a batch of one, which most are: nothing to group, nothing to put in order."""
-        shard = item.key[0]
         if self._server is not None and item.mode is KEYED:
-            to_digest, to_run_id, to_item = self._ahead[script][shard]
             try:
-                answered = self._server.ask(
-                    to_digest + item.key[1:] + to_run_id, b"%b$%d\r\n%b\r\n" % (to_item, len(packed), packed)
-                )
+                answered = self._server.ask(*self._around_run_id(script, item, packed))
             except REDIS_ERRORS as error:
                 raise in_our_words(self.url, error) from error
             if type(answered) is bytes:
                 return answered
             if not isinstance(answered, Exception):  # asked again, without a run_id
                 return answered[0]
-        made, (keys, args) = self._scripts[script], self._heads[script][shard]
+        shard, made = item.key[0], self._scripts[script]
+        keys, args = self._heads[script][shard]
         given = (*self._common, b"", *args, *_FOR_ONE[script], packed)
         return self._called(made, [Call(shard, made.call((*keys, *self._names.keys_of(item)), given))], confirm)[0][0]
 
@@ -501,6 +510,35 @@ class RedisFences:
             Alone.of(self._scripts[script], keys, prefix, self._common, (*args, *_FOR_ONE[script]))
             for (keys, args), prefix in zip(self._heads[script], self._names.records, strict=True)
         ]
+
+    def _soon(
+        self,
+        script: str,
+        items: Sequence[Item],
+        pack: Callable[[Item], bytes],
+        read: Callable[[bytes], Answered],
+        told: Callable[[list[Answered] | None], None],
+    ) -> bool:
+        line = self._loop_lines.of_this_loop() if self._loop_lines else None
+        if line is None or any(item.mode is not KEYED for item in items):
+            return False
+        commands = [line.run_id.join(self._around_run_id(script, item, pack(item))) for item in items]
+
+        def answered(replies: list[Any] | None) -> None:
+            found = None
+            if replies is not None:
+                with contextlib.suppress(RagfenceError):  # a record that cannot be read: found again, one by one
+                    # One string; of a connection that does not know its server, a list of one.
+                    found = [read(reply if type(reply) is bytes else reply[0]) for reply in replies]
+            told(found)
+
+        line.send(commands, answered)
+        return True
+
+    def _around_run_id(self, script: str, item: Claim | Seal | LeaseRef, packed: bytes) -> tuple[bytes, bytes]:
+        """The call of a batch of one, packed, in two parts: the run_id of the server goes between them."""
+        to_digest, to_run_id, to_item = self._ahead[script][item.key[0]]
+        return to_digest + item.key[1:] + to_run_id, b"%b$%d\r\n%b\r\n" % (to_item, len(packed), packed)
 
     def _grouped(
         self,

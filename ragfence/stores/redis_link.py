@@ -125,7 +125,7 @@ class ServerLink:
         self.url = url
         self.elects = elects
         self.client = client
-        self._lines = Lines(client.connection_pool)
+        self.lines = Lines(client.connection_pool)
         self._retry = retry()
 
     def exchange(self, calls: Sequence[Call], after: Sequence[Command] = ()) -> Exchange:
@@ -141,7 +141,7 @@ class ServerLink:
         """
         line = None
         try:
-            line = self._lines.take()
+            line = self.lines.take()
             connection = line.connection
             connection.send_packed_command((before + line.run_id + behind,))
             reply = connection.read_response(disable_decoding=True)
@@ -149,12 +149,12 @@ class ServerLink:
             reply = refused
         except BaseException as broken:
             if line is not None:
-                self._lines.drop(line)
+                self.lines.drop(line)
             if not isinstance(broken, _BROKEN):
                 raise
             return self._again((before + packed_parts(b"") + behind,), broken)[0]
         if line is not None:
-            self._lines.give_back(line)
+            self.lines.give_back(line)
         return reply
 
     def send(self, commands: Sequence[Command | bytes]) -> list[Any]:
@@ -164,25 +164,25 @@ class ServerLink:
             return self._again(commands, broken)
 
     def primaries(self) -> list[tuple[str, Any]]:
-        line = self._lines.take()
+        line = self.lines.take()
         try:
             host, port = getattr(line.connection, "host", None), getattr(line.connection, "port", None)
             return [(f"{host}:{port}" if host else str(getattr(line.connection, "path", self.url)), self.client)]
         finally:
-            self._lines.give_back(line)
+            self.lines.give_back(line)
 
     def close(self) -> None:
         self.client.close()
 
     def _sent(self, commands: Sequence[Command | bytes]) -> list[Any]:
-        line = self._lines.take()
+        line = self.lines.take()
         try:
             _send(line.connection, commands)
             replies = _replies(line.connection, len(commands))
         except BaseException:
-            self._lines.drop(line)
+            self.lines.drop(line)
             raise
-        self._lines.give_back(line)
+        self.lines.give_back(line)
         return replies
 
     def _again(self, commands: Sequence[Command | bytes], broken: Exception) -> list[Any]:

@@ -281,9 +281,9 @@ def test_a_verdict_is_known_without_a_second_look_only_if_its_result_is_near(fen
         await performed(claimed(fence, joint, "small"), "s")
         await performed(claimed(fence, joint, "large"), large)
         small, far = claimed(fence, joint, "small"), claimed(fence, joint, "large")
-        receipt = await small.ask()
-        assert receipt is not None
-        assert receipt.result == "s"
+        replayed = await small.ask()
+        assert replayed is not None
+        assert replayed.receipt().result == "s"
         assert await far.ask() is None
         assert await performed(far) == ("duplicate", large)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragfence.api.keys import budget_of, check_required, format_key, key_of, parse_key, principal_from
+from ragfence.api.keys import budget_in, check_required, format_key, key_of, parse_key, principal_from
 from ragfence.api.messages import Call
 from ragfence.api.problems import Refused
 
@@ -79,17 +79,17 @@ def test_no_header_is_no_key() -> None:
     ("text", "seconds"), [("2.5", 2.5), ("2.5s", 2.5), ("2500ms", 2.5), ("1 s", 1.0), ("9" * 9, 86400)]
 )
 def test_a_budget_is_in_seconds_or_milliseconds(text: str, seconds: float) -> None:
-    assert budget_of(call(("x-request-timeout", text))) == seconds
+    assert budget_in(call(("x-request-timeout", text)).headers) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "soon", "1e9", "inf", "nan", "1m", "0ms", "1,5", "٣"])
 def test_a_budget_that_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(Refused, match=r"VALIDATION\.header"):
-        budget_of(call(("x-request-timeout", text)))
+        budget_in(call(("x-request-timeout", text)).headers)
 
 
 def test_no_budget_is_none() -> None:
-    assert budget_of(call()) is None
+    assert budget_in(call().headers) is None
 
 
 def test_a_header_that_the_policy_requires_is_missed() -> None:
