@@ -611,7 +611,7 @@ class RedisFences:
             for reply in done.replies:
                 if isinstance(reply, NoScriptError):
                     # On every server concerned; what was answered already is answered the same again.
-                    self._link.exchange([Call(call.shard, script.load) for call in calls])
+                    self._link.exchange(self._loads(script, calls))
                     done = self._link.exchange(calls, after)
                     break
             for reply in done.replies:
@@ -622,6 +622,12 @@ class RedisFences:
         if after and confirm and confirm(done.replies):
             self._refuse_unconfirmed(done.after)
         return done.replies
+
+    def _loads(self, script: Script, calls: Sequence[Call]) -> list[Call]:
+        """A server that does not know one script knows none, and gets all; those of a cluster get what they are asked for."""
+        if self._link.clustered:
+            return [Call(call.shard, script.load) for call in calls]
+        return [Call(calls[0].shard, each.load) for each in self._scripts.values()]
 
     def _refuse_unconfirmed(self, answers: Sequence[Sequence[Any]]) -> None:
         for (reply,) in answers:
