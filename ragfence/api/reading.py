@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 KIND: Final = "http"
 """the kind of these operations; the policy may have rules for it under `kinds`"""
-MOST_BYTES: Final = 16 << 20
+MOST_BYTES: Final = 8 << 20
 """of what is remembered, per tenant and process"""
 
 _DECIDE: Final = frozenset({b"idempotency-key", b"content-type", b"content-encoding", b"if-match", b"if-none-match"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from types import TracebackType
 from typing import NamedTuple, TypeGuard
 
@@ -135,7 +136,13 @@ class Claimed:
             ended.set_result(None)
 
         if self._performer.complete_soon(won, outcome, told):
-            await despite_cancelling(ended)
+            try:
+                await despite_cancelling(ended)
+            except asyncio.CancelledError:
+                if self._receipt is None:  # the effect happened: a key that was given back now would repeat it
+                    with contextlib.suppress(RagfenceError):
+                        await to_the_end(self.seal, effect_id=effect_id, result=result)
+                raise
         return self._receipt
 
     def _outcome(self, effect_id: str | None, result: object) -> tuple[Won, Outcome]:

@@ -103,7 +103,7 @@ class LoopLine:
         self._broken = broken
         self._reader = _hiredis.Reader()
         self._unsent = b""
-        self._writing = False
+        self._writing = self._over = False
         self._waiting: deque[tuple[float, int, Told]] = deque()
         """since when, for how many replies, and who is told"""
         self._replies: Replies = []
@@ -125,6 +125,9 @@ class LoopLine:
 
     def break_off(self) -> None:
         """Whoever waits is told that nobody knows."""
+        if self._over:
+            return
+        self._over = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

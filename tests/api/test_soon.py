@@ -245,6 +245,40 @@ def test_a_client_that_leaves_during_the_seal_leaves_a_sealed_key(fence: Fence) 
     answered(fence, story)
 
 
+def test_a_seal_that_nobody_answers_is_sealed_by_a_thread_also_for_a_client_that_left(
+    fence: Fence, valkey_server: RedisServer
+) -> None:
+    """The effect happened: neither a broken connection nor a server that is stopped may give its key back."""
+    times = 0
+
+    async def story(contract: Contract) -> None:
+        performed = asyncio.Event()
+
+        async def perform() -> Answer:
+            nonlocal times
+            times += 1
+            with valkey_server.client() as client:
+                client.client_pause(60_000, all=False)
+            performed.set()
+            return Answer(201, (), b"done")
+
+        asked = asyncio.create_task(contract.answer(call("k"), "me", perform))
+        await performed.wait()
+        await asyncio.sleep(0.05)  # the seal is on its way, and waits there
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        await asyncio.sleep(0.05)
+        with valkey_server.client() as client:
+            client.client_kill_filter(_type="normal", skipme=True)
+            client.client_unpause()
+        await asyncio.gather(asked, return_exceptions=True)
+        await contract.finish()
+        again = await contract.answer(call("k"), "me", perform)
+        assert (again.status, again.body, times) == (201, b"done", 1)
+
+    answered(fence, story)
+
+
 def test_loops_have_connections_of_their_own(fence: Fence) -> None:
     async def story(name: str) -> None:
         await connected(redis_of(fence))
