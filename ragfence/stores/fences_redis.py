@@ -624,7 +624,7 @@ class RedisFences:
         return done.replies
 
     def _loads(self, script: Script, calls: Sequence[Call]) -> list[Call]:
-        """A server that does not know one script knows none, and gets all; those of a cluster get what they are asked for."""
+        """A server that does not know one script knows none, and gets all; those of a cluster get the one they lack."""
         if self._link.clustered:
             return [Call(call.shard, script.load) for call in calls]
         return [Call(calls[0].shard, each.load) for each in self._scripts.values()]
