@@ -125,6 +125,8 @@ def beside(measured: Measured) -> list[str]:
     """What is not judged: the asset without what Dagster takes for any asset, which no ingest can change."""
     lines = []
     for when, times in measured["seconds"].items():
+        if IDLE not in times:  # a file of an older measurement
+            continue
         own = [taken - idle for taken, idle in zip(times[ASSET], times[IDLE], strict=True)]
         spread = Spread.of(ratios(own, times[BARE]))
         lines.append(
