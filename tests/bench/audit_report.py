@@ -17,7 +17,8 @@ SECTION = """
 A ledger of {rows:,} rows over {days} days ({objects:,} Parquet objects in a **local folder**, {megabytes:,.0f} MiB),
 asked by `fence.audit`; every question has a process of its own, pyarrow loaded before the clock starts. And the rate of
 those who are only told what is known, on Redis, with the decision rows and without: there is no switch, so "without" is
-a double of the store that exists in this benchmark alone. {rounds} rounds, {batch} documents or keys a call.{quick}
+a double of the store that exists in this benchmark alone. {rounds} rounds, {batch} documents or keys a call. The
+machine's load average was {load_before} before and {load_after} after.{quick}
 
 ### Goals: {summary}
 
@@ -49,6 +50,8 @@ def section(measured: Measured) -> str:
         batch=scale["batch"],
         objects=filled["objects"],
         megabytes=filled["megabytes"],
+        load_before=measured["machine"]["load_before"][0],
+        load_after=measured["machine"]["load_after"][0],
         quick="" if scale["full"] else "\n**This was a quick run: fewer rows and rounds.**",
         summary=summary(found),
         goals=goals_lines(found, _said),
