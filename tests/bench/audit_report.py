@@ -7,6 +7,7 @@ from rich.table import Table
 
 from tests.bench.audit_cost import CLAIMS, DOCUMENTS
 from tests.bench.audit_goals import MEGABYTES, SECONDS, verdicts
+from tests.bench.audit_queries import TIMES
 from tests.bench.docs import goals_lines
 from tests.bench.goals import Goal, Measured
 from tests.bench.report import goals_table, rates_table, summary
@@ -15,9 +16,11 @@ SECTION = """
 ## Audit
 
 A ledger of {rows:,} rows over {days} days ({objects:,} Parquet objects in a **local folder**, {megabytes:,.0f} MiB),
-asked by `fence.audit`; every question has a process of its own, pyarrow loaded before the clock starts. And the rate of
-those who are only told what is known, on Redis, with the decision rows and without: there is no switch, so "without" is
-a double of the store that exists in this benchmark alone. {rounds} rounds, {batch} documents or keys a call.{quick}
+asked by `fence.audit`; every question has a process of its own, pyarrow loaded before the clock starts, and is asked
+{times} times, of which the fastest counts. And the rate of those who are only told what is known, on Redis, with the
+decision rows and without: there is no switch, so "without" is a double of the store that only this benchmark has.
+{rounds} rounds, {batch} documents or keys a call. The machine's load average was {load_before} before and {load_after}
+after.{quick}
 
 ### Goals: {summary}
 
@@ -49,6 +52,9 @@ def section(measured: Measured) -> str:
         batch=scale["batch"],
         objects=filled["objects"],
         megabytes=filled["megabytes"],
+        times=TIMES,
+        load_before=measured["machine"]["load_before"][0],
+        load_after=measured["machine"]["load_after"][0],
         quick="" if scale["full"] else "\n**This was a quick run: fewer rows and rounds.**",
         summary=summary(found),
         goals=goals_lines(found, _said),
@@ -61,6 +67,9 @@ def _notes(measured: Measured) -> list[str]:
     judged = {verdict.goal.what for verdict in verdicts(measured)}
     others = {query: told for query, told in asked.items() if query not in judged}
     return [
+        "Processor time of the questions: "
+        + ", ".join(f"{query} {told['cpu_seconds']:.2f} s" for query, told in asked.items())
+        + ".",
         *(
             f"{query}: {told[SECONDS]:.2f} s and {told[MEGABYTES]:,.0f} MB for {told['found']:,}."
             for query, told in others.items()
