@@ -5,9 +5,9 @@ The servers, the clients and the verdict are those of `tests.api.killed`, which 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from functools import partial
 
 from tests.api.killed.judge import Verdict
 from tests.api.killed.places import LEASE_S, Place, cradle
@@ -16,38 +16,28 @@ from tests.api.killed.sequences import Plan
 from tests.api.killed.storming import killed_often, redis_away, tell
 from tests.chaos.attacks import Stage
 from tests.chaos.evidence import Evidence
+from tests.chaos.scenario import Judged, Scenario
 from tests.chaos.sites import SQLITE, VALKEY_FOLDER, VALKEY_S3
 
-ApiAttack = Callable[[Stage], Evidence]
 
-
-class Planned(NamedTuple):
-    """A scenario, as `tests.chaos.scenarios` has them."""
-
-    title: str
-    backend: str
-    attack: ApiAttack
-    short: bool = False
-    lease_s: float = LEASE_S
-
-
-def planned() -> Iterator[Planned]:
-    yield Planned("api: 3 sequences with kills", SQLITE, sequences(3), True)
-    yield Planned("api: 2 sequences with kills", VALKEY_S3, sequences(2), True)
-    yield Planned("api: 1,000 requests, 2 kills", VALKEY_FOLDER, load(1_000, kills=2), True, lease_s=2.0)
-    yield Planned("api: Redis away for 2 s, twice", VALKEY_FOLDER, away(2.0), True, lease_s=1.0)
+def planned() -> Iterator[Scenario]:
+    planned = partial(Scenario, lease_s=LEASE_S)
+    yield planned("api: 3 sequences with kills", SQLITE, sequences(3), True)
+    yield planned("api: 2 sequences with kills", VALKEY_S3, sequences(2), True)
+    yield planned("api: 1,000 requests, 2 kills", VALKEY_FOLDER, load(1_000, kills=2), True, lease_s=2.0)
+    yield planned("api: Redis away for 2 s, twice", VALKEY_FOLDER, away(2.0), True, lease_s=1.0)
     for number in range(13):
-        yield Planned(f"api: 10 sequences with kills, {number}", SQLITE, sequences(10))
+        yield planned(f"api: 10 sequences with kills, {number}", SQLITE, sequences(10))
     for number in range(4):
-        yield Planned(f"api: 10 sequences with kills, {number}", VALKEY_S3, sequences(10))
+        yield planned(f"api: 10 sequences with kills, {number}", VALKEY_S3, sequences(10))
     for number in range(2):
-        yield Planned(f"api: 10 sequences with kills, {number}", VALKEY_FOLDER, sequences(10))
-    yield Planned("api: 5 sequences with builds and kills", SQLITE, sequences(5, builds=2))
-    yield Planned("api: 100,000 requests, 20 kills", VALKEY_FOLDER, load(100_000, kills=20), lease_s=2.0)
-    yield Planned("api: Redis away for 10 s, twice", VALKEY_FOLDER, away(10.0), lease_s=1.0)
+        yield planned(f"api: 10 sequences with kills, {number}", VALKEY_FOLDER, sequences(10))
+    yield planned("api: 5 sequences with builds and kills", SQLITE, sequences(5, builds=2))
+    yield planned("api: 100,000 requests, 20 kills", VALKEY_FOLDER, load(100_000, kills=20), lease_s=2.0)
+    yield planned("api: Redis away for 10 s, twice", VALKEY_FOLDER, away(10.0), lease_s=1.0)
 
 
-def sequences(count: int, *, builds: int = 0) -> ApiAttack:
+def sequences(count: int, *, builds: int = 0) -> Judged:
     """Each as a tenant of its own. Those with builds end with them, after fewer steps."""
 
     def attack(stage: Stage) -> Evidence:
@@ -69,7 +59,7 @@ def sequences(count: int, *, builds: int = 0) -> ApiAttack:
     return attack
 
 
-def load(requests: int, *, kills: int) -> ApiAttack:
+def load(requests: int, *, kills: int) -> Judged:
     def attack(stage: Stage) -> Evidence:
         place = Place(stage.site, lease_s=stage.crew.lease_s)
         found, took_s = killed_often(place, seed=stage.dice.randrange(1 << 32), requests=requests, kills=kills)
@@ -79,7 +69,7 @@ def load(requests: int, *, kills: int) -> ApiAttack:
     return attack
 
 
-def away(seconds: float) -> ApiAttack:
+def away(seconds: float) -> Judged:
     def attack(stage: Stage) -> Evidence:
         place = Place(stage.site, lease_s=stage.crew.lease_s)
         return _evidence(redis_away(place, seed=stage.dice.randrange(1 << 32), seconds=seconds))

@@ -108,12 +108,10 @@ class Nursery:
                 self.statuses[job] = int(rest[0])
 
 
-@contextlib.contextmanager
-def nursery(folder: Path) -> Iterator[Nursery]:
-    """The workers' environment holds the credentials of our own servers, and nothing of the machine's."""
+def environment(**more: str) -> dict[str, str]:
+    """The credentials of our own servers, and nothing of the machine's."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "RAGFENCE_"))}
-    kept.pop("PYTHONDONTWRITEBYTECODE", None)
-    env = kept | {
+    return kept | {
         "AWS_ACCESS_KEY_ID": S3_ACCESS_KEY,
         "AWS_SECRET_ACCESS_KEY": S3_SECRET_KEY,
         "AWS_REGION": S3_REGION,
@@ -121,10 +119,17 @@ def nursery(folder: Path) -> Iterator[Nursery]:
         "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
         "AWS_CONFIG_FILE": os.devnull,
         "PYTHONPATH": str(ROOT),
-        "PYTHONPYCACHEPREFIX": str(folder / "pycache"),
+        **more,
     }
+
+
+@contextlib.contextmanager
+def nursery(folder: Path, module: str = "tests.chaos.nursery") -> Iterator[Nursery]:
+    """`module`: who forks; what its workers do is its own affair."""
+    env = environment(PYTHONPYCACHEPREFIX=str(folder / "pycache"))
+    env.pop("PYTHONDONTWRITEBYTECODE", None)
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.chaos.nursery"],
+        [sys.executable, "-m", module],
         cwd=folder,
         env=env,
         stdin=subprocess.PIPE,

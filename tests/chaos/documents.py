@@ -5,22 +5,21 @@ The processes and the verdict are those of `tests.documents.attack`, which has t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from tests.chaos.attacks import Stage
 from tests.chaos.crew import Worker, until
 from tests.chaos.crew import storm as crew_storm
 from tests.chaos.evidence import Evidence
+from tests.chaos.scenario import Judged
 from tests.chaos.work import Strike
 from tests.documents.attack.corpus import Expected, Part, chunkings, expected, parts
 from tests.documents.attack.crew import DocumentCrew
 from tests.documents.attack.judge import judge
 from tests.documents.attack.strikes import STRIKES
 
-DocumentAttack = Callable[[Stage], Evidence]
 
-
-def same(processes: int, *, count: int = 1000) -> DocumentAttack:
+def same(processes: int, *, count: int = 1000) -> Judged:
     """All send the same documents at the same moment. Nobody's lease runs out: each is chunked once."""
 
     def attack(stage: Stage) -> Evidence:
@@ -35,7 +34,7 @@ def same(processes: int, *, count: int = 1000) -> DocumentAttack:
     return attack
 
 
-def two_versions(*, count: int = 1000) -> DocumentAttack:
+def two_versions(*, count: int = 1000) -> Judged:
     """One process sends v1 and another v2 of the same documents, again and again; then v2 is sent in quiet."""
 
     def attack(stage: Stage) -> Evidence:
@@ -52,7 +51,7 @@ def two_versions(*, count: int = 1000) -> DocumentAttack:
     return attack
 
 
-def strike(action: str, point: str, *, taker: str = "v1", count: int = 60, batch: int = 20) -> DocumentAttack:
+def strike(action: str, point: str, *, taker: str = "v1", count: int = 60, batch: int = 20) -> Judged:
     """One process stops at the point of its second batch; two others, with `taker`'s version, must go on."""
 
     def attack(stage: Stage) -> Evidence:
@@ -69,7 +68,7 @@ def strike(action: str, point: str, *, taker: str = "v1", count: int = 60, batch
     return attack
 
 
-def strike_hydration(action: str, point: str) -> DocumentAttack:
+def strike_hydration(action: str, point: str) -> Judged:
     """The store forgets everything while a batch is under way; whoever rebuilds it stops at the point."""
 
     def attack(stage: Stage) -> Evidence:
@@ -89,7 +88,7 @@ def strike_hydration(action: str, point: str) -> DocumentAttack:
     return attack
 
 
-def disturb(what: str, *, times: int = 4, count: int = 600) -> DocumentAttack:
+def disturb(what: str, *, times: int = 4, count: int = 600) -> Judged:
     """Processes under load; again and again the store is flushed, restarted or killed, and somebody new joins."""
 
     def attack(stage: Stage) -> Evidence:
@@ -109,7 +108,7 @@ def disturb(what: str, *, times: int = 4, count: int = 600) -> DocumentAttack:
     return attack
 
 
-def storm(*, strikes: int = 10) -> DocumentAttack:
+def storm(*, strikes: int = 10) -> Judged:
     """Three processes at a time, each killed or frozen somewhere, and frozen ones woken much later."""
 
     def attack(stage: Stage) -> Evidence:

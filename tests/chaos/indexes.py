@@ -6,14 +6,14 @@ The processes and the verdict are those of `tests.indexes.attack`, which has the
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import chain
-from typing import NamedTuple
 
 from tests.chaos.attacks import Stage
 from tests.chaos.crew import Worker
 from tests.chaos.crew import storm as crew_storm
 from tests.chaos.evidence import Evidence
+from tests.chaos.scenario import Judged, Scenario
 from tests.chaos.sites import REDIS62_FOLDER, SQLITE, VALKEY_FOLDER, VALKEY_S3
 from tests.chaos.work import Strike
 from tests.indexes.attack import races, strikes
@@ -25,48 +25,37 @@ from tests.indexes.attack.work import build, ingest
 # Servers are started, and so forked off, by who has LanceDB already.
 warnings.filterwarnings("ignore", message="lancedb fork")
 
-IndexAttack = Callable[[Stage], Evidence]
 LONG_S = 30.0
 """a lease that nobody loses"""
 
 
-class Planned(NamedTuple):
-    """A scenario, as `tests.chaos.scenarios` has them."""
-
-    title: str
-    backend: str
-    attack: IndexAttack
-    short: bool = False
-    lease_s: float = 1.0
-
-
-def planned() -> Iterator[Planned]:
+def planned() -> Iterator[Scenario]:
     for backend in (SQLITE, VALKEY_FOLDER, VALKEY_S3):
         for action, signal in (("kill", "SIGKILL"), ("freeze", "SIGSTOP")):
             for point in strikes.STRIKES:
                 short = backend == VALKEY_S3 and (action, point) in SHORT
-                yield Planned(f"builds: {signal} {point}", backend, strike(action, point), short)
+                yield Scenario(f"builds: {signal} {point}", backend, strike(action, point), short)
     for backend in (SQLITE, VALKEY_FOLDER, VALKEY_S3, REDIS62_FOLDER):
-        yield Planned("builds: storm of kills and stops", backend, storm(), backend == SQLITE)
-        yield Planned("builds: 8 processes, one build", backend, same(8), lease_s=LONG_S)
-        yield Planned("builds: two specs, one embedder", backend, same(4, metrics=("cosine", "l2")), lease_s=LONG_S)
-        yield Planned("builds: ingest meanwhile", backend, edited(), lease_s=LONG_S)
+        yield Scenario("builds: storm of kills and stops", backend, storm(), backend == SQLITE)
+        yield Scenario("builds: 8 processes, one build", backend, same(8), lease_s=LONG_S)
+        yield Scenario("builds: two specs, one embedder", backend, same(4, metrics=("cosine", "l2")), lease_s=LONG_S)
+        yield Scenario("builds: ingest meanwhile", backend, edited(), lease_s=LONG_S)
     for backend in (SQLITE, VALKEY_FOLDER):
         for seed in range(10):
-            yield Planned(f"builds: purge meanwhile, {seed}", backend, purged(seed), lease_s=LONG_S)
-    yield Planned("builds: 100,000 searches meanwhile", VALKEY_FOLDER, searched(100_000, rounds=20), lease_s=LONG_S)
-    yield Planned("builds: 4,000 searches meanwhile", VALKEY_S3, searched(4_000, rounds=4), lease_s=LONG_S)
+            yield Scenario(f"builds: purge meanwhile, {seed}", backend, purged(seed), lease_s=LONG_S)
+    yield Scenario("builds: 100,000 searches meanwhile", VALKEY_FOLDER, searched(100_000, rounds=20), lease_s=LONG_S)
+    yield Scenario("builds: 4,000 searches meanwhile", VALKEY_S3, searched(4_000, rounds=4), lease_s=LONG_S)
 
 
 SHORT = {("kill", "after_embedded"), ("kill", "mid_write"), ("freeze", "before_sealing")}
 
 
-def strike(action: str, point: str) -> IndexAttack:
+def strike(action: str, point: str) -> Judged:
     """One builder stops at the point; two others must finish, and it wakes up if it can."""
     return lambda stage: _evidence(strikes.strike(stage.site, _crew(stage), action, point))
 
 
-def same(processes: int, *, metrics: tuple[str, ...] = ("cosine",), count: int = 300) -> IndexAttack:
+def same(processes: int, *, metrics: tuple[str, ...] = ("cosine",), count: int = 300) -> Judged:
     """All build at the same moment, of one or more specs. Nobody's lease runs out: each snippet is embedded once."""
 
     def attack(stage: Stage) -> Evidence:
@@ -82,7 +71,7 @@ def same(processes: int, *, metrics: tuple[str, ...] = ("cosine",), count: int =
     return attack
 
 
-def edited() -> IndexAttack:
+def edited() -> Judged:
     def attack(stage: Stage) -> Evidence:
         found = races.ingested_meanwhile(stage.site, _crew(stage), edits=80, builds=20)
         if found.twice:
@@ -92,11 +81,11 @@ def edited() -> IndexAttack:
     return attack
 
 
-def purged(seed: int) -> IndexAttack:
+def purged(seed: int) -> Judged:
     return lambda stage: _evidence(races.purged_meanwhile(stage.site, _crew(stage), seed))
 
 
-def searched(searches: int, *, rounds: int) -> IndexAttack:
+def searched(searches: int, *, rounds: int) -> Judged:
     def attack(stage: Stage) -> Evidence:
         found = races.searched_meanwhile(stage.site, _crew(stage), searches=searches, swaps=10, rounds=rounds)
         return _evidence(found)
@@ -104,7 +93,7 @@ def searched(searches: int, *, rounds: int) -> IndexAttack:
     return attack
 
 
-def storm(*, times: int = 10) -> IndexAttack:
+def storm(*, times: int = 10) -> Judged:
     """Two builders at a time, each of an edited corpus, killed or frozen somewhere; the frozen are woken much later."""
 
     def attack(stage: Stage) -> Evidence:

@@ -5,36 +5,26 @@ The processes and the verdict are those of `tests.audit.many`; `tests.audit.test
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterator
+from functools import partial
 
 from tests.audit.many.judge import Verdict
 from tests.audit.many.plan import Plan
 from tests.audit.many.running import attack, cradle, notebook_problems
 from tests.chaos.attacks import Stage
 from tests.chaos.evidence import Evidence
+from tests.chaos.scenario import Judged, Scenario
 from tests.chaos.sites import SQLITE, VALKEY_FOLDER, VALKEY_S3
 
-LedgerAttack = Callable[[Stage], Evidence]
 
-
-class Planned(NamedTuple):
-    """A scenario, as `tests.chaos.scenarios` has them."""
-
-    title: str
-    backend: str
-    attack: LedgerAttack
-    short: bool = False
-    lease_s: float = 2.0
-
-
-def planned() -> Iterator[Planned]:
-    yield Planned("ledger: 1,500 operations, 3 kills", VALKEY_S3, decided(1_500, kills=3), True)
+def planned() -> Iterator[Scenario]:
+    planned = partial(Scenario, lease_s=2.0)
+    yield planned("ledger: 1,500 operations, 3 kills", VALKEY_S3, decided(1_500, kills=3), True)
     for backend in (SQLITE, VALKEY_FOLDER, VALKEY_S3):
-        yield Planned("ledger: 100,000 operations, 60 kills", backend, decided(100_000, kills=60))
+        yield planned("ledger: 100,000 operations, 60 kills", backend, decided(100_000, kills=60))
 
 
-def decided(operations: int, *, kills: int) -> LedgerAttack:
+def decided(operations: int, *, kills: int) -> Judged:
     """`kills` of workers, and at least as many of drainers."""
 
     def attacked(stage: Stage) -> Evidence:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import functools
+import importlib
 import json
 import os
 import select
@@ -72,9 +73,13 @@ class Nursery:
             for target, source in ((0, nothing), (1, errors), (2, errors)):
                 os.dup2(source, target)
             faulthandler.enable()
-            code = _worker(Path(job)).run()
+            code = self._play(Path(job))
         finally:
             os._exit(code)
+
+    def _play(self, job: Path) -> int:
+        """The life of the forked process; its exit status."""
+        return _worker(job).run()
 
     def _look(self) -> None:
         while self._jobs:
@@ -114,7 +119,7 @@ def _say(line: str) -> None:
     os.write(1, line.encode() + b"\n")
 
 
-def _preload() -> None:
+def preload(*modules: str) -> None:
     """Everything a worker imports, and botocore's megabytes of JSON parsed once for all of them."""
     import botocore.loaders
     import botocore.session
@@ -129,8 +134,10 @@ def _preload() -> None:
 
     botocore.session.create_loader = functools.cache(botocore.loaders.create_loader)
     Session().client("s3", region_name="us-east-1", aws_access_key_id="none", aws_secret_access_key="none").close()
+    for name in modules:
+        importlib.import_module(name)
 
 
 if __name__ == "__main__":
-    _preload()
+    preload()
     Nursery().run()

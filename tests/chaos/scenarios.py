@@ -16,28 +16,13 @@ from ragfence.engine.points import AFTER_COMMIT, HYDRATION_POINTS, OPERATION_POI
 from ragfence.errors import TransientError
 from tests import servers
 from tests.chaos import api, attacks, documents, indexes, ledger
-from tests.chaos.attacks import Attack, Outage, Stage
+from tests.chaos.attacks import Outage, Stage
 from tests.chaos.crew import Crew, Nursery, Stopped
 from tests.chaos.evidence import Evidence, gather
+from tests.chaos.scenario import Scenario
 from tests.chaos.sites import REDIS62, REDIS62_FOLDER, SQLITE, VALKEY, VALKEY_FOLDER, VALKEY_S3, site
 from tests.chaos.work import Task, shuffled
 from tests.documents.attack.strikes import STRIKES
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    title: str
-    backend: str
-    attack: Attack | api.ApiAttack | documents.DocumentAttack | indexes.IndexAttack | ledger.LedgerAttack
-    short: bool = False
-    """part of the short form, too"""
-    may_lose: bool = False
-    """Redis without objects may lose what it acknowledged; it must say so, and then the effect happens again"""
-    lease_s: float = 1.0
-
-    @property
-    def name(self) -> str:
-        return f"{self.title} / {self.backend}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +38,8 @@ class Outcome:
 
 
 def all_scenarios() -> list[Scenario]:
-    builds = [Scenario(**each._asdict()) for each in indexes.planned()]
-    served = [Scenario(**each._asdict()) for each in api.planned()]
-    kept = [Scenario(**each._asdict()) for each in ledger.planned()]
     plain = [*_kills(), *_freezes(), *_hydrations(), *_disturbances(), *_storms(), *_faults(), *_crowds()]
-    return [*plain, *_documents(), *builds, *served, *kept]
+    return [*plain, *_documents(), *indexes.planned(), *api.planned(), *ledger.planned()]
 
 
 def _kills() -> Iterator[Scenario]:

@@ -7,8 +7,6 @@ the N-th time it comes by that point from now on.
 
 from __future__ import annotations
 
-import faulthandler
-import importlib
 import json
 import os
 import signal
@@ -16,7 +14,7 @@ import sys
 import threading
 from pathlib import Path
 
-from tests.chaos.nursery import _PR_SET_PDEATHSIG, Nursery, _preload
+from tests.chaos.nursery import Nursery, preload
 
 LOCK_MS = 1000
 """who rebuilds the fence store and is killed is not waited for longer"""
@@ -33,19 +31,8 @@ IMPORTED = (
 
 
 class Cradle(Nursery):
-    def _be_a_worker(self, job: str) -> None:
-        code = 3
-        try:
-            if self._libc is not None:
-                self._libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            os.setsid()
-            said = os.open(Path(job).with_suffix(".err"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-            for target, source in ((0, os.open(os.devnull, os.O_RDONLY)), (1, said), (2, said)):
-                os.dup2(source, target)
-            faulthandler.enable()
-            code = _served(json.loads(Path(job).read_text()))
-        finally:
-            os._exit(code)
+    def _play(self, job: Path) -> int:
+        return _served(json.loads(job.read_text()))
 
 
 class Trap:
@@ -86,12 +73,6 @@ def _served(job: dict[str, object]) -> int:
     return 0
 
 
-def _preload_server() -> None:
-    _preload()
-    for name in IMPORTED:
-        importlib.import_module(name)
-
-
 if __name__ == "__main__":
-    _preload_server()
+    preload(*IMPORTED)
     Cradle().run()

@@ -5,56 +5,27 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import os
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ragfence
 from ragfence.api.apikeys import ApiKeys, Role
-from tests import servers
-from tests.chaos.crew import ROOT, Nursery, Worker, until
+from tests.chaos.crew import Nursery, Worker, environment, nursery, until
 from tests.chaos.sites import Site
 from tests.servers import free_ports
 
 LEASE_S = 0.5
 
 
-def environment(**more: str) -> dict[str, str]:
-    """The credentials of our own servers, and nothing of the machine's."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "RAGFENCE_"))}
-    return kept | {
-        "AWS_ACCESS_KEY_ID": servers.S3_ACCESS_KEY,
-        "AWS_SECRET_ACCESS_KEY": servers.S3_SECRET_KEY,
-        "AWS_REGION": servers.S3_REGION,
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
-        "AWS_CONFIG_FILE": os.devnull,
-        "PYTHONPATH": str(ROOT),
-        **more,
-    }
-
-
-@contextlib.contextmanager
-def cradle(folder: Path) -> Iterator[Nursery]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.api.killed.cradle"],
-        cwd=folder,
-        env=environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,  # Ctrl-C is for the one who commands
-    )
-    made = Nursery(process)
-    try:
-        yield made
-    finally:
-        made.close()
+def cradle(folder: Path) -> AbstractContextManager[Nursery]:
+    return nursery(folder, "tests.api.killed.cradle")
 
 
 def is_listening(port: int) -> bool:

@@ -19,8 +19,8 @@ from tests.api.killed.asking import MISMATCH
 from tests.api.killed.judge import Verdict, sealed_moves
 from tests.api.killed.load import Sent, sent
 from tests.api.killed.loader import LoadJob
-from tests.api.killed.places import Launched, Place, environment
-from tests.chaos.crew import ROOT, until
+from tests.api.killed.places import Launched, Place
+from tests.chaos.crew import ROOT, environment, until
 from tests.documents.attack.judge import Moved, read_log
 
 CLIENTS, CONNECTIONS = 2, 12

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import random
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from ragfence.audit.draining import DRAIN_POINTS
-from tests.api.killed.places import environment
 from tests.audit.many.judge import Verdict, judge
 from tests.audit.many.plan import DrainerJob, Plan, WorkerJob
-from tests.chaos.crew import Nursery, Overdue, Worker, until
+from tests.chaos.crew import Nursery, Overdue, Worker, environment, nursery, until
 from tests.chaos.sites import Site
 from tests.chaos.work import lines
 from tests.chaos.worker import ANSWERED
@@ -25,21 +21,8 @@ DRAINERS = 2
 WITHIN_S = 3600.0
 
 
-@contextlib.contextmanager
-def cradle(folder: Path) -> Iterator[Nursery]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.audit.many.cradle"],
-        cwd=folder,
-        env=environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,  # Ctrl-C is for the one who commands
-    )
-    made = Nursery(process)
-    try:
-        yield made
-    finally:
-        made.close()
+def cradle(folder: Path) -> AbstractContextManager[Nursery]:
+    return nursery(folder, "tests.audit.many.cradle")
 
 
 def attack(site: Site, nursery: Nursery, plan: Plan, *, kills: int, lease_s: float, effect_s: float) -> Verdict:
