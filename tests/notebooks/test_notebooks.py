@@ -15,6 +15,7 @@ from tests.api.killed.places import environment
 from tests.notebooks.cells import NOTEBOOKS, VERDICT, code_cells, looking_at, problems
 from tests.notebooks.executing import executed, settings
 
+pytestmark = pytest.mark.xdist_group(__name__)
 WANTED = ["01_dedupe_decisions", "02_index_lineage", "03_contention_and_ttl", "04_cost_savings"]
 
 
@@ -45,20 +46,26 @@ def test_notebooks_are_run_in_the_first_cell_s_settings(tmp_path: Path) -> None:
     assert (known["STORE"], known["OBJECTS"]) == ("redis://host", "s3://bucket")
 
 
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the notebooks run, which is not where they lie. The first of them makes the sample, the others find it."""
+    return tmp_path_factory.mktemp("desk")
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")  # of the kernel's own machinery
-@pytest.mark.timeout(900)  # on a busy machine
-def test_the_notebooks_run_on_the_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One test, since the first of them makes the sample and the others find it; and not in the folder they lie in."""
+@pytest.mark.timeout(600)  # the first makes the sample, which takes its time on a busy machine
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_on_the_sample(path: Path, desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("RAGFENCE_STORE", "RAGFENCE_OBJECTS", "RAGFENCE_TENANT", "RAGFENCE_POLICY", "RAGFENCE_OBSERVE"):
         monkeypatch.delenv(variable, raising=False)
-    for variable, value in settings(tmp_path).items():
+    for variable, value in settings(desk).items():
         monkeypatch.setenv(variable, value)
-    for path in NOTEBOOKS:
-        notebook = executed(path, tmp_path)
-        assert VERDICT in shown(code_cells(notebook)), path.stem
-        committed = nbformat.read(path, as_version=4)
-        for ran, cell in zip(code_cells(notebook), code_cells(committed), strict=True):
-            assert [kind(output) for output in ran.outputs] == [kind(output) for output in cell.outputs], cell.source
+    notebook = executed(path, desk)
+    told = shown(code_cells(notebook))
+    assert VERDICT in told
+    committed = nbformat.read(path, as_version=4)
+    for ran, cell in zip(code_cells(notebook), code_cells(committed), strict=True):
+        assert [kind(output) for output in ran.outputs] == [kind(output) for output in cell.outputs], cell.source
 
 
 def test_the_notebooks_run_on_stores_with_nothing_or_little_in_them(tmp_path: Path) -> None:
