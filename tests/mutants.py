@@ -378,8 +378,8 @@ MUTANTS = [
     Mutant(
         "a row does not name the head that it replaced",
         MOVING,
-        '        replaced.row.text if replaced else "",\n        fresh,\n',
-        '        "",\n        fresh,\n',
+        '            replaced.row.text if replaced else "",\n            fresh,\n',
+        '            "",\n            fresh,\n',
         HEADS,
     ),
     Mutant(
@@ -427,22 +427,22 @@ MUTANTS = [
     Mutant(
         "hydration takes the row listed last, not that with the highest fence",
         SEGMENT_LOG,
-        "if at not in heads or heads[at].fence < row.fence:",
-        "if True:",
+        "heads[at] = max(known, (fence, head))",
+        "heads[at] = (fence, head)",
         HEADS,
     ),
     Mutant(
         "receipts of superseded revisions not hydrated",
         SEGMENT_LOG,
-        "            if row.live:\n                receipts[row.key] = row\n",
-        "",
+        "receipts[key] = max(older, receipts.get(key, older))",
+        "pass",
         HEADS,
     ),
     Mutant(
         "hydration brings the retracted back",
-        SEGMENT_LOG,
-        "Head(row.key[1:], row.live, row.sequence,",
-        "Head(row.key[1:], True, row.sequence,",
+        PARQUET,
+        "sealed_head(digest, live, sequence,",
+        "sealed_head(digest, True, sequence,",
         HEADS,
     ),
     Mutant(
@@ -476,8 +476,8 @@ MUTANTS = [
     Mutant(
         "documents do not look for newer epochs",
         GUARD,
-        "        self._backing.watch.start()\n        return Caller(",
-        "        return Caller(",
+        "        self._backing.watch.start()\n        engine = self._engine\n",
+        "        engine = self._engine\n",
         HEADS,
     ),
     Mutant("content hash not pinned", CONTENT_HASH, "if fixed != wanted:", "if False:", HEADS),
