@@ -34,6 +34,7 @@ from ragfence.documents.reading import Reading
 from ragfence.documents.segments import ids_in, stored_in
 from ragfence.documents.sources import Item, Source
 from ragfence.documents.states import Changes, Note, Roll, States
+from ragfence.engine import collecting
 from ragfence.engine.segments import batch_tokens
 from ragfence.errors import DocumentInvalid, PruneTooLarge, RagfenceError, ValidationError
 from ragfence.stores.fences import FenceStore, Lookup
@@ -244,7 +245,8 @@ class Sync:
         doomed = self._doomed() if self._prune else []
         items = self._source.items()
         while page := list(islice(items, PAGE)):
-            self._page(page)
+            with collecting.held_off():
+                self._page(page)
             told(self._tally.listed)
         if self._unidentified and self._prune:
             self._tally.not_pruned = (

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from unittest.mock import patch
 
 import ragfence
-from ragfence.core.decisions import Claim, Verdict
+from ragfence.core.decisions import Claim, Replay, Verdict
+from ragfence.core.records import KeyRecord
 from ragfence.documents.preparing import Caller
 from ragfence.stores import fences_redis, redis_wire
 from ragfence.stores.fences_redis import RedisFences
@@ -48,10 +49,17 @@ def no_rows_made() -> Iterator[None]:
     """Neither rows nor their contexts are put together."""
     with (
         patch.object(fences_redis, "row_of_ask", lambda ask, record, ts: b""),
-        patch.object(redis_wire, "_row_of_replay", lambda claim, data, ts: b""),
+        patch.object(fences_redis, "replay_of", _answer_alone),
         patch.object(Caller, "context", lambda *_, **__: b""),
     ):
         yield
+
+
+def _answer_alone(claim: Claim, data: bytes, _ts: bytes) -> tuple[Replay, bytes] | None:
+    """As `redis_wire.replay_of`, without the row."""
+    if data[1] % 16 not in redis_wire._ENDED or data[2:18] != claim.fingerprint:
+        return None
+    return tuple.__new__(Replay, (KeyRecord.decode(data),)), b""
 
 
 @contextlib.contextmanager

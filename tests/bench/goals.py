@@ -116,8 +116,8 @@ def figures(measured: Measured) -> dict[str, Spread]:
     return found
 
 
-def growth_names(scale: Mapping[str, Any]) -> tuple[str, str]:
-    return f"replay among {scale['few']:,}", f"replay among {scale['many']:,}"
+def growth_names(scale: Mapping[str, Any], what: str = "replay") -> tuple[str, str]:
+    return f"{what} among {scale['few']:,}", f"{what} among {scale['many']:,}"
 
 
 def ratio_of_medians(ours: Sequence[float], theirs: Sequence[float]) -> Spread:

@@ -12,9 +12,9 @@ import redis
 from tests import servers
 from tests.bench.bulk import Bulk
 from tests.bench.memory import drop_rows
-from tests.bench.rounds import Subject
+from tests.bench.rounds import Subject, clocked
 from tests.bench.scale import Scale
-from tests.bench.single import Guarded, guarded, request
+from tests.bench.single import RAW_VALUE, Guarded, guarded, request
 
 FILL_BATCH = 1_000
 
@@ -29,6 +29,8 @@ def subjects(scale: Scale, say: Callable[[str], None]) -> Iterator[list[Subject]
             ours = stack.enter_context(guarded(server.url, server.folder))
             requests = fill(ours, server.url, wanted=scale.few, records=records)
             made.append(_walk(ours, f"replay among {records:,}", requests, scale.replays))
+            client = stack.enter_context(redis.Redis.from_url(server.url))
+            made.append(_read(client, f"raw GET among {records:,}", scale.few, scale.replays))
         yield made
 
 
@@ -54,3 +56,16 @@ def _walk(ours: Guarded, name: str, requests: list[dict[str, Any]], count: int) 
         return random.Random(number).choices(requests, k=count)  # the same ones on both servers
 
     return ours.subject(name, count, some, new=False)
+
+
+def _read(client: redis.Redis, name: str, wanted: int, count: int) -> Subject:
+    """What the same walk costs without us: plain values, as many as there are requests, beside all the records."""
+    names = [f"floor-{number:06d}" for number in range(wanted)]
+    client.mset(dict.fromkeys(names, RAW_VALUE))
+
+    def work(some: list[str]) -> None:
+        get = client.get
+        for one in some:
+            get(one)
+
+    return Subject(name, count, clocked(work, prepare=lambda number: random.Random(number).choices(names, k=count)))

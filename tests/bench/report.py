@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tests.bench.goals import Goal, Measured, Outcome, Verdict, growth_names, verdicts
+from tests.bench.goals import Goal, Measured, Outcome, Verdict, growth_names, ratio_of_medians, verdicts
 from tests.bench.rounds import Spread
 
 _STYLE = {Outcome.MET: "green", Outcome.MISSED: "bold red", Outcome.NOT_MEASURED: "yellow"}
@@ -50,6 +50,13 @@ def notes(measured: Measured) -> list[str]:
         + ", ".join(f"{name} {value:g}" for name, value in trips.items())
         + ".",
     ]
+    small, large = (measured["rates"]["redis"].get(name) for name in growth_names(measured["scale"], "raw GET"))
+    if small and large:
+        floor = ratio_of_medians(large, small)
+        lines.append(
+            f"The same walk by raw GET of as many plain values: in the large store {floor.middle:.2f}x of its rate in "
+            f"the small one ({floor.lowest:.2f} to {floor.highest:.2f})."
+        )
     contention = measured["contention"]
     for order in ("shuffled", "lockstep"):
         found = contention[order]
