@@ -39,6 +39,7 @@ from tests.bench.docs import goals_lines
 from tests.bench.goals import Goal, Measured
 from tests.bench.report import goals_table, summary
 from tests.bench.rounds import Spread
+from tests.bench.scale import note_on
 
 SECTION = """
 ## HTTP API
@@ -145,7 +146,7 @@ def section(measured: Measured) -> str:
         versions=_versions(measured["versions"]),
         load_before=machine["load_before"][0],
         load_after=machine["load_after"][0],
-        scale_note="" if scale["full"] else "\n**This was a quick run: fewer rounds, shorter ones.**",
+        scale_note=note_on(scale["full"]),
         summary=summary(found),
         goals=goals_lines(found, _said),
         rates="\n\n".join(_rates_lines(measured, connections) for connections in scale["connections"]),

@@ -11,6 +11,7 @@ from tests.bench.audit_queries import TIMES
 from tests.bench.docs import goals_lines
 from tests.bench.goals import Goal, Measured
 from tests.bench.report import goals_table, rates_table, summary
+from tests.bench.scale import note_on
 
 SECTION = """
 ## Audit
@@ -55,7 +56,7 @@ def section(measured: Measured) -> str:
         times=TIMES,
         load_before=measured["machine"]["load_before"][0],
         load_after=measured["machine"]["load_after"][0],
-        quick="" if scale["full"] else "\n**This was a quick run: fewer rows and rounds.**",
+        quick=note_on(scale["full"]),
         summary=summary(found),
         goals=goals_lines(found, _said),
         notes="\n".join(f"- {line}" for line in _notes(measured)),

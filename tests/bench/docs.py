@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from tests.bench.goals import Measured, Verdict, verdicts
 from tests.bench.report import Named, notes, seen, spread_of, summary, wanted, what_of
 from tests.bench.rounds import Spread, ratios
+from tests.bench.scale import note_on
 
 PAGE = """\
 # Benchmarks
@@ -69,7 +70,7 @@ def page(measured: Measured, documents: str = "") -> str:
     """`documents`: the sections about parts 2 and 3, as far as they were measured."""
     machine, scale, peer = measured["machine"], measured["scale"], measured["peer"]
     found = verdicts(measured)
-    note = "" if scale["full"] else "\n**This was a quick run: fewer rounds, smaller stores.**"
+    note = note_on(scale["full"])
     return PAGE.format(
         cores=machine["cores"],
         rounds=scale["rounds"],

@@ -15,6 +15,7 @@ from tests.bench.goals import Measured
 from tests.bench.peers.process import DUPLICATES_ONLY, LANGCHAIN, UPSERTS
 from tests.bench.report import goals_table, rates_table, summary
 from tests.bench.rounds import Spread, ratios
+from tests.bench.scale import note_on
 
 CONTENDERS = (RAGFENCE, LANGCHAIN, UPSERTS, DUPLICATES_ONLY)
 
@@ -93,7 +94,7 @@ def section(measured: Measured) -> str:
         peers=_peers(measured["peers"]) or "no peer: none was measured",
         load_before=machine["load_before"][0],
         load_after=machine["load_after"][0],
-        scale_note="" if scale["full"] else "\n**This was a quick run: fewer rounds, fewer documents.**",
+        scale_note=note_on(scale["full"]),
         summary=summary(found),
         goals=goals_lines(found, lambda goal: said_of(goal, scale)),
         rates=_rates_lines(measured["rates"]),

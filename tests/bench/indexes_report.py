@@ -14,6 +14,7 @@ from tests.bench.indexes_goals import figures, said_of, verdicts
 from tests.bench.indexes_known import FRESH, REQUESTS, TRIPS, WARM
 from tests.bench.indexes_rates import BUILD, DIMENSION, LANCE, QDRANT, STRAIGHT, WITH_VERIFYING, WRITING, named
 from tests.bench.report import goals_table, rates_table, summary
+from tests.bench.scale import note_on
 
 SECTION = """
 ## Indexes
@@ -72,7 +73,7 @@ def section(measured: Measured) -> str:
         versions=", ".join(f"{name} {version}" for name, version in measured["versions"].items()),
         load_before=machine["load_before"][0],
         load_after=machine["load_after"][0],
-        scale_note="" if scale["full"] else "\n**This was a quick run: fewer rounds, fewer documents.**",
+        scale_note=note_on(scale["full"]),
         summary=summary(found),
         goals=goals_lines(found, lambda goal: said_of(goal, scale)),
         rows=scale["rows"],

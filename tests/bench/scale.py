@@ -37,3 +37,8 @@ class Scale:
 
 FULL = Scale(rounds=15, replays=1_000, news=500, batches=8)
 QUICK = Scale(rounds=5, replays=500, news=250, batches=4, many=100_000, contests=1)
+
+
+def note_on(full: bool) -> str:
+    """What a page says of a run that was shorter than it could be."""
+    return "" if full else "\n**This was no full run: fewer rounds, or less in each.**"

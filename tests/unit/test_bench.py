@@ -102,7 +102,7 @@ def test_the_terminal_and_the_page_show_every_goal_and_nothing_of_this_machine(m
         assert report.wanted(verdict.goal) in page
         assert verdict.outcome.value in shown
     assert "local folder" in page
-    assert "quick run" in page
+    assert "no full run" in page
     assert str(Path.cwd()) not in page
     assert servers.HOST not in page
 

@@ -88,7 +88,7 @@ def test_the_terminal_and_the_page_show_every_goal_and_nothing_of_this_machine(m
     for text in (shown, section):
         assert str(Path.cwd()) not in text
         assert servers.HOST not in text
-    assert "quick run" in section
+    assert "no full run" in section
     assert section.startswith("\n## HTTP API\n")  # where the page's #http-api leads
 
 

@@ -73,6 +73,6 @@ def test_the_terminal_and_the_page_show_every_goal_and_nothing_of_this_machine(m
     for verdict in verdicts(measured):
         assert report.wanted(verdict.goal) in page
         assert verdict.outcome.value in shown
-    assert "quick run" in page
+    assert "no full run" in page
     assert str(Path.cwd()) not in page
     assert servers.HOST not in page

@@ -116,7 +116,7 @@ def test_the_terminal_and_the_page_show_every_goal_and_nothing_of_this_machine(m
             assert "local folder" in text
             assert str(Path.cwd()) not in text
             assert servers.HOST not in text
-        assert "quick run" in section
+        assert "no full run" in section
 
 
 def test_the_page_holds_the_section_of_documents_after_that_of_operations():

@@ -97,7 +97,7 @@ def test_the_terminal_and_the_page_show_every_goal_and_nothing_of_this_machine(m
         assert "local folder" in text
         assert str(Path.cwd()) not in text
         assert servers.HOST not in text
-    assert "quick run" in section
+    assert "no full run" in section
     assert section.startswith("\n## Indexes\n")  # where the page's #indexes leads
 
 
