@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import secrets
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -91,6 +92,26 @@ def test_a_plain_put_is_one_conditional_request(open_store: Open, proxy: FaultyP
     (request,) = proxy.log
     assert (request.method, request.headers["if-none-match"]) == ("PUT", "*")
     assert re.fullmatch("[0-9a-f]{32}", request.headers[f"x-amz-meta-{NONCE}"])
+
+
+def test_a_put_that_is_cut_off_before_its_body_leaves_nothing(
+    open_store: Open, proxy: FaultyProxy, seaweed_server: S3Server
+) -> None:
+    """SeaweedFS makes an empty object of such a request, unless it has a checksum to compare: ours have one."""
+    open_store().put_new("t/one", b"1")
+    (request,) = proxy.log
+    name, client = f"cut-off/{secrets.token_hex(8)}", seaweed_server.client()
+    url = urlsplit(client.generate_presigned_url("put_object", Params={"Bucket": seaweed_server.bucket, "Key": name}))
+    headers = {"Host": url.netloc, "Content-Length": "1", "Content-MD5": request.headers["content-md5"]}
+    with socket.create_connection((url.hostname, url.port)) as line:
+        told = "".join(f"{key}: {value}\r\n" for key, value in headers.items())
+        line.sendall(f"PUT {url.path}?{url.query} HTTP/1.1\r\n{told}\r\n".encode())
+        line.shutdown(socket.SHUT_WR)
+        line.settimeout(10)
+        with contextlib.suppress(OSError):
+            line.recv(1000)  # it has made up its mind
+    found = client.list_objects_v2(Bucket=seaweed_server.bucket, Prefix=name)
+    assert found["KeyCount"] == 0
 
 
 def test_every_put_has_a_nonce_of_its_own(open_store: Open, proxy: FaultyProxy) -> None:
