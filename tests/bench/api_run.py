@@ -6,12 +6,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tests import servers
 from tests.bench import api_rates, api_scenarios, machine
 from tests.bench.api_goals import verdicts
 from tests.bench.api_load import BODY_BYTES, KNOWN
 from tests.bench.api_scale import ApiScale
 from tests.bench.documents_ours import OBJECTS
+from tests.bench.machine import redis_server
 from tests.bench.run import Say, as_told
 
 
@@ -23,7 +23,7 @@ def measure(scale: ApiScale, python: Path | None, say: Say = lambda _: None) -> 
         "lease_s": api_scenarios.LEASE_S,
         "kept_s": api_scenarios.KEPT_S,
     }
-    with servers.valkey() as server:
+    with redis_server() as server:
         measured["machine"] = machine.facts(server.url)
         measured["scenarios"] = api_scenarios.measure(server.folder, server, python, scale, say)
         measured |= api_rates.measure(server.folder, server, python, scale, say)

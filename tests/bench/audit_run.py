@@ -6,10 +6,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tests import servers
 from tests.bench import audit_cost, audit_queries, machine
 from tests.bench.audit_goals import verdicts
 from tests.bench.audit_scale import AuditScale
+from tests.bench.machine import redis_server
 from tests.bench.rounds import interleave
 from tests.bench.run import Say, as_told
 
@@ -17,7 +17,7 @@ from tests.bench.run import Say, as_told
 def measure(scale: AuditScale, say: Say = lambda _: None, *, ledger: Path | None = None) -> dict[str, Any]:
     """`ledger`: a folder that keeps the rows for the next run; they take a while to make."""
     measured: dict[str, Any] = {"scale": asdict(scale) | {"full": scale.is_full}}
-    with servers.valkey() as server:
+    with redis_server() as server:
         measured["machine"] = machine.facts(server.url)
         with audit_cost.subjects(server, scale) as subjects:
             measured["rates"] = interleave(subjects, scale.rounds, lambda text: say(f"with and without audit, {text}"))

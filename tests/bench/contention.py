@@ -21,6 +21,7 @@ from typing import Any
 import ragfence
 from ragfence.core.rows import Row, RowKind
 from tests import servers
+from tests.bench.machine import redis_server
 from tests.bench.scale import Scale
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,7 +29,7 @@ KIND = "contest"
 
 
 def measure(scale: Scale) -> dict[str, Any]:
-    with servers.valkey() as server:
+    with redis_server() as server:
         return {
             "processes": scale.processes,
             "keys": scale.keys,

@@ -15,6 +15,7 @@ from rich.table import Table
 import ragfence
 from ragfence.stores.objects_s3 import S3Objects
 from tests import servers
+from tests.bench.machine import redis_server
 
 COUNT = 1_000
 RESULT = "r" * 36
@@ -22,7 +23,7 @@ RESULT = "r" * 36
 
 def main() -> None:
     with (
-        servers.valkey() as server,
+        redis_server() as server,
         servers.seaweedfs() as s3,
         contextlib.closing(s3.client()) as client,
         server.client() as admin,

@@ -19,6 +19,7 @@ from tests.bench import machine
 from tests.bench.docs import goals_lines
 from tests.bench.documents_ours import OBJECTS, WholeText, document, ours
 from tests.bench.goals import Goal, Measured, Verdict, judged
+from tests.bench.machine import redis_server
 from tests.bench.peers.corpus import corpus
 from tests.bench.report import goals_table, summary
 from tests.bench.rounds import Spread, ratios
@@ -60,7 +61,7 @@ def measure(*, quick: bool, rounds: int | None = None, say: Say = lambda _: None
     measured: dict[str, Any] = {"documents": count, "rounds": rounds, "objects": OBJECTS}
     measured["version"] = importlib.metadata.version("dagster")
     times: dict[str, dict[str, list[float]]] = {when: {ASSET: [], BARE: [], IDLE: []} for when in (FIRST, AGAIN)}
-    with servers.valkey() as server:
+    with redis_server() as server:
         measured["machine"] = machine.facts(server.url)
         for number in range(-1, rounds):  # the first one warms up
             taken = _round(server, number, count)

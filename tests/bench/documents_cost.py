@@ -12,6 +12,7 @@ import redis
 from ragfence.stores.objects_s3 import S3Objects
 from tests import servers
 from tests.bench.documents_ours import Thirds, ours
+from tests.bench.machine import redis_server
 from tests.bench.memory import drop_rows, used_memory
 
 SNIPPETS = 3
@@ -22,7 +23,7 @@ _SAMPLED = 1_000
 def weighed(count: int) -> dict[str, Any]:
     """A document with three snippets: all of its keys, and what the server needs beside them."""
     with (
-        servers.valkey() as server,
+        redis_server() as server,
         redis.Redis.from_url(server.url) as client,
         ours(server.url, server.folder, chunker=Thirds()) as filled,
     ):
@@ -50,7 +51,7 @@ def requests(count: int) -> dict[str, Any]:
     """Requests to a real S3 server, by botocore's own events, in batches of the default size."""
     asked: Counter[str] = Counter()
     with (
-        servers.valkey() as server,
+        redis_server() as server,
         servers.seaweedfs() as s3,
         contextlib.closing(s3.client()) as client,
     ):

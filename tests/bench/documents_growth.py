@@ -11,6 +11,7 @@ import ragfence
 from tests import servers
 from tests.bench.documents_ours import Ours, document, ours
 from tests.bench.documents_scale import DocumentsScale
+from tests.bench.machine import redis_server
 from tests.bench.memory import drop_rows
 from tests.bench.peers.corpus import corpus
 from tests.bench.rounds import Subject, clocked, interleave
@@ -40,7 +41,7 @@ def among(known: int) -> str:
 def _filled(known: int, say: Say) -> Iterator[tuple[Ours, servers.RedisServer]]:
     say(f"ingesting {known:,} documents")
     with (
-        servers.valkey() as server,
+        redis_server() as server,
         ours(server.url, server.folder, batch=FILL_BATCH) as filled,
         server.client() as admin,
     ):

@@ -7,11 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tests import servers
 from tests.bench import documents_cost, documents_growth, documents_race, documents_rates, documents_streaming, machine
 from tests.bench.documents_goals import verdicts
 from tests.bench.documents_ours import OBJECTS
 from tests.bench.documents_scale import DocumentsScale
+from tests.bench.machine import redis_server
 from tests.bench.peers.process import IngestingPeer, ingesting
 from tests.bench.rounds import interleave
 from tests.bench.run import Say, as_told
@@ -36,7 +36,7 @@ def measure(scale: DocumentsScale, python: Path | None, say: Say = lambda _: Non
 
 def _beside_peers(scale: DocumentsScale, python: Path | None, say: Say) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(servers.valkey())
+        server = stack.enter_context(redis_server())
         facts = machine.facts(server.url)
         # One process of each peer is timed; in the race it has a twin, which sleeps until then.
         sets: list[dict[str, IngestingPeer]] = []

@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests import servers
 from tests.bench.documents_ours import document, ours
+from tests.bench.machine import redis_server
 from tests.bench.peers.corpus import corpus
 from tests.bench.peers.process import ROOT
 
@@ -23,7 +23,7 @@ CHARACTERS = 100
 
 
 def measure(count: int) -> dict[str, Any]:
-    with servers.valkey() as server:
+    with redis_server() as server:
         argv = [sys.executable, "-m", __name__, server.url, str(server.folder), str(count)]
         told = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT).stdout
         found: dict[str, Any] = json.loads(told)

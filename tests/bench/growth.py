@@ -9,8 +9,8 @@ from typing import Any
 
 import redis
 
-from tests import servers
 from tests.bench.bulk import Bulk
+from tests.bench.machine import redis_server
 from tests.bench.memory import drop_rows
 from tests.bench.rounds import Subject, clocked
 from tests.bench.scale import Scale
@@ -25,7 +25,7 @@ def subjects(scale: Scale, say: Callable[[str], None]) -> Iterator[list[Subject]
         made = []
         for records in (scale.few, scale.many):
             say(f"sealing {records:,} records")
-            server = stack.enter_context(servers.valkey())
+            server = stack.enter_context(redis_server())
             ours = stack.enter_context(guarded(server.url, server.folder))
             requests = fill(ours, server.url, wanted=scale.few, records=records)
             made.append(_walk(ours, f"replay among {records:,}", requests, scale.replays))

@@ -17,6 +17,7 @@ from tests.bench.documents_growth import CHARACTERS, FILL_BATCH
 from tests.bench.documents_ours import document, ours
 from tests.bench.indexes_ours import Drawn, built
 from tests.bench.indexes_scale import IndexesScale
+from tests.bench.machine import redis_server
 from tests.bench.peers.corpus import corpus
 from tests.bench.run import Say
 from tests.bench.trips import Turns, relay
@@ -28,7 +29,7 @@ TRIPS, REQUESTS = "trips", "requests"
 
 def measure(scale: IndexesScale, say: Say) -> dict[str, Any]:
     # All servers first: a process that has LanceDB running had better not fork.
-    with servers.seaweedfs() as s3, servers.valkey() as small, servers.valkey() as large:
+    with servers.seaweedfs() as s3, redis_server() as small, redis_server() as large:
         found = {
             str(known): _among(known, server, s3, scale.calls, say)
             for known, server in ((scale.few, small), (scale.many, large))

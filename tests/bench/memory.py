@@ -11,7 +11,7 @@ from typing import Any
 
 import redis
 
-from tests import servers
+from tests.bench.machine import redis_server
 from tests.bench.peers.process import powertools
 from tests.bench.scale import Scale
 from tests.bench.single import RESULT, guarded
@@ -73,5 +73,5 @@ def used_memory(client: redis.Redis) -> int:
 
 @contextlib.contextmanager
 def _server() -> Iterator[tuple[str, Path, redis.Redis]]:
-    with servers.valkey() as server, redis.Redis.from_url(server.url) as client:
+    with redis_server() as server, redis.Redis.from_url(server.url) as client:
         yield server.url, server.folder, client

@@ -10,6 +10,7 @@ import redis
 from ragfence.stores.objects import ObjectStore
 from ragfence.stores.objects_local import LocalObjects
 from tests import servers
+from tests.bench.machine import redis_server
 from tests.bench.rounds import Subject
 from tests.bench.scale import Scale
 from tests.bench.single import guarded, raw_get
@@ -18,7 +19,7 @@ from tests.bench.single import guarded, raw_get
 @contextlib.contextmanager
 def subjects(scale: Scale) -> Iterator[list[Subject]]:
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(servers.valkey())
+        server = stack.enter_context(redis_server())
         client = stack.enter_context(redis.Redis.from_url(server.url))
         alone = stack.enter_context(guarded(server.url, server.folder, tenant="alone"))
         made = [

@@ -9,9 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tests import servers
 from tests.bench import bulk, contention, growth, machine, memory, objects, single, trips
 from tests.bench.goals import Verdict, verdicts
+from tests.bench.machine import redis_server
 from tests.bench.peers.process import powertools
 from tests.bench.rounds import interleave
 from tests.bench.scale import Scale
@@ -50,7 +50,7 @@ def as_told(found: Sequence[Verdict]) -> list[dict[str, Any]]:
 
 def _redis_alone(scale: Scale, peer: Path | None, say: Say) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(servers.valkey())
+        server = stack.enter_context(redis_server())
         facts = machine.facts(server.url)
         subjects = [
             *stack.enter_context(single.subjects(server.url, server.folder, scale)),

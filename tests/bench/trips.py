@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tests import servers
 from tests.bench.bulk import Bulk
+from tests.bench.machine import redis_server
 from tests.bench.peers.process import powertools
 from tests.bench.scale import Scale
 from tests.bench.single import guarded, request
@@ -78,7 +79,7 @@ def relay(host: str, port: int) -> Iterator[Turns]:
 
 def measure(scale: Scale, peer: Path | None) -> dict[str, float]:
     measured = {}
-    with servers.valkey() as server, relay(server.host, server.port) as turns:
+    with redis_server() as server, relay(server.host, server.port) as turns:
         with guarded(turns.url, server.folder) as ours:
             sealed = request("replayed")
             ours.call(sealed)  # connects and loads the scripts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -66,6 +66,7 @@ def redis_server(
     password: str | None = None,
     args: Sequence[str] = (),
     appendonly: bool = False,
+    env: Mapping[str, str] | None = None,
 ) -> RedisServer:
     """A server as it would be started, on this port and in this folder."""
 
@@ -78,7 +79,7 @@ def redis_server(
     argv += ["--appendonly", "yes" if appendonly else "no"]
     argv += ["--requirepass", password] if password else []
     url = f"redis://{login(password)}{HOST}:{port}/0"
-    server = RedisServer(HOST, port, url, folder, Daemon([*argv, *args], ping, folder, {}), password)
+    server = RedisServer(HOST, port, url, folder, Daemon([*argv, *args], ping, folder, dict(env or {})), password)
     return server
 
 
@@ -94,13 +95,14 @@ def valkey(
     data_dir: Path | None = None,
     appendonly: bool = False,
     tls: TlsKind | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> Iterator[RedisServer]:
     """A Valkey server; `args` as on its command line: `("--maxmemory-policy", "allkeys-lru")`.
 
     With `tls` it is a `TlsRedisServer`, whose `url` is `rediss://` and names the authority; a client that has to show
     a certificate of its own ("mutual") finds that in the `url`, too.
     """
-    with _one(valkey_binary(), password, args, data_dir, appendonly) as plain:
+    with _one(valkey_binary(), password, args, data_dir, appendonly, env) as plain:
         if tls is None:
             yield plain
             return
@@ -134,11 +136,16 @@ def redis62(
 
 @contextlib.contextmanager
 def _one(
-    binary: Path, password: str | None, args: Sequence[str], data_dir: Path | None, appendonly: bool
+    binary: Path,
+    password: str | None,
+    args: Sequence[str],
+    data_dir: Path | None,
+    appendonly: bool,
+    env: Mapping[str, str] | None = None,
 ) -> Iterator[RedisServer]:
     def make() -> RedisServer:
         (port,) = free_ports(1)
-        return redis_server(binary, port, folder, password=password, args=args, appendonly=appendonly)
+        return redis_server(binary, port, folder, password=password, args=args, appendonly=appendonly, env=env)
 
     with folder_for(data_dir) as folder:
         server: RedisServer = started(make)
