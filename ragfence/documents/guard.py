@@ -376,12 +376,16 @@ class Documents:
     def _unanswered(self, asks: dict[int, Asked], receipts: dict[int, Receipt]) -> dict[int, Asked]:
         """Answers the documents that are live just as they were sent, which most are; returns the others."""
         left: dict[int, Asked] = {}
-        records = self._engine.fences.replays([asked[0] for asked in asks.values()])
-        for (at, asked), record in zip(asks.items(), records, strict=True):
-            if record is None:
-                left[at] = asked
-            else:
-                receipts[at] = replayed(asked[0][0], record)
+        known = self._engine.fences.replays([asked[0] for asked in asks.values()])
+        try:  # the receipts are made while the store writes the rows
+            for (at, asked), record in zip(asks.items(), known.records, strict=True):
+                if record is None:
+                    left[at] = asked
+                else:
+                    receipts[at] = replayed(asked[0][0], record)
+            known.settle()
+        finally:
+            known.drop()
         return left
 
     def _one(self, prepared: Prepared, expected: str | None = None) -> Receipt:

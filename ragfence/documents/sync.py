@@ -308,7 +308,7 @@ class Sync:
             return []
         fences = self._parts.fences
         if not self._dry_run:
-            return [None if record is None else _snippets_in(record) for record in fences.replays(asks)]
+            return [None if record is None else _snippets_in(record) for record in fences.replays(asks).settled()]
         # The same question, without the decision rows.
         held = fences.read([Lookup(ask.key, Mode.DOCUMENT, ask.source) for ask in asks])
         now_ms = fences.now_ms()

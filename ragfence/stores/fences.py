@@ -85,6 +85,40 @@ class Stats:
     bytes: int | None = None
 
 
+class Writing(Protocol):
+    """Something that the store was sent and has not confirmed yet."""
+
+    def settle(self) -> None: ...
+
+    def drop(self) -> None:
+        """Nobody waits for it any more. After `settle` it does nothing."""
+        ...
+
+
+class Replays:
+    """The records that documents are answered with. Their rows may still be on their way: nobody is told before
+    `settle`, and whoever does not settle drops."""
+
+    __slots__ = ("_rows", "records")
+
+    def __init__(self, records: list[bytes | None], rows: Writing | None = None) -> None:
+        self.records = records
+        """None: ask by a claim, which decides"""
+        self._rows = rows
+
+    def settle(self) -> None:
+        if self._rows is not None:
+            self._rows.settle()
+
+    def drop(self) -> None:
+        if self._rows is not None:
+            self._rows.drop()
+
+    def settled(self) -> list[bytes | None]:
+        self.settle()
+        return self.records
+
+
 class FenceStore(Protocol):
     @property
     def url(self) -> str:
@@ -96,10 +130,10 @@ class FenceStore(Protocol):
 
     def claim(self, claims: Sequence[Claim]) -> list[Verdict]: ...
 
-    def replays(self, asks: Sequence[Ask]) -> list[bytes | None]:
+    def replays(self, asks: Sequence[Ask]) -> Replays:
         """The records of documents whose live heads are just what is asked; their rows are written, nothing is claimed.
 
-        None: ask by a claim, which decides. Of a source that stands twice, nothing is answered after a None.
+        Of a source that stands twice, nothing is answered after a None.
         """
         ...
 

@@ -11,51 +11,45 @@ process that answers. After a restart, failover or flush they are hydrated from 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from hashlib import sha1
 from itertools import chain
 from typing import Any, TypeVar
-
-from redis.exceptions import NoScriptError
 
 from ragfence.core.decisions import (
     DOCUMENT,
     KEYED,
-    SEQUENCED,
     Ask,
     Claim,
     Held,
     LeaseRef,
-    Replay,
     Seal,
     SealOutcome,
     Verdict,
-    decide,
 )
-from ragfence.core.ledger import row_for_claim
 from ragfence.core.records import (
     Head,
     KeyRecord,
     SourceRecord,
     checked_epoch,
-    free_head,
     head_of_source,
     park,
-    refuse_newer_source,
     short,
     source_with,
     unpark,
 )
-from ragfence.core.rows import Row, decode_rows
+from ragfence.core.rows import Row
 from ragfence.errors import RagfenceError, StoreUnavailable
-from ragfence.stores.fences import Loaded, LoadedSource, Lookup, Marker, RowEntry, Scanned, Stats
+from ragfence.stores.fences import Loaded, LoadedSource, Lookup, Marker, Replays, RowEntry, Scanned, Stats
+from ragfence.stores.redis_asking import Asking, Needed, always
 from ragfence.stores.redis_errors import REDIS_ERRORS, in_our_words, understood
 from ragfence.stores.redis_link import Call, Link, ServerLink
 from ragfence.stores.redis_loop import LoopLines
 from ragfence.stores.redis_reading import Reader, Snapshot
+from ragfence.stores.redis_replays import BulkReplays
+from ragfence.stores.redis_rows import RowStreams
 from ragfence.stores.redis_safety import Confirmation, refuse_unsafe, refuse_without_aof
-from ragfence.stores.redis_scripts import Alone, Script, scripts
+from ragfence.stores.redis_scripts import Alone, scripts
 from ragfence.stores.redis_urls import open_link
 from ragfence.stores.redis_wire import (
     REPLAYED,
@@ -65,21 +59,14 @@ from ragfence.stores.redis_wire import (
     pack_claim,
     pack_lease,
     pack_seal,
-    replay_of,
-    row_of_ask,
     verdict_of,
 )
 
 SOLO_ROWS_PER_SHARD = 2_000
 """Without an object store nothing drains the rows: the newest batches are kept."""
 
-DROPPED_AT_ONCE = 200
-"""entries; a script holds up everybody else"""
-
 Item = TypeVar("Item", Claim, Seal, LeaseRef)
 Answered = TypeVar("Answered", Verdict, SealOutcome)
-_Needed = Callable[[list[Any]], bool]
-"""Whether these replies count only once they are confirmed."""
 _FOR_ONE = {"claim": (b"", b"1"), "seal": (b"1",)}
 """What stands between the ARGV of a shard and its single item: its number, and before that a claim's other rows."""
 _Heads = list[tuple[tuple[bytes, ...], tuple[bytes, ...]]]
@@ -94,10 +81,6 @@ class _Group:
     keys: list[bytes]
     args: list[Any]
     members: list[int]
-
-
-def _always(_: list[Any]) -> bool:
-    return True
 
 
 def _tells_of_a_seal(replies: list[Any]) -> bool:
@@ -143,17 +126,18 @@ class RedisFences:
         self._common = (self._solo, b"1", b"%d" % self._most_rows)
         """what stands before the single group of a batch of one"""
         self._heads = _heads_of(self._names)
-        self._test_clock = test_clock
         self._confirm = confirm or Confirmation()
-        self._waits_for = (self._confirm.command,) if self._confirm.command else ()
         patience_s = max(timeout_s, self._confirm.timeout_ms / 1000 + 1)
         self._link: Link = open_link(url, timeout_s=patience_s, hash_tags=self._names.prefixes)
         self.url = self._link.url
         self._scripts = scripts(test_clock, clustered=self._link.clustered)
-        self._server = self._link if isinstance(self._link, ServerLink) and not self._waits_for else None
+        self._asking = Asking(self._link, self._scripts, self._confirm)
+        self._server = self._link if isinstance(self._link, ServerLink) and not self._asking.waits_for else None
         """what can be asked by a call that was packed ahead"""
         self._ahead = {name: self._packed_ahead(name) for name in ("claim", "seal")}
         self._reader = Reader(self._link, self._names, test_clock)
+        self._rows = RowStreams(self._asking, self._names, self._most_rows, real_clock=test_clock is None)
+        self._bulk = BulkReplays(self._reader, self._names, self._rows, self._held)
         self._loop_lines = LoopLines(self._server.lines, patience_s) if self._server else None
         try:
             self._refuse_unsafe_servers()
@@ -164,13 +148,12 @@ class RedisFences:
     def claim(self, claims: Sequence[Claim]) -> list[Verdict]:
         if len(claims) == 1:
             return [verdict_of(self._alone("claim", claims[0], pack_claim(claims[0]), _tells_of_a_seal))]
-        hits, rows = self._replays(claims) if claims else ([], {})
+        hits, rows = self._bulk.of_claims(claims) if claims else ([], {})
         misses = [claim for claim, hit in zip(claims, hits, strict=True) if hit is None]
-        if rows and not misses:
-            self._add_rows(rows)
+        if not misses:
             return [hit for hit in hits if hit is not None]
         groups = self._grouped(misses, pack_claim, self._heads["claim"], rows)
-        replies = self._run("claim", groups, b"", confirm=_always if rows else _tells_of_a_seal)
+        replies = self._run("claim", groups, b"", confirm=always if rows else _tells_of_a_seal)
         rest = iter([verdict_of(reply) for reply in replies])
         return [hit or next(rest) for hit in hits]
 
@@ -180,50 +163,14 @@ class RedisFences:
     def seal_soon(self, seals: Sequence[Seal], told: Callable[[list[SealOutcome] | None], None]) -> bool:
         return self._soon("seal", seals, pack_seal, outcome_of, told)
 
-    def replays(self, asks: Sequence[Ask]) -> list[bytes | None]:
-        if not asks:
-            return []
-        prefixes = [prefix + b"s" for prefix in self._names.prefixes]
-        found = self._reader.snapshot([(ask[0][0], prefixes[ask[0][0]] + ask[1]) for ask in asks])
-        stamps = {shard: b"" if epoch is None else epoch.to_bytes(8, "big") for shard, epoch in found.epochs.items()}
-        ts = found.now_ms.to_bytes(6, "big")
-        rows: dict[int, list[bytes]] = {}
-        unclear: set[bytes] = set()
-        records: list[bytes | None] = []
-        for ask, data in zip(asks, found.values, strict=True):
-            key, source, fingerprint, metadata_hash, sequence, _, _ = ask
-            stamp = stamps[key[0]]
-            record = None
-            if data is not None and stamp and not (unclear and source in unclear):
-                record = free_head(data, stamp, key[1:], fingerprint, metadata_hash, sequence)
-            records.append(record)
-            if record is None:  # it may be claimed: whoever comes after it in this batch must wait for that
-                unclear.add(source)
-                continue
-            row = row_of_ask(ask, record, ts)
-            if (written := rows.get(key[0])) is None:
-                rows[key[0]] = [row]
-            else:
-                written.append(row)
-        if rows:
-            self._add_rows(rows)
-        return records
-
-    def _add_rows(self, rows: Mapping[int, Sequence[bytes]]) -> None:
-        """Confirmed where seals are: the rows were written after the seals they tell of."""
-        batches = [[shard] for shard in rows] if self._link.clustered else [list(rows)]
-        script, names = self._scripts["rows"], self._names.rows
-        calls = []
-        for shards in batches:
-            given = (self._most_rows, *(b"".join(rows[shard]) for shard in shards))
-            calls.append(Call(shards[0], script.call([names[shard] for shard in shards], given)))
-        self._called(script, calls, _always)
+    def replays(self, asks: Sequence[Ask]) -> Replays:
+        return self._bulk.of_documents(asks) if asks else Replays([])
 
     def seal(self, seals: Sequence[Seal]) -> list[SealOutcome]:
         if len(seals) == 1:
-            return [outcome_of(self._alone("seal", seals[0], pack_seal(seals[0]), _always))]
+            return [outcome_of(self._alone("seal", seals[0], pack_seal(seals[0]), always))]
         groups = self._grouped(seals, pack_seal, self._heads["seal"])
-        return [outcome_of(reply) for reply in self._run("seal", groups, b"", confirm=_always)]
+        return [outcome_of(reply) for reply in self._run("seal", groups, b"", confirm=always)]
 
     def renew(self, leases: Sequence[LeaseRef]) -> list[bool]:
         return self._lease_call("renew", leases)
@@ -281,8 +228,8 @@ class RedisFences:
             slot = (found.record.kind, found.record.state.name.lower())
             counted[slot] = counted.get(slot, 0) + 1
         sources = sum(1 for _ in self._reader.scan(b"s"))
-        lengths = self._exchange([Call(shard, (b"XLEN", name)) for shard, name in enumerate(self._names.rows)])
-        return Stats(counted, sources, sum(lengths), sum(int(info.get("used_memory", 0)) for info in self.infos()))
+        rows = sum(self._rows.lengths(range(len(self._names.rows))))
+        return Stats(counted, sources, rows, sum(int(info.get("used_memory", 0)) for info in self.infos()))
 
     def infos(self) -> list[dict[str, Any]]:
         """What each server that takes writes says of itself: its INFO, and `node`, its address."""
@@ -297,59 +244,16 @@ class RedisFences:
         entries: dict[int, list[bytes]] = {}
         for row in rows:
             entries.setdefault(row.key[0], []).append(row.encode())
-        if entries:
-            self._add_rows(entries)
+        self._rows.add(entries)
 
     def rows(self, since_ms: int = 0, shard: int | None = None) -> Iterator[Row]:
-        # A replaced clock says nothing about the ids of the stream, so only the real one bounds the range.
-        first = "-" if self._test_clock else str(since_ms)
-        streams = self._names.rows
-        shards = range(len(streams)) if shard is None else range(shard, min(shard + 1, len(streams)))
-        lengths = self._exchange([Call(at, (b"XLEN", streams[at])) for at in shards]) if shards else []
-        for at in (at for at, length in zip(shards, lengths, strict=True) if length):
-            start: str | bytes = first
-            while True:
-                (page,) = self._exchange([Call(at, (b"XRANGE", streams[at], start, b"+", b"COUNT", 500))])
-                for entry, (_, data) in page:
-                    start = b"(" + entry
-                    yield from (row for row in decode_rows(data) if row.ts_ms >= since_ms)
-                if len(page) < 500:
-                    break
+        return self._rows.read(since_ms, shard)
 
     def row_entries(self, after: str = "", limit: int = 1000) -> list[RowEntry]:
-        """Two trips: how long the streams are, then as many of them at once as the limit lets."""
-        first, _, behind = after.partition(":")
-        here, streams = int(first or "0", 16), self._names.rows
-        shards = range(here, len(streams))
-        lengths = self._exchange([Call(shard, (b"XLEN", streams[shard])) for shard in shards])
-        calls, left = [], limit
-        for shard, length in zip(shards, lengths, strict=True):
-            if not length or left <= 0:
-                continue
-            start = f"({behind}" if shard == here and behind else "-"
-            calls.append(Call(shard, (b"XRANGE", streams[shard], start, b"+", b"COUNT", left)))
-            left -= 0 if start != "-" else length  # how much of the first stream lies behind the place is not known
-        pages = self._exchange(calls) if calls else []
-        found = [
-            RowEntry(f"{call.shard:02x}:{entry.decode()}", data)
-            for call, page in zip(calls, pages, strict=True)
-            for entry, (_, data) in page
-        ]
-        return found[:limit]
+        return self._rows.entries(after, limit)
 
     def drop_rows(self, entries: Sequence[RowEntry]) -> int:
-        by_shard: dict[int, list[Any]] = {}
-        for entry in entries:
-            shard, _, there = entry.place.partition(":")
-            digest = sha1(entry.data, usedforsecurity=False).hexdigest()
-            by_shard.setdefault(int(shard, 16), []).extend((there, digest))
-        script, step = self._scripts["drop_rows"], 2 * DROPPED_AT_ONCE
-        calls = [
-            Call(shard, script.call([self._names.rows[shard]], given[start : start + step]))
-            for shard, given in by_shard.items()
-            for start in range(0, len(given), step)
-        ]
-        return sum(self._called(script, calls)) if calls else 0
+        return self._rows.drop(entries)
 
     def now_ms(self) -> int:
         return self._reader.snapshot([], [0]).now_ms
@@ -415,56 +319,6 @@ class RedisFences:
             self._loop_lines.close()
         self._link.close()
 
-    def _replays(self, claims: Sequence[Claim]) -> tuple[list[Verdict | None], dict[int, list[bytes]]]:
-        """The claims that an MGET can answer: sealed, same payload, and no lease anywhere near. And their rows.
-
-        Documents have `replays` for that; here they are only read, so that a batch with one of a newer format in it is
-        refused before anything is granted.
-        """
-        names, records = self._names, self._names.records
-        wanted, behind = [], []
-        for claim in claims:
-            key, mode = claim.key, claim.mode
-            shard = key[0]
-            if mode is DOCUMENT:
-                wanted.append((shard, names.source(shard, claim.source)))
-                continue
-            wanted.append((shard, records[shard] + key[1:]))
-            if mode is SEQUENCED:
-                behind.append((shard, names.source(shard, claim.source)))
-        found = self._reader.snapshot(wanted + behind)
-        sources = iter(found.values[len(claims) :])
-        rows: dict[int, list[bytes]] = {}
-        answers: list[Verdict | None] = []
-        epochs, ts = found.epochs, found.now_ms.to_bytes(6, "big")
-        for claim, data in zip(claims, found.values, strict=False):
-            shard, mode, replay = claim.key[0], claim.mode, None
-            if mode is KEYED:
-                if data is not None and epochs[shard] is not None:
-                    replay = replay_of(claim, data, ts)
-            elif mode is SEQUENCED:
-                replay = self._replay_of_source(claim, data, next(sources), epochs[shard], found.now_ms)
-            elif data is not None:
-                refuse_newer_source(data)
-            if replay is None:
-                answers.append(None)
-                continue
-            answers.append(replay[0])
-            if (written := rows.get(shard)) is None:
-                written = rows[shard] = []
-            written.append(replay[1])
-        return answers, rows
-
-    def _replay_of_source(
-        self, claim: Claim, data: bytes | None, source: bytes | None, epoch: int | None, now_ms: int
-    ) -> tuple[Replay, bytes] | None:
-        held = self._held(claim, data, source, epoch)
-        verdict = decide(held, claim, 0)
-        if isinstance(verdict, Replay) and verdict.record is not None and not (held.source and held.source.lease):
-            row = row_for_claim(claim, verdict, now_ms)
-            return verdict, row.encode() if row else b""
-        return None
-
     def _snapshot(self, asked: Sequence[Lookup] | Sequence[Claim]) -> Snapshot:
         """All records, then the sources of those who have one."""
         record = self._names.record
@@ -489,7 +343,7 @@ class RedisFences:
         groups = self._grouped(leases, pack_lease, self._heads["lease"])
         return [lease_done(reply) for reply in self._run("lease", groups, action, error)]
 
-    def _alone(self, script: str, item: Claim | Seal, packed: bytes, confirm: _Needed) -> Any:
+    def _alone(self, script: str, item: Claim | Seal, packed: bytes, confirm: Needed) -> Any:
         """The reply to a batch of one, which most are: nothing to group, nothing to put in order."""
         if self._server is not None and item.mode is KEYED:
             try:
@@ -503,7 +357,9 @@ class RedisFences:
         shard, made = item.key[0], self._scripts[script]
         keys, args = self._heads[script][shard]
         given = (*self._common, b"", *args, *_FOR_ONE[script], packed)
-        return self._called(made, [Call(shard, made.call((*keys, *self._names.keys_of(item)), given))], confirm)[0][0]
+        return self._asking.called(made, [Call(shard, made.call((*keys, *self._names.keys_of(item)), given))], confirm)[
+            0
+        ][0]
 
     def _packed_ahead(self, script: str) -> list[Alone]:
         return [
@@ -571,7 +427,7 @@ class RedisFences:
             group.args = before + group.args
         return list(groups.values())
 
-    def _run(self, script: str, groups: Sequence[_Group], *common: Any, confirm: _Needed | None = None) -> list[Any]:
+    def _run(self, script: str, groups: Sequence[_Group], *common: Any, confirm: Needed | None = None) -> list[Any]:
         """The replies of a script in the order of the items: one call, or on a cluster one per shard."""
         if not groups:
             return []
@@ -582,7 +438,7 @@ class RedisFences:
             args = chain.from_iterable(group.args for group in batch)
             given = (self._solo, len(batch), self._most_rows, *common, *args)
             calls.append(Call(batch[0].shard, self._scripts[script].call(keys, given)))
-        answered = self._called(self._scripts[script], calls, confirm)
+        answered = self._asking.called(self._scripts[script], calls, confirm)
         replies: list[Any] = [None] * sum(len(group.members) for group in groups)
         order = chain.from_iterable(group.members for group in groups)
         for at, reply in zip(order, chain.from_iterable(answered), strict=True):
@@ -602,50 +458,7 @@ class RedisFences:
             ]
         else:
             calls = [Call(0, script.call([self._names.markers[shard] for shard in shards], (action, epoch)))]
-        return all(self._called(script, calls))
-
-    def _called(self, script: Script, calls: Sequence[Call], confirm: _Needed | None = None) -> list[Any]:
-        after = self._waits_for if confirm else ()
-        try:
-            done = self._link.exchange(calls, after)
-            for reply in done.replies:
-                if isinstance(reply, NoScriptError):
-                    # On every server concerned; what was answered already is answered the same again.
-                    self._link.exchange(self._loads(script, calls))
-                    done = self._link.exchange(calls, after)
-                    break
-            for reply in done.replies:
-                if isinstance(reply, Exception):
-                    raise reply
-        except REDIS_ERRORS as error:
-            raise in_our_words(self.url, error) from error
-        if after and confirm and confirm(done.replies):
-            self._refuse_unconfirmed(done.after)
-        return done.replies
-
-    def _loads(self, script: Script, calls: Sequence[Call]) -> list[Call]:
-        """A server that does not know one script knows none, and gets all; those of a cluster get the one they lack."""
-        if self._link.clustered:
-            return [Call(call.shard, script.load) for call in calls]
-        return [Call(calls[0].shard, each.load) for each in self._scripts.values()]
-
-    def _refuse_unconfirmed(self, answers: Sequence[Sequence[Any]]) -> None:
-        for (reply,) in answers:
-            if isinstance(reply, Exception):
-                raise in_our_words(self.url, reply) from reply
-            if missing := self._confirm.missing(reply):
-                raise StoreUnavailable(
-                    f"{self.url} has the seal, but {missing} did not confirm it within {self._confirm.timeout_ms} ms",
-                    hint="check the replicas and durability: in the policy, then try again",
-                )
-
-    def _exchange(self, calls: Sequence[Call]) -> list[Any]:
-        with understood(self.url):
-            replies = self._link.exchange(calls).replies
-            for reply in replies:
-                if isinstance(reply, Exception):
-                    raise reply
-        return replies
+        return all(self._asking.called(script, calls))
 
     def _refuse_unsafe_servers(self) -> None:
         for info in self.infos():

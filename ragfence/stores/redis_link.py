@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import redis
 from redis.backoff import ExponentialBackoff, NoBackoff
-from redis.exceptions import AskError, ClusterDownError, MovedError, SlotNotCoveredError, TryAgainError
 from redis.retry import Retry
 
 _pack: Any
@@ -29,14 +27,14 @@ RETRIES = 3
 
 Command = tuple[Any, ...]
 """or, between a `ServerLink` and its server, bytes: a command that is packed already"""
-_BROKEN = (redis.ConnectionError, redis.TimeoutError)
+BROKEN = (redis.ConnectionError, redis.TimeoutError)
 
 
 class Call(NamedTuple):
     """A command, and the shard whose server has to run it."""
 
     shard: int
-    command: Command
+    command: Command | bytes
 
 
 class Exchange(NamedTuple):
@@ -44,6 +42,16 @@ class Exchange(NamedTuple):
     """one per call; a refusal by the server is an exception object in its place"""
     after: list[list[Any]]
     """per call: what its server answered to the commands that were sent after all of its calls"""
+
+
+class Begun(Protocol):
+    """The servers work on it while the caller does something else."""
+
+    def end(self) -> Exchange: ...
+
+    def drop(self) -> None:
+        """Nobody wants to know any more. After `end` it does nothing."""
+        ...
 
 
 class Link(Protocol):
@@ -55,6 +63,10 @@ class Link(Protocol):
     """redis-py's own client, for commands on a single key"""
 
     def exchange(self, calls: Sequence[Call], after: Sequence[Command] = ()) -> Exchange: ...
+
+    def begin(self, calls: Sequence[Call], after: Sequence[Command] = ()) -> Begun:
+        """An exchange whose replies are read later. Whoever begins one ends or drops it."""
+        ...
 
     def primaries(self) -> list[tuple[str, Any]]:
         """Name and client of each server that takes writes."""
@@ -129,9 +141,10 @@ class ServerLink:
         self._retry = retry()
 
     def exchange(self, calls: Sequence[Call], after: Sequence[Command] = ()) -> Exchange:
-        replies = self.send([*(call.command for call in calls), *after])
-        rest = replies[len(calls) :]
-        return Exchange(replies[: len(calls)], [rest] * len(calls))
+        return self.begin(calls, after).end()
+
+    def begin(self, calls: Sequence[Call], after: Sequence[Command] = ()) -> SentToServer:
+        return SentToServer(self, [*(call.command for call in calls), *after], len(calls))
 
     def ask(self, before: bytes, behind: bytes) -> Any:
         """The reply to a single command that is packed already, which most are; a refusal is an exception object.
@@ -150,18 +163,12 @@ class ServerLink:
         except BaseException as broken:
             if line is not None:
                 self.lines.drop(line)
-            if not isinstance(broken, _BROKEN):
+            if not isinstance(broken, BROKEN):
                 raise
-            return self._again((before + packed_parts(b"") + behind,), broken)[0]
+            return self.again((before + packed_parts(b"") + behind,), broken)[0]
         if line is not None:
             self.lines.give_back(line)
         return reply
-
-    def send(self, commands: Sequence[Command | bytes]) -> list[Any]:
-        try:
-            return self._sent(commands)
-        except _BROKEN as broken:
-            return self._again(commands, broken)
 
     def primaries(self) -> list[tuple[str, Any]]:
         line = self.lines.take()
@@ -177,15 +184,16 @@ class ServerLink:
     def _sent(self, commands: Sequence[Command | bytes]) -> list[Any]:
         line = self.lines.take()
         try:
-            _send(line.connection, commands)
-            replies = _replies(line.connection, len(commands))
+            send_to(line.connection, commands)
+            replies = replies_of(line.connection, len(commands))
         except BaseException:
             self.lines.drop(line)
             raise
         self.lines.give_back(line)
         return replies
 
-    def _again(self, commands: Sequence[Command | bytes], broken: Exception) -> list[Any]:
+    def again(self, commands: Sequence[Command | bytes], broken: Exception) -> list[Any]:
+        """The replies to commands whose connection broke, over another one."""
         first: list[Exception] = [broken]
 
         def attempt() -> list[Any]:
@@ -197,112 +205,52 @@ class ServerLink:
         return answered
 
 
-class ClusterLink:
-    """A cluster: calls go to the primaries of their slots, all servers at once."""
+class SentToServer:
+    """Commands on their way over a line of their own."""
 
-    clustered = True
-    elects = True
+    __slots__ = ("_broken", "_calls", "_commands", "_line", "_link")
 
-    def __init__(self, url: str, connect: Callable[[], Any], hash_tags: Sequence[bytes]) -> None:
-        self.url = url
-        self.client = connect()
-        self._slots = [self.client.keyslot(tag) for tag in hash_tags]
-        self._lines: dict[str, Lines] = {}
-        """by the name of the node"""
-        self._backoff = ExponentialBackoff(cap=0.5, base=0.02)
-
-    def exchange(self, calls: Sequence[Call], after: Sequence[Command] = ()) -> Exchange:
-        done = Exchange([None] * len(calls), [[]] * len(calls))
-        left, failures = list(range(len(calls))), 0
-        while left:
-            left, error = self._round(calls, left, after, done)
-            if error is not None:
-                failures += 1
-                if failures > RETRIES:
-                    raise error
-                time.sleep(self._backoff.compute(failures))
-                self._learn_slots()
-        return done
-
-    def primaries(self) -> list[tuple[str, Any]]:
-        return [(node.name, self.client.get_redis_connection(node)) for node in self.client.get_primaries()]
-
-    def close(self) -> None:
-        self.client.close()
-
-    def _round(
-        self, calls: Sequence[Call], left: Sequence[int], after: Sequence[Command], done: Exchange
-    ) -> tuple[list[int], Exception | None]:
-        """Sends what is left, to all servers before any is read. Returns what has to be sent again, and why."""
-        again: list[int] = []
-        error: Exception | None = None
-        asked: list[tuple[list[int], Lines, Line]] = []
-        answered = 0
+    def __init__(self, link: ServerLink, commands: Sequence[Command | bytes], calls: int) -> None:
+        self._link, self._commands, self._calls = link, commands, calls
+        self._line: Line | None = None
+        self._broken: Exception | None = None
         try:
-            for node, members in self._by_node(calls, left):
-                try:
-                    lines = self._lines_to(node)
-                    line = lines.take()
-                    asked.append((members, lines, line))
-                    _send(line.connection, [*(calls[at].command for at in members), *after])
-                except _BROKEN as broken:
-                    again, error = [*again, *members], broken
-            for members, lines, line in asked:
-                failed = members[0] in again
-                try:
-                    if not failed:
-                        failed = True
-                        replies = _replies(line.connection, len(members) + len(after))
-                        failed = False
-                except _BROKEN as broken:
-                    again, error = [*again, *members], broken
-                finally:
-                    answered += 1
-                    lines.drop(line) if failed else lines.give_back(line)
-                if failed:
-                    continue
-                for at, reply in zip(members, replies, strict=False):
-                    if isinstance(reply, MovedError | ClusterDownError):
-                        again, error = [*again, at], reply
-                    else:
-                        done.replies[at] = self._redirected(calls[at], reply)
-                        done.after[at] = replies[len(members) :]
-        except SlotNotCoveredError as uncovered:
-            again, error = list(left), uncovered
-        finally:
-            for _, lines, line in asked[answered:]:
-                lines.drop(line)
-        return again, error
+            self._line = link.lines.take()
+            send_to(self._line.connection, commands)
+        except BaseException as broken:
+            self.drop()
+            if not isinstance(broken, BROKEN):
+                raise
+            self._broken = broken
 
-    def _lines_to(self, node: Any) -> Lines:
-        lines = self._lines.get(node.name)
-        if lines is None:
-            lines = self._lines[node.name] = Lines(self.client.get_redis_connection(node).connection_pool)
-        return lines
+    def end(self) -> Exchange:
+        replies = self._replies()
+        rest = replies[self._calls :]
+        return Exchange(replies[: self._calls], [rest] * self._calls)
 
-    def _by_node(self, calls: Sequence[Call], left: Sequence[int]) -> list[tuple[Any, list[int]]]:
-        found: dict[str, tuple[Any, list[int]]] = {}
-        for at in left:
-            node = self.client.nodes_manager.get_node_from_slot(self._slots[calls[at].shard])
-            found.setdefault(node.name, (node, []))[1].append(at)
-        return list(found.values())
+    def drop(self) -> None:
+        if self._line is not None:
+            self._link.lines.drop(self._line)
+            self._line = None
 
-    def _redirected(self, call: Call, reply: Any) -> Any:
-        """A slot that is on its way to another server: redis-py knows how to follow it."""
-        if not isinstance(reply, AskError | TryAgainError):
-            return reply
-        try:
-            return self.client.execute_command(*call.command)
-        except redis.ResponseError as refused:
-            return refused
-
-    def _learn_slots(self) -> None:
-        # What is known may still do; the next round tells.
-        with contextlib.suppress(redis.RedisError, redis.exceptions.RedisClusterException):
-            self.client.nodes_manager.initialize()
+    def _replies(self) -> list[Any]:
+        broken = self._broken
+        if self._line is not None:
+            try:
+                replies = replies_of(self._line.connection, len(self._commands))
+            except BROKEN as error:
+                broken = error
+            else:
+                self._link.lines.give_back(self._line)
+                self._line = None
+                return replies
+            finally:
+                self.drop()
+        assert broken is not None, "an exchange has one end"
+        return self._link.again(self._commands, broken)
 
 
-def _send(connection: Any, commands: Sequence[Command | bytes]) -> None:
+def send_to(connection: Any, commands: Sequence[Command | bytes]) -> None:
     packed = [command if isinstance(command, bytes) else _packed(connection, command) for command in commands]
     connection.send_packed_command(packed if len(packed) == 1 else (b"".join(packed),))
 
@@ -317,7 +265,7 @@ def packed_parts(*parts: bytes) -> bytes:
     return b"".join(b"$%d\r\n%b\r\n" % (len(part), part) for part in parts)
 
 
-def _replies(connection: Any, count: int) -> list[Any]:
+def replies_of(connection: Any, count: int) -> list[Any]:
     replies = []
     for _ in range(count):
         try:

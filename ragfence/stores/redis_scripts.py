@@ -65,7 +65,6 @@ def scripts(test_clock: str | None, *, clustered: bool) -> Mapping[str, Script]:
         "seal": _script(*start, *_settling("seal", base, records)),
         "lease": _script(*start, base, records, _read("lease")),
         "epoch": _script(*start, base, _read("epoch")),
-        "rows": _script(*start, _read("rows")),
         "drop_rows": _script(_read("drop_rows")),
     }
 

@@ -19,8 +19,9 @@ from redis.connection import SSLConnection, parse_url
 from redis.retry import Retry
 
 from ragfence.errors import StoreUnavailable
+from ragfence.stores.redis_cluster import ClusterLink
 from ragfence.stores.redis_errors import understood, without_credentials
-from ragfence.stores.redis_link import ClusterLink, Link, ServerLink, once_more
+from ragfence.stores.redis_link import Link, ServerLink, once_more
 
 SENTINEL, CLUSTER = "+sentinel", "+cluster"
 

@@ -127,15 +127,15 @@ def _who(kind: str, owner: str) -> bytes:
     return short(kind) + short(owner)
 
 
-def replay_of(claim: Claim, data: bytes, ts: bytes) -> tuple[Replay, bytes] | None:
-    """The answer to a claim without a sequence, and its row, if these bytes are an ended record of its payload.
+def row_of_replay(claim: Claim, data: bytes, ts: bytes) -> bytes | None:
+    """The row of a claim without a sequence, if these bytes are an ended record of its payload, which answers it.
 
-    The row is cut and joined, as claim.lua does it.
+    It is cut and joined, as claim_cut.lua does it.
     """
     state, effect_id, context = data[1], b"\0", claim.context
+    if data[0] != VERSION:
+        KeyRecord.decode(data)  # refuses it, before anything of its batch is granted
     if state % 16 not in _ENDED or data[2:18] != claim.fingerprint:
-        if data[0] != VERSION:
-            KeyRecord.decode(data)  # refuses it, before anything of its batch is granted
         return None
     if state & HAS_EFFECT_ID:
         at = HEADER_BYTES + 1 + data[HEADER_BYTES]
@@ -145,8 +145,7 @@ def replay_of(claim: Claim, data: bytes, ts: bytes) -> tuple[Replay, bytes] | No
             at += 1 + data[at]
         effect_id = data[at : at + 1 + data[at]]
     head = _REPLAY.pack(ROW_VERSION, claim.token, claim.position, ts, _DUPLICATE, 0, claim.waited_ms, claim.key)
-    row = b"%b%b%b%b%b" % (head, data[2:HEADER_BYTES], effect_id, _NO_ERROR.pack(len(context)), context)
-    return _tuple(Replay, (KeyRecord.decode(data),)), row
+    return b"%b%b%b%b%b" % (head, data[2:HEADER_BYTES], effect_id, _NO_ERROR.pack(len(context)), context)
 
 
 def row_of_ask(ask: Ask, record: bytes, ts: bytes) -> bytes:

@@ -33,7 +33,7 @@ from ragfence.core.ledger import row_for_answer, row_for_claim, row_for_release,
 from ragfence.core.operations import Fence
 from ragfence.core.records import Head, KeyRecord, SourceRecord, checked_epoch, free_head, park, source_with, unpark
 from ragfence.core.rows import Row, RowKind
-from ragfence.stores.fences import Loaded, LoadedSource, Lookup, Marker
+from ragfence.stores.fences import Loaded, LoadedSource, Lookup, Marker, Replays
 
 
 class Shelf(Protocol):
@@ -296,9 +296,9 @@ class ShelvedFences(ABC):
         with self._transaction() as shelf:
             return claim_all(shelf, claims)
 
-    def replays(self, asks: Sequence[Ask]) -> list[bytes | None]:
+    def replays(self, asks: Sequence[Ask]) -> Replays:
         with self._transaction() as shelf:
-            return replay_all(shelf, asks)
+            return Replays(replay_all(shelf, asks))
 
     def renew(self, leases: Sequence[LeaseRef]) -> list[bool]:
         with self._transaction() as shelf:

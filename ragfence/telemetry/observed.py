@@ -18,7 +18,7 @@ from ragfence.core.records import Head
 from ragfence.core.rows import Row
 from ragfence.engine.engine import Engine
 from ragfence.engine.requests import Request
-from ragfence.stores.fences import FenceStore, Loaded, Lookup, Marker, RowEntry, Scanned, SoonFences, Stats
+from ragfence.stores.fences import FenceStore, Loaded, Lookup, Marker, Replays, RowEntry, Scanned, SoonFences, Stats
 from ragfence.telemetry.events import (
     Call,
     Called,
@@ -41,6 +41,17 @@ _log = logging.getLogger("ragfence.telemetry")
 _NOTHING_AROUND = nullcontext()
 
 Answer = TypeVar("Answer")
+
+
+class _WatchedRows:
+    def __init__(self, watched: Observed, replays: Replays) -> None:
+        self._watched, self._replays = watched, replays
+
+    def settle(self) -> None:
+        self._watched.settle(self._replays)
+
+    def drop(self) -> None:
+        self._replays.drop()
 
 
 class Observed:
@@ -106,10 +117,14 @@ class Observed:
 
         return self._soon.seal_soon(seals, answered)
 
-    def replays(self, asks: Sequence[Ask]) -> list[bytes | None]:
-        return self._watched(
-            "replays", lambda: self.inner.replays(asks), lambda call, records: ReplaysAnswered(call, asks, records)
+    def replays(self, asks: Sequence[Ask]) -> Replays:
+        found = self._watched(
+            "replays", lambda: self.inner.replays(asks), lambda call, found: ReplaysAnswered(call, asks, found.records)
         )
+        return Replays(found.records, _WatchedRows(self, found))
+
+    def settle(self, replays: Replays) -> None:
+        self._watched("settle", replays.settle, _called)
 
     def renew(self, leases: Sequence[LeaseRef]) -> list[bool]:
         return self._watched(

@@ -678,7 +678,7 @@ class UpkeepContract:
     def test_a_live_document_is_answered_without_a_claim_and_leaves_the_same_row(self, fences: FencesUnderTest) -> None:
         asked = claim(Mode.DOCUMENT, "A", metadata_hash=b"m" * 16, context=b'{"kind":"document"}')
         record = sealed(fences.store, asked, result=b"d" + b"i" * 32)
-        (found,) = fences.store.replays([ask(asked)])
+        (found,) = fences.store.replays([ask(asked)]).settled()
         assert found is not None
         assert KeyRecord.decode(found) == record
         claimed = asked._replace(token=b"2" * TOKEN_BYTES)
@@ -702,45 +702,47 @@ class UpkeepContract:
         asked = claim(Mode.DOCUMENT, "A", metadata_hash=b"m" * 16)
         sealed(fences.store, asked, result=b"d")
         before = rows_of(fences.store)
-        assert fences.store.replays([ask(asked)._replace(**other)]) == [None]
+        assert fences.store.replays([ask(asked)._replace(**other)]).settled() == [None]
         assert rows_of(fences.store) == before
 
     def test_a_document_with_a_sequence_is_answered_for_just_that_sequence(self, fences: FencesUnderTest) -> None:
         asked = claim(Mode.DOCUMENT, "A", sequence=-3)
         sealed(fences.store, asked, result=b"d")
-        answers = fences.store.replays([ask(asked), ask(asked)._replace(sequence=None, token=b"3" * TOKEN_BYTES)])
+        answers = fences.store.replays(
+            [ask(asked), ask(asked)._replace(sequence=None, token=b"3" * TOKEN_BYTES)]
+        ).settled()
         assert [answer is not None for answer in answers] == [True, True]
         for sequence in (-4, -2):
-            assert fences.store.replays([ask(asked)._replace(sequence=sequence)]) == [None]
+            assert fences.store.replays([ask(asked)._replace(sequence=sequence)]).settled() == [None]
 
     def test_a_document_that_is_claimed_retracted_or_of_another_epoch_is_asked_by_a_claim(
         self, fences: FencesUnderTest
     ) -> None:
         asked = claim(Mode.DOCUMENT, "A")
-        assert fences.store.replays([ask(asked)]) == [None]
+        assert fences.store.replays([ask(asked)]).settled() == [None]
         sealed(fences.store, asked, result=b"d")
         granted(fences.store, claim(Mode.DOCUMENT, "B", by="two"))
-        assert fences.store.replays([ask(asked)]) == [None]
+        assert fences.store.replays([ask(asked)]).settled() == [None]
         other = claim(Mode.DOCUMENT, "A", source="other")
         sealed(fences.store, other, result=b"d")
         sealed(fences.store, claim(Mode.DOCUMENT, "", source="other", retract=True, by="three"))
-        assert fences.store.replays([ask(other)]) == [None]
+        assert fences.store.replays([ask(other)]).settled() == [None]
         third = claim(Mode.DOCUMENT, "A", source="third")
         sealed(fences.store, third, result=b"d")
         fences.restart()
-        assert fences.store.replays([ask(third)]) == [None]
+        assert fences.store.replays([ask(third)]).settled() == [None]
         start_epoch(fences.store, 77)
-        assert fences.store.replays([ask(third)]) == [None]
+        assert fences.store.replays([ask(third)]).settled() == [None]
 
     def test_nothing_of_a_source_is_answered_after_what_may_move_it(self, fences: FencesUnderTest) -> None:
         first = claim(Mode.DOCUMENT, "A")
         sealed(fences.store, first, result=b"d")
         moving = ask(claim(Mode.DOCUMENT, "B"))
-        found = fences.store.replays([ask(first), moving, ask(first)._replace(token=b"4" * TOKEN_BYTES)])
+        found = fences.store.replays([ask(first), moving, ask(first)._replace(token=b"4" * TOKEN_BYTES)]).settled()
         assert [record is not None for record in found] == [True, False, False]
 
     def test_no_asks_no_answers(self, fences: FencesUnderTest) -> None:
-        assert fences.store.replays([]) == []
+        assert fences.store.replays([]).settled() == []
 
     def test_the_version_of_a_shard_changes_with_every_head_move_and_with_nothing_else(
         self, fences: FencesUnderTest

@@ -20,7 +20,7 @@ from ragfence.core.decisions import Ask, Claim, Held, LeaseRef, Seal, SealOutcom
 from ragfence.core.records import Head, digest_in
 from ragfence.core.rows import Row
 from ragfence.errors import StoreUnavailable
-from ragfence.stores.fences import FenceStore, Loaded, LoadedSource, Lookup, Marker, RowEntry, Scanned, Stats
+from ragfence.stores.fences import FenceStore, Loaded, LoadedSource, Lookup, Marker, Replays, RowEntry, Scanned, Stats
 
 Error = BaseException | type[BaseException]
 Answer = TypeVar("Answer")
@@ -176,8 +176,9 @@ class FaultyFences(FaultyCalls[FenceMethod]):
     def claim(self, claims: Sequence[Claim]) -> list[Verdict]:
         return self._call("claim", _keys(claims), lambda: self.inner.claim(claims))
 
-    def replays(self, asks: Sequence[Ask]) -> list[bytes | None]:
-        return self._call("replays", _keys(asks), lambda: self.inner.replays(asks))
+    def replays(self, asks: Sequence[Ask]) -> Replays:
+        # Settled here: what fails "after" has written its rows.
+        return self._call("replays", _keys(asks), lambda: Replays(self.inner.replays(asks).settled()))
 
     def renew(self, leases: Sequence[LeaseRef]) -> list[bool]:
         return self._call("renew", _keys(leases), lambda: self.inner.renew(leases))

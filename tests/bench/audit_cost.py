@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 from unittest.mock import patch
 
 import ragfence
-from ragfence.core.decisions import Claim, Replay, Verdict
-from ragfence.core.records import KeyRecord
+from ragfence.core.decisions import Claim
 from ragfence.documents.preparing import Caller
-from ragfence.stores import fences_redis, redis_wire
+from ragfence.stores import redis_replays, redis_wire
 from ragfence.stores.fences_redis import RedisFences
 from tests import servers
 from tests.bench.audit_scale import AuditScale
@@ -35,31 +35,34 @@ def named(what: str, how: str) -> str:
 class Unaudited(RedisFences):
     """Bulk replays leave no rows; everything else is as ever. Only inside `no_rows_made`."""
 
-    def claim(self, claims: Sequence[Claim]) -> list[Verdict]:
-        hits, _ = self._replays(claims)
-        known = [hit for hit in hits if hit is not None]
-        return known if len(known) == len(claims) else super().claim(claims)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._bulk._rows = _NoRows()  # type: ignore[assignment]
 
-    def _add_rows(self, rows: object) -> None:
-        pass
+
+class _NoRows:
+    def begin(self, rows: object) -> _NoRows:
+        return self
+
+    def settle(self) -> None: ...
+
+    def drop(self) -> None: ...
 
 
 @contextlib.contextmanager
 def no_rows_made() -> Iterator[None]:
     """Neither rows nor their contexts are put together."""
     with (
-        patch.object(fences_redis, "row_of_ask", lambda ask, record, ts: b""),
-        patch.object(fences_redis, "replay_of", _answer_alone),
+        patch.object(redis_replays, "row_of_ask", lambda ask, record, ts: b""),
+        patch.object(redis_replays, "row_of_replay", _no_row),
         patch.object(Caller, "context", lambda *_, **__: b""),
     ):
         yield
 
 
-def _answer_alone(claim: Claim, data: bytes, _ts: bytes) -> tuple[Replay, bytes] | None:
-    """As `redis_wire.replay_of`, without the row."""
-    if data[1] % 16 not in redis_wire._ENDED or data[2:18] != claim.fingerprint:
-        return None
-    return tuple.__new__(Replay, (KeyRecord.decode(data),)), b""
+def _no_row(claim: Claim, data: bytes, _ts: bytes) -> bytes | None:
+    """As `redis_wire.row_of_replay`, without the row."""
+    return None if data[1] % 16 not in redis_wire._ENDED or data[2:18] != claim.fingerprint else b""
 
 
 @contextlib.contextmanager

@@ -147,7 +147,7 @@ def test_lua_writes_what_python_would_write(twins: Twins, optional: dict[str, An
     twins.stored(third)
     row = twins.row(third.token, SEAL_POSITION)
     assert (row.effect_id, row.error_code, row.fence) == (effect_id, error if failed else "", taken.record.fence)
-    # Alone it is answered by claim.lua, in a batch by an MGET and `replay_of`.
+    # Alone it is answered by claim.lua, in a batch by an MGET and `row_of_replay`.
     alone, *batch = (claim(mode, by=by, **claimed) for by in ("four", "five", "six"))
     assert twins.call("claim", [alone]) + twins.call("claim", batch) == [Replay(outcome.record)] * 3
     for replayed in (alone, *batch):

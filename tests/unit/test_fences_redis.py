@@ -15,6 +15,7 @@ from redis.connection import AbstractConnection
 from ragfence.core.decisions import NOBODY, Fenced, Granted, Held, Mode, NotReady, Replay, Sealed
 from ragfence.core.operations import Fence
 from ragfence.core.records import KeyRecord, State
+from ragfence.core.rows import RowKind
 from ragfence.errors import RagfenceError, StoreAuth, StoreUnavailable, StoreUnsafe
 from ragfence.stores.fences import LoadedReceipt, Marker
 from ragfence.stores.fences_redis import RedisFences
@@ -22,6 +23,7 @@ from ragfence.stores.redis_safety import refuse_unsafe
 from ragfence.testing.fence_calls import (
     ALL_MODES,
     SHARD,
+    ask,
     claim,
     granted,
     lease,
@@ -297,6 +299,35 @@ def test_a_connection_that_was_cut_is_made_again(store: RedisFences, client: Any
         assert isinstance(verdict(store, claim(Mode.KEYED, f"{number}")), Granted)
 
 
+def test_rows_whose_connection_was_cut_are_sent_again(store: RedisFences, client: Any) -> None:
+    asked = claim(Mode.DOCUMENT)
+    sealed(store, asked)
+    known = store.replays([ask(asked)])
+    client.client_kill_filter(_type="normal", skipme=True)
+    (record,) = known.settled()
+    assert record is not None
+    assert [row.kind for row in rows_of(store)][-1] is RowKind.DUPLICATE
+
+
+def test_nobody_reads_the_replies_to_rows_that_were_given_up(store: RedisFences, client: Any) -> None:
+    asked = claim(Mode.DOCUMENT)
+    sealed(store, asked)
+    for _ in range(3):
+        store.replays([ask(asked)]).drop()
+        assert store.stats().sources == 1
+        assert isinstance(verdict(store, claim(Mode.KEYED, by="two")), Granted)
+    connected = client.info("clients")["connected_clients"]
+    assert connected <= 3  # the store's, this one, and one that the server may not have missed yet
+
+
+def test_rows_that_a_server_refuses_refuse_the_answer(store: RedisFences, client: Any) -> None:
+    asked = claim(Mode.DOCUMENT)
+    sealed(store, asked)
+    client.set(store._names.rows[SHARD], "no stream")
+    with pytest.raises(StoreUnavailable, match="WRONGTYPE"):
+        store.replays([ask(asked)]).settled()
+
+
 def test_a_lease_expires_by_the_clock_of_the_server(store: RedisFences, client: Any) -> None:
     seconds, micros = client.time()
     first = granted(store, claim(Mode.KEYED, lease_ms=0))
@@ -335,7 +366,10 @@ def test_a_batch_is_two_round_trips_however_large(
     trips, commands = _counted(client, monkeypatch, lambda: answers.extend(store.claim(batch)))
     assert {type(answer) for answer in answers} == {Replay if state == "sealed" else Granted}
     assert trips == 2
-    assert commands["evalsha"] == 1  # the other trip is an MGET; the script has some of its own
+    # The first trip is an MGET. The second decides by a script, or only writes rows; documents are decided in any case.
+    answered = state == "sealed" and mode is not Mode.DOCUMENT
+    assert commands["evalsha"] == (0 if answered else 1)
+    assert commands["xadd"] == 64
     assert len({row.row_id for row in store.rows() if row.token in {each.token for each in batch}}) == 500
 
 

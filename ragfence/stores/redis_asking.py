@@ -1,0 +1,88 @@
+"""Calls to Redis, with errors in our words: scripts that a server forgot are loaded again, and what a policy wants
+confirmed is confirmed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from redis.exceptions import NoScriptError
+
+from ragfence.errors import StoreUnavailable
+from ragfence.stores.redis_errors import REDIS_ERRORS, in_our_words, understood
+from ragfence.stores.redis_link import Begun, Call, Exchange, Link
+from ragfence.stores.redis_safety import Confirmation
+from ragfence.stores.redis_scripts import Script
+
+Needed = Callable[[list[Any]], bool]
+"""Whether these replies count only once they are confirmed."""
+
+
+def always(_: list[Any]) -> bool:
+    return True
+
+
+class Asking:
+    def __init__(self, link: Link, scripts: Mapping[str, Script], confirm: Confirmation) -> None:
+        self.link = link
+        self.scripts = scripts
+        self._confirm = confirm
+        self.waits_for = (confirm.command,) if confirm.command else ()
+
+    def exchange(self, calls: Sequence[Call]) -> list[Any]:
+        with understood(self.link.url):
+            return _accepted(self.link.exchange(calls))
+
+    def begin(self, calls: Sequence[Call]) -> Begun:
+        """Plain commands whose effects count once they are confirmed, for `end`."""
+        with understood(self.link.url):
+            return self.link.begin(calls, self.waits_for)
+
+    def end(self, begun: Begun) -> list[Any]:
+        with understood(self.link.url):
+            done = begun.end()
+            replies = _accepted(done)
+        if self.waits_for:
+            self._refuse_unconfirmed(done.after)
+        return replies
+
+    def called(self, script: Script, calls: Sequence[Call], confirm: Needed | None = None) -> list[Any]:
+        after = self.waits_for if confirm else ()
+        try:
+            done = self.link.exchange(calls, after)
+            for reply in done.replies:
+                if isinstance(reply, NoScriptError):
+                    # On every server concerned; what was answered already is answered the same again.
+                    self.link.exchange(self._loads(script, calls))
+                    done = self.link.exchange(calls, after)
+                    break
+            replies = _accepted(done)
+        except REDIS_ERRORS as error:
+            raise in_our_words(self.link.url, error) from error
+        if after and confirm and confirm(replies):
+            self._refuse_unconfirmed(done.after)
+        return replies
+
+    def _loads(self, script: Script, calls: Sequence[Call]) -> list[Call]:
+        """A server that does not know one script knows none, and gets all; those of a cluster get the one they lack."""
+        if self.link.clustered:
+            return [Call(call.shard, script.load) for call in calls]
+        return [Call(calls[0].shard, each.load) for each in self.scripts.values()]
+
+    def _refuse_unconfirmed(self, answers: Sequence[Sequence[Any]]) -> None:
+        for (reply,) in answers:
+            if isinstance(reply, Exception):
+                raise in_our_words(self.link.url, reply) from reply
+            if missing := self._confirm.missing(reply):
+                raise StoreUnavailable(
+                    f"{self.link.url} has the seal, but {missing} did not confirm it within"
+                    f" {self._confirm.timeout_ms} ms",
+                    hint="check the replicas and durability: in the policy, then try again",
+                )
+
+
+def _accepted(done: Exchange) -> list[Any]:
+    for reply in done.replies:
+        if isinstance(reply, Exception):
+            raise reply
+    return done.replies
