@@ -23,6 +23,7 @@ from ragfence.stores.redis_wire import Names
 
 CLOCK_OFF_MS = 1000
 LAG_S = 10
+LARGE_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ def redis_checks(nodes: Sequence[NodeFacts], durability: Durability, *, solo: bo
         yield from _cluster(subject, facts)
         yield _eviction(subject, facts.info)
         yield _memory(subject, facts.info)
+        yield from _allocator(subject, facts.info)
         yield from _persistence(subject, facts, solo=solo)
         yield from _replicas(subject, facts.info, durability)
         yield from _waits_for_aof(subject, facts.info, durability)
@@ -235,6 +237,16 @@ def _memory(subject: str, info: Mapping[str, Any]) -> Check:
     if share > 0.95:
         return fail(subject, text, advice)
     return warn(subject, text, advice) if share > 0.80 else ok(subject, text)
+
+
+def _allocator(subject: str, info: Mapping[str, Any]) -> Iterator[Check]:
+    """In a large store whose rows come and go, scripts spend half their time in libc's allocator."""
+    if str(info.get("mem_allocator", "")).startswith("libc") and int(info.get("used_memory", 0)) > LARGE_BYTES:
+        yield warn(
+            subject,
+            "allocates memory with libc, which gets slow in a large store",
+            "run a server that was built with jemalloc, as packages and images of Redis and Valkey are",
+        )
 
 
 def _persistence(subject: str, facts: NodeFacts, *, solo: bool) -> Iterator[Check]:

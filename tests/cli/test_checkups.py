@@ -47,6 +47,13 @@ HEALTHY: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize(
+    "info", [{"used_memory": 2**30, "mem_allocator": "jemalloc-5.3.0"}, {"used_memory": 2**20, "mem_allocator": "libc"}]
+)
+def test_an_allocator_matters_in_a_large_store_alone(info: dict[str, Any]) -> None:
+    assert not_ok(judged(info)) == []
+
+
 def replica(**more: Any) -> dict[str, Any]:
     return {"ip": "10.0.0.2", "port": 6379, "state": "online", "offset": 1, "lag": 0, **more}
 
@@ -81,6 +88,7 @@ def test_a_healthy_server_has_nothing_but_ok() -> None:
         ({"role": "slave", "master_host": "p", "master_port": 1}, {}, "fail", "is a replica of p:1"),
         ({"used_memory": 81, "maxmemory": 100}, {}, "warn", "(81%)"),
         ({"used_memory": 96, "maxmemory": 100}, {}, "fail", "(96%)"),
+        ({"used_memory": 2**30, "mem_allocator": "libc"}, {}, "warn", "allocates memory with libc"),
         ({"loading": 1}, {}, "warn", "is loading"),
         ({"rdb_last_bgsave_status": "err"}, {}, "fail", "the last snapshot (BGSAVE) failed"),
         ({"aof_last_bgrewrite_status": "err"}, {}, "fail", "the last rewrite of the append-only file failed"),
