@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain
 from typing import Any, TypeVar
 
 from ragfence.core.decisions import (
@@ -42,6 +40,7 @@ from ragfence.core.rows import Row
 from ragfence.errors import RagfenceError, StoreUnavailable
 from ragfence.stores.fences import Loaded, LoadedSource, Lookup, Marker, Replays, RowEntry, Scanned, Stats
 from ragfence.stores.redis_asking import Asking, Needed, always
+from ragfence.stores.redis_batches import Item, ScriptBatches
 from ragfence.stores.redis_errors import REDIS_ERRORS, in_our_words, understood
 from ragfence.stores.redis_link import Call, Link, ServerLink
 from ragfence.stores.redis_loop import LoopLines
@@ -65,46 +64,15 @@ from ragfence.stores.redis_wire import (
 SOLO_ROWS_PER_SHARD = 2_000
 """Without an object store nothing drains the rows: the newest batches are kept."""
 
-Item = TypeVar("Item", Claim, Seal, LeaseRef)
 Answered = TypeVar("Answered", Verdict, SealOutcome)
 _FOR_ONE = {"claim": (b"", b"1"), "seal": (b"1",)}
 """What stands between the ARGV of a shard and its single item: its number, and before that a claim's other rows."""
-_Heads = list[tuple[tuple[bytes, ...], tuple[bytes, ...]]]
-"""Per shard the KEYS and the ARGV that stand before those of its items."""
-
-
-@dataclass(slots=True)
-class _Group:
-    """The items of one shard: what a script needs to know of them, and where they stand in the batch."""
-
-    shard: int
-    keys: list[bytes]
-    args: list[Any]
-    members: list[int]
 
 
 def _tells_of_a_seal(replies: list[Any]) -> bool:
     """Whoever is answered with a seal relies on it as its owner does. The row of the answer was written after the seal,
     so whoever confirms the row has the seal, too."""
     return any(item[:1] == REPLAYED for reply in replies for item in reply)
-
-
-def _heads_of(names: Names) -> dict[str, _Heads]:
-    shards = range(len(names.prefixes))
-    return {
-        "claim": [
-            ((names.markers[shard], names.counters[shard], names.rows[shard]), (bytes((shard,)), names.prefixes[shard]))
-            for shard in shards
-        ],
-        "seal": [
-            (
-                (names.markers[shard], names.rows[shard], names.moves[shard]),
-                (bytes((shard,)), names.prefixes[shard]),
-            )
-            for shard in shards
-        ],
-        "lease": [((names.markers[shard], names.rows[shard]), (bytes((shard,)),)) for shard in shards],
-    }
 
 
 class RedisFences:
@@ -125,13 +93,14 @@ class RedisFences:
         self._solo = b"1" if solo else b"0"
         self._common = (self._solo, b"1", b"%d" % self._most_rows)
         """what stands before the single group of a batch of one"""
-        self._heads = _heads_of(self._names)
         self._confirm = confirm or Confirmation()
         patience_s = max(timeout_s, self._confirm.timeout_ms / 1000 + 1)
         self._link: Link = open_link(url, timeout_s=patience_s, hash_tags=self._names.prefixes)
         self.url = self._link.url
         self._scripts = scripts(test_clock, clustered=self._link.clustered)
         self._asking = Asking(self._link, self._scripts, self._confirm)
+        self._batches = ScriptBatches(self._asking, self._names, solo=solo, most_rows=self._most_rows)
+        self._heads = self._batches.heads
         self._server = self._link if isinstance(self._link, ServerLink) and not self._asking.waits_for else None
         """what can be asked by a call that was packed ahead"""
         self._ahead = {name: self._packed_ahead(name) for name in ("claim", "seal")}
@@ -152,9 +121,8 @@ class RedisFences:
         misses = [claim for claim, hit in zip(claims, hits, strict=True) if hit is None]
         if not misses:
             return [hit for hit in hits if hit is not None]
-        groups = self._grouped(misses, pack_claim, self._heads["claim"], rows)
-        replies = self._run("claim", groups, b"", confirm=always if rows else _tells_of_a_seal)
-        rest = iter([verdict_of(reply) for reply in replies])
+        confirm = always if rows else _tells_of_a_seal
+        rest = iter(self._batches.run("claim", misses, pack_claim, verdict_of, b"", rows=rows, confirm=confirm))
         return [hit or next(rest) for hit in hits]
 
     def claim_soon(self, claims: Sequence[Claim], told: Callable[[list[Verdict] | None], None]) -> bool:
@@ -169,8 +137,7 @@ class RedisFences:
     def seal(self, seals: Sequence[Seal]) -> list[SealOutcome]:
         if len(seals) == 1:
             return [outcome_of(self._alone("seal", seals[0], pack_seal(seals[0]), always))]
-        groups = self._grouped(seals, pack_seal, self._heads["seal"])
-        return [outcome_of(reply) for reply in self._run("seal", groups, b"", confirm=always)]
+        return self._batches.run("seal", seals, pack_seal, outcome_of, b"", confirm=always)
 
     def renew(self, leases: Sequence[LeaseRef]) -> list[bool]:
         return self._lease_call("renew", leases)
@@ -340,8 +307,7 @@ class RedisFences:
         return Held(found, there)
 
     def _lease_call(self, action: str, leases: Sequence[LeaseRef], error: bytes = b"") -> list[bool]:
-        groups = self._grouped(leases, pack_lease, self._heads["lease"])
-        return [lease_done(reply) for reply in self._run("lease", groups, action, error)]
+        return self._batches.run("lease", leases, pack_lease, lease_done, action, error)
 
     def _alone(self, script: str, item: Claim | Seal, packed: bytes, confirm: Needed) -> Any:
         """The reply to a batch of one, which most are: nothing to group, nothing to put in order."""
@@ -357,9 +323,8 @@ class RedisFences:
         shard, made = item.key[0], self._scripts[script]
         keys, args = self._heads[script][shard]
         given = (*self._common, b"", *args, *_FOR_ONE[script], packed)
-        return self._asking.called(made, [Call(shard, made.call((*keys, *self._names.keys_of(item)), given))], confirm)[
-            0
-        ][0]
+        call = Call(shard, made.call((*keys, *self._names.keys_of(item)), given))
+        return self._asking.called(made, [call], confirm)[0][0]
 
     def _packed_ahead(self, script: str) -> list[Alone]:
         return [
@@ -395,55 +360,6 @@ class RedisFences:
         """The call of a batch of one, packed, in two parts: the run_id of the server goes between them."""
         to_digest, to_run_id, to_item = self._ahead[script][item.key[0]]
         return to_digest + item.key[1:] + to_run_id, b"%b$%d\r\n%b\r\n" % (to_item, len(packed), packed)
-
-    def _grouped(
-        self,
-        items: Sequence[Item],
-        pack: Callable[[Item], bytes],
-        heads: _Heads,
-        rows: dict[int, list[bytes]] | None = None,
-    ) -> list[_Group]:
-        """KEYS and ARGV with the items grouped by shard; with the `rows` that are to be written besides."""
-        groups: dict[int, _Group] = {}
-        for shard in rows or ():
-            groups[shard] = _Group(shard, list(heads[shard][0]), [], [])
-        records = self._names.records
-        for at, item in enumerate(items):
-            key = item.key
-            shard = key[0]
-            group = groups.get(shard)
-            if group is None:
-                group = groups[shard] = _Group(shard, list(heads[shard][0]), [], [])
-            group.keys.append(records[shard] + key[1:])
-            if item.mode is not KEYED:
-                group.keys.append(self._names.source(shard, item.source))
-            group.args.append(pack(item))
-            group.members.append(at)
-        for group in groups.values():
-            before: list[Any] = list(heads[group.shard][1])
-            if rows is not None:
-                before.append(b"".join(rows.get(group.shard, ())))
-            before.append(len(group.members))
-            group.args = before + group.args
-        return list(groups.values())
-
-    def _run(self, script: str, groups: Sequence[_Group], *common: Any, confirm: Needed | None = None) -> list[Any]:
-        """The replies of a script in the order of the items: one call, or on a cluster one per shard."""
-        if not groups:
-            return []
-        batches = [[group] for group in groups] if self._link.clustered else [groups]
-        calls = []
-        for batch in batches:
-            keys = list(chain.from_iterable(group.keys for group in batch))
-            args = chain.from_iterable(group.args for group in batch)
-            given = (self._solo, len(batch), self._most_rows, *common, *args)
-            calls.append(Call(batch[0].shard, self._scripts[script].call(keys, given)))
-        answered = self._asking.called(self._scripts[script], calls, confirm)
-        replies: list[Any] = [None] * sum(len(group.members) for group in groups)
-        order = chain.from_iterable(group.members for group in groups)
-        for at, reply in zip(order, chain.from_iterable(answered), strict=True):
-            replies[at] = reply
-        return replies
 
     def _every_shard(self) -> dict[int, tuple[list[bytes], list[bytes]]]:
         return {shard: ([], []) for shard in range(len(self._names.markers))}

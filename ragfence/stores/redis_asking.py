@@ -3,14 +3,15 @@ confirmed is confirmed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from redis.exceptions import NoScriptError
 
 from ragfence.errors import StoreUnavailable
 from ragfence.stores.redis_errors import REDIS_ERRORS, in_our_words, understood
-from ragfence.stores.redis_link import Begun, Call, Exchange, Link
+from ragfence.stores.redis_link import Begun, Call, Command, Exchange, Link
 from ragfence.stores.redis_safety import Confirmation
 from ragfence.stores.redis_scripts import Script
 
@@ -47,21 +48,37 @@ class Asking:
         return replies
 
     def called(self, script: Script, calls: Sequence[Call], confirm: Needed | None = None) -> list[Any]:
-        after = self.waits_for if confirm else ()
-        try:
-            done = self.link.exchange(calls, after)
-            for reply in done.replies:
-                if isinstance(reply, NoScriptError):
-                    # On every server concerned; what was answered already is answered the same again.
-                    self.link.exchange(self._loads(script, calls))
-                    done = self.link.exchange(calls, after)
-                    break
-            replies = _accepted(done)
-        except REDIS_ERRORS as error:
-            raise in_our_words(self.link.url, error) from error
-        if after and confirm and confirm(replies):
-            self._refuse_unconfirmed(done.after)
+        (replies,) = self.in_parts(script, [calls], confirm)
         return replies
+
+    def in_parts(
+        self, script: Script, parts: Iterable[Sequence[Call]], confirm: Needed | None = None
+    ) -> Iterator[list[Any]]:
+        """The replies to each part: made, sent and read while the servers work on the others."""
+        after = self.waits_for if confirm else ()
+        kept: list[Sequence[Call]] = []
+
+        def made() -> Iterator[Sequence[Call]]:
+            for calls in parts:
+                kept.append(calls)
+                yield calls
+
+        with contextlib.closing(self.link.stream(made(), after)) as exchanges:
+            try:
+                for at, done in enumerate(exchanges):
+                    if any(isinstance(reply, NoScriptError) for reply in done.replies):
+                        done = self._again(script, kept[at], after)
+                    replies = _accepted(done)
+                    if after and confirm and confirm(replies):
+                        self._refuse_unconfirmed(done.after)
+                    yield replies
+            except REDIS_ERRORS as error:
+                raise in_our_words(self.link.url, error) from error
+
+    def _again(self, script: Script, calls: Sequence[Call], after: Sequence[Command]) -> Exchange:
+        """On every server concerned; what was answered already is answered the same again."""
+        self.link.exchange(self._loads(script, calls))
+        return self.link.exchange(calls, after)
 
     def _loads(self, script: Script, calls: Sequence[Call]) -> list[Call]:
         """A server that does not know one script knows none, and gets all; those of a cluster get the one they lack."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
 import redis
@@ -53,6 +53,10 @@ class ClusterLink:
 
     def begin(self, calls: Sequence[Call], after: Sequence[Command] = ()) -> AnsweredByCluster:
         return AnsweredByCluster(self.exchange(calls, after))
+
+    def stream(self, parts: Iterable[Sequence[Call]], after: Sequence[Command] = ()) -> Generator[Exchange, None, None]:
+        for calls in parts:
+            yield self.exchange(calls, after)
 
     def primaries(self) -> list[tuple[str, Any]]:
         return [(node.name, self.client.get_redis_connection(node)) for node in self.client.get_primaries()]

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import redis
@@ -66,6 +67,10 @@ class Link(Protocol):
 
     def begin(self, calls: Sequence[Call], after: Sequence[Command] = ()) -> Begun:
         """An exchange whose replies are read later. Whoever begins one ends or drops it."""
+        ...
+
+    def stream(self, parts: Iterable[Sequence[Call]], after: Sequence[Command] = ()) -> Generator[Exchange, None, None]:
+        """An exchange per part; where that is possible, each part is sent before any reply is awaited."""
         ...
 
     def primaries(self) -> list[tuple[str, Any]]:
@@ -144,7 +149,20 @@ class ServerLink:
         return self.begin(calls, after).end()
 
     def begin(self, calls: Sequence[Call], after: Sequence[Command] = ()) -> SentToServer:
-        return SentToServer(self, [*(call.command for call in calls), *after], len(calls))
+        sent = SentToServer(self)
+        sent.add(calls, after)
+        return sent
+
+    def stream(self, parts: Iterable[Sequence[Call]], after: Sequence[Command] = ()) -> Generator[Exchange, None, None]:
+        sent, count = SentToServer(self), 0
+        try:
+            for calls in parts:
+                sent.add(calls, after)
+                count += 1
+            for _ in range(count):
+                yield sent.end()
+        finally:
+            sent.drop()
 
     def ask(self, before: bytes, behind: bytes) -> Any:
         """The reply to a single command that is packed already, which most are; a refusal is an exception object.
@@ -206,16 +224,24 @@ class ServerLink:
 
 
 class SentToServer:
-    """Commands on their way over a line of their own."""
+    """Exchanges on their way over a line of their own; they end in the order in which they were sent."""
 
-    __slots__ = ("_broken", "_calls", "_commands", "_line", "_link")
+    __slots__ = ("_broken", "_line", "_link", "_waiting")
 
-    def __init__(self, link: ServerLink, commands: Sequence[Command | bytes], calls: int) -> None:
-        self._link, self._commands, self._calls = link, commands, calls
+    def __init__(self, link: ServerLink) -> None:
+        self._link = link
         self._line: Line | None = None
         self._broken: Exception | None = None
+        self._waiting: deque[tuple[list[Command | bytes], int]] = deque()
+
+    def add(self, calls: Sequence[Call], after: Sequence[Command]) -> None:
+        commands = [*(call.command for call in calls), *after]
+        self._waiting.append((commands, len(calls)))
+        if self._broken is not None:
+            return
         try:
-            self._line = link.lines.take()
+            if self._line is None:
+                self._line = self._link.lines.take()
             send_to(self._line.connection, commands)
         except BaseException as broken:
             self.drop()
@@ -224,30 +250,32 @@ class SentToServer:
             self._broken = broken
 
     def end(self) -> Exchange:
-        replies = self._replies()
-        rest = replies[self._calls :]
-        return Exchange(replies[: self._calls], [rest] * self._calls)
+        commands, calls = self._waiting.popleft()
+        replies = self._replies(commands)
+        rest = replies[calls:]
+        return Exchange(replies[:calls], [rest] * calls)
 
     def drop(self) -> None:
         if self._line is not None:
             self._link.lines.drop(self._line)
             self._line = None
 
-    def _replies(self) -> list[Any]:
-        broken = self._broken
+    def _replies(self, commands: Sequence[Command | bytes]) -> list[Any]:
         if self._line is not None:
             try:
-                replies = replies_of(self._line.connection, len(self._commands))
-            except BROKEN as error:
-                broken = error
-            else:
-                self._link.lines.give_back(self._line)
-                self._line = None
-                return replies
-            finally:
+                replies = replies_of(self._line.connection, len(commands))
+            except BaseException as broken:
                 self.drop()
-        assert broken is not None, "an exchange has one end"
-        return self._link.again(self._commands, broken)
+                if not isinstance(broken, BROKEN):
+                    raise
+                self._broken = broken
+            else:
+                if not self._waiting:
+                    self._link.lines.give_back(self._line)
+                    self._line = None
+                return replies
+        assert self._broken is not None, "an exchange ends once"
+        return self._link.again(commands, self._broken)
 
 
 def send_to(connection: Any, commands: Sequence[Command | bytes]) -> None:

@@ -19,6 +19,7 @@ from ragfence.core.rows import RowKind
 from ragfence.errors import RagfenceError, StoreAuth, StoreUnavailable, StoreUnsafe
 from ragfence.stores.fences import LoadedReceipt, Marker
 from ragfence.stores.fences_redis import RedisFences
+from ragfence.stores.redis_batches import PART
 from ragfence.stores.redis_safety import refuse_unsafe
 from ragfence.testing.fence_calls import (
     ALL_MODES,
@@ -309,6 +310,31 @@ def test_rows_whose_connection_was_cut_are_sent_again(store: RedisFences, client
     assert [row.kind for row in rows_of(store)][-1] is RowKind.DUPLICATE
 
 
+def test_a_batch_whose_connection_is_cut_in_the_middle_is_granted_once(
+    store: RedisFences, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It travels in parts: some were answered by then, and some were not."""
+    batch = [claim(Mode.KEYED, by=f"{n}", source=f"{n}", shard=n % 64) for n in range(2 * PART)]
+    read, told = AbstractConnection.read_response, 0
+
+    def cut(self: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal told
+        reply = read(self, *args, **kwargs)
+        told += type(reply) is list and len(reply) >= PART // 2 and reply[0][:1] == b"G"
+        if told == 1:
+            told += 1
+            self.disconnect()  # with whatever had arrived already
+        return reply
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AbstractConnection, "read_response", cut)
+        answers = store.claim(batch)
+    assert told >= 2
+    assert all(isinstance(answer, Granted) for answer in answers)
+    assert [answer.record.token for answer in answers if isinstance(answer, Granted)] == [c.token for c in batch]
+    assert len(rows_of(store)) == len(batch)
+
+
 def test_nobody_reads_the_replies_to_rows_that_were_given_up(store: RedisFences, client: Any) -> None:
     asked = claim(Mode.DOCUMENT)
     sealed(store, asked)
@@ -368,7 +394,7 @@ def test_a_batch_is_two_round_trips_however_large(
     assert trips == 2
     # The first trip is an MGET. The second decides by a script, or only writes rows; documents are decided in any case.
     answered = state == "sealed" and mode is not Mode.DOCUMENT
-    assert commands["evalsha"] == (0 if answered else 1)
+    assert commands["evalsha"] == (0 if answered else 500 // PART)  # all sent before any is read
     assert commands["xadd"] == 64
     assert len({row.row_id for row in store.rows() if row.token in {each.token for each in batch}}) == 500
 
@@ -402,17 +428,23 @@ def _everything(client: Any) -> dict[bytes, Any]:
 
 def _counted(client: Any, monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> tuple[int, Counter[str]]:
     """How often the call sent something and waited, and which commands the server ran for it."""
-    trips = 0
-    send = AbstractConnection.send_packed_command
+    trips, sent = 0, False
+    send, read = AbstractConnection.send_packed_command, AbstractConnection.read_response
 
-    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
-        nonlocal trips
-        trips += 1
+    def sending(self: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal sent
+        sent = True
         return send(self, *args, **kwargs)
+
+    def reading(self: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal trips, sent
+        trips, sent = trips + sent, False
+        return read(self, *args, **kwargs)
 
     client.config_resetstat()
     with monkeypatch.context() as patch:
-        patch.setattr(AbstractConnection, "send_packed_command", counted)
+        patch.setattr(AbstractConnection, "send_packed_command", sending)
+        patch.setattr(AbstractConnection, "read_response", reading)
         call()
     stats = client.info("commandstats")
     return trips, Counter({name.removeprefix("cmdstat_"): found["calls"] for name, found in stats.items()})
