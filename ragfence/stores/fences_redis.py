@@ -1,8 +1,8 @@
 """RedisFences: the fence store for many machines, on Redis 6.2 or newer, or Valkey.
 
 A single claim is one script call that decides and writes the decision row. A batch is one MGET, which answers the
-replays, then one call that claims the rest and writes the rows of all. Expiry is decided by Redis' own TIME. Every
-script is repeatable with the same token, so a call whose reply was lost is simply sent again.
+replays, then calls that claim the rest and write the rows of all. Expiry is decided by Redis' own TIME. Every script is
+repeatable with the same token, so a call whose reply was lost is simply sent again.
 
 Redis is the fast index, not the truth: shards answer only while their marker carries the run_id of the very server
 process that answers. After a restart, failover or flush they are hydrated from the object store first.
