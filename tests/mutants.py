@@ -28,6 +28,8 @@ S3 = "ragfence/stores/objects_s3.py"
 LOCAL = "ragfence/stores/objects_local.py"
 REDIS = "ragfence/stores/fences_redis.py"
 LINK = "ragfence/stores/redis_link.py"
+REPLAYS = "ragfence/stores/redis_replays.py"
+BATCHES = "ragfence/documents/batches.py"
 SAFETY = "ragfence/stores/redis_safety.py"
 SCRIPTS = "ragfence/stores/redis_scripts.py"
 EXPIRY = "ragfence/engine/expiry.py"
@@ -56,6 +58,8 @@ EXPIRING = ("tests/unit/test_expiry.py", "tests/unit/test_expiry_races.py")
 REDIS_TIME = ("tests/unit/test_redis_time.py",)
 HEADS = ("tests/documents/attack/test_heads.py", "-k", "not valkey")
 HEADS_ON_REDIS = ("tests/documents/attack/test_heads.py", "-k", "valkey")
+KNOWN_ON_REDIS = ("tests/documents/test_known_on_redis.py",)
+IN_PARTS = ("tests/unit/test_fences_redis.py", "-k", "batch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +130,7 @@ MUTANTS = [
     ),
     Mutant(
         "the replays of a batch are answered by any server",
-        REDIS,
+        REPLAYS,
         "if data is not None and epochs[shard] is not None:",
         "if data is not None:",
         ON_REDIS,
@@ -461,10 +465,24 @@ MUTANTS = [
     ),
     Mutant(
         "a replay in a batch overtakes an earlier move of its document, on Redis",
-        REDIS,
+        REPLAYS,
         "                unclear.add(source)\n",
         "",
         HEADS_ON_REDIS,
+    ),
+    Mutant(
+        "known documents are answered before their rows are written",
+        BATCHES,
+        "            known.settle()\n",
+        "",
+        KNOWN_ON_REDIS,
+    ),
+    Mutant(
+        "a line is given back while replies are on their way",
+        LINK,
+        "                if not self._waiting:\n",
+        "                if True:\n",
+        IN_PARTS,
     ),
     Mutant(
         "dry_run claims",

@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from itertools import islice
 from typing import Literal, NamedTuple, Protocol, overload
 
 from ragfence.core.decisions import Replay
 from ragfence.core.receipts import Receipt
+from ragfence.documents.batches import Batches
 from ragfence.documents.chunking import Chunker
 from ragfence.documents.compact import Compacted, Compaction
 from ragfence.documents.corpus import Corpus
@@ -19,12 +19,11 @@ from ragfence.documents.document import Document
 from ragfence.documents.expecting import check as check_expected
 from ragfence.documents.expecting import expecting
 from ragfence.documents.findings import Finding, Verification
-from ragfence.documents.foresight import foreseen
 from ragfence.documents.identity import Identity
 from ragfence.documents.intents import Intents
-from ragfence.documents.moving import Mover, SnippetsFirst, effect_of, error_of, receipt_of, refused, replayed
+from ragfence.documents.moving import Mover, SnippetsFirst, effect_of, error_of, receipt_of
 from ragfence.documents.parquet import ParquetCodec
-from ragfence.documents.preparing import Asked, Caller, Given, Prepared, Preparing, Recipes, in_waves
+from ragfence.documents.preparing import Caller, Given, Prepared, Preparing, Recipes
 from ragfence.documents.progress import Meter, meter
 from ragfence.documents.purge import Purge, PurgeReport
 from ragfence.documents.reading import Reading, StoredDocument, StoredSnippet
@@ -39,12 +38,11 @@ from ragfence.documents.sources import source_of
 from ragfence.documents.states import States, forget
 from ragfence.documents.sync import Parts, Prune, Sync, SyncReport, check_prune
 from ragfence.documents.verify import Verifying
-from ragfence.engine import collecting
 from ragfence.engine.engine import Engine
 from ragfence.engine.epochs import Epochs
 from ragfence.engine.hydration import Hydrator
 from ragfence.engine.segments import Move, Moved, SegmentWriter, batch_tokens
-from ragfence.errors import DocumentInvalid, ObjectsRequired, ValidationError
+from ragfence.errors import ObjectsRequired, ValidationError
 from ragfence.stores.fences import FenceStore
 from ragfence.stores.objects import ObjectStore
 
@@ -128,7 +126,7 @@ class Documents:
         >>> fence.documents.ingest(ragfence.Document("a", "some text")).snippet_ids  # doctest: +SKIP
         """
         prepared = self._preparing.ingest(document, next(batch_tokens()), self._caller(), event_id)
-        return self._foreseen([prepared])[0] if dry_run else self._one(prepared, expect)
+        return self._batches.foreseen([prepared])[0] if dry_run else self._one(prepared, expect)
 
     def retract(
         self,
@@ -141,7 +139,7 @@ class Documents:
     ) -> Receipt:
         """Takes a document away. The same content after it brings it back with its snippet_ids."""
         prepared = self._preparing.retract(doc_id, sequence, next(batch_tokens()), self._caller(), event_id)
-        return self._foreseen([prepared])[0] if dry_run else self._one(prepared, expect)
+        return self._batches.foreseen([prepared])[0] if dry_run else self._one(prepared, expect)
 
     @overload
     def ingest_many(
@@ -190,25 +188,7 @@ class Documents:
 
         The same document twice is ingested twice, in the order given. `wait_s`: for those that others ingest right now.
         """
-        caller, tokens = self._caller(), batch_tokens()
-        outcomes: dict[int, Receipt | Exception] = {}
-        asks: dict[int, Asked] = {}
-        for at, (document, _, event_id) in enumerate(given):
-            try:
-                asks[at] = self._preparing.ask(document, next(tokens), caller, event_id=event_id)
-            except DocumentInvalid as invalid:
-                outcomes[at] = invalid
-        known: dict[int, Receipt] = {}
-        asks = self._unanswered(asks, known)
-        outcomes |= known
-        tokens = batch_tokens()
-        prepared = {at: self._preparing.claimed(asked, next(tokens), caller) for at, asked in asks.items()}
-        for at, each, answer, waited_ms in self._mover.answers(list(in_waves(prepared)), wait_s=wait_s):
-            if isinstance(answer, Replay | Moved):
-                outcomes[at] = receipt_of(each, answer)
-            else:
-                outcomes[at] = error_of(each, answer, given[at].waited_ms + waited_ms)
-        return [outcomes[at] for at in range(len(given))]
+        return self._batches.each(given, wait_s=wait_s)
 
     def sync(
         self,
@@ -341,52 +321,10 @@ class Documents:
         dry_run: bool,
         watched: Callable[[], contextlib.AbstractContextManager[Meter]],
     ) -> Iterator[Receipt]:
-        source = iter(documents)
-        done = 0
         if self._delivery is not None and not dry_run:
             self._delivery.begin()
         with watched() as told:
-            while page := list(islice(source, batch)):
-                with collecting.held_off():
-                    receipts = self._batch(page, done, dry_run)
-                done += len(page)
-                told(done)
-                yield from receipts
-
-    def _batch(self, documents: Sequence[Document], first: int, dry_run: bool) -> list[Receipt]:
-        caller, tokens = self._caller(), batch_tokens()
-        receipts: dict[int, Receipt] = {}
-        asks: dict[int, Asked] = {}
-        ask = self._preparing.ask
-        for at, document in enumerate(documents):
-            try:
-                asks[at] = ask(document, next(tokens), caller, first + at)
-            except DocumentInvalid as invalid:
-                receipts[at] = refused(invalid)
-        if not dry_run:
-            asks = self._unanswered(asks, receipts)
-        tokens = batch_tokens()
-        prepared = {at: self._preparing.claimed(asked, next(tokens), caller) for at, asked in asks.items()}
-        if dry_run:
-            receipts |= zip(prepared, self._foreseen(list(prepared.values())), strict=True)
-        elif prepared:
-            receipts |= self._mover.move(list(in_waves(prepared)))
-        return [receipts[at] for at in range(len(documents))]
-
-    def _unanswered(self, asks: dict[int, Asked], receipts: dict[int, Receipt]) -> dict[int, Asked]:
-        """Answers the documents that are live just as they were sent, which most are; returns the others."""
-        left: dict[int, Asked] = {}
-        known = self._engine.fences.replays([asked[0] for asked in asks.values()])
-        try:  # the receipts are made while the store writes the rows
-            for (at, asked), record in zip(asks.items(), known.records, strict=True):
-                if record is None:
-                    left[at] = asked
-                else:
-                    receipts[at] = replayed(asked[0][0], record)
-            known.settle()
-        finally:
-            known.drop()
-        return left
+            yield from self._batches.streamed(documents, batch, told, dry_run=dry_run)
 
     def _one(self, prepared: Prepared, expected: str | None = None) -> Receipt:
         if expected is not None:
@@ -396,10 +334,6 @@ class Documents:
         if isinstance(answer, Replay | Moved):
             return receipt_of(prepared, answer)
         raise error_of(prepared, answer, self._rules.wait_ms)
-
-    def _foreseen(self, prepared: Sequence[Prepared]) -> list[Receipt]:
-        self._backing.hydrator.ensure_ready()
-        return foreseen(self._engine.fences, prepared)
 
     def _caller(self) -> Caller:
         # Whoever is answered by a Redis that was split off must not be so for ever; a forked child watches for itself.
@@ -471,3 +405,8 @@ class Documents:
     @cached_property
     def _mover(self) -> Mover:
         return Mover(self._writer, wait_ms=self._rules.wait_ms)
+
+    @cached_property
+    def _batches(self) -> Batches:
+        ready = self._backing.hydrator.ensure_ready
+        return Batches(self._engine.fences, self._preparing, self._mover, self._caller, ready)
