@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from hashlib import sha256
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -46,6 +46,15 @@ class Note(NamedTuple):
     sequence: int | None = None
 
 
+def name_alone(doc_id: str) -> Note:
+    """Of a source without states, which may have a million: as a tuple, past the constructor."""
+    return _tuple(Note, (doc_id, *_NO_STATE))
+
+
+_NO_STATE = Note("")[1:]
+_tuple = tuple.__new__
+
+
 class Notes:
     """The documents that a source has brought and nobody has pruned. In Arrow: there may be a million."""
 
@@ -54,6 +63,8 @@ class Notes:
         self.table = table
         ids: list[str] = table.column("doc_id").to_pylist() if table is not None else []
         self._places = {doc_id: at for at, doc_id in enumerate(ids)}
+        self.place: Callable[[str], int | None] = self._places.get
+        """of a document, asked several times for each: nothing is to stand between"""
         self._stated = _has_state(table) if table is not None else b""
 
     def __len__(self) -> int:
@@ -61,9 +72,6 @@ class Notes:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
-
-    def place(self, doc_id: str) -> int | None:
-        return self._places.get(doc_id)
 
     def without_state(self, doc_id: str) -> bool:
         """Whether it is noted, and nothing but its id."""
@@ -91,12 +99,14 @@ class Roll:
 
     def add(self, doc_id: str) -> bool:
         """False: it was named before."""
-        if doc_id in self:
-            return False
         place = self._notes.place(doc_id)
         if place is None:
+            if doc_id in self._others:
+                return False
             self._others.add(doc_id)
         else:
+            if self._noted[place]:
+                return False
             self._noted[place] = True
         return True
 
