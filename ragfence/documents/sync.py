@@ -20,7 +20,7 @@ from unicodedata import normalize
 
 from ragfence.core.decisions import Ask, Claim, Mode, Replay, settle_claim
 from ragfence.core.receipts import Decision, Receipt
-from ragfence.core.records import HEADER_BYTES, Head
+from ragfence.core.records import Head
 from ragfence.core.rows import NO_FENCE
 from ragfence.documents.document import Document
 from ragfence.documents.foresight import foreseen
@@ -31,10 +31,10 @@ from ragfence.documents.progress import Meter
 from ragfence.documents.reading import Reading
 from ragfence.documents.segments import ids_in
 from ragfence.documents.sources import Item, Source
-from ragfence.documents.states import Changes, Note, Roll, States, name_alone
-from ragfence.documents.sync_report import TOLD, SyncFailure, SyncReport, Tally, failure_of
+from ragfence.documents.states import Changes, Note, Roll, States
+from ragfence.documents.sync_report import TOLD, SyncFailure, SyncReport, Tally, failure_of, snippets_in
 from ragfence.engine import collecting
-from ragfence.engine.segments import batch_tokens
+from ragfence.engine.segments import Moved, batch_tokens
 from ragfence.errors import DocumentInvalid, PruneTooLarge, RagfenceError, ValidationError
 from ragfence.stores.fences import FenceStore, Lookup
 
@@ -163,8 +163,7 @@ class Sync:
             if characters > MOST_CHARACTERS:
                 self._ingest(waiting)
                 waiting, characters = [], 0
-        if waiting:
-            self._ingest(waiting)
+        self._ingest(waiting)
 
     def _unread(self, notes: Sequence[Note]) -> set[str]:
         """Which of these documents are live just as they were noted. They are answered, without having been read."""
@@ -184,7 +183,7 @@ class Sync:
             return []
         fences = self._parts.fences
         if not self._dry_run:
-            return [None if record is None else _snippets_in(record) for record in fences.replays(asks)]
+            return [None if record is None else snippets_in(record) for record in fences.replays(asks)]
         # The same question, without the decision rows.
         held = fences.read([Lookup(ask.key, Mode.DOCUMENT, ask.source) for ask in asks])
         now_ms = fences.now_ms()
@@ -270,20 +269,27 @@ class Sync:
         prepared = {at: claimed(asked, next(tokens), caller) for at, asked in asks.items()}
         known = [waiting[at].doc_id for at in brought if at in asks]
         before = dict(zip(known, self._heads(known), strict=True))
-        for at, receipt in self._moved(prepared):
-            if receipt.failure is None:
-                self._tally.answered(receipt, len(asks[at][1].text), before.get(waiting[at].doc_id))
-                self._note(waiting[at], asks[at])
+        for at, answer in self._answers(prepared):
+            read, asked = waiting[at], asks[at]
+            if isinstance(answer, Moved):
+                self._tally.moved(answer, len(asked[1].text), before.get(read.doc_id))
+            elif answer.failure is None:
+                self._tally.answered(answer, len(asked[1].text), before.get(read.doc_id))
+            else:
+                self._refused(read.doc_id, answer)
                 continue
-            if receipt.decision is not Decision.NEW:
-                self._tally.decisions[receipt.decision.value] += 1
-            if receipt.decision is not Decision.STALE:
-                self._tally.refused(failure_of(waiting[at].doc_id, receipt))
+            self._note(read, asked)
+
+    def _refused(self, doc_id: str, receipt: Receipt) -> None:
+        if receipt.decision is not Decision.NEW:
+            self._tally.decisions[receipt.decision.value] += 1
+        if receipt.decision is not Decision.STALE:
+            self._tally.refused(failure_of(doc_id, receipt))
 
     def _note(self, read: _Read, asked: Asked) -> None:
         if not read.state:
             if not self._notes.without_state(read.doc_id):
-                self._changes.add(name_alone(read.doc_id))
+                self._changes.add_name(read.doc_id)
             return
         ask, doc, content, _ = asked
         note = Note(
@@ -299,13 +305,13 @@ class Sync:
         if note != read.note:
             self._changes.add(note)
 
-    def _moved(self, prepared: dict[int, Prepared]) -> Iterator[tuple[int, Receipt]]:
-        """One by one: nobody needs the receipts of all."""
+    def _answers(self, prepared: dict[int, Prepared]) -> Iterator[tuple[int, Receipt | Moved]]:
+        """One by one, and without a receipt where a head was moved: nobody asks for those of all that is new."""
         if self._dry_run:
             yield from zip(prepared, foreseen(self._parts.fences, list(prepared.values())), strict=True)
             return
         for at, each, answer, waited_ms in self._parts.mover.answers(list(in_waves(prepared))):
-            yield at, receipt_of(each, answer, waited_ms)
+            yield at, answer if isinstance(answer, Moved) else receipt_of(each, answer, waited_ms)
 
     def _heads(self, doc_ids: Sequence[str]) -> list[Head | None]:
         places = [self._parts.identity.place(doc_id.encode()) for doc_id in doc_ids]
@@ -363,7 +369,8 @@ class Sync:
             tokens, caller = batch_tokens(), self._parts.caller(PRUNE)
             retract = self._parts.preparing.retract
             prepared = {at: retract(doc_id, None, next(tokens), caller) for at, doc_id in enumerate(page)}
-            for at, receipt in self._moved(prepared):
+            for at, answer in self._answers(prepared):
+                receipt = receipt_of(prepared[at], answer) if isinstance(answer, Moved) else answer
                 if receipt.failure is not None:
                     self._tally.refused(failure_of(page[at], receipt))
                     continue
@@ -382,11 +389,6 @@ def check_prune(prune: object, share: object) -> None:
         return
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
         raise ValidationError(f"max_prune_share is a share from 0 to 1, not {share!r}", hint="1.0 lets all go")
-
-
-def _snippets_in(record: bytes) -> int:
-    """How many snippets the encoded record of a live document names."""
-    return len(ids_in(record[HEADER_BYTES + 1 + record[HEADER_BYTES] :])) // SNIPPET_BYTES
 
 
 def _paged(items: Iterable[Each], size: int) -> Iterator[list[Each]]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ragfence import errors
-from ragfence.core.receipts import DUPLICATE, NEW, Decision, Receipt
-from ragfence.core.records import Head
-from ragfence.documents.identity import snippet_texts
-from ragfence.documents.segments import stored_in
+from ragfence.core.receipts import DUPLICATE, Decision, Receipt
+from ragfence.core.records import HEADER_BYTES, Head
+from ragfence.core.rows import METADATA_UPDATED, REVIVED
+from ragfence.documents.identity import SNIPPET_BYTES, snippet_texts
+from ragfence.documents.segments import ids_in, stored_in
+from ragfence.engine.segments import Moved
 from ragfence.errors import RagfenceError
 
 TOLD = 1000
@@ -90,21 +93,30 @@ class Tally:
         self.snippets_saved += snippets
         self.characters_saved += characters
 
-    def answered(self, receipt: Receipt, characters: int, before: Head | None = None) -> None:
-        """`before`: the head that it replaced, if it is known: what both have need not be embedded again."""
-        flags, snippets = receipt.flags, len(receipt.snippet_ids)
+    def moved(self, answer: Moved, characters: int, before: Head | None) -> None:
+        """Its head was moved. `before`: the one it replaced, if it is known: what both have need not be embedded."""
+        ids = ids_in(answer.record.result)
+        if answer.again:
+            self.revived += bool(answer.flags & REVIVED)
+            self.metadata_updated += bool(answer.flags & METADATA_UPDATED)
+            self.live(len(ids) // SNIPPET_BYTES, characters)
+        else:
+            self._new(len(ids) // SNIPPET_BYTES, _in_both(before, snippet_texts(ids)) if before else 0)
+
+    def answered(self, receipt: Receipt, characters: int, before: Head | None) -> None:
+        """It is a duplicate, or would be moved."""
+        flags, ids = receipt.flags, receipt.snippet_ids
         self.revived += flags.revived
         self.metadata_updated += flags.metadata_updated
         if receipt.decision is DUPLICATE:
-            self.live(snippets, characters)
-            return
-        self.decisions[_NEW if receipt.decision is NEW else receipt.decision.value] += 1
-        self.snippets_made += snippets
-        if before and before.live and before.record:
-            known = snippet_texts(stored_in(before.record).ids)
-            kept = len(frozenset(known).intersection(receipt.snippet_ids))
-            self.snippets_saved += kept
-            self.snippets_made -= kept
+            self.live(len(ids), characters)
+        else:
+            self._new(len(ids), _in_both(before, ids) if before else 0)
+
+    def _new(self, snippets: int, kept: int) -> None:
+        self.decisions[_NEW] += 1
+        self.snippets_made += snippets - kept
+        self.snippets_saved += kept
 
     def refused(self, failure: SyncFailure) -> None:
         self.failed += 1
@@ -144,9 +156,21 @@ class Tally:
         )
 
 
+def _in_both(before: Head, snippet_ids: Sequence[str]) -> int:
+    """How many of these a head that is live has."""
+    if not before.live or before.record is None:
+        return 0
+    return len(frozenset(snippet_texts(stored_in(before.record).ids)).intersection(snippet_ids))
+
+
 def failure_of(doc_id: str, receipt: Receipt) -> SyncFailure:
     """What is told of a document whose receipt is a failure."""
     failure = receipt.failure or {}
     kind = getattr(errors, failure["type"], None)
     hint = kind.default_hint if isinstance(kind, type) and issubclass(kind, RagfenceError) else ""
     return SyncFailure(doc_id, failure["code"], failure["message"], hint)
+
+
+def snippets_in(record: bytes) -> int:
+    """How many snippets the encoded record of a live document names."""
+    return len(ids_in(record[HEADER_BYTES + 1 + record[HEADER_BYTES] :])) // SNIPPET_BYTES
