@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 SEED   ?= 1
 WORKERS ?= 3
 
-.PHONY: demo ui test slow lint format chaos drills mutants bench notebooks clean
+.PHONY: demo ui test slow lint format chaos drills mutants bench notebooks screenshots clean
 .DEFAULT_GOAL := test
 
 $(BIN)/uv:
@@ -67,6 +67,9 @@ bench: $(READY) $(PEERS)/powertools/.ready $(PEERS)/documents/.ready $(PEERS)/ap
 
 notebooks: $(READY)  ## run anew, on a sample made anew, and stored with what they show
 	$(BIN)/python -m tests.notebooks.executing
+
+screenshots: $(READY)  ## the pictures of Dagster's UI in docs/images, taken anew; needs Chromium
+	RAGFENCE_SCREENSHOTS=docs/images $(BIN)/python -m pytest tests/pipelines/test_ui.py
 
 clean:
 	rm -rf $(VENV) .venv-bench .ragfence out .mypy_cache .ruff_cache .hypothesis build dist

@@ -42,7 +42,7 @@ PARQUET = "ragfence/documents/parquet.py"
 FORESIGHT = "ragfence/documents/foresight.py"
 IDENTITY = "ragfence/documents/identity.py"
 CONTENT_HASH = "ragfence/documents/settings.py"
-CORPUS = "ragfence/documents/corpus.py"
+RECORDS = "ragfence/core/records.py"
 LUA = "ragfence/stores/lua"
 
 CONTRACT = ("tests/contract/test_fences.py", "-k", "TestMemory")
@@ -515,10 +515,17 @@ MUTANTS = [
     ),
     Mutant(
         "the description is no part of the corpus digest",
-        CORPUS,
-        "heads[shard].add(source + head.digest + head.metadata_hash)",
-        "heads[shard].add(source + head.digest)",
+        SETTLING,
+        "yield each, source + head.digest + head.metadata_hash",
+        "yield each, source + head.digest",
         HEADS,
+    ),
+    Mutant(
+        "Redis: the description is no part of the corpus digest",
+        RECORDS,
+        "return data[10:42] + data[50:66]",
+        "return data[10:42]",
+        ON_REDIS,
     ),
 ]
 

@@ -18,7 +18,7 @@ from ragfence.errors import RagfenceError, ValidationError
 
 if TYPE_CHECKING:
     from ragfence.documents.sources import Source
-    from ragfence.documents.sync import SyncReport
+    from ragfence.documents.sync_report import SyncReport
     from ragfence.fence import Fence
 
 SHOWN = 20

@@ -52,11 +52,14 @@ _SOURCE = struct.Struct(">BBQ")
 _HEAD = struct.Struct(">32sq16sI")
 _LEASE = struct.Struct(">32sI")
 _STAMP = struct.Struct(">Q")
+_RECORD_AT = _SOURCE.size + _HEAD.size
+_NO_RECORD, _THIS_VERSION = bytes(4), bytes((VERSION,))
 _SEALED_HEAD = struct.Struct(f">B{_HEAD.format[1:]}{_HEADER.format[1:]}")
 
 _HAS_HEAD, _HAS_LEASE, _HEAD_LIVE, _HEAD_SEQUENCE, _UNSETTLED = 1, 2, 4, 8, 16
+_LIVE_HEAD = _HAS_HEAD | _HEAD_LIVE
 _SIGNED = struct.Struct(">q")
-_FREE_HEADS = frozenset(bytes((VERSION, _HAS_HEAD | _HEAD_LIVE | more)) for more in (0, _HEAD_SEQUENCE))
+_FREE_HEADS = frozenset(bytes((VERSION, _LIVE_HEAD | more)) for more in (0, _HEAD_SEQUENCE))
 """How the record of a source starts that has a live head and no lease."""
 
 
@@ -257,6 +260,23 @@ def head_of_source(data: bytes, stamp: bytes | None) -> Head | None:
         return _head_in(data, data[1])[0]
     except (struct.error, IndexError, ValueError) as broken:
         raise FormatCorrupt(f"{len(data)} bytes in the fence store are no source record: {broken}") from broken
+
+
+def mark_of_source(data: bytes, stamp: bytes | None) -> bytes | None:
+    """The digest of the live head's key and its metadata hash, which tell it from any other head; None: there is none.
+
+    Cut out, not decoded: a corpus digest takes one for every document. `stamp`: as for `free_head`.
+    """
+    if data[0] != VERSION:
+        _refuse_newer(data[0], "source")
+    if data[1] & _LIVE_HEAD != _LIVE_HEAD or (stamp is not None and data[2:10] != stamp):
+        return None
+    if len(data) < _RECORD_AT:
+        raise FormatCorrupt(f"{len(data)} bytes in the fence store are no source record: cut off")
+    version = data[_RECORD_AT : _RECORD_AT + 1]
+    if version != _THIS_VERSION and data[66:_RECORD_AT] != _NO_RECORD:
+        _refuse_newer(_number(version), "record")
+    return data[10:42] + data[50:66]
 
 
 def _head_in(data: bytes, flags: int) -> tuple[Head, int]:

@@ -3,16 +3,11 @@
 Coordination is in the fence, never in the executor: runs may be retried, backfilled, killed and doubled.
 """
 
-from ragfence.dagster.assets import (
-    ON_NEW_VERSION,
-    SHARD_PARTITIONS,
-    build_alias_asset,
-    build_index_asset,
-    build_ingest_asset,
-)
+from ragfence.dagster.assets import ON_NEW_VERSION, build_alias_asset, build_index_asset
 from ragfence.dagster.checks import corpus_matches_index, golden_queries, no_duplicate_effects
 from ragfence.dagster.component import RagIndexComponent
 from ragfence.dagster.fenced import fenced_asset
+from ragfence.dagster.ingest import SHARD_PARTITIONS, build_ingest_asset
 from ragfence.dagster.resource import CORRELATION_TAG, FenceResource
 from ragfence.dagster.sensors import build_source_sensor
 from ragfence.dagster.upkeep import JOBS, build_jobs, build_schedules, drain_job, gc_job, purge_expired_job, verify_job

@@ -12,8 +12,9 @@ from typing import Any, Literal
 import dagster as dg
 from pydantic import Field
 
-from ragfence.dagster.assets import build_alias_asset, build_index_asset, build_ingest_asset
+from ragfence.dagster.assets import build_alias_asset, build_index_asset
 from ragfence.dagster.checks import corpus_matches_index, golden_queries, no_duplicate_effects
+from ragfence.dagster.ingest import build_ingest_asset
 from ragfence.dagster.resource import FENCE, FenceResource
 from ragfence.dagster.sensors import build_source_sensor
 from ragfence.dagster.upkeep import JOBS, build_jobs, build_schedules

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 from ragfence.core.hashing import SHARDS, digest
 from ragfence.core.records import Head
@@ -97,20 +98,17 @@ class Corpus:
         changed = [shard for shard in range(SHARDS) if not made[shard]]
         # A set: a scan may show a head twice. The digest of the head's key covers doc_id, content_hash and recipe.
         heads: dict[int, set[bytes]] = {shard: set() for shard in changed}
-        for shard, source, head in self._heads(changed):
-            if head.live and shard in heads:
-                heads[shard].add(source + head.digest + head.metadata_hash)
+        for shard, mark in self._marks(changed):
+            if shard in heads:
+                heads[shard].add(mark)
         for shard in changed:
             made[shard] = _shard_digest(heads[shard])
         return made
 
-    def _heads(self, shards: list[int]) -> Iterator[tuple[int, bytes, Head]]:
+    def _marks(self, shards: list[int]) -> Iterator[tuple[int, bytes]]:
         if len(shards) > FEW:
-            yield from self._fences.all_heads()
-            return
-        for shard in shards:
-            for source, head in self._fences.heads(shard):
-                yield shard, source, head
+            return self._fences.marks()
+        return chain.from_iterable(self._fences.marks(shard) for shard in shards)
 
 
 def digest_of_shards(made: Sequence[bytes]) -> str:

@@ -36,7 +36,8 @@ from ragfence.documents.settings import settle_content_hash
 from ragfence.documents.sinks import Settled, Sink, checked_sink
 from ragfence.documents.sources import source_of
 from ragfence.documents.states import States, forget
-from ragfence.documents.sync import Parts, Prune, Sync, SyncReport, check_prune
+from ragfence.documents.sync import Parts, Prune, Sync, check_prune
+from ragfence.documents.sync_report import SyncReport
 from ragfence.documents.verify import Verifying
 from ragfence.engine.engine import Engine
 from ragfence.engine.epochs import Epochs

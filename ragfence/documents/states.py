@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from hashlib import sha256
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -54,6 +54,8 @@ class Notes:
         self.table = table
         ids: list[str] = table.column("doc_id").to_pylist() if table is not None else []
         self._places = {doc_id: at for at, doc_id in enumerate(ids)}
+        self.place: Callable[[str], int | None] = self._places.get
+        """of a document, asked several times for each: nothing is to stand between"""
         self._stated = _has_state(table) if table is not None else b""
 
     def __len__(self) -> int:
@@ -61,9 +63,6 @@ class Notes:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
-
-    def place(self, doc_id: str) -> int | None:
-        return self._places.get(doc_id)
 
     def without_state(self, doc_id: str) -> bool:
         """Whether it is noted, and nothing but its id."""
@@ -91,12 +90,14 @@ class Roll:
 
     def add(self, doc_id: str) -> bool:
         """False: it was named before."""
-        if doc_id in self:
-            return False
         place = self._notes.place(doc_id)
         if place is None:
+            if doc_id in self._others:
+                return False
             self._others.add(doc_id)
         else:
+            if self._noted[place]:
+                return False
             self._noted[place] = True
         return True
 
@@ -115,27 +116,44 @@ class Changes:
     def __init__(self) -> None:
         self.gone: set[str] = set()
         self._fresh: list[Note] = []
+        self._names: list[str] = []
+        """as `_fresh`, of documents without a state; one of the two is empty, so that the order is kept"""
         self._tables: list[Any] = []
 
     def __bool__(self) -> bool:
-        return bool(self._fresh or self._tables or self.gone)
+        return bool(self._fresh or self._names or self._tables or self.gone)
 
     def add(self, note: Note) -> None:
+        if self._names:
+            self._pack()
         self._fresh.append(note)
         if len(self._fresh) >= _CHUNK:
-            self._tables.append(_table(self._fresh))
-            self._fresh = []
+            self._pack()
+
+    def add_name(self, doc_id: str) -> None:
+        """Of a document without a state: its id is all that is noted."""
+        if self._fresh:
+            self._pack()
+        self._names.append(doc_id)
+        if len(self._names) >= _CHUNK:
+            self._pack()
+
+    def _pack(self) -> None:
+        self._tables.append(_table(self._fresh) if self._fresh else _table_of_names(self._names))
+        self._fresh, self._names = [], []
 
     def applied_to(self, table: Any) -> Any:
         """The table, with what changed."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
+        self._pack()
         known = [] if table is None else [table]
-        every = pa.concat_tables([*known, *self._tables, _table(self._fresh)])
-        numbered = pa.table({"doc_id": every.column("doc_id"), "at": pa.array(range(every.num_rows), pa.int64())})
-        last = numbered.group_by("doc_id").aggregate([("at", "max")]).column("at_max")
-        kept = every.take(last.take(pc.sort_indices(last)))
+        kept = pa.concat_tables([*known, *self._tables])
+        if pc.count_distinct(kept.column("doc_id")).as_py() < kept.num_rows:  # else, as in a first sync, all are new
+            numbered = pa.table({"doc_id": kept.column("doc_id"), "at": pa.array(range(kept.num_rows), pa.int64())})
+            last = numbered.group_by("doc_id").aggregate([("at", "max")]).column("at_max")
+            kept = kept.take(last.take(pc.sort_indices(last)))
         if self.gone:
             kept = kept.filter(pc.invert(pc.is_in(kept.column("doc_id"), pa.array(sorted(self.gone), pa.string()))))
         return kept
@@ -270,8 +288,21 @@ def _has_state(table: Any) -> bytes:
 def _table(notes: Sequence[Note]) -> Any:
     import pyarrow as pa
 
+    columns = zip(*notes, strict=True)
+    return pa.table({name: pa.array(next(columns), kind) for name, kind in _kinds().items()})
+
+
+def _table_of_names(doc_ids: Sequence[str]) -> Any:
+    """Notes of an id and nothing else."""
+    import pyarrow as pa
+
+    rest = zip(Note("")[1:], list(_kinds().items())[1:], strict=True)
+    columns = {name: pa.repeat(pa.scalar(value, kind), len(doc_ids)) for value, (name, kind) in rest}
+    return pa.table({"doc_id": pa.array(doc_ids, pa.string()), **columns})
+
+
+def _kinds() -> dict[str, Any]:
+    import pyarrow as pa
+
     kinds = (pa.string(), pa.string(), pa.string(), pa.int64(), pa.int64(), pa.binary(16), pa.string(), pa.int64())
-    columns = list(zip(*notes, strict=True)) or [()] * len(kinds)
-    return pa.table(
-        {name: pa.array(values, kind) for name, values, kind in zip(Note._fields, columns, kinds, strict=True)}
-    )
+    return dict(zip(Note._fields, kinds, strict=True))

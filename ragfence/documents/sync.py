@@ -12,30 +12,29 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import islice, repeat
+from operator import itemgetter
 from typing import Literal, NamedTuple, TypeVar
 from unicodedata import normalize
 
-from ragfence import errors
 from ragfence.core.decisions import Ask, Claim, Mode, Replay, settle_claim
 from ragfence.core.receipts import Decision, Receipt
-from ragfence.core.records import HEADER_BYTES, Head
+from ragfence.core.records import Head
 from ragfence.core.rows import NO_FENCE
 from ragfence.documents.document import Document
 from ragfence.documents.foresight import foreseen
-from ragfence.documents.identity import SNIPPET_BYTES, Content, Identity, snippet_texts
+from ragfence.documents.identity import SNIPPET_BYTES, Content, Identity
 from ragfence.documents.moving import Mover, receipt_of
 from ragfence.documents.preparing import Asked, Caller, Prepared, Preparing, Recipes, in_waves
 from ragfence.documents.progress import Meter
 from ragfence.documents.reading import Reading
-from ragfence.documents.segments import ids_in, stored_in
+from ragfence.documents.segments import ids_in
 from ragfence.documents.sources import Item, Source
 from ragfence.documents.states import Changes, Note, Roll, States
+from ragfence.documents.sync_report import TOLD, SyncFailure, SyncReport, Tally, failure_of, snippets_in
 from ragfence.engine import collecting
-from ragfence.engine.segments import batch_tokens
+from ragfence.engine.segments import Moved, batch_tokens
 from ragfence.errors import DocumentInvalid, PruneTooLarge, RagfenceError, ValidationError
 from ragfence.stores.fences import FenceStore, Lookup
 
@@ -45,61 +44,12 @@ PAGE = 1000
 """as many items are looked at together, and at most as many documents go into one segment: as in `ingest_many`"""
 MOST_CHARACTERS = 32 * 2**20
 """of documents that are read and wait to be ingested together"""
-TOLD = 1000
-"""as many failures, retractions and repetitions are named in a report; all are counted"""
 
 UNCHANGED, SYNC, PRUNE = "unchanged", "sync", "prune"
 """the route in the decision rows: not even read, read, retracted because the source has it no longer"""
 
-_DUPLICATE = Decision.DUPLICATE.value
 Each = TypeVar("Each")
-
-
-@dataclass(frozen=True, slots=True)
-class SyncFailure:
-    """A document that was not ingested, or not retracted."""
-
-    doc_id: str
-    code: str
-    message: str
-    hint: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class SyncReport:
-    """What a sync did, or would have done."""
-
-    source: str
-    dry_run: bool
-    listed: int
-    """how many documents the source named"""
-    decisions: dict[str, int]
-    """new, duplicate, conflict, stale, in_flight: how many; a document that failed otherwise is in none of them"""
-    unread: int
-    """of the duplicates: those that were not even read"""
-    revived: int
-    metadata_updated: int
-    failed: int
-    failures: tuple[SyncFailure, ...]
-    """the first ones; a stale document is none of them, since there is nothing to mend"""
-    pruned: int
-    pruned_ids: tuple[str, ...]
-    """the first ones"""
-    not_pruned: str
-    """why nothing was pruned, though it was asked for"""
-    repeated: int
-    """items whose doc_id the source had named before: of several documents with one id the last one lasts"""
-    repeated_ids: tuple[str, ...]
-    snippets_made: int
-    snippets_saved: int
-    """snippets that need not be embedded again"""
-    characters_saved: int
-    """of the documents that are duplicates"""
-    seconds: float
-
-    @property
-    def ok(self) -> bool:
-        return not self.failed and not self.not_pruned
+_state_of = itemgetter(Item._fields.index("state"))
 
 
 class Parts(NamedTuple):
@@ -117,84 +67,6 @@ class Parts(NamedTuple):
 
     def caller(self, route: str) -> Caller:
         return Caller(self.owner, self.run_id, self.correlation_id, route)
-
-
-@dataclass(slots=True)
-class _Tally:
-    listed: int = 0
-    decisions: Counter[str] = field(default_factory=Counter)
-    unread: int = 0
-    revived: int = 0
-    metadata_updated: int = 0
-    failed: int = 0
-    failures: list[SyncFailure] = field(default_factory=list)
-    pruned: int = 0
-    pruned_ids: list[str] = field(default_factory=list)
-    not_pruned: str = ""
-    repeated: int = 0
-    repeated_ids: list[str] = field(default_factory=list)
-    snippets_made: int = 0
-    snippets_saved: int = 0
-    characters_saved: int = 0
-
-    def live(self, snippets: int, characters: int) -> None:
-        """It is as it was: nothing was done."""
-        self.decisions[_DUPLICATE] += 1
-        self.snippets_saved += snippets
-        self.characters_saved += characters
-
-    def answered(self, receipt: Receipt, characters: int, before: Head | None = None) -> None:
-        """`before`: the head that it replaced, if it is known: what both have need not be embedded again."""
-        self.decisions[receipt.decision.value] += 1
-        self.revived += receipt.flags.revived
-        self.metadata_updated += receipt.flags.metadata_updated
-        if receipt.decision is Decision.DUPLICATE:
-            self.snippets_saved += len(receipt.snippet_ids)
-            self.characters_saved += characters
-        else:
-            self.snippets_made += len(receipt.snippet_ids)
-            if before and before.live and before.record:
-                known = snippet_texts(stored_in(before.record).ids)
-                kept = len(frozenset(known).intersection(receipt.snippet_ids))
-                self.snippets_saved += kept
-                self.snippets_made -= kept
-
-    def refused(self, failure: SyncFailure) -> None:
-        self.failed += 1
-        if len(self.failures) < TOLD:
-            self.failures.append(failure)
-
-    def repeat(self, doc_id: str) -> None:
-        self.repeated += 1
-        if len(self.repeated_ids) < TOLD and doc_id not in self.repeated_ids:
-            self.repeated_ids.append(doc_id)
-
-    def retracted(self, doc_id: str) -> None:
-        self.pruned += 1
-        if len(self.pruned_ids) < TOLD:
-            self.pruned_ids.append(doc_id)
-
-    def report(self, source: str, dry_run: bool, seconds: float) -> SyncReport:
-        return SyncReport(
-            source=source,
-            dry_run=dry_run,
-            listed=self.listed,
-            decisions={decision.value: self.decisions[decision.value] for decision in Decision},
-            unread=self.unread,
-            revived=self.revived,
-            metadata_updated=self.metadata_updated,
-            failed=self.failed,
-            failures=tuple(self.failures),
-            pruned=self.pruned,
-            pruned_ids=tuple(self.pruned_ids),
-            not_pruned=self.not_pruned,
-            repeated=self.repeated,
-            repeated_ids=tuple(self.repeated_ids),
-            snippets_made=self.snippets_made,
-            snippets_saved=self.snippets_saved,
-            characters_saved=self.characters_saved,
-            seconds=seconds,
-        )
 
 
 class _Read(NamedTuple):
@@ -222,7 +94,7 @@ class Sync:
         self._notes = states.newest()
         self._roll = Roll(self._notes)
         self._changes = Changes()
-        self._tally = _Tally()
+        self._tally = Tally()
         self._unidentified = 0
 
     def run(self, told: Meter) -> SyncReport:
@@ -261,18 +133,22 @@ class Sync:
 
     def _page(self, items: Sequence[Item]) -> None:
         ids = [normalize("NFC", item.doc_id) for item in items]
-        again = [not self._roll.add(doc_id) for doc_id in ids]
-        notes = self._notes.of(ids) if any(item.state for item in items) else [None] * len(ids)
-        # An item that repeats a doc_id is read in any case: it has to follow what came before it.
-        same = [
-            note if note and item.state and note.state == item.state and not repeated else None
-            for item, note, repeated in zip(items, notes, again, strict=True)
-        ]
-        unread = self._unread([note for note in same if note])
+        add = self._roll.add
+        again = [not add(doc_id) for doc_id in ids]
+        self._tally.listed += len(items)
+        notes: Iterable[Note | None] = repeat(None, len(ids))
+        unread: Collection[str] = ()
+        if any(map(_state_of, items)):  # where there are no states, as of documents in memory, all have to be read
+            notes = self._notes.of(ids)
+            # An item that repeats a doc_id is read in any case: it has to follow what came before it.
+            same = [
+                note if note and item.state and note.state == item.state and not repeated else None
+                for item, note, repeated in zip(items, notes, again, strict=True)
+            ]
+            unread = self._unread([note for note in same if note])
         waiting: list[_Read] = []
         characters = 0
         for item, doc_id, note, repeated in zip(items, ids, notes, again, strict=True):
-            self._tally.listed += 1
             if repeated:
                 self._tally.repeat(doc_id)
             elif doc_id in unread:
@@ -287,8 +163,7 @@ class Sync:
             if characters > MOST_CHARACTERS:
                 self._ingest(waiting)
                 waiting, characters = [], 0
-        if waiting:
-            self._ingest(waiting)
+        self._ingest(waiting)
 
     def _unread(self, notes: Sequence[Note]) -> set[str]:
         """Which of these documents are live just as they were noted. They are answered, without having been read."""
@@ -308,7 +183,7 @@ class Sync:
             return []
         fences = self._parts.fences
         if not self._dry_run:
-            return [None if record is None else _snippets_in(record) for record in fences.replays(asks).settled()]
+            return [None if record is None else snippets_in(record) for record in fences.replays(asks).settled()]
         # The same question, without the decision rows.
         held = fences.read([Lookup(ask.key, Mode.DOCUMENT, ask.source) for ask in asks])
         now_ms = fences.now_ms()
@@ -368,44 +243,53 @@ class Sync:
         tokens, caller = batch_tokens(), self._parts.caller(SYNC)
         asks: dict[int, Asked] = {}
         ask = self._parts.preparing.ask
-        for at, read in enumerate(waiting):
+        for at, (doc_id, _, document, _) in enumerate(waiting):
             try:
-                asked = ask(read.document, next(tokens), caller)
-                if asked[1].doc_id != read.doc_id:
+                asked = ask(document, next(tokens), caller)
+                if asked[1].doc_id != doc_id:
                     raise DocumentInvalid(
-                        f"{self._source.name} lists {read.doc_id} and gives the document {asked[1].doc_id}",
+                        f"{self._source.name} lists {doc_id} and gives the document {asked[1].doc_id}",
                         hint="the doc_id of an item must be that of its document",
                     )
                 asks[at] = asked
             except DocumentInvalid as invalid:
-                self._invalid(read.doc_id, invalid)
+                self._invalid(doc_id, invalid)
         # What this source has brought before is most likely live as it is; what it has not can as well be claimed.
-        brought = [at for at in asks if self._notes.place(waiting[at].doc_id) is not None]
+        brought = [at for at in asks if self._notes.place(waiting[at].doc_id) is not None] if self._notes else []
         if not self._dry_run:
             for at, snippets in zip(brought, self._live([asks[at][0] for at in brought]), strict=True):
                 if snippets is not None:
                     asked = asks.pop(at)
                     self._tally.live(snippets, len(asked[1].text))
                     self._note(waiting[at], asked)
+        if not asks:
+            return
         tokens = batch_tokens()
         claimed = self._parts.preparing.claimed
         prepared = {at: claimed(asked, next(tokens), caller) for at, asked in asks.items()}
         known = [waiting[at].doc_id for at in brought if at in asks]
         before = dict(zip(known, self._heads(known), strict=True))
-        for at, receipt in self._moved(prepared):
-            if receipt.failure is None:
-                self._tally.answered(receipt, len(asks[at][1].text), before.get(waiting[at].doc_id))
-                self._note(waiting[at], asks[at])
+        for at, answer in self._answers(prepared):
+            read, asked = waiting[at], asks[at]
+            if isinstance(answer, Moved):
+                self._tally.moved(answer, len(asked[1].text), before.get(read.doc_id))
+            elif answer.failure is None:
+                self._tally.answered(answer, len(asked[1].text), before.get(read.doc_id))
+            else:
+                self._refused(read.doc_id, answer)
                 continue
-            if receipt.decision is not Decision.NEW:
-                self._tally.decisions[receipt.decision.value] += 1
-            if receipt.decision is not Decision.STALE:
-                self._tally.refused(_failure(waiting[at].doc_id, receipt))
+            self._note(read, asked)
+
+    def _refused(self, doc_id: str, receipt: Receipt) -> None:
+        if receipt.decision is not Decision.NEW:
+            self._tally.decisions[receipt.decision.value] += 1
+        if receipt.decision is not Decision.STALE:
+            self._tally.refused(failure_of(doc_id, receipt))
 
     def _note(self, read: _Read, asked: Asked) -> None:
         if not read.state:
             if not self._notes.without_state(read.doc_id):
-                self._changes.add(Note(read.doc_id))
+                self._changes.add_name(read.doc_id)
             return
         ask, doc, content, _ = asked
         note = Note(
@@ -421,13 +305,13 @@ class Sync:
         if note != read.note:
             self._changes.add(note)
 
-    def _moved(self, prepared: dict[int, Prepared]) -> Iterator[tuple[int, Receipt]]:
-        """One by one: nobody needs the receipts of all."""
+    def _answers(self, prepared: dict[int, Prepared]) -> Iterator[tuple[int, Receipt | Moved]]:
+        """One by one, and without a receipt where a head was moved: nobody asks for those of all that is new."""
         if self._dry_run:
             yield from zip(prepared, foreseen(self._parts.fences, list(prepared.values())), strict=True)
             return
         for at, each, answer, waited_ms in self._parts.mover.answers(list(in_waves(prepared))):
-            yield at, receipt_of(each, answer, waited_ms)
+            yield at, answer if isinstance(answer, Moved) else receipt_of(each, answer, waited_ms)
 
     def _heads(self, doc_ids: Sequence[str]) -> list[Head | None]:
         places = [self._parts.identity.place(doc_id.encode()) for doc_id in doc_ids]
@@ -485,9 +369,10 @@ class Sync:
             tokens, caller = batch_tokens(), self._parts.caller(PRUNE)
             retract = self._parts.preparing.retract
             prepared = {at: retract(doc_id, None, next(tokens), caller) for at, doc_id in enumerate(page)}
-            for at, receipt in self._moved(prepared):
+            for at, answer in self._answers(prepared):
+                receipt = receipt_of(prepared[at], answer) if isinstance(answer, Moved) else answer
                 if receipt.failure is not None:
-                    self._tally.refused(_failure(page[at], receipt))
+                    self._tally.refused(failure_of(page[at], receipt))
                     continue
                 self._changes.gone.add(page[at])
                 if receipt.is_new:  # else somebody was faster
@@ -504,18 +389,6 @@ def check_prune(prune: object, share: object) -> None:
         return
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
         raise ValidationError(f"max_prune_share is a share from 0 to 1, not {share!r}", hint="1.0 lets all go")
-
-
-def _snippets_in(record: bytes) -> int:
-    """How many snippets the encoded record of a live document names."""
-    return len(ids_in(record[HEADER_BYTES + 1 + record[HEADER_BYTES] :])) // SNIPPET_BYTES
-
-
-def _failure(doc_id: str, receipt: Receipt) -> SyncFailure:
-    failure = receipt.failure or {}
-    kind = getattr(errors, failure["type"], None)
-    hint = kind.default_hint if isinstance(kind, type) and issubclass(kind, RagfenceError) else ""
-    return SyncFailure(doc_id, failure["code"], failure["message"], hint)
 
 
 def _paged(items: Iterable[Each], size: int) -> Iterator[list[Each]]:

@@ -157,6 +157,13 @@ class FenceStore(Protocol):
         """(shard, source, head) of every shard: for Redis one pass instead of 64."""
         ...
 
+    def marks(self, shard: int | None = None) -> Iterator[tuple[int, bytes]]:
+        """(shard, source + digest of its key + metadata hash) of every live head, or of those of one shard.
+
+        What a corpus digest is made of, for less than the heads cost. As them, one may come twice.
+        """
+        ...
+
     def scan(self, shard: int | None = None) -> Iterator[Scanned]: ...
 
     def forget(self, keys: Sequence[bytes]) -> None:

@@ -31,6 +31,7 @@ from ragfence.core.records import (
     SourceRecord,
     checked_epoch,
     head_of_source,
+    mark_of_source,
     park,
     short,
     source_with,
@@ -164,16 +165,27 @@ class RedisFences:
     def all_heads(self) -> Iterator[tuple[int, bytes, Head]]:
         return self._heads_in(None)
 
+    def marks(self, shard: int | None = None) -> Iterator[tuple[int, bytes]]:
+        for held_in, source, data, stamp in self._sources_in(shard):
+            mark = mark_of_source(data, stamp)
+            if mark is not None:
+                yield held_in, source + mark
+
     def _heads_in(self, wanted: int | None) -> Iterator[tuple[int, bytes, Head]]:
+        for shard, source, data, stamp in self._sources_in(wanted):
+            head = head_of_source(data, stamp)
+            if head is not None:
+                yield shard, source, head
+
+    def _sources_in(self, wanted: int | None) -> Iterator[tuple[int, bytes, bytes, bytes | None]]:
+        """Shard, source, its record, and the stamp that this must have; None: any will do."""
         shards = range(len(self._names.markers)) if wanted is None else [wanted]
         epochs = self._reader.snapshot([], shards).epochs
         # A shard that may not answer has the empty stamp, which no record carries.
         stamps = {shard: b"" if epoch is None else epoch.to_bytes(8, "big") for shard, epoch in epochs.items()}
         start = len(self._names.prefixes[0]) + 1
         for shard, name, data in self._reader.scan(b"s", wanted):
-            head = head_of_source(data, None if self.solo else stamps[shard])
-            if head is not None:
-                yield shard, name[start:], head
+            yield shard, name[start:], data, None if self.solo else stamps[shard]
 
     def scan(self, shard: int | None = None) -> Iterator[Scanned]:
         for held_in, name, data, expires_ms in self._reader.scan_expiring(b"k", shard):

@@ -19,7 +19,8 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from ragfence.core.records import Head, KeyRecord, SourceRecord, State, unpark
+from ragfence.core.hashing import SHARDS
+from ragfence.core.records import Head, KeyRecord, State, head_of_source, mark_of_source, unpark
 from ragfence.core.rows import Row, decode_rows
 from ragfence.errors import FormatTooNew, StoreUnavailable
 from ragfence.stores import settling
@@ -88,6 +89,20 @@ class SqliteFences(ShelvedFences):
         return f"sqlite:///{self.path}"
 
     def heads(self, shard: int) -> Iterator[tuple[bytes, Head]]:
+        for source, data, stamp in self._sources_in(shard):
+            head = head_of_source(data, stamp)
+            if head is not None:
+                yield source, head
+
+    def marks(self, shard: int | None = None) -> Iterator[tuple[int, bytes]]:
+        for each in range(SHARDS) if shard is None else (shard,):
+            for source, data, stamp in self._sources_in(each):
+                mark = mark_of_source(data, stamp)
+                if mark is not None:
+                    yield each, source + mark
+
+    def _sources_in(self, shard: int) -> Iterator[tuple[bytes, bytes, bytes | None]]:
+        """Source, its record, and the stamp that this must have; None: any will do."""
         with self._transaction(write=False) as shelf:
             epoch = settling.ready_epoch(shelf, shard)
             found = shelf.db.execute(
@@ -95,10 +110,9 @@ class SqliteFences(ShelvedFences):
                 "AND (expires_ms IS NULL OR expires_ms > ?) ORDER BY source",
                 (self.tenant, shard, shelf.now_ms),
             ).fetchall()
+        stamp = None if self.solo else b"" if epoch is None else epoch.to_bytes(8, "big")  # "": no record carries it
         for source, data in found:
-            record = SourceRecord.decode(data)
-            if record.head and (self.solo or record.stamp == epoch):
-                yield source, record.head
+            yield source, data, stamp
 
     def scan(self, shard: int | None = None) -> Iterator[Scanned]:
         after = bytes((shard,)) if shard is not None else b""

@@ -328,6 +328,12 @@ class ShelvedFences(ABC):
             for source, head in self.heads(shard):
                 yield shard, source, head
 
+    def marks(self, shard: int | None = None) -> Iterator[tuple[int, bytes]]:
+        for each in range(SHARDS) if shard is None else (shard,):
+            for source, head in self.heads(each):
+                if head.live:
+                    yield each, source + head.digest + head.metadata_hash
+
     def markers(self) -> list[Marker | None]:
         with self._transaction(write=False) as shelf:
             return markers_of(shelf)

@@ -155,6 +155,9 @@ class Observed:
     def all_heads(self) -> Iterator[tuple[int, bytes, Head]]:
         return self.inner.all_heads()
 
+    def marks(self, shard: int | None = None) -> Iterator[tuple[int, bytes]]:
+        return self.inner.marks(shard)
+
     def scan(self, shard: int | None = None) -> Iterator[Scanned]:
         return self.inner.scan(shard)
 

@@ -780,6 +780,27 @@ class UpkeepContract:
         assert found == {(SHARD, source, head) for source, head in fences.store.heads(SHARD)}
         assert len(found) == 2
 
+    def test_the_marks_are_those_of_the_live_heads(self, fences: FencesUnderTest) -> None:
+        sealed(fences.store, claim(Mode.DOCUMENT, "A", metadata_hash=b"m" * 16))
+        sealed(fences.store, claim(Mode.DOCUMENT, "B", source="another", by="two"))
+        sealed(fences.store, claim(Mode.DOCUMENT, "C", source="gone", by="three"))
+        sealed(fences.store, claim(Mode.DOCUMENT, "", source="gone", retract=True, by="four"))
+        granted(fences.store, claim(Mode.DOCUMENT, "D", source="another", by="five"))
+        live = {
+            (SHARD, source + head.digest + head.metadata_hash)
+            for source, head in fences.store.heads(SHARD)
+            if head.live
+        }
+        assert len(live) == 2
+        assert set(fences.store.marks()) == set(fences.store.marks(SHARD)) == live
+        assert set(fences.store.marks(SHARD + 1)) == set()
+
+    def test_a_shard_that_may_not_answer_shows_no_marks(self, fences: FencesUnderTest) -> None:
+        sealed(fences.store, claim(Mode.DOCUMENT, "A"))
+        fences.restart()
+        assert list(fences.store.heads(SHARD)) == []
+        assert list(fences.store.marks(SHARD)) == []
+
     def test_a_scan_shows_superseded_documents(self, fences: FencesUnderTest) -> None:
         receipt = sealed(fences.store, claim(Mode.DOCUMENT, "A"), result=b"jA")
         sealed(fences.store, claim(Mode.DOCUMENT, "B"))
@@ -867,6 +888,9 @@ class FormatContract:
             _refuses(lambda: store.release([lease(asked, stranger)]))
             _refuses(lambda: store.pardon([lease(asked)]))
             _refuses(lambda: read(store, asked))
+            if where in ("source", "head"):
+                _refuses(lambda: list(store.heads(SHARD)))
+                _refuses(lambda: list(store.marks(SHARD)))
         assert rows_of(store) == before
 
     @ALL_MODES

@@ -134,6 +134,7 @@ FenceMethod = Literal[
     "read",
     "heads",
     "all_heads",
+    "marks",
     "scan",
     "forget",
     "stats",
@@ -200,6 +201,9 @@ class FaultyFences(FaultyCalls[FenceMethod]):
 
     def all_heads(self) -> Iterator[tuple[int, bytes, Head]]:
         return self._call("all_heads", [""], self.inner.all_heads)
+
+    def marks(self, shard: int | None = None) -> Iterator[tuple[int, bytes]]:
+        return self._call("marks", ["" if shard is None else f"{shard:02x}"], lambda: self.inner.marks(shard))
 
     def scan(self, shard: int | None = None) -> Iterator[Scanned]:
         return self._call("scan", ["" if shard is None else f"{shard:02x}"], lambda: self.inner.scan(shard))

@@ -70,6 +70,19 @@ def test_notes_deleted_between_listing_and_reading_are_looked_for_again() -> Non
     assert list(states(Deleting(objects)).newest()) == ["a", "b"]
 
 
+def test_a_document_that_had_a_state_and_one_that_gets_one_are_as_they_were_last() -> None:
+    objects = MemoryObjects()
+    learned = Changes()
+    learned.add(note("had"))
+    for each in ("had", "gets", "never"):
+        learned.add_name(each)
+    learned.add(note("gets"))
+    states(objects).add(states(objects).newest(), learned)
+    newest = states(objects).newest()
+    assert newest.of(["had", "gets", "never"]) == [Note("had"), note("gets"), Note("never")]
+    assert [newest.without_state(each) for each in ("had", "gets", "never", "nobody")] == [True, False, True, False]
+
+
 def test_the_last_of_several_notes_counts_and_what_is_gone_goes() -> None:
     objects = MemoryObjects()
     log = states(objects)

@@ -18,7 +18,8 @@ from ragfence import Document, Fence, Policy
 from ragfence.documents.guard import Documents
 from ragfence.documents.sources import DocumentsSource, FolderSource, Item, JsonlSource, Source
 from ragfence.documents.states import Note, States
-from ragfence.documents.sync import PAGE, SyncReport
+from ragfence.documents.sync import PAGE
+from ragfence.documents.sync_report import SyncReport
 from ragfence.errors import (
     DocumentInvalid,
     PruneTooLarge,

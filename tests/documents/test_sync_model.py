@@ -12,7 +12,8 @@ import ragfence
 from ragfence import Document
 from ragfence.documents.guard import Documents
 from ragfence.documents.sources import Item
-from ragfence.documents.sync import Prune, SyncReport
+from ragfence.documents.sync import Prune
+from ragfence.documents.sync_report import SyncReport
 from ragfence.errors import DocumentInvalid, StoreUnavailable
 from ragfence.testing import MemoryFences, MemoryObjects
 from tests.documents.chunkers import Paragraphs

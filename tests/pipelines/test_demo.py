@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import shlex
-import signal
-import socket
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
-from pathlib import Path
 
 import dagster as dg
 import pytest
@@ -21,29 +13,9 @@ import pytest
 import ragfence
 from pipelines.demo.state import FOLDER
 from pipelines.demo.story import excerpt
-from pipelines.settings import CORPUS
+from tests.pipelines import serving
 
 pytestmark = pytest.mark.xdist_group("demo")
-
-
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory) -> tuple[Path, str]:
-    """The folder it ran in, and all that it printed. Stores that the environment names are none of its business."""
-    folder = tmp_path_factory.mktemp("demo")
-    environment = {**os.environ, "RAGFENCE_STORE": "redis://127.0.0.1:1/0", "DAGSTER_HOME": "/nowhere"}
-    command = [sys.executable, "-m", "pipelines.demo"]
-    bundled = digest(CORPUS)
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    assert digest(CORPUS) == bundled
-    return folder, done.stdout
-
-
-def digest(folder: Path) -> dict[str, tuple[int, int]]:
-    return {str(each): (each.stat().st_size, each.stat().st_mtime_ns) for each in folder.rglob("*")}
 
 
 def cells(printed: str, first: str, *, last: bool = False) -> list[str]:
@@ -126,43 +98,13 @@ class TestTheDemo:
 
 @pytest.mark.slow
 def test_the_ui_starts_on_this_machine_alone_and_says_that_the_demo_has_not_run(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAGFENCE_")}
-    with (tmp_path / "printed").open("w") as printed:
-        ui = subprocess.Popen(
-            [sys.executable, "-m", "pipelines.ui"],
-            cwd=tmp_path,
-            env={**environment, "PORT": str(port), "PYTHONUNBUFFERED": "1"},
-            stdout=printed,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        asked = {"query": "{ repositoriesOrError { ... on RepositoryConnection { nodes { jobs { name } } } } }"}
-        answer = answered(f"http://127.0.0.1:{port}/graphql", asked, ui)
-    finally:
-        # All of its processes: asked to end, Dagster interrupts its children, who may have been told to ignore that.
-        os.killpg(ui.pid, signal.SIGKILL)
-        ui.wait()
+    with serving.ui(tmp_path, tmp_path / "printed") as (_, answer):
+        pass
     assert "build_and_swap" in answer
     said = (tmp_path / "printed").read_text()
     assert "The demo has not run yet" in said
     assert "superseded" not in said
     assert {each.name for each in tmp_path.iterdir()} == {".ragfence", "printed"}
-
-
-def answered(url: str, asked: dict[str, str], server: subprocess.Popen[bytes]) -> str:
-    """Once it is up, which on a busy machine takes its time."""
-    request = urllib.request.Request(url, json.dumps(asked).encode(), {"Content-Type": "application/json"})
-    while True:
-        assert server.poll() is None, "it ended"
-        try:
-            with urllib.request.urlopen(request, timeout=30) as response:
-                return response.read().decode()
-        except (urllib.error.URLError, ConnectionError):
-            time.sleep(0.2)
 
 
 @pytest.mark.slow

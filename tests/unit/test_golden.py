@@ -29,6 +29,7 @@ from ragfence.core.records import (
     SourceRecord,
     State,
     head_of_source,
+    mark_of_source,
     park,
     unpark,
 )
@@ -38,6 +39,7 @@ from ragfence.engine.commits import Commit, Commits
 from ragfence.engine.epochs import Epochs
 from ragfence.engine.requests import Request, fingerprint_of
 from ragfence.engine.results import Results
+from ragfence.errors import FormatCorrupt
 from ragfence.stores.redis_wire import Names
 from ragfence.testing.objects import MemoryObjects
 
@@ -194,6 +196,13 @@ def test_source_records_never_change(name: str) -> None:
     stamp = SOURCES[name].stamp.to_bytes(8, "big")
     assert head_of_source(stored, None) == head_of_source(stored, stamp) == SOURCES[name].head
     assert head_of_source(stored, b"another!") is head_of_source(stored, b"") is None
+    head = SOURCES[name].head
+    mark = head.digest + head.metadata_hash if head and head.live else None
+    assert mark_of_source(stored, None) == mark_of_source(stored, stamp) == mark
+    assert mark_of_source(stored, b"another!") is mark_of_source(stored, b"") is None
+    if mark:
+        with pytest.raises(FormatCorrupt, match="cut off"):
+            mark_of_source(stored[:60], None)
 
 
 def test_parked_records_never_change() -> None:

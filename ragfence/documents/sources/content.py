@@ -116,9 +116,9 @@ def _dotted(extension: str) -> str:
 
 def as_doc_id(value: object) -> str | None:
     """An id as text, if it can be one: other people's ids are often numbers."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    if not isinstance(value, str) or not value:
+    if not isinstance(value, str):
+        return str(value) if isinstance(value, int) and not isinstance(value, bool) else None
+    if not value:
         return None
     try:
         value.encode()

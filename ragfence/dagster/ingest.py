@@ -1,0 +1,211 @@
+"""The asset that ingests: what changed in a source, once. Its DataVersion is the corpus digest, whoever made it."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import dagster as dg
+
+from ragfence.core.hashing import SHARDS, digest, shard_of
+from ragfence.dagster import telling
+from ragfence.dagster.making import SHOWN, asset_made, said_now_and_then
+from ragfence.dagster.resource import FENCE, opened_in
+from ragfence.documents.sources import Item, Source, source_of
+from ragfence.documents.sync import Prune
+from ragfence.documents.sync_report import SyncReport
+from ragfence.errors import ValidationError
+from ragfence.fence import Fence
+
+SHARD_PARTITIONS = dg.StaticPartitionsDefinition([f"{shard:02d}" for shard in range(SHARDS)])
+"""Never one partition for each document: the 64 shards that the fence has anyway."""
+EVERY_DOCUMENT = "every_document_ingested"
+
+Given = Any | Callable[[], Any]
+"""a source (a folder, a URL, documents, a `Source`), or a callable that makes one in the run"""
+
+
+class InShard:
+    """The documents of a source that fall into one shard, with a memory of their own: a run of any partitions, with
+    any others or alone, finds what the last one knew of each."""
+
+    def __init__(self, name: str, shard: int, items: Callable[[], Iterator[Item]]) -> None:
+        self.name = f"{name}#{shard:02d}"
+        self.items = items
+
+
+def build_ingest_asset(
+    source: Given,
+    *,
+    name: str = "documents",
+    prune: Prune = False,
+    max_prune_share: float | None = None,
+    shards: bool = False,
+    using: Callable[[Fence], Any] = lambda fence: fence.documents,
+    resource_key: str = FENCE,
+    **asset: Any,
+) -> dg.AssetsDefinition:
+    """An asset that ingests what changed in a source, once. Its DataVersion is the corpus digest.
+
+    shards  partitioned by the 64 shards; a backfill may run them in any order, in parallel, and again
+    using   another chunker or a sink: `lambda fence: fence.documents.using(sink=...)`
+    asset   whatever else `@dg.asset` takes
+
+    `resource_key` names the FenceResource, here and below, where there are several.
+    A document that cannot be ingested fails the check `every_document_ingested` and spoils nothing else.
+    """
+    if shards and prune == "full":
+        raise ValidationError(
+            'prune="full" with shards=True would retract the documents of all other shards',
+            hint='prune="scoped", or no shards',
+        )
+    asset.setdefault("kinds", {"ragfence"})
+    asset.setdefault("description", "Documents, ingested once per doc_id and content.")
+
+    def documents(context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]
+        with opened_in(context, resource_key) as opened, ExitStack() as closing:
+            guard = using(opened)
+            given = made_of(source)
+            found = source_of(given)
+            if found is not source and callable(close := getattr(found, "close", None)):
+                closing.callback(close)
+            chosen = sorted(int(key) for key in context.partition_keys) if shards else []
+            parts = _in_shards(found, opened.tenant, chosen) if chosen else [found]
+            told = said_now_and_then(context, "documents")
+            report = _together(
+                [guard.sync(part, prune, max_prune_share=max_prune_share, progress=told) for part in parts],
+                found.name,
+            )
+            version = _digest(opened, chosen)
+            _log(context, report)
+            return dg.MaterializeResult(
+                data_version=dg.DataVersion(version),
+                metadata=_of_report(report) | {"corpus_digest": version},
+                check_results=[_every_document(report)],
+            )
+
+    key = dg.AssetKey.from_coercible(asset["key"]) if "key" in asset else _key(name, asset)
+    return asset_made(
+        documents,
+        name,
+        resource_key,
+        asset,
+        partitions_def=SHARD_PARTITIONS if shards else None,
+        backfill_policy=dg.BackfillPolicy.multi_run(max_partitions_per_run=SHARDS) if shards else None,
+        check_specs=[dg.AssetCheckSpec(EVERY_DOCUMENT, asset=key)],
+    )
+
+
+def made_of(source: Given) -> Any:
+    """The source itself, or what a callable makes of it now."""
+    return source() if callable(source) and not isinstance(source, Source) else source
+
+
+def _in_shards(source: Source, tenant: str, chosen: Sequence[int]) -> list[Source]:
+    if len(chosen) == 1:
+        (only,) = chosen
+        return [
+            InShard(
+                source.name, only, lambda: (item for item in source.items() if shard_of(tenant, item.doc_id) == only)
+            )
+        ]
+    by_shard: defaultdict[int, list[Item]] = defaultdict(list)  # it is listed once for all of them
+    for item in source.items():
+        by_shard[shard_of(tenant, item.doc_id)].append(item)
+    return [InShard(source.name, shard, lambda items=by_shard[shard]: iter(items)) for shard in chosen]  # type: ignore[misc]
+
+
+def _together(reports: Sequence[SyncReport], source: str) -> SyncReport:
+    """One report for all the shards of a run."""
+    if len(reports) == 1:
+        return reports[0]
+    counted = {
+        name: sum(getattr(report, name) for report in reports)
+        for name in (
+            "listed",
+            "unread",
+            "revived",
+            "metadata_updated",
+            "failed",
+            "pruned",
+            "repeated",
+            "snippets_made",
+            "snippets_saved",
+            "characters_saved",
+            "seconds",
+        )
+    }
+    decisions: Counter[str] = Counter()
+    for report in reports:
+        decisions.update(report.decisions)
+    return replace(
+        reports[0],
+        source=source,
+        decisions={name: decisions[name] for name in reports[0].decisions},
+        failures=tuple(each for report in reports for each in report.failures),
+        pruned_ids=tuple(each for report in reports for each in report.pruned_ids),
+        repeated_ids=tuple(each for report in reports for each in report.repeated_ids),
+        not_pruned=next((report.not_pruned for report in reports if report.not_pruned), ""),
+        **counted,
+    )
+
+
+def _digest(fence: Fence, chosen: Sequence[int]) -> str:
+    """Of some partitions, that of their shards: that of the whole would change with every other."""
+    if not chosen or len(chosen) == SHARDS:
+        return fence.indexes.corpus_digest()
+    digests = [fence.documents.corpus_digest(shard) for shard in chosen]
+    return str(
+        digests[0] if len(digests) == 1 else digest("ragfence/shards/1", *(each.encode() for each in digests)).hex()
+    )
+
+
+def _key(name: str, asset: Mapping[str, Any]) -> dg.AssetKey:
+    prefix = asset.get("key_prefix") or []
+    return dg.AssetKey([*([prefix] if isinstance(prefix, str) else prefix), name])
+
+
+def _of_report(report: SyncReport) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "decisions": telling.decisions(report.decisions | {"retracted": report.pruned, "failed": report.failed}),
+        "listed": report.listed,
+        "not_even_read": report.unread,
+        "snippets_made": report.snippets_made,
+        "snippets_saved": report.snippets_saved,
+        "characters_saved": report.characters_saved,
+        "seconds": round(report.seconds, 3),
+        "chart": telling.chart(
+            "documents",
+            {
+                "new": report.decisions.get("new", 0),
+                "unread": report.unread,
+                "duplicate": report.decisions.get("duplicate", 0) - report.unread,
+                "retracted": report.pruned,
+                "failed": report.failed,
+            },
+        ),
+    }
+    if report.failures:
+        rows = [{"doc_id": each.doc_id, "code": each.code, "message": each.message} for each in report.failures[:SHOWN]]
+        told["failures"] = telling.table(rows, {"doc_id": "string", "code": "string", "message": "string"})
+    if report.not_pruned:
+        told["not_pruned"] = report.not_pruned
+    return told
+
+
+def _every_document(report: SyncReport) -> dg.AssetCheckResult:
+    return dg.AssetCheckResult(
+        check_name=EVERY_DOCUMENT,
+        passed=report.ok,
+        severity=dg.AssetCheckSeverity.WARN,
+        description=report.not_pruned or (f"{report.failed} documents were not ingested" if report.failed else ""),
+        metadata={"failed": report.failed, "listed": report.listed},
+    )
+
+
+def _log(context: dg.AssetExecutionContext, report: SyncReport) -> None:
+    counted = ", ".join(f"{count} {name}" for name, count in report.decisions.items() if count) or "nothing"
+    context.log.info("%s: %s; %d not even read", report.source, counted, report.unread)
+    for each in report.failures[:SHOWN]:
+        context.log.warning("%s: %s [%s]", each.doc_id, each.message, each.code)
