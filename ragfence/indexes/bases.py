@@ -5,18 +5,19 @@ The base is read once, and its digest is made on the way. If it is not what was 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ragfence.errors import BuildMissing, FormatCorrupt, FormatTooNew
+from ragfence.errors import BuildMissing, BuildUnverified, FormatCorrupt, FormatTooNew
+from ragfence.indexes.ahead import Ahead, Aside
 from ragfence.indexes.assembling import Descriptions, Log, assembled
 from ragfence.indexes.backends.protocol import Backend
 from ragfence.indexes.builds import SEALED, BuildEntry, Builds, Seal
 from ragfence.indexes.corpora import Corpora, Snapshot
 from ragfence.indexes.spec import shape_in
 from ragfence.indexes.vectors import VectorStore
-from ragfence.indexes.verifying import Contents, matrix
+from ragfence.indexes.contents import Contents, matrix
 
 SAME_ROWS = ("embedder", "backend", "metric", "analyzer", "schema")
 """inputs that decide what the rows are; the type of index and its parameters may differ"""
@@ -83,27 +84,40 @@ def from_base(
 ) -> Generator[Any, None, None]:
     """The rows of the new build: those of the base that stay, and those of the documents that changed.
 
-    A snippet that an edited document kept is in the base, with its text and its vector: only its place is new.
+    A snippet that an edited document kept is in the base, with its text and its vector: only its place is new. What is
+    new is embedded, and what was read is hashed, while the backend reads the one index and writes the other. Raises at
+    the end, before there is anything to seal, if the base was not what was sealed.
     """
+    place = described.places()
+    kept = {each: place.pop(each) for each in _raw(base.gone) if each in place}
+    contents = Contents(shape_in(base.seal.inputs))
+    with Ahead(assembled(log, described, place, vectors, workers)) as fresh, Aside(contents.add) as hashing:
+        try:
+            with Ahead(backend.read(base.seal.physical)) as tables:
+                for table in tables:
+                    hashing.begin(table)
+                    yield from _staying(table, base.gone, described, kept)
+            yield from fresh
+            hashing.finish()
+        except (BuildMissing, BuildUnverified) as broken:
+            raise BaseBroken from broken
+    if kept or contents.digest() != base.seal.content_digest:
+        raise BaseBroken
+
+
+def _staying(table: Any, gone: Any, described: Descriptions, kept: dict[bytes, int]) -> Iterator[Any]:
+    """Of a table of the base. `kept`: snippets that stay at another place; taken out as they are found."""
     import pyarrow.compute as pc
 
-    shape = shape_in(base.seal.inputs)
-    contents = Contents(shape)
-    place = described.places()
-    try:
-        for table in backend.read(base.seal.physical):
-            contents.add(table)
-            gone = pc.is_in(table.column("snippet_id"), value_set=base.gone)
-            yield table.filter(pc.invert(gone))
-            again = table.filter(gone)
-            ids = [bytes.fromhex(each) for each in again.column("snippet_id").to_pylist()]
-            taken = [(row, place.pop(each)) for row, each in enumerate(ids) if each in place]
-            if taken:
-                kept = again.take([row for row, _ in taken]).combine_chunks()
-                text, tokens = kept.column("text").combine_chunks(), kept.column("tokens").combine_chunks()
-                yield described.rows([at for _, at in taken], text, tokens, matrix(kept, shape.dimension))
-    except BuildMissing as missing:
-        raise BaseBroken from missing
-    if contents.digest() != base.seal.content_digest:
-        raise BaseBroken
-    yield from assembled(log, described, place, vectors, workers)
+    changed = pc.is_in(table.column("snippet_id"), value_set=gone)
+    yield table.filter(pc.invert(changed))
+    again = table.filter(changed)
+    taken = [(row, kept.pop(each)) for row, each in enumerate(_raw(again.column("snippet_id"))) if each in kept]
+    if taken:
+        some = again.take([row for row, _ in taken]).combine_chunks()
+        text, tokens = some.column("text").combine_chunks(), some.column("tokens").combine_chunks()
+        yield described.rows([at for _, at in taken], text, tokens, matrix(some, some.schema.field("vector").type.list_size))
+
+
+def _raw(ids: Any) -> list[bytes]:
+    return [bytes.fromhex(each) for each in ids.to_pylist()]
