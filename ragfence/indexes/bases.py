@@ -14,10 +14,10 @@ from ragfence.indexes.ahead import Ahead, Aside
 from ragfence.indexes.assembling import Descriptions, Log, assembled
 from ragfence.indexes.backends.protocol import Backend
 from ragfence.indexes.builds import SEALED, BuildEntry, Builds, Seal
+from ragfence.indexes.contents import Contents, matrix
 from ragfence.indexes.corpora import Corpora, Snapshot
 from ragfence.indexes.spec import shape_in
 from ragfence.indexes.vectors import VectorStore
-from ragfence.indexes.contents import Contents, matrix
 
 SAME_ROWS = ("embedder", "backend", "metric", "analyzer", "schema")
 """inputs that decide what the rows are; the type of index and its parameters may differ"""
@@ -116,7 +116,9 @@ def _staying(table: Any, gone: Any, described: Descriptions, kept: dict[bytes, i
     if taken:
         some = again.take([row for row, _ in taken]).combine_chunks()
         text, tokens = some.column("text").combine_chunks(), some.column("tokens").combine_chunks()
-        yield described.rows([at for _, at in taken], text, tokens, matrix(some, some.schema.field("vector").type.list_size))
+        yield described.rows(
+            [at for _, at in taken], text, tokens, matrix(some, some.schema.field("vector").type.list_size)
+        )
 
 
 def _raw(ids: Any) -> list[bytes]:

@@ -52,12 +52,10 @@ class Snapshot:
 
     def text_ids(self) -> Any:
         """The same as indexes have them: an Arrow array of text."""
-        return as_texts(self.ids())
+        return as_texts(self.flat_ids())
 
     def ids(self) -> list[bytes]:
-        import pyarrow as pa
-
-        return fixed_values(pa.table({"id": self.flat_ids()}), "id")
+        return id_values(self.flat_ids())
 
     def heads(self) -> Any:
         """Key and metadata hash of each document, as one Arrow array: what a head is."""
@@ -81,14 +79,22 @@ class Snapshot:
         return self.documents - known, earlier.documents - known, known - same, same
 
 
-def as_texts(ids: Sequence[bytes]) -> Any:
-    """Snippet_ids as an Arrow array of text, in hex. All at once: they have the same length."""
+def as_texts(ids: Any) -> Any:
+    """Snippet_ids, an Arrow array of 16 bytes each, as one of text, in hex. All at once: they have the same length."""
     import numpy as np
     import pyarrow as pa
 
     digits = 2 * SNIPPET_BYTES
     ends = np.arange(0, digits * (len(ids) + 1), digits, dtype=np.int32)
-    return pa.StringArray.from_buffers(len(ids), pa.py_buffer(ends), pa.py_buffer(b"".join(ids).hex().encode()))
+    held = fixed_matrix(pa.table({"id": ids}), "id").tobytes()
+    return pa.StringArray.from_buffers(len(ids), pa.py_buffer(ends), pa.py_buffer(held.hex().encode()))
+
+
+def id_values(ids: Any) -> list[bytes]:
+    """The same as Python objects."""
+    import pyarrow as pa
+
+    return fixed_values(pa.table({"id": ids}), "id")
 
 
 def heads_of(table: Any) -> Any:
