@@ -81,10 +81,6 @@ class Aside(Generic[_T]):
         while len(self._under_way) > left:
             self._under_way.popleft().result()
 
-    def __enter__(self) -> Aside[_T]:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, broken: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """What has not begun is left undone."""
         self._pool.shutdown(wait=True, cancel_futures=True)

@@ -1,10 +1,11 @@
 """A build that starts from the nearest sealed one: what did not change is copied out of it, not made again.
 
-The base is read once, and its digest is made on the way. If it is not what was sealed, nothing of it is used.
+The base is read once, and its digest is made on the way. If it is not what was sealed, nothing of it is sealed again.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -79,30 +80,54 @@ def _compared(entry: BuildEntry, seal: Seal, snapshot: Snapshot, earlier: Snapsh
     return Base(entry, seal, snapshot.documents - int(changed.num_rows), changed, left.text_ids())
 
 
-def from_base(
-    log: Log, base: Base, backend: Backend, described: Descriptions, vectors: VectorStore, workers: int
-) -> Generator[Any, None, None]:
-    """The rows of the new build: those of the base that stay, and those of the documents that changed.
+class Copied:
+    """The rows of a new build: those of the base that stay, and those of the documents that changed.
 
-    A snippet that an edited document kept is in the base, with its text and its vector: only its place is new. What is
-    new is embedded, and what was read is hashed, while the backend reads the one index and writes the other. Raises at
-    the end, before there is anything to seal, if the base was not what was sealed.
+    What is new is embedded while the base is read, and what was read is hashed while the new index is written. So the
+    base may turn out not to be what was sealed only when all its rows have gone by: `prove` comes before the seal.
     """
-    place = described.places()
-    kept = {each: place.pop(each) for each in _raw(base.gone) if each in place}
-    contents = Contents(shape_in(base.seal.inputs))
-    with Ahead(assembled(log, described, place, vectors, workers)) as fresh, Aside(contents.add) as hashing:
-        try:
-            with Ahead(backend.read(base.seal.physical)) as tables:
+
+    def __init__(
+        self, log: Log, base: Base, backend: Backend, described: Descriptions, vectors: VectorStore, workers: int
+    ) -> None:
+        self._base = base
+        self._backend = backend
+        self._described = described
+        place = described.places()
+        # A snippet that an edited document kept is in the base, with its text and its vector: only its place is new.
+        self._kept = {each: place.pop(each) for each in _raw(base.gone) if each in place}
+        self._fresh = assembled(log, described, place, vectors, workers)
+        self._contents = Contents(shape_in(base.seal.inputs))
+        self._hashing = Aside(self._contents.add)
+
+    def rows(self) -> Generator[Any, None, None]:
+        with Ahead(self._fresh) as fresh:
+            with _is_the_bases_fault(), Ahead(self._backend.read(self._base.seal.physical)) as tables:
                 for table in tables:
-                    hashing.begin(table)
-                    yield from _staying(table, base.gone, described, kept)
+                    self._hashing.begin(table)
+                    yield from _staying(table, self._base.gone, self._described, self._kept)
             yield from fresh
-            hashing.finish()
-        except (BuildMissing, BuildUnverified) as broken:
-            raise BaseBroken from broken
-    if kept or contents.digest() != base.seal.content_digest:
-        raise BaseBroken
+
+    def prove(self) -> None:
+        """Raises `BaseBroken` unless the rows that were read are those that were sealed."""
+        with _is_the_bases_fault():
+            self._hashing.finish()
+        if self._kept or self._contents.digest() != self._base.seal.content_digest:
+            raise BaseBroken
+
+    def __enter__(self) -> Copied:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._hashing.close()
+
+
+@contextlib.contextmanager
+def _is_the_bases_fault() -> Iterator[None]:
+    try:
+        yield
+    except (BuildMissing, BuildUnverified, FormatCorrupt) as broken:
+        raise BaseBroken from broken
 
 
 def _staying(table: Any, gone: Any, described: Descriptions, kept: dict[bytes, int]) -> Iterator[Any]:
@@ -116,9 +141,8 @@ def _staying(table: Any, gone: Any, described: Descriptions, kept: dict[bytes, i
     if taken:
         some = again.take([row for row, _ in taken]).combine_chunks()
         text, tokens = some.column("text").combine_chunks(), some.column("tokens").combine_chunks()
-        yield described.rows(
-            [at for _, at in taken], text, tokens, matrix(some, some.schema.field("vector").type.list_size)
-        )
+        vectors = matrix(some, some.schema.field("vector").type.list_size)
+        yield described.rows([at for _, at in taken], text, tokens, vectors)
 
 
 def _raw(ids: Any) -> list[bytes]:
