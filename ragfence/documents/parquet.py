@@ -303,6 +303,13 @@ def fixed_values(table: Any, column: str) -> list[Any]:
     return [held[at : at + width] for at in range(0, len(held), width)]
 
 
+def fixed_matrix(table: Any, column: str) -> Any:
+    """The bytes of a column of fixed width, without a null, as a numpy array: a row for each value."""
+    import numpy as np
+
+    return np.frombuffer(_held(table, column), np.uint8).reshape(-1, table.schema.field(column).type.byte_width)
+
+
 def numbers(table: Any, column: str) -> list[int]:
     """64-bit integers and times without a null, as Python objects."""
     held: list[int] = memoryview(_held(table, column)).cast("q").tolist()

@@ -19,11 +19,11 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ragfence.documents.identity import SNIPPET_BYTES
-from ragfence.documents.parquet import fixed_values, read_rows, read_snippets
+from ragfence.documents.parquet import read_rows, read_snippets
 from ragfence.documents.segments import INGEST, Layout, address_in
 from ragfence.errors import SnapshotGone
 from ragfence.indexes.backends.protocol import row_schema
-from ragfence.indexes.corpora import as_texts, heads_of
+from ragfence.indexes.corpora import as_texts, heads_of, id_values
 from ragfence.indexes.vectors import Texts, VectorStore
 from ragfence.stores.objects import ObjectStore
 
@@ -47,8 +47,8 @@ class Descriptions:
     doc_id: Any
     metadata: Any
     source_url: Any
-    ids: list[bytes]
-    """of the snippets; the arrays below are in their order"""
+    ids: Any
+    """of the snippets, 16 bytes each; the arrays below are in their order"""
     parent: Any
     """which document"""
     ordinal: Any
@@ -59,9 +59,9 @@ class Descriptions:
     """addresses of the segments that made the revisions"""
 
     def places(self) -> dict[bytes, int]:
-        return {each: at for at, each in enumerate(self.ids)}
+        return {each: at for at, each in enumerate(id_values(self.ids))}
 
-    def rows(self, at: Sequence[int], text: Any, tokens: Any, vectors: Vectors) -> Any:
+    def rows(self, at: Sequence[int] | Any, text: Any, tokens: Any, vectors: Vectors) -> Any:
         """These snippets as a table for a backend."""
         import pyarrow as pa
 
@@ -70,7 +70,7 @@ class Descriptions:
         dimension = int(vectors.shape[1])
         schema = row_schema(dimension)
         columns = [
-            as_texts([self.ids[each] for each in at]),
+            as_texts(self.ids.take(picked)),
             self.doc_id.take(document),
             self.section.take(picked),
             self.ordinal.take(picked),
@@ -107,7 +107,16 @@ class Log:
 
     def described_in(self, address: str, documents: Any) -> Descriptions | None:
         """Of documents that should all be in this segment; None if they are not."""
-        return self._found(documents, [self._layout.rows_at(address_in(address))])
+        name = self._layout.rows_at(address_in(address))
+        table = self._rows(name)
+        if table is None:
+            return None
+        return _described_by(documents, table) or self._found(documents, [name])
+
+    def texts(self, name: str) -> Texts | None:
+        """An object of snippets."""
+        data = self._objects.get(name)
+        return None if data is None else Texts(address_in(name), read_snippets(name, data))
 
     def snippets_of(self, address: str) -> str:
         return self._layout.snippets_at(address_in(address))
@@ -128,11 +137,10 @@ class Log:
         `place`: the ids that are wanted, and where they stand in the descriptions; taken out as they are found, by
         several threads at once.
         """
-        data = self._objects.get(name) if place else None
-        if data is None:
+        texts = self.texts(name) if place else None
+        if texts is None:
             return None
-        texts = Texts.of(address_in(name), read_snippets(name, data))
-        places = [(at, place.pop(each, None)) for at, each in enumerate(texts.ids)]
+        places = [(at, place.pop(each, None)) for at, each in enumerate(id_values(texts.ids))]
         found = [(at, there) for at, there in places if there is not None]
         return (texts, [at for at, _ in found], [there for _, there in found]) if found else None
 
@@ -186,23 +194,44 @@ class Log:
             described, placed = [_nothing()], [_nothing()]
         who = pa.concat_tables(described).combine_chunks().take(pa.array(head_at))
         where = pa.concat_tables(placed).combine_chunks().take(pa.array(made_at))
-        lists = where.column("snippet_ids").combine_chunks()
-        parent = pc.list_parent_indices(lists)
-        offsets = _numpy(lists.offsets)
-        ordinal = np.arange(len(parent)) - (offsets[:-1] - offsets[0])[_numpy(parent)] if len(parent) else np.zeros(0)
-        flat = pa.table({"snippet_id": pc.list_flatten(lists)})
-        return Descriptions(
-            doc_id=who.column("doc_id").combine_chunks(),
-            metadata=who.column("metadata").combine_chunks(),
-            source_url=who.column("source_url").combine_chunks(),
-            ids=fixed_values(flat, "snippet_id"),
-            parent=parent,
-            ordinal=pa.array(ordinal.astype(np.int32)),
-            start=pc.list_flatten(where.column("starts").combine_chunks()),
-            end=pc.list_flatten(where.column("ends").combine_chunks()),
-            section=pc.list_flatten(where.column("sections").combine_chunks()),
-            origins=_distinct(documents, "origin"),
-        )
+        return _descriptions(documents, who, where)
+
+
+def _described_by(documents: Any, table: Any) -> Descriptions | None:
+    """Of documents each of which has its head and its positions in one row of this segment, as those that were never
+    described anew have. None if it is not so of all of them."""
+    import pyarrow.compute as pc
+
+    at = pc.index_in(heads_of(documents), value_set=heads_of(table))
+    if at.null_count:
+        return None
+    rows = table.take(at)
+    plain = pc.and_(rows.column("live"), pc.equal(rows.column("action"), INGEST))
+    return _descriptions(documents, rows, rows) if pc.all(plain, min_count=0).as_py() else None
+
+
+def _descriptions(documents: Any, who: Any, where: Any) -> Descriptions:
+    """Of documents, the rows that are their heads, and those that have their positions: all in the same order."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    lists = where.column("snippet_ids").combine_chunks()
+    parent = pc.list_parent_indices(lists)
+    offsets = _numpy(lists.offsets)
+    ordinal = np.arange(len(parent)) - (offsets[:-1] - offsets[0])[_numpy(parent)] if len(parent) else np.zeros(0)
+    return Descriptions(
+        doc_id=who.column("doc_id").combine_chunks(),
+        metadata=who.column("metadata").combine_chunks(),
+        source_url=who.column("source_url").combine_chunks(),
+        ids=pc.list_flatten(lists),
+        parent=parent,
+        ordinal=pa.array(ordinal.astype(np.int32)),
+        start=pc.list_flatten(where.column("starts").combine_chunks()),
+        end=pc.list_flatten(where.column("ends").combine_chunks()),
+        section=pc.list_flatten(where.column("sections").combine_chunks()),
+        origins=_distinct(documents, "origin"),
+    )
 
 
 class _Left(NamedTuple):
@@ -217,6 +246,7 @@ def whole(log: Log, documents: Any, vectors: VectorStore, workers: int) -> Gener
 
     Segment by segment, so that a backend writes the first rows while the others are read.
     """
+    import numpy as np
     import pyarrow as pa
 
     by_segment, others = _by_segment(documents)
@@ -225,15 +255,15 @@ def whole(log: Log, documents: Any, vectors: VectorStore, workers: int) -> Gener
     def rows_in(segment: tuple[str, Any]) -> Any:
         address, members = segment
         described = log.described_in(address, members)
-        if described is None:  # the log was compacted since
+        texts = log.texts(log.snippets_of(address)) if described else None
+        if described is None or texts is None:  # the log was compacted since, or all is of an earlier revision
             left.append(_Left(members, _flat_ids(members)))
             return None
-        place = described.places()
-        table = _joined(log, log.snippets_of(address), described, place, vectors)
-        if place:  # an edit has kept snippets of the revision before it
-            of_these = sorted({described.parent[at].as_py() for at in place.values()})
-            left.append(_Left(members.take(of_these), place))
-        return table
+        rows, snippets, missing = _matched(texts, described)
+        if len(missing):  # an edit has kept snippets of the revision before it
+            of_these = np.unique(_numpy(described.parent)[missing])
+            left.append(_Left(members.take(of_these), id_values(described.ids.take(pa.array(missing)))))
+        return _table_of(texts, rows, described, snippets, vectors) if len(rows) else None
 
     with ThreadPoolExecutor(workers, thread_name_prefix="ragfence-embed") as pool:
         yield from _ahead(pool, rows_in, by_segment, workers + 1)
@@ -266,11 +296,9 @@ def _by_segment(documents: Any) -> tuple[list[tuple[str, Any]], Any]:
 
 
 def _flat_ids(documents: Any) -> list[bytes]:
-    import pyarrow as pa
     import pyarrow.compute as pc
 
-    flat = pc.list_flatten(documents.column("snippet_ids").combine_chunks())
-    return fixed_values(pa.table({"snippet_id": flat}), "snippet_id")
+    return id_values(pc.list_flatten(documents.column("snippet_ids").combine_chunks()))
 
 
 def assembled(
@@ -295,11 +323,29 @@ def _joined(log: Log, name: str, described: Descriptions, place: dict[bytes, int
     if found is None:
         return None
     texts, rows, snippets = found
+    return _table_of(texts, rows, described, snippets, vectors)
+
+
+def _table_of(texts: Texts, rows: Any, described: Descriptions, snippets: Any, vectors: VectorStore) -> Any:
+    """These rows of an object of snippets as a table for a backend. `snippets`: which of the described they are."""
     values = vectors.of(texts)
     table = texts.table if len(rows) == texts.table.num_rows else texts.table.take(rows)
     picked = values if len(rows) == len(values) else values[rows]
     text, tokens = table.column("text").combine_chunks(), table.column("tokens").combine_chunks()
     return described.rows(snippets, text, tokens, picked)
+
+
+def _matched(texts: Texts, described: Descriptions) -> tuple[Any, Any, Any]:
+    """The rows of the object that were described, which snippets they are, and which snippets are not in it."""
+    import numpy as np
+    import pyarrow.compute as pc
+
+    place = _numpy(pc.fill_null(pc.index_in(texts.ids, value_set=described.ids), -1))
+    # Each snippet once, also if the object had it twice.
+    snippets, rows = np.unique(place, return_index=True)
+    known = snippets >= 0
+    missing = np.setdiff1d(np.arange(len(described.ids)), snippets[known], assume_unique=True)
+    return np.sort(rows[known]), place[np.sort(rows[known])], missing
 
 
 def _ahead(pool: ThreadPoolExecutor, make: Callable[[_T], Any], things: Iterable[_T], most: int) -> Iterator[Any]:

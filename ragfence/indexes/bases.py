@@ -1,22 +1,24 @@
 """A build that starts from the nearest sealed one: what did not change is copied out of it, not made again.
 
-The base is read once, and its digest is made on the way. If it is not what was sealed, nothing of it is used.
+The base is read once, and its digest is made on the way. If it is not what was sealed, nothing of it is sealed again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+import contextlib
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ragfence.errors import BuildMissing, FormatCorrupt, FormatTooNew
+from ragfence.errors import BuildMissing, BuildUnverified, FormatCorrupt, FormatTooNew
+from ragfence.indexes.ahead import Ahead, Aside
 from ragfence.indexes.assembling import Descriptions, Log, assembled
 from ragfence.indexes.backends.protocol import Backend
 from ragfence.indexes.builds import SEALED, BuildEntry, Builds, Seal
+from ragfence.indexes.contents import Contents, matrix
 from ragfence.indexes.corpora import Corpora, Snapshot
 from ragfence.indexes.spec import shape_in
 from ragfence.indexes.vectors import VectorStore
-from ragfence.indexes.verifying import Contents, matrix
 
 SAME_ROWS = ("embedder", "backend", "metric", "analyzer", "schema")
 """inputs that decide what the rows are; the type of index and its parameters may differ"""
@@ -78,32 +80,70 @@ def _compared(entry: BuildEntry, seal: Seal, snapshot: Snapshot, earlier: Snapsh
     return Base(entry, seal, snapshot.documents - int(changed.num_rows), changed, left.text_ids())
 
 
-def from_base(
-    log: Log, base: Base, backend: Backend, described: Descriptions, vectors: VectorStore, workers: int
-) -> Generator[Any, None, None]:
-    """The rows of the new build: those of the base that stay, and those of the documents that changed.
+class Copied:
+    """The rows of a new build: those of the base that stay, and those of the documents that changed.
 
-    A snippet that an edited document kept is in the base, with its text and its vector: only its place is new.
+    What is new is embedded while the base is read, and what was read is hashed while the new index is written. So the
+    base may turn out not to be what was sealed only when all its rows have gone by: `prove` comes before the seal.
     """
+
+    def __init__(
+        self, log: Log, base: Base, backend: Backend, described: Descriptions, vectors: VectorStore, workers: int
+    ) -> None:
+        self._base = base
+        self._backend = backend
+        self._described = described
+        place = described.places()
+        # A snippet that an edited document kept is in the base, with its text and its vector: only its place is new.
+        self._kept = {each: place.pop(each) for each in _raw(base.gone) if each in place}
+        self._fresh = assembled(log, described, place, vectors, workers)
+        self._contents = Contents(shape_in(base.seal.inputs))
+        self._hashing = Aside(self._contents.add)
+
+    def rows(self) -> Generator[Any, None, None]:
+        with Ahead(self._fresh) as fresh:
+            with _is_the_bases_fault(), Ahead(self._backend.read(self._base.seal.physical)) as tables:
+                for table in tables:
+                    self._hashing.begin(table)
+                    yield from _staying(table, self._base.gone, self._described, self._kept)
+            yield from fresh
+
+    def prove(self) -> None:
+        """Raises `BaseBroken` unless the rows that were read are those that were sealed."""
+        with _is_the_bases_fault():
+            self._hashing.finish()
+        if self._kept or self._contents.digest() != self._base.seal.content_digest:
+            raise BaseBroken
+
+    def __enter__(self) -> Copied:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._hashing.close()
+
+
+@contextlib.contextmanager
+def _is_the_bases_fault() -> Iterator[None]:
+    try:
+        yield
+    except (BuildMissing, BuildUnverified, FormatCorrupt) as broken:
+        raise BaseBroken from broken
+
+
+def _staying(table: Any, gone: Any, described: Descriptions, kept: dict[bytes, int]) -> Iterator[Any]:
+    """Of a table of the base. `kept`: snippets that stay at another place; taken out as they are found."""
     import pyarrow.compute as pc
 
-    shape = shape_in(base.seal.inputs)
-    contents = Contents(shape)
-    place = described.places()
-    try:
-        for table in backend.read(base.seal.physical):
-            contents.add(table)
-            gone = pc.is_in(table.column("snippet_id"), value_set=base.gone)
-            yield table.filter(pc.invert(gone))
-            again = table.filter(gone)
-            ids = [bytes.fromhex(each) for each in again.column("snippet_id").to_pylist()]
-            taken = [(row, place.pop(each)) for row, each in enumerate(ids) if each in place]
-            if taken:
-                kept = again.take([row for row, _ in taken]).combine_chunks()
-                text, tokens = kept.column("text").combine_chunks(), kept.column("tokens").combine_chunks()
-                yield described.rows([at for _, at in taken], text, tokens, matrix(kept, shape.dimension))
-    except BuildMissing as missing:
-        raise BaseBroken from missing
-    if contents.digest() != base.seal.content_digest:
-        raise BaseBroken
-    yield from assembled(log, described, place, vectors, workers)
+    changed = pc.is_in(table.column("snippet_id"), value_set=gone)
+    yield table.filter(pc.invert(changed))
+    again = table.filter(changed)
+    taken = [(row, kept.pop(each)) for row, each in enumerate(_raw(again.column("snippet_id"))) if each in kept]
+    if taken:
+        some = again.take([row for row, _ in taken]).combine_chunks()
+        text, tokens = some.column("text").combine_chunks(), some.column("tokens").combine_chunks()
+        vectors = matrix(some, some.schema.field("vector").type.list_size)
+        yield described.rows([at for _, at in taken], text, tokens, vectors)
+
+
+def _raw(ids: Any) -> list[bytes]:
+    return [bytes.fromhex(each) for each in ids.to_pylist()]

@@ -22,9 +22,9 @@ from ragfence.errors import BuildMissing, BuildUnverified, NotReady
 from ragfence.indexes.backends.protocol import Backend
 from ragfence.indexes.builds import BuildEntry, Builds, purged, retired
 from ragfence.indexes.catalog import Catalog
+from ragfence.indexes.contents import Contents
 from ragfence.indexes.spec import shape_in
 from ragfence.indexes.vectors import VectorCopier
-from ragfence.indexes.verifying import Contents
 from ragfence.stores.objects import ObjectStore
 
 ROUNDS = 20

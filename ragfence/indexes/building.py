@@ -24,7 +24,7 @@ from ragfence.engine.leases import Lease
 from ragfence.errors import BuildMissing, FencedOut, LeaseLost, NotReady, RagfenceError, SnapshotGone
 from ragfence.indexes.assembling import Log, whole
 from ragfence.indexes.backends.protocol import PREFIX, Backend
-from ragfence.indexes.bases import Base, BaseBroken, from_base, nearest
+from ragfence.indexes.bases import Base, BaseBroken, Copied, nearest
 from ragfence.indexes.builds import SEALED, Attempt, BuildEntry, Builds, Seal, retired
 from ragfence.indexes.catalog import CatalogEntry
 from ragfence.indexes.corpora import Corpora, Snapshot
@@ -293,25 +293,17 @@ class Building:
             embeds[0] += snippets
 
         vectors = VectorStore(tools.engine, tools.objects, self._embedder, told=made, check=lease.check)
-        if base:
-            described = tools.log.describe(base.changed)
-            tables = from_base(tools.log, base, self._backend, described, vectors, rules.embed_workers)
-        else:
-            tables = whole(tools.log, snapshot.table, vectors, rules.embed_workers)
         # What compares with every row finds itself; of what is approximate more has to be seen.
         size = rules.max_self_recall_sample
         sample = Sample(min(size, EXACT_SAMPLE) if self._shape.index == "flat" else size, snapshot.rows)
-        watched = sample.watch(self._watched(lease, tables, snapshot.rows), self._shape.dimension)
-        pulled = _Pulled(watched)
-        try:
-            self._backend.write(attempt.physical, self._shape, pulled)
-        except Exception:
-            if pulled.broken is not None:
-                raise pulled.broken from None
-            raise
-        finally:
-            _closed(watched)
-            _closed(tables)
+        if base:
+            described = tools.log.describe(base.changed)
+            with Copied(tools.log, base, self._backend, described, vectors, rules.embed_workers) as copied:
+                self._handed_over(lease, attempt, copied.rows(), sample)
+                copied.prove()
+        else:
+            rows = whole(tools.log, snapshot.table, vectors, rules.embed_workers)
+            self._handed_over(lease, attempt, rows, sample)
         self._backend.finish(attempt.physical, self._shape)
         lease.check()
         written = time.monotonic()
@@ -340,6 +332,20 @@ class Building:
         return BuildEntry(
             attempt.number, "sealed", tools.engine.fences.now_ms(), tools.engine.owner, attempt.token, seal
         )
+
+    def _handed_over(self, lease: Lease, attempt: Attempt, tables: Generator[Any, None, None], sample: Sample) -> None:
+        """The rows to the backend, while they are made."""
+        watched = sample.watch(self._watched(lease, tables, sample.total), self._shape.dimension)
+        pulled = _Pulled(watched)
+        try:
+            self._backend.write(attempt.physical, self._shape, pulled)
+        except Exception:
+            if pulled.broken is not None:
+                raise pulled.broken from None
+            raise
+        finally:
+            _closed(watched)
+            _closed(tables)
 
     def _watched(self, lease: Lease, tables: Iterator[Any], total: int) -> Iterator[Any]:
         done = 0

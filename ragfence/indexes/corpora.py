@@ -20,8 +20,9 @@ from ragfence.core.hashing import SHARDS
 from ragfence.core.operations import encoded
 from ragfence.documents.corpus import Corpus, Shown, Version, digest_of_shards, shard_digests
 from ragfence.documents.identity import SNIPPET_BYTES
-from ragfence.documents.parquet import fixed_values, id_lists, read_table, table_written
+from ragfence.documents.parquet import fixed_matrix, fixed_values, id_lists, read_table, table_written
 from ragfence.documents.segments import stored_in
+from ragfence.engine.collecting import held_off
 from ragfence.errors import FormatCorrupt
 from ragfence.stores.objects import ObjectStore
 
@@ -51,12 +52,10 @@ class Snapshot:
 
     def text_ids(self) -> Any:
         """The same as indexes have them: an Arrow array of text."""
-        return as_texts(self.ids())
+        return as_texts(self.flat_ids())
 
     def ids(self) -> list[bytes]:
-        import pyarrow as pa
-
-        return fixed_values(pa.table({"id": self.flat_ids()}), "id")
+        return id_values(self.flat_ids())
 
     def heads(self) -> Any:
         """Key and metadata hash of each document, as one Arrow array: what a head is."""
@@ -80,14 +79,22 @@ class Snapshot:
         return self.documents - known, earlier.documents - known, known - same, same
 
 
-def as_texts(ids: Sequence[bytes]) -> Any:
-    """Snippet_ids as an Arrow array of text, in hex. All at once: they have the same length."""
+def as_texts(ids: Any) -> Any:
+    """Snippet_ids, an Arrow array of 16 bytes each, as one of text, in hex. All at once: they have the same length."""
     import numpy as np
     import pyarrow as pa
 
     digits = 2 * SNIPPET_BYTES
     ends = np.arange(0, digits * (len(ids) + 1), digits, dtype=np.int32)
-    return pa.StringArray.from_buffers(len(ids), pa.py_buffer(ends), pa.py_buffer(b"".join(ids).hex().encode()))
+    held = fixed_matrix(pa.table({"id": ids}), "id").tobytes()
+    return pa.StringArray.from_buffers(len(ids), pa.py_buffer(ends), pa.py_buffer(held.hex().encode()))
+
+
+def id_values(ids: Any) -> list[bytes]:
+    """The same as Python objects."""
+    import pyarrow as pa
+
+    return fixed_values(pa.table({"id": ids}), "id")
 
 
 def heads_of(table: Any) -> Any:
@@ -113,6 +120,7 @@ class Corpora:
         self._cache = f"{encoded(tenant)}/corpora-at"
         self._read: tuple[str, list[Shown]] | None = None
 
+    @held_off()
     def digest(self, *, to_build: bool = False) -> str:
         """Of the corpus of now. Costs two requests, however many documents there are, if somebody knows it already.
 
@@ -133,6 +141,7 @@ class Corpora:
         self._keep()
         return digest
 
+    @held_off()
     def now(self) -> Snapshot:
         """The corpus of now, or of the digest that was just made to build it; stored."""
         read, self._read = self._read, None
@@ -144,6 +153,7 @@ class Corpora:
         )
         return snapshot
 
+    @held_off()
     def get(self, digest: str) -> Snapshot | None:
         name = self._name(digest)
         data = self._objects.get(name)
@@ -173,12 +183,13 @@ def _table(shown: Sequence[Shown]) -> Any:
     rows = sorted((bytes((shard,)) + head.digest, source, head) for shard, source, head in shown)
     stored = [stored_in(head.record) for _, _, head in rows if head.record]
     # There are far fewer addresses than documents.
-    text = {address: address.text for address in {address for each in stored for address in (each.row, each.origin)}}
+    addresses = {each.row for each in stored} | {each.origin for each in stored}
+    text = {address: address.text for address in addresses}
     return pa.table(
         {
-            "key": pa.array([key for key, _, _ in rows], pa.binary(33)),
-            "source": pa.array([source for _, source, _ in rows], pa.binary(20)),
-            "metadata_hash": pa.array([head.metadata_hash for _, _, head in rows], pa.binary(16)),
+            "key": _fixed([key for key, _, _ in rows], 33),
+            "source": _fixed([source for _, source, _ in rows], 20),
+            "metadata_hash": _fixed([head.metadata_hash for _, _, head in rows], 16),
             "row": pa.array([text[each.row] for each in stored], pa.string()),
             "origin": pa.array([text[each.origin] for each in stored], pa.string()),
             "snippet_ids": id_lists([each.ids for each in stored]),
@@ -186,10 +197,23 @@ def _table(shown: Sequence[Shown]) -> Any:
     )
 
 
+def _fixed(values: Sequence[bytes], width: int) -> Any:
+    import pyarrow as pa
+
+    held = b"".join(values)
+    if len(held) != width * len(values):
+        raise FormatCorrupt(f"a head in the fence store has a digest that is not of {width} bytes")
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(values), [None, pa.py_buffer(held)])
+
+
 def _digest_of(table: Any) -> str:
-    columns = [fixed_values(table, column) for column in ("key", "source", "metadata_hash")]
-    heads = ((key[0], source + key[1:] + metadata) for key, source, metadata in zip(*columns, strict=True))
-    return digest_of_shards(shard_digests(heads))
+    import numpy as np
+
+    key, source, metadata = (fixed_matrix(table, column) for column in ("key", "source", "metadata_hash"))
+    heads = np.hstack([source, key[:, 1:], metadata])
+    held, width = heads.tobytes(), heads.shape[1]
+    each = (held[at : at + width] for at in range(0, len(held), width))
+    return digest_of_shards(shard_digests(zip(key[:, 0].tolist(), each, strict=True)))
 
 
 def _named(versions: Sequence[Version]) -> str:

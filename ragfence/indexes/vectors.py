@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import io
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ragfence.core.operations import Operation
+from ragfence.documents.identity import SNIPPET_BYTES
 from ragfence.documents.parquet import fixed_values, read_snippets
 from ragfence.documents.rewriting import Switch
 from ragfence.documents.segments import Address, Layout, address_in
 from ragfence.engine import points
 from ragfence.engine.engine import Engine
 from ragfence.errors import FencedOut, FormatCorrupt, FormatTooNew, InFlight, SnapshotGone
+from ragfence.indexes.corpora import id_values
 from ragfence.indexes.embedders.protocol import Embedder, EmbedderId, embedded
 from ragfence.stores.objects import ObjectStore
 
@@ -44,11 +46,11 @@ class Texts(NamedTuple):
     address: Address
     table: Any
     """snippet_id, text, tokens"""
-    ids: list[bytes]
 
-    @classmethod
-    def of(cls, address: Address, table: Any) -> Texts:
-        return cls(address, table, fixed_values(table, "snippet_id"))
+    @property
+    def ids(self) -> Any:
+        """As an Arrow array."""
+        return self.table.column("snippet_id").combine_chunks()
 
 
 class VectorStore:
@@ -123,13 +125,13 @@ class VectorStore:
     def _embedded(self, texts: Texts) -> bytes:
         import numpy as np
 
-        ids = texts.ids
+        ids = id_values(texts.ids)
         made = np.zeros((len(ids), self._id.dimension), dtype=np.float32)
         missing = list(range(len(ids)))
         kept_name = self._kept_name(texts.address)
         if (data := self._objects.get(kept_name)) is not None:
             kept_ids, kept = _decoded(kept_name, data, self._id.dimension)
-            place = {each: at for at, each in enumerate(kept_ids)}
+            place = {each: at for at, each in enumerate(id_values(kept_ids))}
             missing = [at for at, each in enumerate(ids) if each not in place]
             for at, each in enumerate(ids):
                 if each in place:
@@ -211,7 +213,10 @@ class VectorCopier:
             self._open.move_to_end(name)
             return self._open[name]
         data = self._objects.get(name)
-        found = _decoded(name, data) if data is not None else ([], _no_vectors())
+        found: tuple[list[bytes], Vectors] = [], _no_vectors()
+        if data is not None:
+            ids, vectors = _decoded(name, data)
+            found = id_values(ids), vectors
         self._open[name] = found
         while len(self._open) > self.OPEN:
             self._open.popitem(last=False)
@@ -231,17 +236,18 @@ def encoded_vectors(ids: Sequence[bytes], vectors: Vectors) -> bytes:
     return sink.getvalue()
 
 
-def vectors_in(name: str, data: bytes, ids: Iterable[bytes], dimension: int) -> Vectors:
-    """The vectors of an object, which must be those of these snippets, in their order."""
+def vectors_in(name: str, data: bytes, ids: Any, dimension: int) -> Vectors:
+    """The vectors of an object, which must be those of these snippets (an Arrow array), in their order."""
     found, vectors = _decoded(name, data, dimension)
-    if found != list(ids):
+    if not found.equals(ids):
         raise FormatCorrupt(
             f"{name} does not hold the vectors of its snippets", hint="delete it: it is made again by the next build"
         )
     return vectors
 
 
-def _decoded(name: str, data: bytes, dimension: int | None = None) -> tuple[list[bytes], Vectors]:
+def _decoded(name: str, data: bytes, dimension: int | None = None) -> tuple[Any, Vectors]:
+    """Ids, as an Arrow array, and vectors: both where they stand in the bytes of the object."""
     import numpy as np
     import pyarrow as pa
 
@@ -255,9 +261,9 @@ def _decoded(name: str, data: bytes, dimension: int | None = None) -> tuple[list
         width = table.schema.field("vector").type.list_size
         if dimension not in (None, width):
             raise FormatCorrupt(f"{name} holds vectors of {width} dimensions, not of {dimension}")
-        flat = pa.chunked_array([chunk.flatten() for chunk in table.column("vector").chunks], pa.float32())
-        vectors = np.asarray(flat.combine_chunks().to_numpy(zero_copy_only=False)).reshape(-1, width)
-        return fixed_values(table, "snippet_id"), vectors
+        flat = table.column("vector").combine_chunks().flatten().cast(pa.float32())
+        vectors = np.asarray(flat.to_numpy(zero_copy_only=False)).reshape(-1, width)
+        return table.column("snippet_id").combine_chunks().cast(pa.binary(SNIPPET_BYTES)), vectors
     except (pa.ArrowException, KeyError, ValueError, OSError) as broken:
         raise FormatCorrupt(f"{name} is no object of vectors: {broken}") from broken
 

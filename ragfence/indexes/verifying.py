@@ -1,76 +1,28 @@
-"""What is read back out of a backend: is it what was to be built, and what is its digest?
+"""What is read back out of a backend: is it what was to be built?
 
-content_digest: Merkle over the sorted (snippet_id, hash of the vector, hash of the payload), in 256 branches by the
-first byte of the id. Vectors are hashed after canonicalisation: for "cosine" they are brought to length 1 and rounded,
-since a backend may keep them that way (Qdrant does); else the bits of the floats count.
+Every row is read and hashed. Meanwhile the next rows are on their way, and the sample is searched for: reading and
+searching are the backend's work, hashing is ours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass, field
-from hashlib import sha256
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ragfence.core.hashing import digest
 from ragfence.errors import BuildUnverified
-from ragfence.indexes.backends.protocol import PAYLOAD, Backend, Shape
+from ragfence.indexes.ahead import Ahead
+from ragfence.indexes.backends.protocol import Backend, Shape
+from ragfence.indexes.contents import Contents, matrix
 from ragfence.indexes.corpora import Snapshot
 
 if TYPE_CHECKING:
     from ragfence.indexes.embedders.protocol import Vectors
 
-HASH_BYTES = 16
 SELF_RECALL_K = 10
 NEAR = 1e-3
 """so far may the vector read back be from the one that was written, both brought to length 1"""
-_STEPS = 1 << 14
-"""of a coordinate of a vector of length 1, when it is rounded"""
-
-
-class Contents:
-    """The digest of rows that come by in tables, and what there is to count."""
-
-    def __init__(self, shape: Shape) -> None:
-        self._shape = shape
-        self._leaves: list[bytes] = []
-        self._documents: set[str] = set()
-        self.rows = 0
-
-    def add(self, table: Any) -> None:
-        import numpy as np
-
-        vectors = matrix(table, self._shape.dimension)
-        if not np.isfinite(vectors).all():
-            raise BuildUnverified("vectors with NaN or infinity were read back")
-        ids = table.column("snippet_id").to_pylist()
-        self._documents.update(table.column("doc_id").unique().to_pylist())
-        self.rows += len(ids)
-        canonical = _canonical(vectors, self._shape.metric)
-        held, width = canonical.tobytes(), canonical.dtype.itemsize * canonical.shape[1]
-        places = range(0, len(held), width) if width else ()
-        self._leaves += [
-            bytes.fromhex(each) + sha256(held[at : at + width]).digest()[:HASH_BYTES] + payload
-            for each, at, payload in zip(ids, places, _payload_hashes(table), strict=True)
-        ]
-
-    @property
-    def documents(self) -> int:
-        return len(self._documents)
-
-    @property
-    def ids(self) -> list[bytes]:
-        """In their order."""
-        self._leaves.sort()
-        return [leaf[: -2 * HASH_BYTES] for leaf in self._leaves]
-
-    def digest(self) -> str:
-        branches: list[list[bytes]] = [[] for _ in range(256)]
-        self._leaves.sort()
-        for leaf in self._leaves:
-            branches[leaf[0]].append(leaf)
-        made = [digest("ragfence/index-branch/1", *branch) for branch in branches]
-        return f"sha256:{digest('ragfence/index-content/1', *made).hex()}"
 
 
 @dataclass(slots=True)
@@ -105,11 +57,28 @@ def verified(
     backend: Backend, physical: str, shape: Shape, snapshot: Snapshot, sample: Sample, min_recall: float
 ) -> Verified:
     """Reads everything back. Raises `BuildUnverified`, with what was seen, unless it is the snapshot."""
+    with ThreadPoolExecutor(1, thread_name_prefix="ragfence-recall") as pool:
+        searched = pool.submit(self_recall, backend, physical, sample.vectors)
+        checked = _read_back(backend, physical, shape, snapshot, sample)
+        # Only now: of an index that lacks rows it is said that it does, not that they are not found.
+        recall = searched.result()
+    checks = checked.checks | {"self_recall": round(recall, 4), "self_recall_of": len(sample.vectors)}
+    if recall < min_recall:
+        raise BuildUnverified(
+            f"{physical} finds only {recall:.1%} of its own vectors; {min_recall:.1%} are wanted",
+            hint="make the index more exact (its parameters), or lower min_self_recall in the policy",
+            checks=checks,
+        )
+    return replace(checked, checks=checks)
+
+
+def _read_back(backend: Backend, physical: str, shape: Shape, snapshot: Snapshot, sample: Sample) -> Verified:
     contents = Contents(shape)
     near = 0
-    for table in backend.read(physical):
-        contents.add(table)
-        near += _near(table, sample.vectors, shape.dimension)
+    with Ahead(backend.read(physical)) as tables:
+        for table in tables:
+            contents.add(table)
+            near += _near(table, sample.vectors, shape.dimension)
     wanted = sorted(snapshot.ids())
     found = contents.ids
     checks: dict[str, Any] = {
@@ -132,14 +101,6 @@ def verified(
             f"{physical}: of {len(sample.vectors)} vectors that were compared, {near} came back as they were written",
             checks=checks,
         )
-    recall = self_recall(backend, physical, sample.vectors)
-    checks |= {"self_recall": round(recall, 4), "self_recall_of": len(sample.vectors)}
-    if recall < min_recall:
-        raise BuildUnverified(
-            f"{physical} finds only {recall:.1%} of its own vectors; {min_recall:.1%} are wanted",
-            hint="make the index more exact (its parameters), or lower min_self_recall in the policy",
-            checks=checks,
-        )
     return Verified(contents.digest(), contents.rows, contents.documents, checks)
 
 
@@ -155,27 +116,6 @@ def self_recall(backend: Backend, physical: str, vectors: dict[str, Vectors]) ->
         crowded = len(found) == SELF_RECALL_K and len({round(each.score, 5) for each in found}) == 1
         hits += bool(own) or crowded
     return hits / len(vectors)
-
-
-def matrix(table: Any, dimension: int) -> Vectors:
-    """The vectors of a table."""
-    import numpy as np
-
-    chunks = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in table.column("vector").chunks]
-    flat = np.concatenate(chunks) if chunks else np.zeros(0)
-    if len(flat) != table.num_rows * dimension:
-        raise BuildUnverified(f"vectors were read back that are not of {dimension} dimensions")
-    return np.ascontiguousarray(flat, dtype=np.float32).reshape(-1, dimension)
-
-
-def _canonical(vectors: Vectors, metric: str) -> Any:
-    import numpy as np
-
-    if metric != "cosine":
-        return vectors
-    length = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
-    length[length == 0] = 1
-    return np.rint(vectors * (_STEPS / length).astype(np.float32)[:, None]).astype("<i2")
 
 
 def _unit(vectors: Vectors) -> Any:
@@ -198,19 +138,3 @@ def _near(table: Any, written: dict[str, Vectors], dimension: int) -> int:
     there = np.stack([written[each] for each in picked.column("snippet_id").to_pylist()])
     apart = np.abs(_unit(matrix(picked, dimension)) - _unit(there)).max(axis=1)
     return int((apart < NEAR).sum())
-
-
-def _payload_hashes(table: Any) -> list[bytes]:
-    """One for each row. A text is hashed with its length before it, so that no two payloads are alike as bytes."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    parts: list[Any] = []
-    for name in PAYLOAD:
-        column = table.column(name).combine_chunks()
-        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-            parts += [pc.binary_length(column).cast(pa.string()), column.cast(pa.string())]
-        else:
-            parts.append(column.cast(pa.string()))
-    joined = pc.binary_join_element_wise(*parts, ":")
-    return [sha256(each).digest()[:HASH_BYTES] for each in joined.cast(pa.binary()).to_pylist()]
