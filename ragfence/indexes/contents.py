@@ -10,6 +10,7 @@ of sha256, and everything else is done for a table at once.
 
 from __future__ import annotations
 
+from binascii import unhexlify
 from collections.abc import Iterable
 from hashlib import sha256
 from itertools import pairwise
@@ -105,7 +106,7 @@ def _id_bytes(table: Any) -> bytes:
         raise BuildUnverified("rows were read back whose snippet_id is none")
     digits = column.buffers()[2].slice(_offsets(column)[0], len(column) * 2 * SNIPPET_BYTES).to_pybytes()
     try:
-        return bytes.fromhex(digits.decode("ascii"))
+        return unhexlify(digits)
     except ValueError as broken:
         raise BuildUnverified("rows were read back whose snippet_id is none") from broken
 

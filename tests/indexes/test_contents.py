@@ -105,6 +105,7 @@ def test_a_row_that_comes_twice_is_two_rows() -> None:
         ("snippet_id", "ab"),
         ("snippet_id", "é" * 16),
         ("snippet_id", "z" * 32),
+        ("snippet_id", " " * 32),
         ("snippet_id", None),
         ("text", None),
         ("start", None),
