@@ -109,7 +109,9 @@ def _is_plain(value: Any, depth: int) -> bool:
         return False
     if kind is dict:
         for name, item in value.items():
-            if type(name) is not str or not name.isascii() or not _is_plain(item, depth + 1):
+            if type(name) is not str or not name.isascii():
+                return False
+            if not (item.isascii() if type(item) is str else _is_plain(item, depth + 1)):  # most are texts
                 return False
         return True
     if kind is list or kind is tuple:
