@@ -11,7 +11,8 @@ process that answers. After a restart, failover or flush they are hydrated from 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, TypeVar
 
 from ragfence.core.decisions import (
@@ -64,6 +65,9 @@ from ragfence.stores.redis_wire import (
 
 SOLO_ROWS_PER_SHARD = 2_000
 """Without an object store nothing drains the rows: the newest batches are kept."""
+
+LOADED_AT_ONCE = 8
+"""shards: the server stores what was sent of them while the next are packed"""
 
 Answered = TypeVar("Answered", Verdict, SealOutcome)
 _FOR_ONE = {"claim": (b"", b"1"), "seal": (b"1",)}
@@ -199,7 +203,8 @@ class RedisFences:
         by_shard: dict[int, list[bytes]] = {}
         for key in keys:
             by_shard.setdefault(key[0], []).append(self._names.record(key))
-        self._epoch_call("forget_ended", {shard: (names, []) for shard, names in by_shard.items()})
+        if by_shard:
+            self._epoch_call("forget_ended", records=by_shard)
 
     def stats(self) -> Stats:
         counted: dict[tuple[str, str], int] = {}
@@ -258,27 +263,25 @@ class RedisFences:
 
     def begin_epoch(self, epoch: int) -> bool:
         self._refuse_unsafe_servers()  # after a failover it is another server than the one that was opened
-        return self._epoch_call("begin", self._every_shard(), checked_epoch(epoch))
+        return self._epoch_call("begin", checked_epoch(epoch))
 
     def load(self, epoch: int, items: Sequence[Loaded]) -> bool:
-        by_shard: dict[int, tuple[list[bytes], list[bytes]]] = {}
+        by_shard: dict[int, list[Loaded]] = {}
         for item in items:
-            if isinstance(item, LoadedSource):
-                shard, name = item.shard, self._names.source(item.shard, item.source)
-                data = source_with(epoch, item.head)
-            else:
-                shard, name = item.key[0], self._names.record(item.key)
-                data = park(epoch, item.record)
-            names, values = by_shard.setdefault(shard, ([], []))
-            names.append(name)
-            values.append(data)
-        return self._epoch_call("load", by_shard, epoch)
+            by_shard.setdefault(item.shard if isinstance(item, LoadedSource) else item.key[0], []).append(item)
+        shards = list(by_shard.items())
+        parts = (
+            [self._loading(epoch, *some) for some in shards[at : at + LOADED_AT_ONCE]]
+            for at in range(0, len(shards), LOADED_AT_ONCE)
+        )
+        replies = list(self._asking.in_parts(self._scripts["epoch"], parts))
+        return all(chain.from_iterable(replies))
 
     def finish_epoch(self, epoch: int) -> bool:
-        return self._epoch_call("finish", self._every_shard(), epoch)
+        return self._epoch_call("finish", epoch)
 
     def forget_markers(self, below: int) -> None:
-        self._epoch_call("forget", self._every_shard(), below)
+        self._epoch_call("forget", below)
 
     def lock(self, name: str, token: str, ttl_ms: int) -> bool:
         key = self._names.lock(name)
@@ -373,19 +376,24 @@ class RedisFences:
         to_digest, to_run_id, to_item = self._ahead[script][item.key[0]]
         return to_digest + item.key[1:] + to_run_id, b"%b$%d\r\n%b\r\n" % (to_item, len(packed), packed)
 
-    def _every_shard(self) -> dict[int, tuple[list[bytes], list[bytes]]]:
-        return {shard: ([], []) for shard in range(len(self._names.markers))}
+    def _loading(self, epoch: int, shard: int, items: Sequence[Loaded]) -> Call:
+        names, values = [self._names.markers[shard]], []
+        for item in items:
+            if isinstance(item, LoadedSource):
+                names.append(self._names.source(shard, item.source))
+                values.append(source_with(epoch, item.head))
+            else:
+                names.append(self._names.record(item.key))
+                values.append(park(epoch, item.record))
+        return Call(shard, self._scripts["epoch"].call(names, (b"load", epoch, *values)))
 
-    def _epoch_call(self, action: str, shards: dict[int, tuple[list[bytes], list[bytes]]], epoch: int = 0) -> bool:
-        """For each shard its marker, then names and values. All of one server at once, unless there are values."""
-        script = self._scripts["epoch"]
-        if self._link.clustered or action in ("load", "forget_ended"):
-            calls = [
-                Call(shard, script.call([self._names.markers[shard], *names], (action, epoch, *values)))
-                for shard, (names, values) in shards.items()
-            ]
-        else:
-            calls = [Call(0, script.call([self._names.markers[shard] for shard in shards], (action, epoch)))]
+    def _epoch_call(self, action: str, epoch: int = 0, records: Mapping[int, Sequence[bytes]] | None = None) -> bool:
+        """About the markers of all shards, at once unless it is a cluster; or about these records, shard by shard."""
+        script, markers = self._scripts["epoch"], self._names.markers
+        if records is None and not self._link.clustered:
+            return all(self._asking.called(script, [Call(0, script.call(markers, (action, epoch)))]))
+        shards = dict.fromkeys(range(len(markers)), ()) if records is None else records
+        calls = [Call(shard, script.call([markers[shard], *names], (action, epoch))) for shard, names in shards.items()]
         return all(self._asking.called(script, calls))
 
     def _refuse_unsafe_servers(self) -> None:
