@@ -7,7 +7,6 @@ order of time), and compacted as `ragfence drain` does it. A folder that is give
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from ragfence.core.policy import AuditRules
 from ragfence.stores.objects_local import LocalObjects
 from ragfence.testing.fences import MemoryFences
 from tests.bench.audit_scale import AuditScale
+from tests.bench.machine import peak_bytes
 from tests.bench.run import Say
 
 TENANT = "default"
@@ -161,8 +161,7 @@ def _measured(query: str, folder: Path, days: int) -> dict[str, Any]:
         found = QUERIES[query](audit)
         taken.append(time.perf_counter() - begun)
         used.append(time.process_time() - busy)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {"seconds": min(taken), "cpu_seconds": min(used), "peak_megabytes": peak, "found": found}
+    return {"seconds": min(taken), "cpu_seconds": min(used), "peak_megabytes": peak_bytes() / 2**20, "found": found}
 
 
 if __name__ == "__main__":

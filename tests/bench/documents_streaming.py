@@ -7,7 +7,6 @@ stdout   what it took, as JSON
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.documents_ours import document, ours
-from tests.bench.machine import redis_server
+from tests.bench.machine import peak_bytes, redis_server
 from tests.bench.peers.corpus import corpus
 from tests.bench.peers.process import ROOT
 
@@ -33,25 +32,14 @@ def measure(count: int) -> dict[str, Any]:
 def main() -> None:
     url, folder, count = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     with ours(url, folder) as empty:
-        before = _peak_bytes()
+        before = peak_bytes()
         started = time.perf_counter()
         documents = map(document, corpus("streamed", count, characters=CHARACTERS))
         new = sum(receipt.is_new for receipt in empty.documents.ingest_many(documents, stream=True))
         seconds = time.perf_counter() - started
     if new != count:
         raise RuntimeError(f"{new} documents were new, not {count}")
-    print(json.dumps({"documents": count, "peak_bytes": _peak_bytes(), "before_bytes": before, "seconds": seconds}))
-
-
-def _peak_bytes() -> int:
-    """Of this program alone. `ru_maxrss` will not do where there is /proc: Linux carries it over `exec`, so a process
-    starts with the size of whoever started it."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        kilobytes = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:")).split()[1]
-        return int(kilobytes) * 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    print(json.dumps({"documents": count, "peak_bytes": peak_bytes(), "before_bytes": before, "seconds": seconds}))
 
 
 if __name__ == "__main__":

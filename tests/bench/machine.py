@@ -6,6 +6,8 @@ import contextlib
 import importlib.metadata
 import os
 import platform
+import resource
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -52,3 +54,14 @@ def facts(url: str) -> dict[str, Any]:
 
 def load() -> list[float]:
     return [round(average, 2) for average in os.getloadavg()]
+
+
+def peak_bytes() -> int:
+    """Of this program alone. `ru_maxrss` will not do where there is /proc: Linux carries it over `exec`, so a process
+    starts with the size of whoever started it."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        kilobytes = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:")).split()[1]
+        return int(kilobytes) * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
