@@ -275,7 +275,7 @@ def test_who_waited_long_enough_is_told_in_flight(open_fence: OpenFence) -> None
             busy = await outcome(Grouping(fence.documents), Document("busy", "ours"))
             assert isinstance(busy, InFlight)
             waited_ms = int(busy.message.rpartition("waited ")[2].removesuffix(" ms"))
-            assert waited_ms >= 50
+            assert waited_ms >= 48  # two waits, in line and for the document, each cut to whole milliseconds
 
         asyncio.run(story())
 

@@ -338,12 +338,13 @@ def test_a_batch_whose_connection_is_cut_in_the_middle_is_granted_once(
 def test_nobody_reads_the_replies_to_rows_that_were_given_up(store: RedisFences, client: Any) -> None:
     asked = claim(Mode.DOCUMENT)
     sealed(store, asked)
+    connected = client.info("clients")["connected_clients"]  # others of this server's tests may be among them
     for _ in range(3):
         store.replays([ask(asked)]).drop()
         assert store.stats().sources == 1
         assert isinstance(verdict(store, claim(Mode.KEYED, by="two")), Granted)
-    connected = client.info("clients")["connected_clients"]
-    assert connected <= 3  # the store's, this one, and one that the server may not have missed yet
+    # One that was dropped may not have been missed yet.
+    assert client.info("clients")["connected_clients"] <= connected + 1
 
 
 def test_rows_that_a_server_refuses_refuse_the_answer(store: RedisFences, client: Any) -> None:
