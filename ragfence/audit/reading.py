@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ragfence.audit import columns
 from ragfence.audit.ledger import Ledger, Part, Wanted, by_day, day_of, is_flat, once, parts_by_day
-from ragfence.core.rows import RELEASE_POSITION, SEAL_POSITION, Row
+from ragfence.core.rows import FENCED_POSITION, RELEASE_POSITION, SEAL_POSITION, Row
 from ragfence.stores.fences import FenceStore
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def _in_order(table: pyarrow.Table) -> pyarrow.Table:
     steps = pc.case_when(
         pc.make_struct(
             pc.equal(decision, "ended"),
-            pc.is_in(position, pa.array([f"{at:02x}" for at in (SEAL_POSITION, RELEASE_POSITION)])),
+            pc.is_in(position, pa.array([f"{at:02x}" for at in (FENCED_POSITION, SEAL_POSITION, RELEASE_POSITION)])),
             pc.equal(decision, "new"),
             pc.is_valid(table.column("sealed_at")),
         ),

@@ -28,6 +28,7 @@ from ragfence.core.decisions import NOBODY, QUARANTINED
 from ragfence.core.receipts import default_effect_id
 from ragfence.core.rows import (
     FENCED_OUT,
+    FENCED_POSITION,
     FLAG_TEXT,
     HEALED,
     RELEASE_POSITION,
@@ -180,7 +181,7 @@ def _order(row: Row) -> tuple[int, tuple[int, int], int, int, str]:
     """Within one millisecond the fence tells which attempt came first, and the kind of row what came first in it."""
     if row.kind is RowKind.ENDED:
         step = 4
-    elif row.position in (SEAL_POSITION, RELEASE_POSITION):
+    elif row.position in (FENCED_POSITION, SEAL_POSITION, RELEASE_POSITION):
         step = 2
     elif row.kind is RowKind.NEW:
         step = 0

@@ -22,6 +22,7 @@ from ragfence.core.decisions import (
 from ragfence.core.records import KeyRecord
 from ragfence.core.rows import (
     FENCED_OUT,
+    FENCED_POSITION,
     NO_FENCE,
     RELEASE_POSITION,
     SEAL_POSITION,
@@ -91,7 +92,7 @@ def row_for_seal(seal: Seal, outcome: SealOutcome, now_ms: int) -> Row | None:
     fenced = isinstance(outcome, Fenced)
     return Row(
         token=seal.token,
-        position=SEAL_POSITION,
+        position=FENCED_POSITION if fenced else SEAL_POSITION,
         ts_ms=now_ms,
         kind=RowKind.DUPLICATE if seal.duplicate or fenced else RowKind.NEW,
         key=seal.key,

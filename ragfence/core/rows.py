@@ -26,6 +26,8 @@ from ragfence.core.receipts import Decision
 from ragfence.core.records import FINGERPRINT_BYTES, TOKEN_BYTES, fence_fields
 from ragfence.errors import FormatCorrupt, FormatTooNew
 
+FENCED_POSITION = 249
+"""of a seal that came too late. Whoever sent it is told what stands there, or what its commit decided: another row"""
 SEAL_POSITION = 250
 RELEASE_POSITION = 251
 CONFLICT_POSITION = 252

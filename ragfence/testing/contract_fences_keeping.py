@@ -26,6 +26,7 @@ from ragfence.core.operations import Fence
 from ragfence.core.records import MAX_EPOCH, TOKEN_BYTES, Head, KeyRecord, SourceLease, SourceRecord, State, park
 from ragfence.core.rows import (
     FENCED_OUT,
+    FENCED_POSITION,
     HEALED,
     RELEASE_POSITION,
     SEAL_POSITION,
@@ -526,7 +527,8 @@ class RowContract:
         fences.clock.advance(LEASE_MS)
         winner = sealed(fences.store, claim(mode, by="two"))
         fences.store.seal([seal(stale, first)])
-        (row,) = [row for row in rows_of(fences.store) if row.token == stale.token and row.position == SEAL_POSITION]
+        (row,) = [row for row in rows_of(fences.store) if row.token == stale.token and row.position]
+        assert row.position == FENCED_POSITION, "a seal that counts has the other, whoever writes its row"
         assert (row.kind, row.flags, row.error_code) == (RowKind.DUPLICATE, FENCED_OUT, "LEASE.fenced_out")
         assert (row.winner, row.fence, row.sealed_at_ms) == (winner.token, winner.fence, winner.when_ms)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ragfence.core.rows import SEAL_POSITION, RowKind
+from ragfence.core.rows import FENCED_POSITION, SEAL_POSITION, RowKind
 from tests import servers
 from tests.audit.many.judge import Verdict, gathered, missing
 from tests.audit.many.plan import Plan
@@ -58,6 +58,7 @@ def test_a_row_that_is_missing_or_that_nobody_was_told_of_is_found(nursery: Nurs
             rows = list(fence.audit.rows())
     told = gathered(sorted(tmp_path.glob("worker-*.lines")))
     assert list(missing(told, rows, Verdict())) == []
+    rows = [row for row in rows if row.position != FENCED_POSITION]  # these answer nobody
     answers = [row for row in rows if row.kind is RowKind.DUPLICATE or row.position == SEAL_POSITION]
     assert len(answers) > 100
     for row in answers:

@@ -12,6 +12,7 @@ import pytest
 from ragfence import Decision, Operation, Receipt
 from ragfence.core.decisions import Granted
 from ragfence.core.records import State
+from ragfence.core.rows import FENCED_OUT, FENCED_POSITION, RELEASE_POSITION, SEAL_POSITION, RowKind
 from ragfence.errors import (
     CommitUncertain,
     EffectFailed,
@@ -341,6 +342,27 @@ def test_a_frozen_block_is_fenced_out_by_a_successor_that_has_sealed(world: Worl
     assert late.value.receipt == winner
     slow.__exit__(None, None, None)
     assert_settled(world, winner, job, done=1)
+
+
+def test_a_frozen_block_whose_commit_came_first_is_new_in_its_rows_too(world: World) -> None:
+    slow = abandon(world.open(), JOB)
+    world.let_leases_run_out()
+    abandon(world.open(), JOB)
+    if not world.objects:
+        with pytest.raises(FencedOut):
+            slow.seal(result="zombie")
+        told = []
+    else:
+        slow.seal(result="first")
+        assert slow.receipt.decision is Decision.NEW
+        told = [(SEAL_POSITION, RowKind.NEW, 0)]
+    with world.open() as fence:
+        rows = [row for row in fence.audit.rows() if row.token == slow.lease.ref.token]
+    ends = [(row.position, row.kind, row.flags) for row in rows if row.position not in (0, RELEASE_POSITION)]
+    assert sorted(ends) == [
+        (FENCED_POSITION, RowKind.DUPLICATE, FENCED_OUT),
+        *told,
+    ]
 
 
 def test_a_frozen_block_gives_nothing_back_that_a_successor_holds(world: World) -> None:

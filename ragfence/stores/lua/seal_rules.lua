@@ -72,7 +72,7 @@ local function seal_row(seal, code, r, now_ms, shard)
   local fenced = code == 'F'
   local flags = seal.row_flags
   if fenced and flags % 32 < 16 then flags = flags + 16 end
-  return encode_row({ token = seal.token, position = 250, ts = now_ms,
+  return encode_row({ token = seal.token, position = fenced and 249 or 250, ts = now_ms,
     kind = (seal.duplicate or fenced) and ROW.duplicate or ROW.new, key = shard .. seal.digest,
     fingerprint = r.fingerprint, flags = flags, attempt = r.attempt,
     epoch = fenced and r.epoch or seal.epoch, counter = fenced and r.counter or seal.counter,

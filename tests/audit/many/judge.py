@@ -2,7 +2,8 @@
 
 A claim names its call, so the ledger's last word on the call must be what the caller was told. Operations of `once` and
 documents are told apart by the life of the worker (its run_id), the source and the key: of each decision there must be
-as many rows as answers. There may be more only of calls that nobody lived to be answered.
+as many rows as answers. There may be more only of calls that nobody lived to be answered. A seal that came too late has
+a row besides: its attempt must have been granted, and the answer is looked for among the others.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ragfence.audit.ledger import Ledger, Wanted
-from ragfence.core.rows import RELEASE_POSITION, SEAL_POSITION, Row
+from ragfence.core.rows import FENCED_POSITION, RELEASE_POSITION, SEAL_POSITION, Row
 from ragfence.stores.objects import ObjectStore
 from tests.audit.many.plan import CLAIM, MOVE
 from tests.chaos.sites import Site
@@ -66,6 +67,8 @@ class Verdict:
     """rows of decisions whose caller was killed, or told of an error, before it had the answer"""
     drained: int = 0
     """rows that drainers lived to tell of"""
+    late: int = 0
+    """seals that were fenced out"""
     waited: int = 0
     kills: dict[str, int] = field(default_factory=dict)
     errors: Counter[str] = field(default_factory=Counter)
@@ -83,6 +86,7 @@ class _Seen(NamedTuple):
     decision: str
     position: int
     ts_ms: int
+    token: bytes
 
 
 def judge(site: Site, workers: Sequence[Path], drainers: Sequence[Path], *, kills: dict[str, int]) -> Verdict:
@@ -153,15 +157,24 @@ def missing(told: Told, rows: Iterable[Row], found: Verdict) -> Iterator[str]:
     """What callers were told and no row tells; and rows of decisions that nobody can have missed."""
     by_event: dict[str, list[_Seen]] = defaultdict(list)
     by_place: Counter[tuple[str, str, str, str]] = Counter()
+    granted: set[bytes] = set()
+    late: list[_Seen] = []
     for each in map(_seen, rows):
+        if each.position == FENCED_POSITION:
+            late.append(each)
+            continue
         if each.position == RELEASE_POSITION or (each.decision == "new" and each.position != SEAL_POSITION):
+            if each.position != RELEASE_POSITION:
+                granted.add(each.token)
             continue  # granted, or given back: what came of it is another row
         if each.event:
             by_event[each.event].append(each)
         else:
             by_place[each.run, each.source, each.key, each.decision] += 1
+    found.late += len(late)
     yield from _without_a_last_word(told, by_event, found)
     yield from _uncounted(told, by_place, found)
+    yield from (f"{each} was fenced out, and never granted" for each in late if each.token not in granted)
 
 
 def _without_a_last_word(told: Told, by_event: dict[str, list[_Seen]], found: Verdict) -> Iterator[str]:
@@ -239,6 +252,7 @@ def _seen(row: Row) -> _Seen:
         told["decision"],
         row.position,
         row.ts_ms,
+        row.token,
     )
 
 
