@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 from ragfence.core.canonical import canonical_json
+from ragfence.core.clean_json import CleanJson
 from ragfence.core.operations import SEQUENCE_MAX, SEQUENCE_MIN, checked_text
-from ragfence.core.redaction import Redaction
 from ragfence.errors import DocumentInvalid, NotJson, ValidationError
 
 MAX_URL_BYTES = 4096
@@ -90,11 +90,11 @@ def normalised(text: str) -> str:
 
 
 def checked(
-    document: Document, limits: Limits, *, position: int | None = None, redaction: Redaction | None = None
+    document: Document, limits: Limits, *, position: int | None = None, clean: CleanJson | None = None
 ) -> Checked:
     """The document as it is stored, or `DocumentInvalid`. `position` names a document whose id cannot.
 
-    What is stored beside its text (metadata and source_url) holds no secrets.
+    What is stored beside its text (metadata and source_url) holds no secrets, if `clean` is there to take them out.
     """
     if not isinstance(document, Document):
         _refuse(None, position, f"{type(document).__name__} is no document", "pass a ragfence.Document")
@@ -110,11 +110,11 @@ def checked(
     if type(metadata) is _NoMetadata or (type(metadata) is dict and not metadata):
         stored = b"{}"
     else:
-        stored = _checked_metadata(doc_id, metadata, limits, redaction)
+        stored = _checked_metadata(doc_id, metadata, limits, clean)
     if source_url != "":
         source_url = _checked_name(doc_id, "source_url", source_url, MAX_URL_BYTES)
-        if redaction is not None:
-            source_url = redaction.redact_text(source_url)
+        if clean is not None:
+            source_url = clean.redaction.redact_text(source_url)
     if sequence is not None:
         sequence = _checked_sequence(doc_id, sequence)
     if content_type != PLAIN:
@@ -151,14 +151,12 @@ def _checked_text(doc_id: str, text: object, limits: Limits) -> tuple[str, bytes
         _refuse_named(doc_id, f"its text holds a lone surrogate at character {at}", hint)
 
 
-def _checked_metadata(doc_id: str, metadata: object, limits: Limits, redaction: Redaction | None) -> bytes:
+def _checked_metadata(doc_id: str, metadata: object, limits: Limits, clean: CleanJson | None) -> bytes:
     if type(metadata) is not dict and not isinstance(metadata, Mapping):
         _refuse_named(doc_id, f"its metadata must be a mapping, got {type(metadata).__name__}", "pass a dict")
     plain = metadata if type(metadata) is dict else dict(metadata)
     try:
-        stored = canonical_json(plain)
-        if redaction is not None and (clean := redaction.redact_flat(plain)) is not plain:
-            stored = canonical_json(clean)
+        stored = canonical_json(plain) if clean is None else clean.write(plain)
     except NotJson as wrong:
         _refuse_named(doc_id, f"its metadata is no JSON: {wrong.message}", _JSON, wrong)
     if len(stored) > limits.max_metadata_bytes:

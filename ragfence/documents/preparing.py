@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from ragfence.core.canonical import canonical_json, parse_json
+from ragfence.core.clean_json import CleanJson
 from ragfence.core.decisions import Ask, Claim, Mode
 from ragfence.core.hashing import framed
 from ragfence.core.policy import DocumentRules, KindRules
@@ -80,9 +81,9 @@ class Preparing:
         rules: DocumentRules,
         kind_rules: KindRules,
         recipes: Recipes,
-        redaction: Redaction | None = None,
+        redaction: Redaction,
     ) -> None:
-        self._redaction = redaction
+        self._clean = CleanJson(redaction)
         self._identity = identity
         self._limits = Limits(rules.max_text_bytes, rules.max_metadata_bytes)
         self._content_fields = rules.content_fields
@@ -94,7 +95,7 @@ class Preparing:
     ) -> Asked:
         """Is it ingested already? Raises `DocumentInvalid`, which names the document."""
         doc_id, text, text_bytes, metadata, url, sequence, content_type = doc = checked(
-            document, self._limits, position=position, redaction=self._redaction
+            document, self._limits, position=position, clean=self._clean
         )
         cut = self._recipes.of(content_type)
         hashed, size = content = self._identity.content(self._counted(doc) if self._content_fields else text_bytes)

@@ -18,8 +18,10 @@ from hypothesis import strategies as st
 
 import ragfence
 from ragfence import Document, Operation, Policy
+from ragfence.core.canonical import canonical_json
+from ragfence.core.clean_json import CleanJson
 from ragfence.core.redaction import REDACTED, Redaction
-from ragfence.errors import Conflict, EffectFailed, TerminalError
+from ragfence.errors import Conflict, EffectFailed, NotJson, TerminalError
 from tests import servers
 from tests.api.serving import served
 
@@ -168,9 +170,9 @@ def test_what_is_planted_in_requests_is_nowhere(tmp_path: Path) -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.dictionaries(st.text(max_size=12), st.one_of(st.text(max_size=40), st.integers(), st.none(), st.booleans())))
 def test_the_quick_way_is_the_long_way(given_values: dict[str, Any]) -> None:
-    """`redact_flat` gives what `redact` gives, whatever it thinks to be harmless."""
+    """`CleanJson` writes what `redact` leaves, whatever it thinks to be harmless."""
     redaction = Redaction(patterns=("email", "phone", "bearer_token", "card"))
-    assert redaction.redact_flat(given_values) == redaction.redact(given_values)
+    _assert_equally_clean(redaction, given_values)
 
 
 _PIECES = (
@@ -190,8 +192,7 @@ _SUSPICIOUS = st.lists(
 )
 def test_the_quick_way_is_the_long_way_for_what_looks_like_a_secret(given_values: Any, patterns: set[str]) -> None:
     """Whichever patterns a policy has: what is nearly a secret stays, what is one goes, on both ways alike."""
-    redaction = Redaction(patterns=tuple(sorted(patterns)))
-    assert redaction.redact_flat(given_values) == redaction.redact(given_values)
+    _assert_equally_clean(Redaction(patterns=tuple(sorted(patterns))), given_values)
 
 
 @settings(max_examples=100, deadline=None)
@@ -201,5 +202,28 @@ def test_the_quick_way_misses_no_secret(planted: Any, first: bool) -> None:
     redaction = Redaction(patterns=("email", "phone", "bearer_token", "card"), fields=("patient.name",))
     for name, value in values.items():
         flat = {"before": "x", name: value} if first else {name: value, "after": 3}
-        assert redaction.redact_flat(flat) == redaction.redact(flat)
-        assert not any(secret in str(redaction.redact_flat(flat)) for secret in hidden)
+        written = _assert_equally_clean(redaction, flat)
+        assert not any(secret in written.decode() for secret in hidden)
+
+
+@pytest.mark.parametrize("wrap", [list, tuple])
+def test_lists_hide_no_secret_whichever_they_are(wrap: Callable[[list[Any]], Any]) -> None:
+    redaction = Redaction(patterns=("email",))
+    given_values = {"authors": wrap([{"password": "hunter2"}, wrap(["a@example.org"])]), "token": wrap(["t"])}
+    expected = b'{"authors":[{"password":"[redacted]"},["[redacted]"]],"token":"[redacted]"}'
+    assert CleanJson(redaction).write(given_values) == expected
+
+
+def _assert_equally_clean(redaction: Redaction, given_values: dict[str, Any]) -> bytes:
+    """Twice, since the second time the names are known; and in the reverse order of names."""
+    clean = CleanJson(redaction)
+    try:
+        expected = canonical_json(given_values) and canonical_json(redaction.redact(given_values))
+    except NotJson:
+        with pytest.raises(NotJson):
+            clean.write(given_values)
+        return b""
+    assert clean.write(given_values) == expected
+    assert clean.write(given_values) == expected
+    assert clean.write(dict(reversed(given_values.items()))) == expected
+    return expected
