@@ -26,6 +26,7 @@ SNIPPET_BYTES = 16
 _size = struct.Struct(">Q").pack
 _SIZES = [_size(size) for size in range(2048)]
 """of what is short; more than an id may have"""
+_FIRST = _size(0)
 _tuple = tuple.__new__
 _SHARD = [bytes((shard,)) for shard in range(SHARDS)]
 
@@ -150,6 +151,9 @@ def snippet_ids(doc_id: str, recipe: bytes, texts: Sequence[str]) -> list[bytes]
     Of several equal texts in one document each has its own id, by its number among them.
     """
     start = framed("ragfence/snippet/1", (doc_id.encode(), recipe))
+    if len(texts) == 1:  # short documents have one, and most documents are short
+        data = texts[0].encode()
+        return [sha256(b"%b%b%b%b" % (start, _size(len(data)), data, _FIRST)).digest()[:SNIPPET_BYTES]]
     seen: dict[str, int] = {}
     ids = []
     for text in texts:
@@ -162,6 +166,6 @@ def snippet_ids(doc_id: str, recipe: bytes, texts: Sequence[str]) -> list[bytes]
 
 def snippet_texts(ids: bytes) -> tuple[str, ...]:
     """Ids that stand one behind the other, as people see them: 32 hex digits each, which is also a UUID."""
-    if len(ids) == SNIPPET_BYTES:  # short documents have one, and most documents are short
+    if len(ids) == SNIPPET_BYTES:  # as most have
         return (ids.hex(),)
     return tuple(ids.hex("-", SNIPPET_BYTES).split("-")) if ids else ()

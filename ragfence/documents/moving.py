@@ -71,10 +71,13 @@ def ingest_effect(subject: Prepared, grant: Granted) -> Effected:
     texts = [doc.text[start:end] for start, end, _ in pieces]
     made = snippet_ids(doc.doc_id, cut.recipe.digest, texts)
     ids = b"".join(made)
-    known = frozenset(_each(replaced.ids)) if replaced else frozenset()
-    fresh = [(each, text) for each, text in zip(made, texts, strict=True) if each not in known]
-    positions = Positions(*zip(*pieces, strict=True)) if pieces else NO_POSITIONS
-    return Effected(result_of(ids), _detail(subject, grant, INGEST, ids, replaced, positions=positions, fresh=fresh))
+    fresh = list(zip(made, texts, strict=True))
+    if replaced:
+        known = frozenset(_each(replaced.ids))
+        fresh = [each for each in fresh if each[0] not in known]
+    positions = _tuple(Positions, tuple(zip(*pieces, strict=True))) if pieces else NO_POSITIONS
+    detail = _detail(subject, grant, INGEST, ids, replaced, positions=positions, fresh=fresh)
+    return _tuple(Effected, (result_of(ids), detail))
 
 
 def _detail(

@@ -24,36 +24,39 @@ class ParquetCodec:
     def encode(self, rows: Sequence[LogRow]) -> bytes:
         import pyarrow as pa
 
-        details: list[Detail] = [row.detail for row in rows]
-        ids = [detail.ids for detail in details]
-        dead = [detail.dead for detail in details]
-        positions = [detail.positions for detail in details]
+        keys, sources, fences, fingerprints, live, sequences, described, _, _, tokens, details, *_ = _turned(
+            rows, LogRow
+        )
+        epochs, counters = _turned(fences, Fence)
+        doc_ids, actions, hashes, sizes, metadata, urls, types, recipes, at_ms, *of_snippets = _turned(details, Detail)
+        ids, positions, dead, origins, before, _ = of_snippets
+        starts, ends, sections = _turned(positions, Positions)
         columns = {
-            "doc_id": pa.array([detail.doc_id for detail in details], pa.string()),
-            "action": pa.array([detail.action for detail in details], pa.string()),
-            "key": pa.array([row.key for row in rows], pa.binary(33)),
-            "source": pa.array([row.source for row in rows], pa.binary(20)),
-            "epoch": pa.array([row.fence.epoch for row in rows], pa.int64()),
-            "counter": pa.array([row.fence.counter for row in rows], pa.int64()),
-            "token": pa.array([row.token for row in rows], pa.binary(12)),
-            "live": pa.array([row.live for row in rows], pa.bool_()),
-            "fingerprint": pa.array([row.fingerprint for row in rows], pa.binary(16)),
-            "content_hash": pa.array([detail.content_hash for detail in details], pa.string()),
-            "size": pa.array([detail.size for detail in details], pa.int64()),
-            "metadata_hash": pa.array([row.metadata_hash for row in rows], pa.binary(16)),
-            "sequence": pa.array([row.sequence for row in rows], pa.int64()),
-            "metadata": pa.array([detail.metadata for detail in details], pa.string()),
-            "source_url": pa.array([detail.source_url for detail in details], pa.string()),
-            "content_type": pa.array([detail.content_type for detail in details], pa.string()),
-            "recipe": pa.array([detail.recipe for detail in details], pa.string()),
-            "at": pa.array([detail.at_ms for detail in details], pa.timestamp("ms", "UTC")),
+            "doc_id": pa.array(doc_ids, pa.string()),
+            "action": pa.array(actions, pa.string()),
+            "key": _fixed(keys, 33),
+            "source": _fixed(sources, 20),
+            "epoch": pa.array(epochs, pa.int64()),
+            "counter": pa.array(counters, pa.int64()),
+            "token": _fixed(tokens, 12),
+            "live": pa.array(live, pa.bool_()),
+            "fingerprint": _fixed(fingerprints, 16),
+            "content_hash": pa.array(hashes, pa.string()),
+            "size": pa.array(sizes, pa.int64()),
+            "metadata_hash": _fixed(described, 16),
+            "sequence": pa.array(sequences, pa.int64()),
+            "metadata": pa.array(metadata, pa.string()),
+            "source_url": pa.array(urls, pa.string()),
+            "content_type": pa.array(types, pa.string()),
+            "recipe": pa.array(recipes, pa.string()),
+            "at": pa.array(at_ms, pa.timestamp("ms", "UTC")),
             "snippet_ids": id_lists(ids),
-            "starts": _lists([each.starts for each in positions], pa.int64()),
-            "ends": _lists([each.ends for each in positions], pa.int64()),
-            "sections": _lists([each.sections for each in positions], pa.string()),
+            "starts": _lists(starts, pa.int64()),
+            "ends": _lists(ends, pa.int64()),
+            "sections": _lists(sections, pa.string()),
             "dead": id_lists(dead),
-            "origin": pa.array([detail.origin for detail in details], pa.string()),
-            "before": pa.array([detail.before for detail in details], pa.string()),
+            "origin": pa.array(origins, pa.string()),
+            "before": pa.array(before, pa.string()),
         }
         return _written(columns, "rows", dictionary=["action", "content_type", "recipe", "origin", "before"])
 
@@ -186,7 +189,7 @@ def encode_snippets(rows: Sequence[LogRow]) -> bytes | None:
         return None
     texts = pa.array([text for _, _, text in fresh], pa.string())
     columns = {
-        "snippet_id": pa.array([snippet_id for _, snippet_id, _ in fresh], pa.binary(SNIPPET_BYTES)),
+        "snippet_id": _fixed([snippet_id for _, snippet_id, _ in fresh], SNIPPET_BYTES),
         "doc_id": pa.array([detail.doc_id for detail, _, _ in fresh], pa.string()),
         "recipe": pa.array([detail.recipe for detail, _, _ in fresh], pa.string()),
         "text": texts,
@@ -325,6 +328,21 @@ def _held(table: Any, column: str) -> bytes:
         for chunk in values.chunks
     ]
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _turned(rows: Sequence[Any], kind: type[Any]) -> list[Sequence[Any]]:
+    """The columns of these tuples: all values of a field at once, in the order of the fields of their kind."""
+    return list(zip(*rows, strict=True)) or [()] * len(kind._fields)
+
+
+def _fixed(values: Sequence[bytes], width: int) -> Any:
+    """Joined first, which costs a third of handing them over one by one."""
+    import pyarrow as pa
+
+    held = b"".join(values)
+    if len(held) != width * len(values):
+        raise ValueError(f"{len(values)} values of {width} bytes have {len(held)}")
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(values), [None, pa.py_buffer(held)])
 
 
 def _lists(values: Sequence[Sequence[Any]], kind: Any) -> Any:

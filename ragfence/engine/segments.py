@@ -15,10 +15,12 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from ragfence.core.decisions import (
+    NOBODY,
     Claim,
     Conflict,
     Granted,
@@ -109,6 +111,11 @@ class _Wanted:
         return bool(self.segments) and self.move.claim.sequence is None
 
 
+_T = TypeVar("_T")
+_tuple = tuple.__new__
+_MANY = 100
+"""rows: encoding them takes longer than starting a thread for it"""
+
 BATCH_BYTES = 8
 """How much of a token names its batch, and so, with the epoch, the segment in which its move was committed."""
 
@@ -117,6 +124,16 @@ def batch_tokens() -> Iterator[bytes]:
     """Tokens for the moves of one batch: a sealed record finds its row in the log by its token alone."""
     batch = os.urandom(BATCH_BYTES)
     return (batch + at.to_bytes(TOKEN_BYTES - BATCH_BYTES, "big") for at in itertools.count())
+
+
+@contextlib.contextmanager
+def _beside(work: Callable[[], _T], *, worth_it: bool) -> Iterator[Callable[[], _T]]:
+    """What `work` returns, or raises, for whoever calls: it is done in a thread, if that is worth one."""
+    if not worth_it:
+        yield work
+        return
+    with ThreadPoolExecutor(1, thread_name_prefix="ragfence-encode") as pool:
+        yield pool.submit(work).result
 
 
 def flags_of(grant: Granted, claim: Claim) -> int:
@@ -250,9 +267,11 @@ class SegmentWriter:
                 rows.append(self._row(seals[at], grant, effected.detail))
                 wanted[at].segments.append((name, epoch, grant, effected.result))
                 wanted[at].unsure = False
-            self._neighbours.before_commit(name, rows)
+            with _beside(lambda: self._codec.encode(rows), worth_it=len(rows) >= _MANY) as encoded:
+                self._neighbours.before_commit(name, rows)
+                data = encoded()
             sent = True
-            if not self._objects.put_new(name, self._codec.encode(rows)).won:
+            if not self._objects.put_new(name, data).won:
                 raise CommitUncertain(f"the segment {name} was written by somebody else", hint="try again")
             points.reach(points.AFTER_COMMIT)
         except BaseException:
@@ -331,8 +350,8 @@ class SegmentWriter:
 
     def _seal(self, move: Move, grant: Granted, result: bytes) -> Seal:
         claim, prior = move.claim, grant.prior
-        # By position, as the row below: one of each is made for every document.
-        return Seal(
+        # As a tuple, past the constructor, as is the row below: one of each is made for every document.
+        sealing = (
             claim.key,
             grant.record.token,
             grant.record.fence,
@@ -351,11 +370,13 @@ class SegmentWriter:
             0,
             claim.context,
             prior is not None,
+            NOBODY,
         )
+        return _tuple(Seal, sealing)
 
     def _row(self, seal: Seal, grant: Granted, detail: Any) -> LogRow:
         kept = grant.head.sequence if grant.head else None
-        return LogRow(
+        row = (
             seal.key,
             seal.source,
             seal.fence,
@@ -367,7 +388,10 @@ class SegmentWriter:
             seal.result,
             seal.token,
             detail,
+            "",
+            0,
         )
+        return _tuple(LogRow, row)
 
     def _ref(self, move: Move, grant: Granted) -> LeaseRef:
         return LeaseRef(

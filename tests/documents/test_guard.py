@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 import ragfence
 from ragfence import Decision, Document, Receipt
 from ragfence.documents.guard import Documents
+from ragfence.documents.parquet import ParquetCodec
 from ragfence.errors import (
     Conflict,
     DocumentInvalid,
@@ -381,3 +383,21 @@ def test_a_rebuilt_store_still_knows_when_a_document_came(world: World, document
     again = documents.ingest(Document("a", A))
     assert again.first_seen_ms == first.first_seen_ms
     assert again.sealed_at_ms is not None
+
+
+@pytest.mark.parametrize("count", [2, 250])
+def test_a_batch_that_cannot_be_written_gives_its_leases_back(
+    documents: Documents, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """A large one is encoded in a thread of its own: what goes wrong there is told here."""
+    sent = [Document(f"d{number}", A) for number in range(count)]
+    with monkeypatch.context() as patched:
+        patched.setattr(ParquetCodec, "encode", _fail)
+        with pytest.raises(MemoryError, match="too many"):
+            documents.ingest_many(sent)
+    receipts = documents.ingest_many(sent)
+    assert {(each.decision, each.flags.takeover) for each in receipts} == {(Decision.NEW, False)}
+
+
+def _fail(_: ParquetCodec, rows: Sequence[Any]) -> bytes:
+    raise MemoryError(f"too many rows: {len(rows)}")
