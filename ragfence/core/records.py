@@ -398,6 +398,8 @@ def _kind(data: bytes) -> str:
 @lru_cache(maxsize=4096)
 def short(text: str) -> bytes:
     """length:1 + bytes; what does not fit is cut off between two characters."""
+    if not text:  # as most are that are no kind and no owner
+        return b"\0"
     data = text.encode()
     if len(data) > 255:
         data = data[:255].decode(errors="ignore").encode()

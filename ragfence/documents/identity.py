@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import xxhash
 
-from ragfence.core.hashing import SHARDS, Algorithm, framed
+from ragfence.core.hashing import SHARDS, Algorithm, framed, sized
 from ragfence.core.operations import Operation
 from ragfence.stores.fences import SOURCE_BYTES
 
@@ -27,6 +27,7 @@ _size = struct.Struct(">Q").pack
 _SIZES = [_size(size) for size in range(2048)]
 """of what is short; more than an id may have"""
 _FIRST = _size(0)
+_SNIPPET = framed("ragfence/snippet/1", ())
 _tuple = tuple.__new__
 _SHARD = [bytes((shard,)) for shard in range(SHARDS)]
 
@@ -80,15 +81,15 @@ class Identity:
 
         Every document that is sent again comes this way. A property test holds the two together.
         """
-        sized, revision = _SIZES[len(doc_id)] + doc_id, content_hash.encode()
+        name, revision = _SIZES[len(doc_id)] + doc_id, content_hash.encode()
         rest = _SIZES[len(revision)] + revision
         described = self._described.get(content_type) if url == "" else None
         if described is None:
             described = self._describe(url, content_type)
         return (
-            _SHARD[xxhash.xxh3_64_intdigest(self._shard + sized) % SHARDS]
-            + sha256(b"%b%b%b%b" % (self._key, sized, rest, tail)).digest(),
-            sha256(self._source + sized).digest()[:SOURCE_BYTES],
+            _SHARD[xxhash.xxh3_64_intdigest(self._shard + name) % SHARDS]
+            + sha256(b"%b%b%b%b" % (self._key, name, rest, tail)).digest(),
+            sha256(self._source + name).digest()[:SOURCE_BYTES],
             self._compared(b"%b%b%b" % (self._fingerprint, rest, _size(size))),
             self._compared(b"%b%b%b%b" % (self._metadata, _size(len(metadata)), metadata, described)),
         )
@@ -103,9 +104,9 @@ class Identity:
         return described
 
     def place(self, doc_id: bytes) -> Place:
-        sized = len(doc_id).to_bytes(8, "big") + doc_id
-        shard: int = xxhash.xxh3_64_intdigest(self._shard + sized) % SHARDS
-        return Place(shard, sha256(self._source + sized).digest()[:SOURCE_BYTES])
+        name = sized(doc_id)
+        shard: int = xxhash.xxh3_64_intdigest(self._shard + name) % SHARDS
+        return Place(shard, sha256(self._source + name).digest()[:SOURCE_BYTES])
 
     def key(self, shard: int, doc_id: bytes, content_hash: str, tail: bytes) -> bytes:
         """`tail`: see `key_tail`."""
@@ -150,7 +151,7 @@ def snippet_ids(doc_id: str, recipe: bytes, texts: Sequence[str]) -> list[bytes]
 
     Of several equal texts in one document each has its own id, by its number among them.
     """
-    start = framed("ragfence/snippet/1", (doc_id.encode(), recipe))
+    start = b"%b%b%b" % (_SNIPPET, sized(doc_id.encode()), sized(recipe))
     if len(texts) == 1:  # short documents have one, and most documents are short
         data = texts[0].encode()
         return [sha256(b"%b%b%b%b" % (start, _size(len(data)), data, _FIRST)).digest()[:SNIPPET_BYTES]]

@@ -189,6 +189,9 @@ class SegmentWriter:
         while wanted:
             granted: dict[int, Granted] = {}
             for at, verdict in verdicts.items():
+                if type(verdict) is Granted and not wanted[at].segments:
+                    granted[at] = verdict
+                    continue
                 match verdict:
                     case Granted(record) if wanted[at].open_question and record.fence.epoch != asked:
                         # An epoch was completed since we asked: it may list our segment. Ask again first.
