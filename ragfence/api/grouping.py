@@ -97,7 +97,7 @@ class Grouping:
         self._timer = None
         while self._under_way < self._groups and (group := self._next_group()):
             self._under_way += 1
-            asked = [Given(sent.document, sent.waited_ms(), sent.event_id) for sent in group]
+            asked = [Given(sent.document, sent.waited_s(), sent.event_id) for sent in group]
             work = loop.run_in_executor(None, partial(self._documents.ingest_each, asked, wait_s=0))
             work.add_done_callback(lambda done, group=group: self._back(loop, group, done))  # type: ignore[misc]
 
@@ -173,11 +173,11 @@ class _Sent:
         self._since = time.monotonic()
         self._pause_s = FIRST_PAUSE_S
 
-    def waited_ms(self) -> int:
-        return int((time.monotonic() - self._since) * 1000)
+    def waited_s(self) -> float:
+        return time.monotonic() - self._since
 
     def is_late(self, wait_s: float) -> bool:
-        return time.monotonic() - self._since >= wait_s
+        return self.waited_s() >= wait_s
 
     def pause(self) -> float:
         pause_s, self._pause_s = self._pause_s, min(self._pause_s * 1.5, LAST_PAUSE_S)

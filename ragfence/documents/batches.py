@@ -56,11 +56,11 @@ class Batches:
         known: dict[int, Receipt] = {}
         prepared = self._claimed(self._unanswered(asks, known), caller)
         outcomes |= known
-        for at, each, answer, waited_ms in self._mover.answers(list(in_waves(prepared)), wait_s=wait_s):
+        for at, each, answer, waited_s in self._mover.answers(list(in_waves(prepared)), wait_s=wait_s):
             if isinstance(answer, Replay | Moved):
                 outcomes[at] = receipt_of(each, answer)
             else:
-                outcomes[at] = error_of(each, answer, given[at].waited_ms + waited_ms)
+                outcomes[at] = error_of(each, answer, given[at].waited_s + waited_s)
         return [outcomes[at] for at in range(len(given))]
 
     def foreseen(self, prepared: Sequence[Prepared]) -> list[Receipt]:

@@ -170,12 +170,12 @@ class Mover:
         self._wait_s = wait_ms / 1000
 
     def move(self, waves: Sequence[Mapping[int, Prepared]]) -> dict[int, Receipt]:
-        return {at: receipt_of(each, answer, waited_ms) for at, each, answer, waited_ms in self.answers(waves)}
+        return {at: receipt_of(each, answer, waited_s) for at, each, answer, waited_s in self.answers(waves)}
 
     def answers(
         self, waves: Sequence[Mapping[int, Prepared]], *, wait_s: float | None = None
-    ) -> Iterator[tuple[int, Prepared, Answer, int]]:
-        """What each was answered, and for how many milliseconds it was waited for."""
+    ) -> Iterator[tuple[int, Prepared, Answer, float]]:
+        """What each was answered, and for how many seconds it was waited for."""
         wait_s = self._wait_s if wait_s is None else wait_s
         for number, wave in enumerate(waves):
             moves = [Move(each.claim, effect_of(each), each) for each in wave.values()]
@@ -184,19 +184,19 @@ class Mover:
                 moves = [move._replace(claim=move.claim._replace(token=next(tokens))) for move in moves]
             started = time.monotonic()
             answers = self._writer.move(moves, wait_s=wait_s)
-            waited_ms = int((time.monotonic() - started) * 1000)
+            waited_s = time.monotonic() - started
             for (at, each), answer in zip(wave.items(), answers, strict=True):
-                yield at, each, answer, waited_ms
+                yield at, each, answer, waited_s
 
 
-def receipt_of(subject: Prepared, answer: Answer, waited_ms: int = 0) -> Receipt:
+def receipt_of(subject: Prepared, answer: Answer, waited_s: float = 0.0) -> Receipt:
     key = subject.claim.key
     if isinstance(answer, Replay):
         return _answered(key, answer.record, Decision.DUPLICATE, _DUPLICATE)
     if isinstance(answer, Moved):
         decision = Decision.DUPLICATE if answer.again else Decision.NEW
         return _answered(key, answer.record, decision, _flags(answer.record.attempt, answer.takeover, answer.flags))
-    error = error_of(subject, answer, waited_ms)
+    error = error_of(subject, answer, waited_s)
     return refused(error, key.hex(), _DECISIONS.get(type(answer), Decision.NEW))
 
 
@@ -274,7 +274,7 @@ def refused(error: Exception, key: str = "", decision: Decision = Decision.NEW) 
     )
 
 
-def error_of(subject: Prepared, answer: Answer, waited_ms: int = 0) -> Exception:
+def error_of(subject: Prepared, answer: Answer, waited_s: float = 0.0) -> Exception:
     """The error for a document that was not ingested."""
     doc_id, key = subject.doc.doc_id, subject.claim.key.hex()
     match answer:
@@ -296,8 +296,9 @@ def error_of(subject: Prepared, answer: Answer, waited_ms: int = 0) -> Exception
                 key=key,
             )
         case InFlight(_, record):
+            who = record.owner or "somebody"
             return InFlightError(
-                f"document {doc_id!r} is being ingested by {record.owner or 'somebody'}; waited {waited_ms} ms", key=key
+                f"document {doc_id!r} is being ingested by {who}; waited {int(waited_s * 1000)} ms", key=key
             )
         case Failed(error):
             return error

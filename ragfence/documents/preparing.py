@@ -55,7 +55,7 @@ class Given(NamedTuple):
     """A document of several that are sent together, each by somebody else."""
 
     document: Document
-    waited_ms: int = 0
+    waited_s: float = 0.0
     """so long it has waited already: its error tells"""
     event_id: str = ""
     """kept in its decision rows"""

@@ -310,8 +310,8 @@ class Sync:
         if self._dry_run:
             yield from zip(prepared, foreseen(self._parts.fences, list(prepared.values())), strict=True)
             return
-        for at, each, answer, waited_ms in self._parts.mover.answers(list(in_waves(prepared))):
-            yield at, answer if isinstance(answer, Moved) else receipt_of(each, answer, waited_ms)
+        for at, each, answer, waited_s in self._parts.mover.answers(list(in_waves(prepared))):
+            yield at, answer if isinstance(answer, Moved) else receipt_of(each, answer, waited_s)
 
     def _heads(self, doc_ids: Sequence[str]) -> list[Head | None]:
         places = [self._parts.identity.place(doc_id.encode()) for doc_id in doc_ids]
