@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from ragfence.core.decisions import NOBODY
 from ragfence.core.hashing import shard_of
 from ragfence.core.operations import Fence, Operation
-from ragfence.core.rows import RELEASE_POSITION, SEAL_POSITION, Row, RowKind
+from ragfence.core.rows import HEALED, RELEASE_POSITION, SEAL_POSITION, Row, RowKind
 from ragfence.engine.requests import DOCUMENT_ACTIONS
 from ragfence.errors import ValidationError
 
@@ -175,6 +175,8 @@ def _check_winners(rows: list[Row]) -> Iterable[Finding]:
     for row in rows:
         shard = row.key[0]
         if not _is_answer(row) or row.position == SEAL_POSITION or row.fence.epoch < newest[shard]:
+            continue
+        if row.flags & HEALED:  # answered with a commit that nobody had sealed: the object is the proof
             continue
         seal = sealed.get((row.key, row.winner))
         if seal is None and row.sealed_at_ms >= first_ms[shard]:

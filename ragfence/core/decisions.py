@@ -463,18 +463,22 @@ def settle_release(
 
 
 def settle_pardon(held: Held, lease: LeaseRef, now_ms: int) -> tuple[KeyRecord | None, Change | None]:
-    """New attempts for a pending key, whoever holds it. What may hide a commit stays unsettled."""
+    """New attempts for a pending key, whoever holds it: its token is gone, so that nobody renews it by that.
+
+    What may hide a commit stays unsettled.
+    """
     place = held.source.lease if held.source else None
     if lease.mode is not Mode.KEYED and place and place.digest == lease.digest:
         after = place.record._replace(
             state=State.HELD if place.may_hide_a_commit else State.RELEASED,
+            token=NOBODY,
             when_ms=now_ms,
             attempt=0,
         )
         return after, _replaced(held, lease, after)
     if held.record is None or held.record.ended:
         return None, None
-    after = held.record._replace(state=State.RELEASED, when_ms=now_ms, attempt=0)
+    after = held.record._replace(state=State.RELEASED, token=NOBODY, when_ms=now_ms, attempt=0)
     return after, Change(record=after)
 
 

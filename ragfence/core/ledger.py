@@ -78,13 +78,24 @@ def row_for_answer(
     )
 
 
-def row_for_seal(seal: Seal, outcome: SealOutcome, now_ms: int) -> Row | None:
+def performed_twice(seal: Seal, standing: KeyRecord | None, *, solo: bool) -> bool:
+    """Whether a seal that came too late tells of an effect that another attempt performs, or has performed, as well.
+
+    With an object store the commit decides: a lease that was merely taken over is no sign yet, since the next owner
+    finds the commit. Nor is what stands there any, if it is the very effect that was to be sealed.
+    """
+    own = seal.token if seal.winner == NOBODY else seal.winner
+    return standing is not None and standing.token != own and (solo or standing.ended)
+
+
+def row_for_seal(seal: Seal, outcome: SealOutcome, now_ms: int, *, solo: bool) -> Row | None:
+    """None: what came of it is another row, by whoever sent the seal."""
     match outcome:
         case Sealed(record):
             flags, error = seal.flags, record.error if seal.failed else ""
             expires_ms = now_ms + seal.ttl_ms if seal.ttl_ms else 0
         case Fenced(standing):
-            if standing is None:
+            if standing is None or not performed_twice(seal, standing, solo=solo):
                 return None
             record, flags, error, expires_ms = standing, seal.flags | FENCED_OUT, FENCED_CODE, 0
         case NotReady():

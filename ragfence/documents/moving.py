@@ -267,8 +267,10 @@ def replayed(key: bytes, record: bytes) -> Receipt:
 
 def refused(error: Exception, key: str = "", decision: Decision = Decision.NEW) -> Receipt:
     """What stands in the place of a receipt for a document that was not ingested."""
-    code = getattr(error, "code", EffectFailed.code)
-    message = error.message if isinstance(error, RagfenceError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, RagfenceError):
+        code, message = error.code, error.message
+    else:
+        code, message = EffectFailed.code, f"{type(error).__name__}: {error}"
     return Receipt(
         key, "", failure={"type": type(error).__name__, "code": code, "message": message[:2000]}, decision=decision
     )

@@ -14,7 +14,8 @@ from ragfence.engine import points
 from ragfence.engine.background import acquire_async, despite_cancelling, to_the_end
 from ragfence.engine.joint import Asking, JointClaims
 from ragfence.engine.leases import Lease, entered, left
-from ragfence.engine.performing import Outcome, Performer, Won, code_of
+from ragfence.engine.performing import Outcome, Performer, Won
+from ragfence.engine.refusals import code_of
 from ragfence.engine.requests import Request
 from ragfence.engine.results import checked_effect_id, failure_bytes
 from ragfence.errors import (

@@ -23,7 +23,8 @@ from ragfence.engine.expiry import Expiry, Purged, row_for_end
 from ragfence.engine.hydration import EpochWatch, Hydrator, Progress
 from ragfence.engine.journal import Entry, Journal, Reconciled
 from ragfence.engine.once import Once, OnceOptions
-from ragfence.engine.performing import Backing, Outcome, Performer, Won, code_of
+from ragfence.engine.performing import Backing, Outcome, Performer, Won
+from ragfence.engine.refusals import code_of
 from ragfence.engine.requests import MAX_KEPT_PAYLOAD, Request, fingerprint_of
 from ragfence.engine.results import Results
 from ragfence.engine.segment_log import Codec, PlainCodec, SegmentLoader

@@ -16,7 +16,8 @@ from ragfence.engine import points
 from ragfence.engine.background import acquire_async, to_the_end
 from ragfence.engine.claiming import end_without_receipt, failed
 from ragfence.engine.leases import entered, left
-from ragfence.engine.performing import Outcome, Won, code_of
+from ragfence.engine.performing import Outcome, Won
+from ragfence.engine.refusals import code_of
 from ragfence.engine.requests import Request
 from ragfence.engine.results import checked_effect_id
 from ragfence.errors import FencedOut, SealUncertain, StoreUnavailable, TerminalError, ValidationError

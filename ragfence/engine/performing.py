@@ -48,14 +48,13 @@ from ragfence.engine.earlier import EarlierCommits
 from ragfence.engine.epochs import Epochs
 from ragfence.engine.hydration import EpochWatch, Hydrator
 from ragfence.engine.leases import Lease, heartbeat
-from ragfence.engine.refusals import Refusals, refuse_documents, refuse_nested
+from ragfence.engine.refusals import Refusals, code_of, refuse_documents, refuse_nested
 from ragfence.engine.requests import Request
 from ragfence.engine.results import Results
 from ragfence.errors import Conflict as ConflictError
 from ragfence.errors import (
     FencedOut,
     LeaseLost,
-    RagfenceError,
     SealUncertain,
     StoreUnavailable,
     TransientError,
@@ -236,15 +235,8 @@ class Performer:
         if self.backing is None:
             raise self._fenced_out(won, sealed)
         # The object is ours, so the outcome is ours for ever, whoever holds the record by now.
-        record = commit.record()
-        row = row_for_answer(self._claim_for_rows(won, SEAL_POSITION), RowKind.NEW, record, won.lease.store_now_ms())
-        self.fences.record([replace(row, sealed_at_ms=record.when_ms)])
-        if isinstance(sealed, NotReady):
-            # Our lease may outlive a restart of the store: whoever comes next would wait for it, for nothing.
-            with contextlib.suppress(TransientError):
-                self.backing.hydrator.ensure_ready()
-        self.give_back(won, FencedOut.code)
-        return self.results.receipt(won.request.key, record, NEW, flags)
+        self._unsealed(won, sealed, commit.record(), RowKind.NEW)
+        return self.results.receipt(won.request.key, commit.record(), NEW, flags)
 
     @property
     def seals_soon(self) -> bool:
@@ -356,7 +348,8 @@ class Performer:
         """The record is of another payload, which was refused; ours is the committed one."""
         self._raise_sequence(request, found)
         answered = claim._replace(position=CONFLICT_POSITION)
-        self.fences.record([row_for_answer(answered, RowKind.DUPLICATE, found.record(), self.fences.now_ms())])
+        row = row_for_answer(answered, RowKind.DUPLICATE, found.record(), self.fences.now_ms(), flags=HEALED)
+        self.fences.record([row])
         flags = Flags(attempt=found.attempt, healed=True, waited_ms=claim.waited_ms)
         return self.results.receipt(request.key, found.record(), DUPLICATE, flags)
 
@@ -371,8 +364,10 @@ class Performer:
         outcome = Outcome(found.effect_id, found.result, found.failed, found.error)
         sealed = self._sealed(won, outcome, flags=HEALED, winner=bytes.fromhex(found.token))
         heartbeat.remove(won.lease)
-        if not isinstance(sealed, Sealed) and won.request.mode is SEQUENCED:
-            return None
+        if not isinstance(sealed, Sealed):
+            if won.request.mode is SEQUENCED:
+                return None
+            self._unsealed(won, sealed, found.record(), RowKind.DUPLICATE, flags=HEALED)
         flags = replace(self._flags(won), healed=True)
         return self.results.receipt(won.request.key, found.record(), DUPLICATE, flags)
 
@@ -400,10 +395,26 @@ class Performer:
             # The winner's sequence may be below ours: nobody may be told that ours is applied before the source is.
             return self._ask_again(won, fenced_out=True)
         outcome = Outcome(winner.effect_id, winner.result, winner.failed, winner.error)
-        self._sealed(won, outcome, flags=HEALED | FENCED_OUT, winner=bytes.fromhex(winner.token))
+        told = HEALED | FENCED_OUT
+        sealed = self._sealed(won, outcome, flags=told, winner=bytes.fromhex(winner.token))
         heartbeat.remove(won.lease)
+        if not isinstance(sealed, Sealed):
+            self._unsealed(won, sealed, winner.record(), RowKind.DUPLICATE, flags=told)
         flags = replace(self._flags(won), fenced_out=True)
         return self.results.receipt(won.request.key, winner.record(), DUPLICATE, flags)
+
+    def _unsealed(
+        self, won: Won, sealed: Fenced | NotReady, record: KeyRecord, kind: RowKind, *, flags: int = 0
+    ) -> None:
+        """The commit has decided, whoever holds the record by now: the row of the answer is ours to write."""
+        claim = self._claim_for_rows(won, SEAL_POSITION)
+        row = row_for_answer(claim, kind, record, won.lease.store_now_ms(), flags=flags)
+        self.fences.record([replace(row, sealed_at_ms=record.when_ms)])
+        if isinstance(sealed, NotReady) and self.backing:
+            # Our lease may outlive a restart of the store: whoever comes next would wait for it, for nothing.
+            with contextlib.suppress(TransientError):
+                self.backing.hydrator.ensure_ready()
+        self.give_back(won, FencedOut.code)
 
     def _ask_again(self, won: Won, *, fenced_out: bool = False) -> Receipt:
         """The lease may be gone: a new claim finds the commit, ours or the winner's, or learns what superseded it."""
@@ -502,8 +513,3 @@ def refuse(request: Request) -> None:
     """What must not even be asked for."""
     refuse_nested(request)
     refuse_documents(request)
-
-
-def code_of(error: BaseException) -> str:
-    """What a record says of a failed attempt: our stable code, or the name of the class. Never its message."""
-    return (error.code if isinstance(error, RagfenceError) else type(error).__name__)[:100]

@@ -16,7 +16,7 @@ from ragfence.engine.requests import Request
 from ragfence.engine.results import Results
 from ragfence.errors import Conflict as ConflictError
 from ragfence.errors import InFlight as InFlightError
-from ragfence.errors import NestedClaim, Quarantined, ValidationError
+from ragfence.errors import NestedClaim, Quarantined, RagfenceError, ValidationError
 from ragfence.errors import Stale as StaleError
 from ragfence.stores.fences import FenceStore
 
@@ -96,3 +96,11 @@ def refuse_documents(request: Request) -> None:
             f"kind 'document' with action {request.operation.action!r} belongs to fence.documents",
             hint="call fence.documents.ingest(...) or retract(...), or use another kind",
         )
+
+
+def code_of(error: BaseException) -> str:
+    """What a record says of a failed attempt: our stable code, or the name of the class. Never its message.
+
+    Others have a `code`, too, of whatever type: an HTTP status, say.
+    """
+    return (error.code if isinstance(error, RagfenceError) else type(error).__name__)[:100]

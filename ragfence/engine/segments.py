@@ -40,6 +40,7 @@ from ragfence.engine import points
 from ragfence.engine.epochs import Epochs
 from ragfence.engine.hydration import Hydrator
 from ragfence.engine.leases import BatchLease, heartbeat
+from ragfence.engine.refusals import code_of
 from ragfence.engine.segment_log import Codec, LogRow
 from ragfence.errors import CommitUncertain, TransientError
 from ragfence.stores.fences import FenceStore
@@ -277,6 +278,10 @@ class SegmentWriter:
             if not self._objects.put_new(name, data).won:
                 raise CommitUncertain(f"the segment {name} was written by somebody else", hint="try again")
             points.reach(points.AFTER_COMMIT)
+            superseded = self._epochs.newer_than(epoch)
+            if not superseded:
+                points.reach(points.BEFORE_SEAL)
+                outcomes = dict(zip(seals, self._fences.seal(list(seals.values())), strict=True))
         except BaseException:
             refs = [self._ref(wanted[at].move, grant) for at, grant in granted.items() if at in wanted]
             with contextlib.suppress(TransientError):  # they run out by themselves
@@ -284,14 +289,12 @@ class SegmentWriter:
             raise
         finally:
             heartbeat.remove(lease)
-        if self._epochs.newer_than(epoch):
+        if superseded:
             for at in effects:
                 wanted[at].unsure = True
             self._hydrator.ensure_ready()
             self._neighbours.after_seal(rows, [False] * len(rows))
             return
-        points.reach(points.BEFORE_SEAL)
-        outcomes = dict(zip(seals, self._fences.seal(list(seals.values())), strict=True))
         points.reach(points.AFTER_SEAL)
         for at, outcome in outcomes.items():
             if isinstance(outcome, Sealed):
@@ -313,9 +316,9 @@ class SegmentWriter:
             try:
                 effects[at] = move.effect(move.subject, grant)
             except Exception as error:  # noqa: BLE001  # whatever a chunker of somebody else raises
+                self._fences.release([self._ref(move, grant)], code_of(error))
                 answers[at] = Failed(error)
                 del wanted[at]
-                self._fences.release([self._ref(move, grant)], getattr(error, "code", None) or type(error).__name__)
         return effects
 
     def _answer_from_own_segments(self, wanted: dict[int, _Wanted], answers: dict[int, Answer]) -> int | None:

@@ -120,7 +120,7 @@ def seal_all(shelf: Shelf, seals: Sequence[Seal]) -> list[SealOutcome]:
             write(shelf, seal, change, epoch, seal.ttl_ms, seal.source_ttl_ms)
             if seal.mode is Mode.DOCUMENT:
                 shelf.count_move(seal.key[0])
-        if row := row_for_seal(seal, outcome, shelf.now_ms):
+        if row := row_for_seal(seal, outcome, shelf.now_ms, solo=shelf.solo):
             shelf.add_row(row)
         outcomes.append(outcome)
     return outcomes

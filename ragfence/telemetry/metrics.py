@@ -241,7 +241,7 @@ class Metrics:
         ended: defaultdict[tuple[str, str], int] = defaultdict(int)
         for seal, outcome in zip(event.seals, event.outcomes, strict=True):
             kind = kind_of(seal.context)
-            decision = decision_of_seal(seal, outcome)
+            decision = decision_of_seal(seal, outcome, solo=event.call.solo)
             if decision is not None:
                 # Answered as a duplicate, but it performed the effect, too: no hit.
                 counted = fenced if isinstance(outcome, Fenced) or seal.flags & FENCED_OUT else decided

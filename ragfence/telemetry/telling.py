@@ -71,9 +71,9 @@ class Telling:
                 for ask, record in zip(asks, records, strict=True):
                     if record is not None:
                         yield _of_replay(ask, KeyRecord.decode(record), now_ms)
-            case SealsAnswered(_, seals, outcomes):
+            case SealsAnswered(call, seals, outcomes):
                 for seal, outcome in zip(seals, outcomes, strict=True):
-                    if (row := row_for_seal(seal, outcome, now_ms)) is not None:
+                    if (row := row_for_seal(seal, outcome, now_ms, solo=call.solo)) is not None:
                         yield _of_seal(row, seal, outcome)
             case LeasesReleased(_, leases, released, error, expire):
                 for lease, done in zip(leases, released, strict=True):

@@ -19,6 +19,7 @@ from ragfence.core.decisions import (
     Stale,
     Verdict,
 )
+from ragfence.core.ledger import performed_twice
 from ragfence.core.receipts import Decision
 from ragfence.core.rows import DECISION_TEXT, FENCED_OUT, HEALED, RELEASE_POSITION, Row, RowKind
 
@@ -41,12 +42,12 @@ def decision_of_claim(claim: Claim, verdict: Verdict) -> str | None:
             return None
 
 
-def decision_of_seal(seal: Seal, outcome: SealOutcome) -> str | None:
-    """None: the store forgot what the seal was about, so nothing was decided."""
+def decision_of_seal(seal: Seal, outcome: SealOutcome, *, solo: bool) -> str | None:
+    """None: nothing was decided by it, or whoever sent it writes the row."""
     match outcome:
         case Sealed():
             return DUPLICATE if seal.duplicate else NEW
-        case Fenced(record) if record is not None:
+        case Fenced(record) if performed_twice(seal, record, solo=solo):
             return DUPLICATE
         case _:
             return None
@@ -62,14 +63,11 @@ def decision_of_row(row: Row) -> str | None:
 def doubled(seal: Seal, outcome: SealOutcome, *, solo: bool) -> bool:
     """The effect was performed, and so was, or will be, that of another attempt; this one does not count.
 
-    With an object store the commit decides: a lease that was merely taken over is no sign yet, since the next owner
-    finds the commit. A seal says it itself (FENCED_OUT) when its commit had come too late.
+    A seal says it itself (FENCED_OUT) when its commit had come too late.
     """
     if seal.flags & FENCED_OUT:
         return True
-    if not isinstance(outcome, Fenced) or outcome.record is None or outcome.record.token == seal.token:
-        return False
-    return solo or outcome.record.ended
+    return isinstance(outcome, Fenced) and performed_twice(seal, outcome.record, solo=solo)
 
 
 def outcome_of(seal: Seal) -> str:

@@ -235,6 +235,7 @@ class AttemptContract:
         asked = claim(mode, by="one")
         first = granted(fences.store, asked)
         assert fences.store.pardon([lease(asked)]) == [True]
+        assert fences.store.renew([lease(asked, first)]) == [False], "it hangs, but its heart beats"
         second = granted(fences.store, claim(mode, by="two"))
         assert second.record.fence > first.record.fence
         assert isinstance(fences.store.seal([seal(asked, first)])[0], Fenced)

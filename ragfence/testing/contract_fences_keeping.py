@@ -533,6 +533,28 @@ class RowContract:
         assert (row.winner, row.fence, row.sealed_at_ms) == (winner.token, winner.fence, winner.when_ms)
 
     @ALL_MODES
+    def test_a_seal_that_came_too_late_leaves_no_row_where_a_commit_may_still_count(
+        self, fences: FencesUnderTest, mode: Mode
+    ) -> None:
+        """Behind this store stands an object store: the successor finds the commit, and performs nothing."""
+        stale = claim(mode, by="one")
+        first = granted(fences.store, stale)
+        fences.clock.advance(LEASE_MS)
+        granted(fences.store, claim(mode, by="two"))
+        assert isinstance(fences.store.seal([seal(stale, first)])[0], Fenced)
+        assert [row.position for row in rows_of(fences.store)] == [0, 0]
+
+    @ALL_MODES
+    def test_what_two_have_healed_was_performed_once(self, fences: FencesUnderTest, mode: Mode) -> None:
+        slow, found = claim(mode, by="one"), b"w" * TOKEN_BYTES
+        first = granted(fences.store, slow)
+        fences.clock.advance(LEASE_MS)
+        sealed(fences.store, claim(mode, by="two"), duplicate=True, flags=HEALED, winner=found)
+        late = seal(slow, first, duplicate=True, flags=HEALED, winner=found)
+        assert isinstance(fences.store.seal([late])[0], Fenced)
+        assert [row for row in rows_of(fences.store) if row.flags & FENCED_OUT] == []
+
+    @ALL_MODES
     @pytest.mark.parametrize("expire", [False, True])
     def test_a_release_leaves_a_row_with_its_error(self, fences: FencesUnderTest, mode: Mode, expire: bool) -> None:
         for error, code in (("TIMEOUT", "TIMEOUT"), ("", "RELEASED")):

@@ -32,7 +32,11 @@ class Paragraphs:
 class Failing(Paragraphs):
     """Fails for texts that say so."""
 
+    def __init__(self, error: Exception | None = None) -> None:
+        super().__init__()
+        self._error = error or RuntimeError("the chunker cannot read this")
+
     def split(self, text: str) -> Sequence[Piece]:
         if "fail" in text:
-            raise RuntimeError("the chunker cannot read this")
+            raise self._error
         return super().split(text)

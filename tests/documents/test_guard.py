@@ -20,9 +20,10 @@ from ragfence.errors import (
     PolicyError,
     Quarantined,
     Stale,
+    StoreUnavailable,
     ValidationError,
 )
-from ragfence.testing import at_point
+from ragfence.testing import FaultyFences, FaultyObjects, at_point
 from tests.documents.chunkers import Failing, Paragraphs
 from tests.unit.worlds import World
 from tests.unit.worlds import world as make_world
@@ -383,6 +384,30 @@ def test_a_rebuilt_store_still_knows_when_a_document_came(world: World, document
     again = documents.ingest(Document("a", A))
     assert again.first_seen_ms == first.first_seen_ms
     assert again.sealed_at_ms is not None
+
+
+class Refused(Exception):  # as urllib's HTTPError has it
+    code = 503
+
+
+def test_an_error_of_somebody_else_with_a_code_of_its_own_spoils_nothing(documents: Documents) -> None:
+    broken = documents.using(chunker=Failing(Refused("busy")))
+    one, two = broken.ingest_many([Document("a", "fail"), Document("b", B)])
+    assert one.failure == {"type": "Refused", "code": "EFFECT.failed", "message": "Refused: busy"}
+    assert (two.failure, two.decision) == (None, Decision.NEW)
+    assert documents.ingest(Document("a", A)).decision is Decision.NEW
+
+
+@pytest.mark.parametrize("step", ["list", "seal"])
+def test_what_goes_wrong_after_the_commit_holds_nobody_up(world: World, chunker: Paragraphs, step: str) -> None:
+    objects, fences = FaultyObjects(world.objects), FaultyFences(world.make_fences())  # type: ignore[arg-type]
+    documents = world.open(fences=lambda _: fences, objects=objects).documents.using(chunker=chunker)
+    documents.ingest(Document("before", A))
+    stores: Any = objects if step == "list" else fences
+    with at_point("after_commit", lambda: stores.on(step).fail_before(times=1)), pytest.raises(StoreUnavailable):
+        documents.ingest_many([Document("a", A), Document("b", B)])
+    impatient = world.open(wait={"deadline_s": 0}).documents.using(chunker=chunker)
+    assert [each.failure for each in impatient.ingest_many([Document("a", A), Document("b", B)])] == [None, None]
 
 
 @pytest.mark.parametrize("count", [2, 250])

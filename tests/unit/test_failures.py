@@ -12,9 +12,10 @@ import pytest
 from ragfence import Decision, Operation, Receipt
 from ragfence.core.decisions import Granted
 from ragfence.core.records import State
-from ragfence.core.rows import FENCED_OUT, FENCED_POSITION, RELEASE_POSITION, SEAL_POSITION, RowKind
+from ragfence.core.rows import FENCED_OUT, FENCED_POSITION, HEALED, RELEASE_POSITION, SEAL_POSITION, RowKind
 from ragfence.errors import (
     CommitUncertain,
+    Conflict,
     EffectFailed,
     FencedOut,
     InFlight,
@@ -344,25 +345,72 @@ def test_a_frozen_block_is_fenced_out_by_a_successor_that_has_sealed(world: Worl
     assert_settled(world, winner, job, done=1)
 
 
-def test_a_frozen_block_whose_commit_came_first_is_new_in_its_rows_too(world: World) -> None:
+def test_the_rows_of_a_frozen_block_say_what_it_was_told(world: World) -> None:
+    """With an object store the commit that came first counts, whoever holds the record; without one, two perform."""
     slow = abandon(world.open(), JOB)
     world.let_leases_run_out()
     abandon(world.open(), JOB)
-    if not world.objects:
-        with pytest.raises(FencedOut):
-            slow.seal(result="zombie")
-        told = []
-    else:
+    if world.objects:
         slow.seal(result="first")
         assert slow.receipt.decision is Decision.NEW
-        told = [(SEAL_POSITION, RowKind.NEW, 0)]
-    with world.open() as fence:
-        rows = [row for row in fence.audit.rows() if row.token == slow.lease.ref.token]
-    ends = [(row.position, row.kind, row.flags) for row in rows if row.position not in (0, RELEASE_POSITION)]
-    assert sorted(ends) == [
-        (FENCED_POSITION, RowKind.DUPLICATE, FENCED_OUT),
-        *told,
-    ]
+    else:
+        with pytest.raises(FencedOut):
+            slow.seal(result="zombie")
+    assert ends_of(world, slow.lease.ref.token) == (
+        [(SEAL_POSITION, RowKind.NEW, 0)] if world.objects else [(FENCED_POSITION, RowKind.DUPLICATE, FENCED_OUT)]
+    )
+
+
+HEALING: dict[str, Callable[[World], None]] = {
+    "hydrated": lambda world: world.open().hydrate(),
+    "restarted": lambda world: world.store.restart(),
+    "healed by another": lambda world: (world.let_leases_run_out(), elsewhere(Job().on(world.open())))[0],
+}
+
+
+@pytest.mark.parametrize("how", HEALING)
+def test_a_healer_that_cannot_seal_is_answered_by_the_commit_and_holds_nobody_up(
+    memory: World, job: Job, how: str
+) -> None:
+    process = Process(memory)
+    with at_point("after_commit", process.die), pytest.raises(Crash):
+        job.on(process.fence)()
+    memory.let_leases_run_out()
+    fence = memory.open()
+    with at_point("after_claim", lambda: elsewhere(lambda: HEALING[how](memory))):
+        receipt = job.on(fence)()
+    assert (receipt.decision, receipt.flags.healed) == (Decision.DUPLICATE, True)
+    ours = {row.token for row in fence.audit.rows() if row.columns()["decision"] == "new" and not row.position}
+    told = [each for token in ours for each in ends_of(memory, token)]
+    # Whoever else healed it has a row of its own.
+    assert set(told) == {(SEAL_POSITION, RowKind.DUPLICATE, HEALED)}
+    assert len(told) == (2 if how == "healed by another" else 1)
+    assert fence.audit.anomalies() == []
+    assert_settled(memory, receipt, job, done=1)
+
+
+def test_a_payload_that_was_refused_meanwhile_does_not_hide_the_commit_of_another(memory: World) -> None:
+    """Its owner committed and died, its pending record ran out: the commit answers, and the row says that it did."""
+    process = Process(memory)
+    with at_point("after_commit", process.die), pytest.raises(Crash), process.fence.claim(JOB, payload="x") as op:
+        op.seal(result=1)
+    memory.clock.advance(40 * 24 * 3600 * 1000)
+    memory.store.purge_expired()
+    fence = memory.open()
+    with pytest.raises(Conflict), fence.claim(JOB, payload="y"):
+        pass
+    with fence.claim(JOB, payload="x") as again:
+        assert (again.receipt.result, again.receipt.flags.healed) == (1, True)
+    (row,) = [row for row in fence.audit.rows() if row.kind is RowKind.DUPLICATE]
+    assert row.flags == HEALED
+    report = fence.audit.check()
+    assert report.ok, str(report)
+
+
+def ends_of(world: World, token: bytes) -> list[tuple[int, RowKind, int]]:
+    """The rows of an attempt, but for its grant and its release."""
+    rows = [row for row in world.open().audit.rows() if row.token == token]
+    return sorted((row.position, row.kind, row.flags) for row in rows if row.position not in (0, RELEASE_POSITION))
 
 
 def test_a_frozen_block_gives_nothing_back_that_a_successor_holds(world: World) -> None:

@@ -38,11 +38,11 @@ local function pardon(lease, held, now_ms)
   if spot then
     local hides = record.state == HELD or spot.unsettled
     put_back(lease, held,
-      copy_record(record, { state = hides and HELD or RELEASED, when = now_ms, attempt = 0 }), spot)
+      copy_record(record, { state = hides and HELD or RELEASED, token = NOBODY, when = now_ms, attempt = 0 }), spot)
     return 1
   end
   if not held.record or ended(held.record) then return 0 end
-  local after = copy_record(held.record, { state = RELEASED, when = now_ms, attempt = 0 })
+  local after = copy_record(held.record, { state = RELEASED, token = NOBODY, when = now_ms, attempt = 0 })
   put(lease.record_key, after.raw, lease.pending_ttl)
   return 1
 end

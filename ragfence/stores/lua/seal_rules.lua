@@ -67,9 +67,16 @@ local function settle(seal, held, epoch, now_ms, prefix)
   return 'S', record
 end
 
-local function seal_row(seal, code, r, now_ms, shard)
+-- As performed_twice of core/ledger.py: otherwise whoever sent the seal writes the row.
+local function performed_twice(seal, r, solo)
+  local own = seal.winner == NOBODY and seal.token or seal.winner
+  return r.token ~= own and (solo or ended(r))
+end
+
+local function seal_row(seal, code, r, now_ms, shard, solo)
   if not r then return '' end
   local fenced = code == 'F'
+  if fenced and not performed_twice(seal, r, solo) then return '' end
   local flags = seal.row_flags
   if fenced and flags % 32 < 16 then flags = flags + 16 end
   return encode_row({ token = seal.token, position = fenced and 249 or 250, ts = now_ms,
@@ -88,7 +95,7 @@ local function settled(packed, record_key, source_key, epoch, solo, now_ms, pref
   local held = read_held(seal, epoch, solo)
   if held.newer then return 'X' .. held.newer, '' end
   local code, record = settle(seal, held, epoch, now_ms, prefix)
-  return code .. (record and record.raw or ''), seal_row(seal, code, record, now_ms, shard)
+  return code .. (record and record.raw or ''), seal_row(seal, code, record, now_ms, shard, solo)
 end
 
 return settled
