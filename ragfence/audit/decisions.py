@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING
+from unicodedata import normalize
 
 from ragfence.audit import columns
 from ragfence.audit.checking import Finding, Report, check
@@ -215,17 +216,13 @@ class Audit:
         return Rows(self._fences, ledger)
 
     def _wanted(self, since: Moment, until: Moment, **values: str | None) -> Wanted:
-        now_ms = self._fences.now_ms()
-        source_id, shards = values.get("source_id"), range(256)
-        if source_id is not None:
+        now_ms, shards = self._fences.now_ms(), range(256)
+        # As operations have them: a file name from a Mac is the same text in other characters.
+        told = {name: normalize("NFC", str(value)) for name, value in values.items() if value is not None}
+        if (source_id := told.get("source_id")) is not None:
             shard = shard_of(self._fences.tenant, source_id)
             shards = range(shard, shard + 1)
-        return Wanted(
-            _moment_ms(since, now_ms, 0),
-            _moment_ms(until, now_ms, 2**62),
-            shards,
-            tuple((name, str(value)) for name, value in values.items() if value is not None),
-        )
+        return Wanted(_moment_ms(since, now_ms, 0), _moment_ms(until, now_ms, 2**62), shards, tuple(told.items()))
 
 
 def _of_key(key: bytes) -> Wanted:

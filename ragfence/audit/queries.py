@@ -91,14 +91,13 @@ def counts(rows: Rows, wanted: Wanted, by: Sequence[str]) -> pyarrow.Table:
 
 def conflicts(rows: Rows, wanted: Wanted) -> list[ConflictCase]:
     """Oldest first."""
-    names = ["ts", "idempotency_key", "kind", "source_id", "owner", "payload_hash", "diff", "diff_size"]
+    names = ["row_id", "ts", "idempotency_key", "kind", "source_id", "owner", "payload_hash", "diff", "diff_size"]
     refused = rows.table(wanted._replace(values=(*wanted.values, ("decision", "conflict"))), names).to_pylist()
-    firsts: dict[str, str] = {}
+    granted: dict[str, list[dict[str, Any]]] = {}
     for key in {row["idempotency_key"] for row in refused}:
-        first = bytes.fromhex(key)
-        known = Wanted(shards=range(first[0], first[0] + 1), values=(("idempotency_key", key), ("decision", "new")))
-        for told in rows.table(known, ["payload_hash"]).to_pylist()[:1]:
-            firsts[key] = told["payload_hash"]
+        shard = bytes.fromhex(key)[0]
+        known = Wanted(shards=range(shard, shard + 1), values=(("idempotency_key", key), ("decision", "new")))
+        granted[key] = rows.table(known, ["row_id", "ts", "payload_hash"]).to_pylist()
     return [
         ConflictCase(
             ts_ms=int(row["ts"].timestamp() * 1000),
@@ -107,12 +106,18 @@ def conflicts(rows: Rows, wanted: Wanted) -> list[ConflictCase]:
             source_id=row["source_id"] or "",
             owner=row["owner"] or "",
             payload_hash=row["payload_hash"],
-            first_payload_hash=firsts.get(row["idempotency_key"], ""),
+            first_payload_hash=_known_before(row, granted[row["idempotency_key"]]),
             diff=tuple(json.loads(row["diff"])) if row["diff"] else None,
             diff_size=row["diff_size"] or 0,
         )
         for row in refused
     ]
+
+
+def _known_before(refused: dict[str, Any], granted: list[dict[str, Any]]) -> str:
+    """The payload that stood: that of the newest attempt before. Earlier lives of the key may have had another."""
+    before = (each for each in reversed(granted) if each["ts"] <= refused["ts"])
+    return next((each["payload_hash"] for each in before if each["row_id"][:24] != refused["row_id"][:24]), "")
 
 
 def timeline(rows: Rows, wanted: Wanted, *, every: bool) -> list[Occurrence]:

@@ -142,6 +142,24 @@ def test_a_conflict_of_a_real_call_names_both_payloads(place: Place) -> None:
     assert case.diff is None
 
 
+def test_a_conflict_names_the_payload_of_the_life_it_met(memory_place: Place) -> None:
+    first = row(1, fingerprint=b"a" * 16, expires_ms=START_MS + DAY_MS)
+    second = row(2, key=first.key, fingerprint=b"b" * 16, ts_ms=START_MS + 2 * DAY_MS)
+    later = {"ts_ms": second.ts_ms + 1, "kind": RowKind.CONFLICT, "position": 0}
+    refused = row(3, key=first.key, fingerprint=b"a" * 16, **later)
+    (case,) = settle(memory_place, "in the store", [first, second, refused]).conflicts()
+    assert (case.payload_hash, case.first_payload_hash) == (refused.fingerprint.hex(), second.fingerprint.hex())
+
+
+def test_an_id_is_found_in_whichever_characters_it_is_asked_for(place: Place) -> None:
+    composed, decomposed = "Caf\u00e9.txt", "Cafe\u0301.txt"
+    fence = place.open()
+    fence.documents.ingest(Document(decomposed, "x"))
+    for name in (composed, decomposed):
+        assert fence.audit.decisions(source_id=name).num_rows == 2
+        assert len(fence.audit.timeline(name)) == 2
+
+
 def test_contention_tells_waits_by_call(memory_place: Place, where: str) -> None:
     rows = [row(n, waited_ms=n * 10) for n in range(1, 101)]
     # A call that waited looked several times; its last look counts.
