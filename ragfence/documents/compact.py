@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ragfence.core.operations import Fence
+from ragfence.documents.ending import COMPACTED, Gone, tell
 from ragfence.documents.parquet import decode_snippets, whole_rows
 from ragfence.documents.progress import Meter
 from ragfence.documents.rewriting import (
@@ -71,6 +72,7 @@ class Step(NamedTuple):
     """What decides about a row."""
 
     key: bytes
+    token: bytes
     fence: Fence
     live: bool
     made: bool
@@ -107,10 +109,6 @@ class _Kept(NamedTuple):
     held_in: frozenset[str]
     """every segment with a row of it: any of them may have snippets that a later revision still uses"""
 
-    @property
-    def revisions(self) -> int:
-        return len({step.key for step in self.steps if step.live})
-
     def weight(self) -> tuple[int, int]:
         return len(self.steps), sum(step.size for step in self.steps if step.made)
 
@@ -137,14 +135,20 @@ class _Survey:
             history = sorted(self._histories[doc_id], key=lambda step: step.fence)
             yield _Kept(doc_id, survivors(history, kept_since_ms), frozenset(step.segment for step in history))
 
-    def revisions_of(self, doc_id: str) -> int:
-        return len({step.key for step in self._histories[doc_id] if step.live})
+    def gone(self, kept: _Kept) -> list[Gone]:
+        """The contents of a document that do not stay."""
+        stay = {step.key for step in kept.steps if step.live}
+        steps = sorted(self._histories[kept.doc_id], key=lambda step: step.fence)
+        newest = {step.key: step for step in steps if step.live and step.key not in stay}
+        return [Gone(kept.doc_id, key, step.token, step.fence, step.at_ms) for key, step in newest.items()]
 
     def _outline(self, name: str) -> None:
         data = self._rewriting.get(name)
         for row in whole_rows(name, data):
             detail = row.detail
-            step = Step(row.key, row.fence, row.live, detail.action == INGEST, detail.at_ms, detail.size, name)
+            step = Step(
+                row.key, row.token, row.fence, row.live, detail.action == INGEST, detail.at_ms, detail.size, name
+            )
             self._histories.setdefault(detail.doc_id, []).append(step)
             self.rows += 1
         self.bytes += len(data)
@@ -200,7 +204,8 @@ class Compaction:
                 packed = [row for kept in group for row in whole_document(rows[kept.doc_id], texts)]
                 written.append(self._rewriting.write(epoch, new_batch(), packed))
                 self._told(sum(each.rows for each in written))
-        every = [kept for group in groups for kept in group]
+        gone = [each for group in groups for kept in group for each in self._survey.gone(kept)]
+        tell(self._fences, gone, COMPACTED)
         self._report = Compacted(
             epoch=epoch,
             segments_before=len(segments),
@@ -211,7 +216,7 @@ class Compaction:
             snippets_after=sum(each.snippets for each in written),
             bytes_before=self._survey.bytes + snippets.bytes,
             bytes_after=sum(each.bytes for each in written),
-            dropped_revisions=sum(self._survey.revisions_of(kept.doc_id) - kept.revisions for kept in every),
+            dropped_revisions=len(gone),
         )
         return sorted(each.name for each in written)
 

@@ -268,6 +268,7 @@ class Documents:
         A tombstone stays. Ingested again, the document is new. One that was cut off is completed by the next.
         """
         return Purge(
+            self._engine.fences,
             self._rewriting,
             self._reading,
             self._writer,
@@ -300,7 +301,9 @@ class Documents:
                 sink_ids=getattr(sink, "ids", None),
             )
             settle = (lambda full: self.settle(full=full)) if sink is not None else None
-            repairing = Repair(verifying, self._rewriting, backing.hydrator, lambda: self._identity, settle)
+            repairing = Repair(
+                verifying, self._engine.fences, self._rewriting, backing.hydrator, lambda: self._identity, settle
+            )
             found = repairing.run() if repair else verifying.look()
             beside = tuple(self._beside().findings()) if self._beside else ()
             return replace(found, findings=(*found.findings, *beside))

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ragfence.core.decisions import Granted, Replay
+from ragfence.documents.ending import PURGED, gone_of, tell
 from ragfence.documents.identity import Identity, key_tail
 from ragfence.documents.moving import error_of, retract_effect
 from ragfence.documents.preparing import Caller, Prepared, Preparing
@@ -25,6 +26,7 @@ from ragfence.documents.segments import PURGE
 from ragfence.engine.hydration import Keep
 from ragfence.engine.segment_log import LogRow
 from ragfence.engine.segments import Effected, Move, Moved, SegmentWriter, batch_tokens
+from ragfence.stores.fences import FenceStore
 
 Forget = Callable[[str], None]
 """Removes what somebody else keeps about a doc_id; may be called again for the same one."""
@@ -53,6 +55,7 @@ class Purge:
 
     def __init__(
         self,
+        fences: FenceStore,
         rewriting: Rewriting,
         reading: Reading,
         writer: SegmentWriter,
@@ -63,6 +66,7 @@ class Purge:
         wait_ms: int,
         others: Sequence[Forget] = (),
     ) -> None:
+        self._fences = fences
         self._rewriting = rewriting
         self._reading = reading
         self._writer = writer
@@ -105,6 +109,7 @@ class Purge:
         tombstone = rows[-1]
         if tombstone.detail.action != PURGE:
             return None  # it was ingested again meanwhile: its head has to be moved first
+        tell(self._fences, gone_of(rows), PURGED)
         self._report = replace(self._report, epoch=epoch, rows=len(rows) - 1, segments=len(held_in))
         return self._rewriting.take_out(epoch, segments, {doc_id: [tombstone]}, held_in, keep)
 

@@ -17,6 +17,7 @@ from dataclasses import replace
 
 from ragfence.core.operations import SEQUENCE_MIN
 from ragfence.core.records import NO_METADATA
+from ragfence.documents.ending import RELEASED, gone_of, tell
 from ragfence.documents.findings import (
     BEYOND_REPAIR,
     IN_THE_FENCE_STORE,
@@ -32,6 +33,7 @@ from ragfence.documents.segments import NO_POSITIONS
 from ragfence.documents.verify import Verifying
 from ragfence.engine.hydration import Hydrator, Keep
 from ragfence.engine.segment_log import LogRow
+from ragfence.stores.fences import FenceStore
 
 RELEASE = "release"
 TO_BE_RELEASED = LOST | {Trouble.SNIPPETS_UNREADABLE}
@@ -41,6 +43,7 @@ class Repair:
     def __init__(
         self,
         verifying: Verifying,
+        fences: FenceStore,
         rewriting: Rewriting,
         hydrator: Hydrator,
         identity: Callable[[], Identity],
@@ -48,6 +51,7 @@ class Repair:
     ) -> None:
         """`identity` is asked for only when something is to be released: settings that are wrong have none."""
         self._verifying = verifying
+        self._fences = fences
         self._rewriting = rewriting
         self._hydrator = hydrator
         self._identity = identity
@@ -60,7 +64,7 @@ class Repair:
             return before
         usable = Trouble.SETTINGS not in troubles
         if troubles & TO_BE_RELEASED and usable:
-            Release(self._rewriting, self._identity(), before.findings).run()
+            Release(self._fences, self._rewriting, self._identity(), before.findings).run()
         elif troubles & IN_THE_FENCE_STORE and not self._hydrator.try_hydrate():
             self._hydrator.ensure_ready()  # somebody else loads it already
         if troubles:
@@ -78,7 +82,10 @@ class Repair:
 class Release:
     """Takes lost revisions out of the log."""
 
-    def __init__(self, rewriting: Rewriting, identity: Identity, findings: Sequence[Finding]) -> None:
+    def __init__(
+        self, fences: FenceStore, rewriting: Rewriting, identity: Identity, findings: Sequence[Finding]
+    ) -> None:
+        self._fences = fences
         self._rewriting = rewriting
         self._identity = identity
         lost = [finding for finding in findings if finding.trouble in LOST]
@@ -96,6 +103,8 @@ class Release:
 
     def _rewrite(self, epoch: int, segments: list[str], keep: Keep) -> list[str]:
         histories, held_in = self._held(segments, keep)
+        gone = (row for rows in histories.values() for row in rows if row.key in self._keys)
+        tell(self._fences, gone_of(gone), RELEASED)
         left = {doc_id: self._left(rows) for doc_id, rows in histories.items()}
         lost = set(filter(self._without_snippets, held_in))
         return self._rewriting.take_out(epoch, segments, left, held_in, keep, lost=lost)

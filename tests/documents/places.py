@@ -48,6 +48,10 @@ class Place(World):
     def epochs(self) -> Epochs:
         return Epochs(TENANT, self.kept)
 
+    def assert_no_promise_was_broken(self) -> None:
+        report = self.open().audit.check()
+        assert report.ok, str(report)
+
     def documents(self, chunker: Paragraphs | None = None, **rules: Any) -> Documents:
         """As another process would have them."""
         return self.open(documents=rules).documents.using(chunker=chunker or Paragraphs())

@@ -112,6 +112,7 @@ def test_a_content_that_is_over_is_new_again_with_the_same_ids(here: Place) -> N
     assert texts(documents, "a") == A.split("\n\n")
     assert chunker.cut == [A, B, A]
     assert documents.verify().ok
+    here.assert_no_promise_was_broken()
 
 
 def test_the_days_count_from_when_a_content_was_superseded(memory: Place) -> None:
@@ -432,7 +433,7 @@ def steps(rows: list[tuple[str, int, bool]]) -> list[Step]:
     for counter, (content, wait, cut) in enumerate(rows):
         now_ms += wait
         made = content != "-" and (cut or content not in {step.key.decode() for step in history if step.made})
-        history.append(Step(content.encode(), Fence(1, counter), content != "-", made, now_ms, 0, ""))
+        history.append(Step(content.encode(), b"", Fence(1, counter), content != "-", made, now_ms, 0, ""))
     return history
 
 

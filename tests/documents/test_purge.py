@@ -126,6 +126,7 @@ def test_the_document_may_come_again_as_new_with_the_same_ids(here: Place) -> No
         again = documents.ingest(secret())
         assert (again, again.decision, again.flags.revived) == (first, Decision.NEW, False)
         assert texts(documents, "s") == A.split("\n\n")
+        here.assert_no_promise_was_broken()
         documents.purge("s")
         assert is_gone(here)
     assert chunker.cut.count(A) == 3
@@ -346,6 +347,7 @@ def test_whoever_keeps_something_else_about_documents_is_asked_to_forget_it(memo
     documents.ingest(secret())
     forgotten: list[str] = []
     Purge(
+        documents._engine.fences,
         documents._rewriting,
         documents._reading,
         documents._writer,

@@ -255,6 +255,7 @@ def test_a_document_whose_snippets_are_lost_is_released_and_comes_again_with_its
     with pytest.raises(Conflict):
         documents.ingest(Document("a", B, sequence=5))
     assert documents.verify().findings == ()
+    here.assert_no_promise_was_broken()
     here.flush()
     assert documents.verify().findings == ()
 
