@@ -50,6 +50,7 @@ from ragfence.engine.background import to_the_end
 from ragfence.engine.engine import Engine
 from ragfence.errors import ValidationError
 from ragfence.fence import Fence
+from ragfence.stores.fences import all_of
 
 router = APIRouter(prefix="/v1", tags=["looking"])
 admin = APIRouter(prefix="/v1/admin", tags=["admin"])
@@ -215,7 +216,7 @@ def _keys(engine: Engine, kind: str | None, state: str | None, limit: int, after
     def found() -> Iterator[dict[str, Any]]:
         # A shard at a time, since a store has no order of its own: bounded by the largest shard.
         for shard in range(int(after[:2], 16) if after else 0, SHARDS):
-            for each in sorted(engine.fences.scan(shard), key=lambda each: each.key):
+            for each in sorted(all_of(engine.fences, shard), key=lambda each: each.key):
                 record, key = each.record, each.key.hex()
                 told = State(record.state).name.lower()
                 if key > after and (kind is None or record.kind == kind) and (state is None or told == state):

@@ -21,7 +21,7 @@ from ragfence.audit.queries import _SEAL, _flagged
 from ragfence.audit.reading import Rows
 from ragfence.core.policy import Policy
 from ragfence.core.records import State
-from ragfence.stores.fences import FenceStore
+from ragfence.stores.fences import FenceStore, all_of
 
 if TYPE_CHECKING:
     import pyarrow
@@ -148,7 +148,7 @@ def _forgotten_too_early(days: list[tuple[str, _Seen]], policy: Policy) -> list[
 
 def _quarantined(fences: FenceStore) -> list[Anomaly]:
     keys: dict[str, list[str]] = {}
-    for each in fences.scan():
+    for each in all_of(fences):
         if each.record.state is State.QUARANTINED:
             keys.setdefault(each.record.kind, []).append(each.key.hex())
     return [

@@ -1,8 +1,4 @@
-"""What the fence store holds, record by record, each once; without their results, which may be large.
-
-A scan sees the records of keys. The pending operation of a source with sequences stands in the record of that source;
-the decision rows tell which sources those are.
-"""
+"""What the fence store holds, record by record, each once; without their results, which may be large."""
 
 from __future__ import annotations
 
@@ -10,13 +6,10 @@ import json
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 
-from ragfence.core.operations import Operation
 from ragfence.core.records import KeyRecord, State
 from ragfence.core.rows import Row
-from ragfence.engine.engine import Engine
-from ragfence.stores.fences import FenceStore, Lookup
+from ragfence.stores.fences import FenceStore, all_of
 
 _BATCH = 500
 _ORDERED = b'"sequence"'
@@ -64,7 +57,7 @@ class Holding:
 def scanned(fences: FenceStore, shard: int | None = None) -> Iterator[Holding]:
     """Every record once: a server that is growing its tables may show a key twice."""
     seen: set[bytes] = set()
-    for found in fences.scan(shard):
+    for found in all_of(fences, shard):
         if found.key not in seen:
             seen.add(found.key)
             yield Holding.of(found.key, found.record, found.expires_ms)
@@ -80,33 +73,3 @@ class NamedSource:
     def has(self, row: Row) -> bool:
         # Looked for in the bytes first: parsing every context would take most of the time.
         return self._written in row.context and json.loads(row.context).get("source_id") == self.source_id
-
-
-class OrderedSources:
-    """Sources with sequences, as the rows name them, and the operations that are pending there."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._lookups: dict[tuple[str, str, str], Lookup] = {}
-
-    def see(self, row: Row) -> None:
-        if _ORDERED not in row.context:
-            return
-        values = json.loads(row.context)
-        if not values.get("sequence"):
-            return
-        names = values.get("kind", ""), values.get("source_type", ""), values.get("source_id", "")
-        if names not in self._lookups:
-            kind, source_type, source_id = names
-            operation = Operation(
-                kind=kind, source_type=source_type, source_id=source_id, sequence=int(values["sequence"])
-            )
-            self._lookups[names] = self._engine.request(operation, None).lookup
-
-    def pending(self) -> Iterator[Holding]:
-        left = iter(self._lookups.items())
-        while batch := list(islice(left, _BATCH)):
-            found = self._engine.fences.read([lookup for _, lookup in batch])
-            for (names, lookup), held in zip(batch, found, strict=True):
-                if held.source and (lease := held.source.lease):
-                    yield Holding.of(lookup.key[:1] + lease.digest, lease.record, None, names[2])

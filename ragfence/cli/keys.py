@@ -95,28 +95,23 @@ class _Chosen:
         self._matching = 0
 
     def of_all(self, shard: int | None) -> Found:
-        from ragfence.cli.holdings import OrderedSources, scanned
+        from ragfence.cli.holdings import scanned
 
         oldest = self._oldest(self._matched(show.counted(scanned(self._engine.fences, shard), "reading records")))
         names = {held.key: held.source_id for held in oldest}
-        ordered = OrderedSources(self._engine)
         for row in show.counted(rows_of(self._engine), "reading rows"):
-            ordered.see(row)
             if names.get(row.key) == "":
                 names[row.key] = str(row.columns()["source_id"] or "")
-        named = [replace(held, source_id=names[held.key]) for held in oldest]
-        pending = (held for held in ordered.pending() if held.key not in names)
-        return Found(self._oldest([*named, *self._matched(pending)]), self._matching)
+        return Found([replace(held, source_id=names[held.key]) for held in oldest], self._matching)
 
     def of_source(self, source_id: str, shard: int | None) -> Found:
-        from ragfence.cli.holdings import NamedSource, OrderedSources, scanned
+        from ragfence.cli.holdings import NamedSource, scanned
 
-        ordered, named = OrderedSources(self._engine), NamedSource(source_id)
+        named = NamedSource(source_id)
         theirs: set[bytes] = set()
         for row in show.counted(rows_of(self._engine), "reading rows"):
             if named.has(row):
                 theirs.add(row.key)
-                ordered.see(row)
         if theirs and shard is None:
             shard = next(iter(theirs))[0]  # all keys of a source are in one shard
         kept = [
@@ -124,8 +119,6 @@ class _Chosen:
             for held in show.counted(scanned(self._engine.fences, shard), "reading records")
             if held.key in theirs and self._wanted(held)
         ]
-        there = {held.key for held in kept}
-        kept += [held for held in ordered.pending() if held.key not in there and self._wanted(held)]
         return Found(self._oldest(kept), len(kept))
 
     def _matched(self, holdings: Iterable[Holding]) -> Iterable[Holding]:

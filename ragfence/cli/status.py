@@ -105,18 +105,13 @@ def status(
 
 
 def _held(engine: Engine, decided: Decided) -> Held:
-    from ragfence.cli.holdings import OrderedSources, scanned
+    from ragfence.cli.holdings import scanned
 
-    held, ordered, seen = Held(), OrderedSources(engine), set[bytes]()
+    held = Held()
     for row in show.counted(rows_of(engine), "reading rows"):
         decided.see(row)
-        ordered.see(row)
     for found in show.counted(scanned(engine.fences), "reading records"):
-        seen.add(found.key)
         held.see(found)
-    for pending in ordered.pending():
-        if pending.key not in seen:
-            held.see(pending)
     return held
 
 

@@ -262,6 +262,14 @@ def head_of_source(data: bytes, stamp: bytes | None) -> Head | None:
         raise FormatCorrupt(f"{len(data)} bytes in the fence store are no source record: {broken}") from broken
 
 
+def lease_of_source(data: bytes, stamp: bytes | None) -> SourceLease | None:
+    """The attempt in the record of a source, which few have. `stamp`: as for `free_head`."""
+    _refuse_newer(data[0], "source")
+    if not data[1] & _HAS_LEASE or (stamp is not None and data[2:10] != stamp):
+        return None
+    return SourceRecord.decode(data).lease
+
+
 def mark_of_source(data: bytes, stamp: bytes | None) -> bytes | None:
     """The digest of the live head's key and its metadata hash, which tell it from any other head; None: there is none.
 

@@ -408,7 +408,7 @@ class Performer:
     ) -> None:
         """The commit has decided, whoever holds the record by now: the row of the answer is ours to write."""
         claim = self._claim_for_rows(won, SEAL_POSITION)
-        row = row_for_answer(claim, kind, record, won.lease.store_now_ms(), flags=flags)
+        row = row_for_answer(claim, kind, record, self.fences.now_ms(), flags=flags)
         self.fences.record([replace(row, sealed_at_ms=record.when_ms)])
         if isinstance(sealed, NotReady) and self.backing:
             # Our lease may outlive a restart of the store: whoever comes next would wait for it, for nothing.

@@ -164,7 +164,13 @@ class FenceStore(Protocol):
         """
         ...
 
-    def scan(self, shard: int | None = None) -> Iterator[Scanned]: ...
+    def scan(self, shard: int | None = None) -> Iterator[Scanned]:
+        """The records of keys. May show one twice."""
+        ...
+
+    def leases(self, shard: int | None = None) -> Iterator[Scanned]:
+        """Attempts that stand in the record of their source: those of documents, and of operations with a sequence."""
+        ...
 
     def forget(self, keys: Sequence[bytes]) -> None:
         """Drops ended records. Whoever calls it has written the row that ends their lives."""
@@ -236,3 +242,9 @@ class SoonFences(Protocol):
     def seal_soon(self, seals: Sequence[Seal], told: Callable[[list[SealOutcome] | None], None]) -> bool:
         """As `seal`, in the same way."""
         ...
+
+
+def all_of(fences: FenceStore, shard: int | None = None) -> Iterator[Scanned]:
+    """What is held of keys, wherever it stands: their records, and the attempts in the records of sources."""
+    yield from fences.scan(shard)
+    yield from fences.leases(shard)

@@ -11,6 +11,7 @@ process that answers. After a restart, failover or flush they are hydrated from 
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeVar
@@ -32,6 +33,7 @@ from ragfence.core.records import (
     SourceRecord,
     checked_epoch,
     head_of_source,
+    lease_of_source,
     mark_of_source,
     park,
     short,
@@ -191,6 +193,11 @@ class RedisFences:
         for shard, name, data in self._reader.scan(b"s", wanted):
             yield shard, name[start:], data, None if self.solo else stamps[shard]
 
+    def leases(self, shard: int | None = None) -> Iterator[Scanned]:
+        for held_in, _, data, stamp in self._sources_in(shard):
+            if lease := lease_of_source(data, stamp):
+                yield Scanned(bytes((held_in,)) + lease.digest, lease.record, None)
+
     def scan(self, shard: int | None = None) -> Iterator[Scanned]:
         for held_in, name, data, expires_ms in self._reader.scan_expiring(b"k", shard):
             key = bytes((held_in,)) + name[name.index(b"}") + 2 :]
@@ -207,11 +214,12 @@ class RedisFences:
             self._epoch_call("forget_ended", records=by_shard)
 
     def stats(self) -> Stats:
-        counted: dict[tuple[str, str], int] = {}
-        for found in self.scan():
-            slot = (found.record.kind, found.record.state.name.lower())
-            counted[slot] = counted.get(slot, 0) + 1
-        sources = sum(1 for _ in self._reader.scan(b"s"))
+        counted = Counter((found.record.kind, found.record.state.name.lower()) for found in self.scan())
+        sources = 0
+        for _, _, data, stamp in self._sources_in(None):
+            sources += 1
+            if lease := lease_of_source(data, stamp):
+                counted[lease.record.kind, lease.record.state.name.lower()] += 1
         rows = sum(self._rows.lengths(range(len(self._names.rows))))
         return Stats(counted, sources, rows, sum(int(info.get("used_memory", 0)) for info in self.infos()))
 

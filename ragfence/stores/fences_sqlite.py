@@ -16,11 +16,12 @@ import os
 import sqlite3
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from ragfence.core.hashing import SHARDS
-from ragfence.core.records import Head, KeyRecord, State, head_of_source, mark_of_source, unpark
+from ragfence.core.records import Head, KeyRecord, State, head_of_source, lease_of_source, mark_of_source, unpark
 from ragfence.core.rows import Row, decode_rows
 from ragfence.errors import FormatTooNew, StoreUnavailable
 from ragfence.stores import settling
@@ -56,6 +57,10 @@ CREATE TABLE locks (
     tenant TEXT, name TEXT, token TEXT, until_ms INTEGER, PRIMARY KEY (tenant, name)
 ) WITHOUT ROWID;
 """
+
+
+_WITH_LEASE = "instr('2367ABEF', substr(hex(substr(data, 2, 1)), 2)) > 0"
+"""what `lease_of_source` looks at first, said to SQLite: few sources have one"""
 
 
 def _machine_clock() -> int:
@@ -101,18 +106,24 @@ class SqliteFences(ShelvedFences):
                 if mark is not None:
                     yield each, source + mark
 
-    def _sources_in(self, shard: int) -> Iterator[tuple[bytes, bytes, bytes | None]]:
+    def _sources_in(self, shard: int, condition: str = "TRUE") -> Iterator[tuple[bytes, bytes, bytes | None]]:
         """Source, its record, and the stamp that this must have; None: any will do."""
         with self._transaction(write=False) as shelf:
             epoch = settling.ready_epoch(shelf, shard)
             found = shelf.db.execute(
-                "SELECT source, data FROM sources WHERE tenant = ? AND shard = ? "
+                f"SELECT source, data FROM sources WHERE tenant = ? AND shard = ? AND {condition} "
                 "AND (expires_ms IS NULL OR expires_ms > ?) ORDER BY source",
                 (self.tenant, shard, shelf.now_ms),
             ).fetchall()
         stamp = None if self.solo else b"" if epoch is None else epoch.to_bytes(8, "big")  # "": no record carries it
         for source, data in found:
             yield source, data, stamp
+
+    def leases(self, shard: int | None = None) -> Iterator[Scanned]:
+        for each in range(SHARDS) if shard is None else (shard,):
+            for _, data, stamp in self._sources_in(each, _WITH_LEASE):
+                if lease := lease_of_source(data, stamp):
+                    yield Scanned(bytes((each,)) + lease.digest, lease.record, None)
 
     def scan(self, shard: int | None = None) -> Iterator[Scanned]:
         after = bytes((shard,)) if shard is not None else b""
@@ -153,7 +164,8 @@ class SqliteFences(ShelvedFences):
                 (self.tenant, shelf.now_ms),
             ).fetchone()[0]
             rows = one("SELECT count(*) FROM decision_rows WHERE tenant = ?", (self.tenant,)).fetchone()[0]
-        records = {(kind, State(state).name.lower()): n for kind, state, n in counted}
+        records = Counter({(kind, State(state).name.lower()): n for kind, state, n in counted})
+        records.update((found.record.kind, found.record.state.name.lower()) for found in self.leases())
         return Stats(records, sources, rows, self.path.stat().st_size)
 
     def purge_expired(self, limit: int = 1000) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 from ragfence.core.records import State
 from ragfence.core.rows import decode_rows
 from ragfence.stores.disk_checkup import expired_records
-from ragfence.stores.fences import FenceStore, Stats
+from ragfence.stores.fences import FenceStore, Stats, all_of
 
 _PENDING = frozenset((State.HELD, State.RELEASED))
 _PENDING_NAMES = frozenset(state.name.lower() for state in _PENDING)
@@ -54,10 +54,9 @@ def figures_of(store: FenceStore) -> Figures:
 
 
 def _oldest_pending_ms(store: FenceStore, stats: Stats, now_ms: int) -> int:
-    """Of the records of keys. A document's lease stands in the record of its source, and only its claims tell of it."""
     if not any(state in _PENDING_NAMES for _, state in stats.records):
         return 0
-    seen = (found.record.first_seen_ms for found in store.scan() if found.record.state in _PENDING)
+    seen = (each.record.first_seen_ms for each in all_of(store) if each.record.state in _PENDING)
     return max(now_ms - min(seen, default=now_ms), 0)
 
 

@@ -161,6 +161,9 @@ class Observed:
     def scan(self, shard: int | None = None) -> Iterator[Scanned]:
         return self.inner.scan(shard)
 
+    def leases(self, shard: int | None = None) -> Iterator[Scanned]:
+        return self.inner.leases(shard)
+
     def forget(self, keys: Sequence[bytes]) -> None:
         self._watched("forget", lambda: self.inner.forget(keys), _called)
 

@@ -831,6 +831,22 @@ class UpkeepContract:
         (found,) = fences.store.scan(SHARD)
         assert (found.key, found.record) == (claim(Mode.DOCUMENT, "A").key, receipt)
 
+    @pytest.mark.parametrize("mode", [Mode.SEQUENCED, Mode.DOCUMENT])
+    def test_attempts_that_stand_with_their_source_are_shown_and_counted(
+        self, fences: FencesUnderTest, mode: Mode
+    ) -> None:
+        stuck, held = claim(mode, "A", source="stuck", by="one", max_attempts=1), claim(mode, "B", source="held")
+        fences.store.release([lease(stuck, granted(fences.store, stuck))], "TIMEOUT")
+        fences.store.claim([claim(mode, "A", source="stuck", by="two", max_attempts=1)])
+        first = granted(fences.store, held)
+        found = {each.key: each.record for each in fences.store.leases(SHARD)}
+        assert found.keys() == {held.key, stuck.key}
+        assert (found[held.key], found[stuck.key].state) == (first.record, State.QUARANTINED)
+        assert {each.key for each in fences.store.leases()} == found.keys()
+        assert fences.store.stats().records == {("ticket", "held"): 1, ("ticket", "quarantined"): 1}
+        sealed(fences.store, held)
+        assert [each.key for each in fences.store.leases(SHARD)] == [stuck.key]
+
     def test_stats_count_records_by_kind_and_state(self, fences: FencesUnderTest) -> None:
         assert fences.store.stats().rows == 0
         for number in range(3):

@@ -136,6 +136,7 @@ FenceMethod = Literal[
     "all_heads",
     "marks",
     "scan",
+    "leases",
     "forget",
     "stats",
     "purge_expired",
@@ -207,6 +208,9 @@ class FaultyFences(FaultyCalls[FenceMethod]):
 
     def scan(self, shard: int | None = None) -> Iterator[Scanned]:
         return self._call("scan", ["" if shard is None else f"{shard:02x}"], lambda: self.inner.scan(shard))
+
+    def leases(self, shard: int | None = None) -> Iterator[Scanned]:
+        return self._call("leases", ["" if shard is None else f"{shard:02x}"], lambda: self.inner.leases(shard))
 
     def forget(self, keys: Sequence[bytes]) -> None:
         self._call("forget", [key.hex() for key in keys] or [""], lambda: self.inner.forget(keys))

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from ragfence.core.hashing import SHARDS
 from ragfence.core.records import Head, KeyRecord, SourceRecord, unpark
 from ragfence.core.rows import Row
 from ragfence.stores import settling
@@ -76,14 +77,23 @@ class MemoryFences(ShelvedFences):
             self.run_id = uuid.uuid4().hex
 
     def heads(self, shard: int) -> Iterator[tuple[bytes, Head]]:
+        return ((source, record.head) for source, record in self._sources_in(shard) if record.head)
+
+    def leases(self, shard: int | None = None) -> Iterator[Scanned]:
+        for each in range(SHARDS) if shard is None else (shard,):
+            for _, record in self._sources_in(each):
+                if record.lease:
+                    yield Scanned(bytes((each,)) + record.lease.digest, record.lease.record, None)
+
+    def _sources_in(self, shard: int) -> Iterator[tuple[bytes, SourceRecord]]:
         with self._lock:
             epoch = settling.ready_epoch(self._shelf(), shard)
             here = sorted(source for at, source in self.content.sources if at == shard)
             found = [(source, self._shelf().get_source(shard, source)) for source in here]
         for source, data in found:
             record = SourceRecord.decode(data) if data is not None else None
-            if record and record.head and (self.solo or record.stamp == epoch):
-                yield source, record.head
+            if record and (self.solo or record.stamp == epoch):
+                yield source, record
 
     def scan(self, shard: int | None = None) -> Iterator[Scanned]:
         with self._lock:
@@ -104,7 +114,8 @@ class MemoryFences(ShelvedFences):
                     del self.content.records[key]
 
     def stats(self) -> Stats:
-        counted = Counter((found.record.kind, found.record.state.name.lower()) for found in self.scan())
+        found = (*self.scan(), *self.leases())
+        counted = Counter((each.record.kind, each.record.state.name.lower()) for each in found)
         return Stats(dict(counted), len(self.content.sources), len(self.content.rows))
 
     def purge_expired(self, limit: int = 1000) -> int:

@@ -19,6 +19,7 @@ from ragfence.stores.fences_sqlite import SqliteFences
 from ragfence.telemetry import Metrics, exposition
 from ragfence.telemetry.labels import Bounded, kind_of, route_of
 from ragfence.testing import FaultyFences, MemoryFences, MemoryObjects, VirtualClock
+from tests.documents.chunkers import Failing
 from tests.unit.worlds import abandon, elsewhere
 
 PATIENT = {"lease": {"max_attempts": 2, "seal_retry_s": 0}}
@@ -155,6 +156,17 @@ def test_failures_and_quarantine(open_fence, registry, value):
     assert value("ragfence_quarantine_refusals_total", kind="ticket") == 1
     assert value("ragfence_quarantined_keys", tenant="default") == 1
     assert value("ragfence_active_keys", state="failed", kind="ticket") == 1
+
+
+def test_a_document_that_is_quarantined_is_counted_with_the_others(open_fence, registry, value):
+    fence = open_fence(observe=Metrics(registry), policy=Policy(**PATIENT))
+    documents = fence.documents.using(chunker=Failing())
+    for _ in range(3):
+        documents.ingest_many([Document("bad", "fail")])
+    assert value("ragfence_quarantined_keys", tenant="default") == 1
+    assert [(found.what, found.kind, found.count) for found in fence.audit.anomalies()] == [
+        ("quarantined", "document", 1)
+    ]
 
 
 def test_errors_of_the_store_are_counted_by_their_code(registry, value, open_fence):
