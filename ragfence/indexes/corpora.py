@@ -142,10 +142,11 @@ class Corpora:
         return digest
 
     @held_off()
-    def now(self) -> Snapshot:
-        """The corpus of now, or of the digest that was just made to build it; stored."""
+    def now(self, *, of: str | None = None) -> Snapshot:
+        """The corpus of now, stored. `of`: or the one of this digest, if its heads were just read to build it."""
         read, self._read = self._read, None
-        digest, shown = read or self._corpus.live()
+        # What was read for a build that turned out to be there already may be of long ago.
+        digest, shown = read if read and read[0] == of else self._corpus.live()
         self._keep()
         snapshot = Snapshot(digest, _table(shown))
         self._objects.put_new(
