@@ -29,6 +29,7 @@ from ragfence.indexes.backends.protocol import Backend, Found
 from ragfence.indexes.builds import BuildEntry, Seal
 from ragfence.indexes.embedders.protocol import Embedder, EmbedderId, embedded
 from ragfence.indexes.golden import DEFAULT_K, GoldenQuery, load_golden
+from ragfence.indexes.ties import nearest
 
 if TYPE_CHECKING:
     from ragfence.indexes.embedders.protocol import Vectors
@@ -144,7 +145,7 @@ class Candidate:
             embedder = self._embedder(self.seal)
             self._vectors[asked] = embedded(embedder, EmbedderId.of(embedder), asked)
         vectors = self._vectors[asked]
-        return [self._backend.search(self.seal.physical, vector, k) for vector, k in zip(vectors, ks, strict=True)]
+        return [nearest(self._backend, self.seal, vector, k) for vector, k in zip(vectors, ks, strict=True)]
 
 
 def judge(
