@@ -11,7 +11,7 @@ from ragfence.dagster.resource import FENCE, opened_in
 from ragfence.dagster.versions import index_hash_at
 from ragfence.errors import BuildMissing, NotSealed
 from ragfence.fence import Fence
-from ragfence.indexes.builds import Seal
+from ragfence.indexes.builds import SEALED, Seal
 
 SHOWN = 20
 
@@ -25,7 +25,7 @@ def no_duplicate_effects(
     def no_duplicate_effects(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         with opened_in(context, resource_key) as opened:
             report = opened.audit.check()
-            seal = _seal(opened, index_hash_at(context, key))
+            _, seal = _sealed(opened, index_hash_at(context, key))
             try:
                 held = Counter(_ids(opened, seal))
             except BuildMissing as missing:
@@ -64,15 +64,22 @@ def corpus_matches_index(
 
     def corpus_matches_index(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         with opened_in(context, resource_key) as opened:
-            seal = _seal(opened, index_hash_at(context, key))
             now = opened.documents.corpus_digest()
-            coverage = opened.indexes.coverage(seal)
+            # After the digest: a document that was purged and came back makes it the one that was sealed.
+            kind, seal = _sealed(opened, index_hash_at(context, key))
+            wrong = ""
+            if now != seal.corpus_digest:
+                wrong = "documents have changed since; materialize the index again"
+            elif kind != SEALED:
+                wrong = "a document that was purged from the index is live again; materialize the index again"
+            try:
+                coverage = opened.indexes.coverage(seal)
+            except BuildMissing as missing:
+                wrong, coverage = missing.message, 0.0
             return dg.AssetCheckResult(
-                passed=now == seal.corpus_digest,
+                passed=not wrong,
                 severity=dg.AssetCheckSeverity.WARN,
-                description=""
-                if now == seal.corpus_digest
-                else "documents have changed since; materialize the index again",
+                description=wrong,
                 metadata={"corpus": now, "indexed": seal.corpus_digest, "coverage": coverage},
             )
 
@@ -126,11 +133,12 @@ def _check(compute: Any, key: dg.AssetKey, resource_key: str, check: dict[str, A
     return made
 
 
-def _seal(fence: Fence, index_hash: str) -> Seal:
+def _sealed(fence: Fence, index_hash: str) -> tuple[str, Seal]:
+    """The seal, and whether it is as it was sealed or rows were purged from it since."""
     entry = fence.indexes.get(index_hash)
     if entry is None or entry.seal is None:
         raise dg.Failure(description=f"build {index_hash} is not sealed any more; materialize the index again")
-    return entry.seal
+    return entry.kind, entry.seal
 
 
 def _ids(fence: Fence, seal: Seal) -> list[str]:

@@ -147,9 +147,11 @@ def _why(failed: EffectFailed) -> dict[str, Any]:
 def _operation(context: dg.AssetExecutionContext, key: Key | None, kind: str, code_version: str | None) -> Operation:
     name = context.asset_key.to_user_string()
     if partitions := _partitions(context):
-        # Several in one run are one operation, since the function is called once for all of them.
-        shown = ",".join(partitions)
-        name += f"@{shown}" if len(shown) <= 200 else f"@{digest('ragfence/partitions/1', shown.encode()).hex()}"
+        # Several in one run are one operation, since the function is called once for all of them. They have a digest:
+        # whatever they could be joined by may stand in the name of one.
+        is_short = len(partitions) == 1 and len(partitions[0]) <= 200
+        together = digest("ragfence/partitions/1", *(each.encode() for each in partitions)).hex()
+        name += f"@{partitions[0] if is_short else together}"
     source_id, revision = name, ""
     if key is not None:
         given: Any = key(context)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
+from unicodedata import normalize
 
 import dagster as dg
 
@@ -106,14 +107,17 @@ def _in_shards(source: Source, tenant: str, chosen: Sequence[int]) -> list[Sourc
     if len(chosen) == 1:
         (only,) = chosen
         return [
-            InShard(
-                source.name, only, lambda: (item for item in source.items() if shard_of(tenant, item.doc_id) == only)
-            )
+            InShard(source.name, only, lambda: (item for item in source.items() if _shard(tenant, item.doc_id) == only))
         ]
     by_shard: defaultdict[int, list[Item]] = defaultdict(list)  # it is listed once for all of them
     for item in source.items():
-        by_shard[shard_of(tenant, item.doc_id)].append(item)
+        by_shard[_shard(tenant, item.doc_id)].append(item)
     return [InShard(source.name, shard, lambda items=by_shard[shard]: iter(items)) for shard in chosen]  # type: ignore[misc]
+
+
+def _shard(tenant: str, doc_id: str) -> int:
+    """Of the id as it is stored: a source may have it in another form, and that would be of another shard."""
+    return shard_of(tenant, normalize("NFC", doc_id))
 
 
 def _together(reports: Sequence[SyncReport], source: str) -> SyncReport:

@@ -20,6 +20,8 @@ from ragfence.errors import DocumentInvalid
 
 LISTING_TAG = "ragfence/listing"
 """of a run that a sensor requested: the listing that it saw"""
+TRY_TAG = "ragfence/try"
+"""of a run that was requested again: which one it is since the listing was seen to change"""
 
 
 def build_source_sensor(
@@ -41,13 +43,16 @@ def build_source_sensor(
 
     def evaluate(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         seen = listing_digest(source)
-        request = dg.RunRequest(tags={LISTING_TAG: seen})
+        tags = {LISTING_TAG: seen}
         if seen != context.cursor:
-            return dg.SensorResult(run_requests=[request], cursor=seen)
-        # The newest first. A run that somebody cancelled was meant to end.
-        runs = context.instance.get_runs(dg.RunsFilter(tags={LISTING_TAG: seen}), limit=tries)
-        if runs and len(runs) < tries and runs[0].status is dg.DagsterRunStatus.FAILURE:
-            return dg.SensorResult(run_requests=[request], cursor=seen)
+            return dg.SensorResult(run_requests=[dg.RunRequest(tags=tags)], cursor=seen)
+        # The newest alone: a listing may come back, and runs of the last time say nothing of this one. A run that
+        # somebody cancelled was meant to end.
+        for run in context.instance.get_runs(dg.RunsFilter(tags=tags), limit=1):
+            following = int(run.tags.get(TRY_TAG, "1")) + 1
+            if run.status is dg.DagsterRunStatus.FAILURE and following <= tries:
+                again = dg.RunRequest(tags={**tags, TRY_TAG: str(following)})
+                return dg.SensorResult(run_requests=[again], cursor=seen)
         return dg.SkipReason("nothing has changed since the last look")
 
     decide: Callable[..., Any] = dg.sensor(

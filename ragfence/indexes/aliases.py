@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from ragfence.engine import points
 from ragfence.engine.engine import Engine
@@ -96,6 +96,19 @@ class Swap:
         return self.target.index_hash if self.target else None
 
 
+class Asked(NamedTuple):
+    """A move of an alias, as it is asked for."""
+
+    kind: Change
+    index_hash: str | None
+    """None: whichever build was before"""
+
+    def is_done_by(self, entry: CatalogEntry) -> bool:
+        """An operation may move an alias several times: a move to another build is not this one."""
+        target = entry.target.index_hash if entry.target else None
+        return entry.change == self.kind and self.index_hash in (None, target)
+
+
 Choose = Callable[[CatalogEntry, Alias | None], BuildEntry]
 """The build that an alias is to have, given a head of the catalog; asked again when the head has moved."""
 
@@ -149,7 +162,8 @@ class Aliases:
         def choose(head: CatalogEntry, held: Alias | None) -> BuildEntry:
             return sealed_build(self._builds, wanted, head)
 
-        return self._move(alias, "swap", choose, expect, gates, forced=force, reason=reason, actor=actor)
+        asked = Asked("swap", wanted)
+        return self._move(alias, asked, choose, expect, gates, forced=force, reason=reason, actor=actor)
 
     def rollback(
         self, alias: str, *, to: str | None = None, expect: Expected = UNSET, reason: str = "", actor: str = ""
@@ -165,7 +179,8 @@ class Aliases:
                 raise unknown(alias)
             return self._sealed_before(alias, held, head) if to is None else self._had(alias, held, to, head)
 
-        return self._move(alias, "rollback", choose, expect, None, forced=False, reason=reason, actor=actor)
+        asked = Asked("rollback", to)
+        return self._move(alias, asked, choose, expect, None, forced=False, reason=reason, actor=actor)
 
     def remove(self, alias: str, reason: str = "", *, expect: Expected = UNSET, actor: str = "") -> Swap:
         """Takes the alias away, and with it its claim on builds: gc may retire what only it has used."""
@@ -238,7 +253,7 @@ class Aliases:
     def _move(
         self,
         alias: str,
-        change: Change,
+        change: Asked,
         choose: Choose,
         expect: Expected,
         gates: Gates | None,
@@ -253,7 +268,7 @@ class Aliases:
             return self._after(earlier, tuple(GateResult(**each) for each in earlier.gates))
         judged: tuple[Target, Target | None] | None = None
         report: tuple[GateResult, ...] = ()
-        enforced = ESSENTIAL if change == "rollback" else None
+        enforced = ESSENTIAL if change.kind == "rollback" else None
         for attempt in range(ATTEMPTS):
             head = self.head()
             held = head.state.aliases.get(alias)
@@ -264,7 +279,7 @@ class Aliases:
                 return self._unchanged(alias, held.target)
             if judged != (target, live):  # gates are dear: once for this build, against that one
                 try:
-                    report = self._asked(entry, live, gates, tolerant=forced or change == "rollback")
+                    report = self._asked(entry, live, gates, tolerant=forced or change.kind == "rollback")
                     failed = [each for each in report if not each.ok and (enforced is None or each.gate in enforced)]
                     if failed and not forced:
                         raise _refused(alias, target, failed, report)
@@ -277,7 +292,7 @@ class Aliases:
                 head,
                 CatalogEntry(
                     number=0,
-                    change=change,
+                    change=change.kind,
                     at_ms=self._now_ms(max(entry.at_ms, head.at_ms)),
                     alias=alias,
                     target=target,
@@ -294,10 +309,10 @@ class Aliases:
             self._pause(attempt)
         raise _crowded(alias)
 
-    def _caused_by(self, alias: str, change: Change, cause: str) -> CatalogEntry | None:
+    def _caused_by(self, alias: str, change: Asked, cause: str) -> CatalogEntry | None:
         """What an earlier attempt of the operation did to the alias before it was cut off."""
         for entry in islice(self.catalog.entries(), LOOKED_BACK):
-            if (entry.alias, entry.change, entry.cause) == (alias, change, cause):
+            if (entry.alias, entry.cause) == (alias, cause) and change.is_done_by(entry):
                 return entry
         return None
 

@@ -219,7 +219,7 @@ class Building:
 
     def _snapshot(self, digest: str) -> Snapshot:
         """Stored before the claim, so that every attempt has it."""
-        snapshot = self._tools.corpora.get(digest) or self._tools.corpora.now()
+        snapshot = self._tools.corpora.get(digest) or self._tools.corpora.now(of=digest)
         if snapshot.digest != digest:
             raise _Again
         return snapshot

@@ -61,11 +61,28 @@ class Snapshot:
         """Key and metadata hash of each document, as one Arrow array: what a head is."""
         return heads_of(self.table)
 
-    def share_in(self, other: Snapshot) -> float:
-        """Of these documents, which the other has as they are here."""
+    def share_in(self, other: Snapshot, left: Any = None) -> float:
+        """Of these documents, which the other has as they are here.
+
+        `left`: the snippet_ids, as text, that are left of an index of the other: only what is whole in it counts.
+        """
         import pyarrow.compute as pc
 
-        return float(pc.mean(pc.is_in(self.heads(), value_set=other.heads())).as_py() or 0.0)
+        there = pc.is_in(self.heads(), value_set=other.heads())
+        if left is not None:
+            there = pc.and_(there, self._whole_in(left))
+        return float(pc.mean(there).as_py() or 0.0)
+
+    def _whole_in(self, left: Any) -> Any:
+        """For each document, whether all its snippets are there; one without text always is."""
+        import numpy as np
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        document = pc.list_parent_indices(self.table.column("snippet_ids").combine_chunks())
+        whole = np.ones(self.documents, dtype=bool)
+        whole[document.filter(pc.invert(pc.is_in(self.text_ids(), value_set=left))).to_numpy()] = False
+        return pa.array(whole)
 
     def compared_with(self, earlier: Snapshot) -> tuple[int, int, int, int]:
         """How many documents were added, removed, changed, and stayed as they were."""
@@ -142,10 +159,11 @@ class Corpora:
         return digest
 
     @held_off()
-    def now(self) -> Snapshot:
-        """The corpus of now, or of the digest that was just made to build it; stored."""
+    def now(self, *, of: str | None = None) -> Snapshot:
+        """The corpus of now, stored. `of`: or the one of this digest, if its heads were just read to build it."""
         read, self._read = self._read, None
-        digest, shown = read or self._corpus.live()
+        # What was read for a build that turned out to be there already may be of long ago.
+        digest, shown = read if read and read[0] == of else self._corpus.live()
         self._keep()
         snapshot = Snapshot(digest, _table(shown))
         self._objects.put_new(

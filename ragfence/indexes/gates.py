@@ -10,11 +10,14 @@ shrinkage   the share of the live build's rows that it lacks
 
 A gate that nothing could fail is not run where running it costs something: coverage with a limit of 0, and overlap with
 a limit of 0 when there are no golden queries.
+
+Shares are compared as they are shown. So what is exactly at its limit passes, whatever sums of floats lose.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -26,6 +29,7 @@ from ragfence.indexes.backends.protocol import Backend, Found
 from ragfence.indexes.builds import BuildEntry, Seal
 from ragfence.indexes.embedders.protocol import Embedder, EmbedderId, embedded
 from ragfence.indexes.golden import DEFAULT_K, GoldenQuery, load_golden
+from ragfence.indexes.ties import nearest
 
 if TYPE_CHECKING:
     from ragfence.indexes.embedders.protocol import Vectors
@@ -33,6 +37,8 @@ if TYPE_CHECKING:
 ESSENTIAL = frozenset({"sealed", "rows"})
 """what also a rollback must pass: it goes back to what was good enough once, and has to work in an emergency"""
 SHOWN = 5
+DIGITS = 9
+"""of a share: one row of a hundred million counts, and nothing that a float gets wrong"""
 
 
 Golden = str | os.PathLike[str] | Sequence[GoldenQuery]
@@ -139,7 +145,7 @@ class Candidate:
             embedder = self._embedder(self.seal)
             self._vectors[asked] = embedded(embedder, EmbedderId.of(embedder), asked)
         vectors = self._vectors[asked]
-        return [self._backend.search(self.seal.physical, vector, k) for vector, k in zip(vectors, ks, strict=True)]
+        return [nearest(self._backend, self.seal, vector, k) for vector, k in zip(vectors, ks, strict=True)]
 
 
 def judge(
@@ -196,23 +202,23 @@ def golden_gate(limits: Limits, new: Candidate) -> GateResult:
         return GateResult("golden", False, None, limits.min_recall, limits.golden_mistake[:500])
     found = new.search([each.query for each in queries], [each.k for each in queries])
     recalls = [query.recall(hits) for query, hits in zip(queries, found, strict=True)]
-    mean = sum(recalls) / len(recalls)
+    mean = _mean(recalls)
     short = [
         f"{query.query[:60]!r} {recall:.2f} of {query.min_recall:g}"
         for query, recall in zip(queries, recalls, strict=True)
-        if query.min_recall is not None and recall < query.min_recall
+        if query.min_recall is not None and not _reaches(recall, query.min_recall)
     ]
     detail = f"{len(queries)} queries"
     if short:
         detail += f", {len(short)} below their own limit: " + "; ".join(short[:SHOWN])
-    elif mean < limits.min_recall:
+    elif not _reaches(mean, limits.min_recall):
         missed = [query.query[:60] for query, recall in zip(queries, recalls, strict=True) if recall < 1]
         detail += f", {len(missed)} incomplete: " + "; ".join(map(repr, missed[:SHOWN]))
-    return GateResult("golden", not short and mean >= limits.min_recall, round(mean, 6), limits.min_recall, detail)
+    return GateResult("golden", not short and _reaches(mean, limits.min_recall), mean, limits.min_recall, detail)
 
 
 def _coverage(limits: Limits, share: float) -> GateResult:
-    return GateResult("coverage", share >= limits.min_coverage, round(share, 6), limits.min_coverage)
+    return GateResult("coverage", _reaches(share, limits.min_coverage), round(share, DIGITS), limits.min_coverage)
 
 
 def _overlap(limits: Limits, new: Candidate, live: Candidate) -> GateResult:
@@ -221,17 +227,20 @@ def _overlap(limits: Limits, new: Candidate, live: Candidate) -> GateResult:
     else:
         queries = new.texts(limits.overlap_queries)
         ks = [DEFAULT_K] * len(queries)
-    if not queries:
-        return GateResult("overlap", True, None, limits.min_overlap, "there are no rows to ask with")
     try:
+        if not queries:
+            same = live.rows() == 0  # or everything that was found until now would be lost without a word
+            return GateResult(
+                "overlap", same, None if same else 0.0, limits.min_overlap, "there are no rows to ask with"
+            )
         before = live.search(queries, ks)
     except BuildMissing:
         # Whoever mends a broken alias must not be held up by what is broken.
         return GateResult("overlap", True, None, limits.min_overlap, "the live build is gone, nothing to compare with")
     shares = [_shared(*pair) for pair in zip(new.search(queries, ks), before, strict=True)]
-    mean = sum(shares) / len(shares)
+    mean = _mean(shares)
     return GateResult(
-        "overlap", mean >= limits.min_overlap, round(mean, 6), limits.min_overlap, f"{len(queries)} queries"
+        "overlap", _reaches(mean, limits.min_overlap), mean, limits.min_overlap, f"{len(queries)} queries"
     )
 
 
@@ -242,10 +251,19 @@ def _shared(one: Sequence[Found], other: Sequence[Found]) -> float:
 
 
 def _shrinkage(limits: Limits, rows: int, before: int) -> GateResult:
-    lost = max(0.0, 1 - rows / before) if before else 0.0
+    lost = round(max(0.0, (before - rows) / before), DIGITS) if before else 0.0
     return GateResult(
-        "shrinkage", lost <= limits.max_shrinkage, round(lost, 6), limits.max_shrinkage, f"{before:,} to {rows:,} rows"
+        "shrinkage", _reaches(limits.max_shrinkage, lost), lost, limits.max_shrinkage, f"{before:,} to {rows:,} rows"
     )
+
+
+def _mean(shares: Sequence[float]) -> float:
+    return round(math.fsum(shares) / len(shares), DIGITS)
+
+
+def _reaches(share: float, least: float) -> bool:
+    """A limit may have more digits than are shown, such as a third."""
+    return round(share, DIGITS) >= round(least, DIGITS)
 
 
 def _first(own: float | None, general: float) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from ragfence.documents.guard import Documents
 from ragfence.documents.progress import Gauge, gauge
@@ -16,7 +17,7 @@ from ragfence.indexes.backends.opening import lance_beside, open_backend
 from ragfence.indexes.backends.protocol import Backend
 from ragfence.indexes.beside import BesideDocuments
 from ragfence.indexes.building import Build, Building, Tools, operation_of
-from ragfence.indexes.builds import Attempt, BuildEntry, Builds, Seal
+from ragfence.indexes.builds import SEALED, Attempt, BuildEntry, Builds, Seal
 from ragfence.indexes.catalog import Catalog, CatalogEntry
 from ragfence.indexes.collecting import Collecting, GcReport
 from ragfence.indexes.corpora import Corpora
@@ -145,12 +146,17 @@ class Indexes:
 
     def coverage(self, seal: Seal) -> float:
         """The share of the documents that are live now which a build has, in their present revision."""
-        if self._corpora.digest() == seal.corpus_digest:
+        same = self._corpora.digest() == seal.corpus_digest
+        # After the digest: a document that was purged may be back by now, and then the corpus is the one that was
+        # sealed although its rows are gone.
+        newest = self.builds_log.newest(seal.index_hash)
+        whole = newest is not None and newest.kind == SEALED and newest.seal == seal
+        if same and whole:
             return 1.0
         then, now = self._corpora.get(seal.corpus_digest), self._corpora.now()
         if then is None or not now.documents:
             return 0.0 if now.documents else 1.0
-        return now.share_in(then)
+        return now.share_in(then, None if whole else self._ids_left(seal))
 
     def beside(self) -> BesideDocuments:
         """What happens to vectors and indexes when documents are compacted or purged."""
@@ -163,6 +169,14 @@ class Indexes:
                 close()
         self._backends.clear()
         self._embedders.clear()
+
+    def _ids_left(self, seal: Seal) -> Any:
+        """Of a build whose rows may be fewer than were sealed: an Arrow array of text."""
+        import pyarrow as pa
+
+        tables = self.backend(seal.backend).read(seal.physical, ["snippet_id"])
+        chunks = [chunk for table in tables for chunk in table.column("snippet_id").chunks]
+        return pa.chunked_array(chunks, pa.string()).combine_chunks()
 
     def _building(self, spec: IndexSpec, told: Gauge) -> Building:
         embedder = self._opened(spec.embedder)

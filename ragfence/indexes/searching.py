@@ -17,6 +17,7 @@ from ragfence.indexes.backends.protocol import Backend, Found
 from ragfence.indexes.builds import Builds, Seal
 from ragfence.indexes.catalog import Target
 from ragfence.indexes.embedders.protocol import Embedder, EmbedderId, embedded
+from ragfence.indexes.ties import nearest
 
 MAX_K = 10_000
 MAX_TEXT = 100_000
@@ -64,13 +65,12 @@ class Searching:
         embedder = self._embedder_of(seal)
         vector = embedded(embedder, EmbedderId.of(embedder), [text])[0]
         try:
-            found = self._backend_of(seal.backend).search(seal.physical, vector, k)
+            found = nearest(self._backend_of(seal.backend), seal, vector, k)
         except BuildMissing as missing:
             raise BuildMissing(
                 f"{alias!r} points at build {seal.index_hash}, and its rows are not in the backend",
                 index_hash=seal.index_hash,
             ) from missing
-        found.sort(key=_order)
         return [_hit(each, seal.index_hash, target.generation) for each in found]
 
     def _seal(self, target: Target) -> Seal:
@@ -91,10 +91,6 @@ def _check(text: object, k: object) -> None:
         raise ValidationError(f"search for a text of 1 to {MAX_TEXT:,} characters")
     if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= MAX_K:
         raise ValidationError(f"k is from 1 to {MAX_K:,}, not {k!r}")
-
-
-def _order(found: Found) -> tuple[float, str, str]:
-    return -found.score, found.section_id, found.snippet_id
 
 
 def _hit(found: Found, index_hash: str, generation: int) -> Hit:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import unicodedata
 from xml.etree import ElementTree
 
 import dagster as dg
@@ -203,6 +204,26 @@ def test_a_shard_ingests_its_own_documents_and_its_version_is_of_them_alone(worl
     assert told(first, "documents")["listed"] == len(by_shard[one])
     world.run(documents, partition_key=other)
     assert version(world.run(documents, partition_key=one), "documents") == version(first, "documents")
+
+
+@pytest.mark.parametrize("others", [[], ["00"]], ids=["alone", "with another"])
+def test_a_doc_id_that_is_not_normalised_is_in_the_partition_of_the_shard_it_lives_in(
+    world: World, others: list[str]
+) -> None:
+    doc_id = "café/menü"
+    key = f"{shard_of('default', doc_id):02d}"
+    raw = unicodedata.normalize("NFD", doc_id)
+    assert f"{shard_of('default', raw):02d}" != key
+    text = ["first"]
+    documents = build_ingest_asset(lambda: [Document(raw, text[0])], shards=True)
+    ends = sorted([key, *others])
+    tags = {"dagster/asset_partition_range_start": ends[0], "dagster/asset_partition_range_end": ends[-1]}
+    versions = []
+    for text[0] in ("first", "second"):
+        events = world.run(documents, tags=tags).asset_materializations_for_node("documents")
+        assert events[0].metadata["listed"].value == 1
+        versions.append((events[0].tags or {})["dagster/data_version"])
+    assert versions[0] != versions[1]
 
 
 def test_a_backfill_of_all_shards_run_twice_ingests_every_document_once(world: World) -> None:

@@ -111,6 +111,22 @@ def test_a_document_that_came_after_the_build_is_told(built: World) -> None:
     assert judged(built, corpus_matches_index(), "corpus_matches_index").passed
 
 
+def test_a_document_that_was_purged_and_came_back_is_told(built: World) -> None:
+    """The corpus is the one that was sealed, and the index lacks it all the same."""
+    with built.opened() as fence:
+        fence.documents.purge("pay.txt")
+    assert not judged(built, corpus_matches_index(), "corpus_matches_index").passed
+    with built.opened() as fence:
+        fence.documents.using(chunker=built.chunker).sync(str(built.source))
+        assert fence.documents.corpus_digest() == built.seal().corpus_digest
+    found = judged(built, corpus_matches_index(), "corpus_matches_index")
+    assert (found.passed, found.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert "purged" in found.description
+    assert plain(found.metadata)["coverage"] == pytest.approx(2 / 3)
+    built.run()
+    assert judged(built, corpus_matches_index(), "corpus_matches_index").passed
+
+
 WRONG = [GoldenQuery(query="paragraph 0 of pay", expected=frozenset({"nowhere.txt"}), k=3)]
 
 

@@ -201,6 +201,39 @@ def test_several_partitions_in_one_run_are_performed_for_all_of_them(world: Worl
     assert calls == [["mon", "tue"], ["tue", "wed"]]
 
 
+def test_a_partition_with_a_comma_in_its_name_is_not_two_of_them(world: World, calls: Calls) -> None:
+    parts = dg.StaticPartitionsDefinition(["mon", "tue", "mon,tue"])
+
+    @fenced_asset(partitions_def=parts)
+    def invoices(context: dg.AssetExecutionContext) -> None:
+        calls.add(list(context.partition_keys))
+
+    both = {"dagster/asset_partition_range_start": "mon", "dagster/asset_partition_range_end": "tue"}
+    for _ in range(2):
+        world.run(invoices, partition_key="mon,tue")
+        world.run(invoices, tags=both)
+    assert calls == [["mon,tue"], ["mon", "tue"]]
+
+
+@pytest.mark.parametrize(
+    ("partition", "key"),
+    [
+        ("mon", "3ea28db317c7c0c6654b121f6d066011c42b39e04ec4f11f4dde1f0ae0b0e883fb"),
+        ("mon,tue", "24c5ad8606af674fd568d6efb894aa8ed4ad814628673e6a40f6f8934775e8f56b"),
+        ("long" * 60, "16e8ce0cb7fd675952e5047202ff6a23a4893e709ef7e1947d83ef7a1c1b9baaf2"),
+    ],
+    ids=["short", "with a comma", "long"],
+)
+def test_a_partition_keeps_its_key(world: World, calls: Calls, partition: str, key: str) -> None:
+    """Of all versions: another key would perform it again."""
+
+    @fenced_asset(partitions_def=dg.StaticPartitionsDefinition([partition]))
+    def invoices() -> int:
+        return calls.add()
+
+    assert told(world.run(invoices, partition_key=partition), "invoices")["key"] == key
+
+
 def test_a_key_of_ones_own_decides(world: World, calls: Calls) -> None:
     day = ["monday"]
 

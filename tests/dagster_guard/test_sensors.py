@@ -148,6 +148,36 @@ def test_a_run_that_failed_is_asked_for_again_a_few_times(world: World) -> None:
     assert not watcher.tick()
 
 
+@pytest.mark.parametrize("worked_before", [True, False])
+def test_a_listing_that_was_there_before_has_all_its_tries_again(world: World, worked_before: bool) -> None:
+    world.write_all()
+    watcher = Watcher(world, str(world.source), tries=2)
+    fence, away = world.folder / "fence", world.folder / "away"
+
+    def ticks(works: bool) -> list[bool]:
+        if not works:
+            if fence.is_dir():
+                fence.rename(away)
+            fence.write_text("no folder: the fence cannot be opened")
+        asked = []
+        for _ in range(4):
+            asked.append(watcher.tick())
+            if asked[-1]:
+                assert watcher.run() is works
+        if not works:
+            fence.unlink()
+            if away.is_dir():
+                away.rename(fence)
+        return asked
+
+    for _ in range(2):
+        assert ticks(worked_before) == [True, not worked_before, False, False]
+        world.write("more", "text")
+        assert ticks(True) == [True, False, False, False]
+        (world.source / "more.txt").unlink()
+    assert ticks(False) == [True, True, False, False]
+
+
 def test_a_source_is_left_open_and_what_is_made_of_a_callable_is_closed(world: World) -> None:
     world.write_all()
     closed = []

@@ -328,6 +328,29 @@ def test_a_hash_that_was_built_again_is_another_target(world: AliasWorld) -> Non
     assert list(alias_findings(world.catalog, world.builds)) == []
 
 
+def test_an_operation_of_two_swaps_that_was_cut_off_between_them_does_the_second(world: AliasWorld) -> None:
+    canary, release = world.build("canary"), world.build("release")
+    attempts = []
+
+    @world.fence.once(kind="deploy", key=lambda name: (name, "1"))
+    def deploy(name: str) -> list[str | None]:
+        attempts.append(name)
+        first = world.aliases.swap("docs", canary)
+        if len(attempts) == 1:
+            raise RuntimeError("cut off")
+        second = world.aliases.swap("docs", release)
+        if len(attempts) == 2:
+            raise RuntimeError("cut off")
+        return [first.index_hash, second.index_hash]
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            deploy("docs")
+        assert world.aliases.resolve("docs").index_hash == (canary, release)[len(attempts) - 1]
+    assert deploy("docs").result == [canary, release]
+    assert [entry.target.index_hash for entry in world.aliases.history("docs") if entry.target] == [release, canary]
+
+
 def test_a_rollback_goes_to_the_build_before_and_back(world: AliasWorld) -> None:
     one, two, three = (world.build(name) for name in ("one", "two", "three"))
     for each in (one, two, three):

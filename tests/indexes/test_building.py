@@ -98,6 +98,33 @@ def test_a_corpus_that_is_edited_and_reverted_finds_its_earlier_build(here: Plac
     assert embedder.seen.total() == seen
 
 
+def test_coverage_is_of_the_documents_of_now_also_after_a_build_that_was_there_already(near: Place) -> None:
+    fence, embedder = near.open(), CountingEmbedder()
+    ingested(fence, NAMES)
+    first = built(fence, near, embedder)
+    ingested(fence, NAMES[:1], edition=1)
+    built(fence, near, embedder)
+    ingested(fence, NAMES[:1])
+    assert built(fence, near, embedder).index_hash == first.index_hash
+    ingested(fence, [f"later-{at}" for at in range(2 * len(NAMES))])
+    assert fence.indexes.coverage(first.seal) == pytest.approx(1 / 3)
+
+
+def test_a_document_that_was_purged_and_came_back_is_not_covered_until_it_is_built_anew(near: Place) -> None:
+    fence, embedder = near.open(), CountingEmbedder()
+    ingested(fence, NAMES)
+    first = built(fence, near, embedder)
+    fence.documents.purge(NAMES[3])
+    assert fence.indexes.coverage(first.seal) == 1, "what is live is in it"
+    ingested(fence, [NAMES[3]])
+    assert fence.documents.corpus_digest() == first.seal.corpus_digest
+    assert fence.indexes.coverage(first.seal) == pytest.approx(5 / 6)
+    ingested(fence, [NAMES[0]], edition=1)
+    assert fence.indexes.coverage(first.seal) == pytest.approx(4 / 6)
+    ingested(fence, [NAMES[0]])
+    assert fence.indexes.coverage(built(fence, near, embedder).seal) == 1
+
+
 def test_an_edited_document_costs_its_new_snippets_and_the_rest_comes_from_the_build_before(here: Place) -> None:
     fence, embedder = here.open(), CountingEmbedder()
     ingested(fence, NAMES)

@@ -87,6 +87,35 @@ def test_a_build_that_shrank_is_refused_and_a_larger_one_is_not(world: AliasWorl
     assert report(world.aliases.swap("docs", three, gates=Gates(max_shrinkage=0.5)))["shrinkage"] == (True, 0.4, 0.5)
 
 
+def test_what_is_exactly_at_the_limit_passes_every_gate(world: AliasWorld) -> None:
+    ten = [f"text {at}" for at in range(10)]
+    before, after = world.build("ten", ten), world.build("seven", ten[:7])
+    world.aliases.swap("docs", before)
+    found = frozenset({*map(hash_of, ten[:7]), "one", "two", "three"})
+    world.coverage[after] = 1 / 3
+    gates = Gates(
+        max_shrinkage=0.3,
+        min_coverage=1 / 3,
+        min_overlap=0.7,
+        golden=[GoldenQuery("text", found, "snippet_id", k=10, min_recall=0.7)] * 21,
+        min_recall=0.7,
+    )
+    told = report(world.aliases.swap("docs", after, gates=gates))
+    assert {gate: told[gate][:2] for gate in ("golden", "coverage", "overlap", "shrinkage")} == {
+        "golden": (True, 0.7),
+        "coverage": (True, 0.333333333),
+        "overlap": (True, 0.7),
+        "shrinkage": (True, 0.3),
+    }
+
+
+def test_what_is_a_little_beyond_the_limit_is_shown_to_be_so(world: AliasWorld) -> None:
+    one = world.build("one")
+    world.coverage[one] = 1 - 1e-7
+    failed = refusal(world, one, gates=Gates(min_coverage=1.0))
+    assert (failed["value"], failed["limit"]) == (0.9999999, 1.0)
+
+
 def test_coverage_is_asked_for_where_there_is_a_limit(world: AliasWorld) -> None:
     one = world.build("one")
     world.coverage[one] = 0.75
@@ -136,6 +165,24 @@ def test_overlap_compares_what_both_builds_find(world: AliasWorld) -> None:
     assert world.backend.searches == 6, "three queries, asked of both"
     failed = refusal(world, far, gates=Gates(min_overlap=0.5))
     assert (failed["gate"], failed["value"], failed["detail"]) == ("overlap", 0.0, "5 queries")
+
+
+def test_an_empty_build_finds_nothing_of_what_the_live_one_finds(world: AliasWorld) -> None:
+    full, empty, other = world.build("full"), world.build("empty", []), world.build("other", [])
+    world.aliases.swap("docs", full)
+    gates = Gates(min_overlap=0.5, max_shrinkage=1)
+    failed = refusal(world, empty, gates=gates)
+    assert (failed["gate"], failed["value"], failed["detail"]) == ("overlap", 0.0, "there are no rows to ask with")
+    world.aliases.swap("docs", empty, gates=gates, force=True, reason="the documents were retracted")
+    assert report(world.aliases.swap("docs", other, gates=gates))["overlap"] == (True, None, 0.5)
+
+
+def test_an_empty_build_may_follow_one_that_is_gone(world: AliasWorld) -> None:
+    one, empty = world.build("one"), world.build("empty", [])
+    world.aliases.swap("docs", one)
+    world.backend.drop(world.physical(one))
+    swapped = world.aliases.swap("docs", empty, gates=Gates(min_overlap=0.5, max_shrinkage=1))
+    assert report(swapped)["overlap"] == (True, None, 0.5)
 
 
 def test_each_build_is_asked_with_its_own_embedder(world: AliasWorld) -> None:

@@ -15,6 +15,9 @@ from ragfence.errors import (
     ObjectsRequired,
     ValidationError,
 )
+from ragfence.indexes import ties
+from ragfence.indexes.golden import GoldenQuery
+from ragfence.indexes.spec import IndexSpec
 from tests.documents.places import Place
 from tests.indexes.building import CountingEmbedder, ingested, spec_in, text_of
 
@@ -48,6 +51,49 @@ def test_ties_are_broken_by_section_and_snippet(near: Place) -> None:
     found = [(hit.section_id, hit.snippet_id) for hit in fence.search("docs", "the very same text", k=6)]
     assert len(found) == 6
     assert found == sorted(found)
+
+
+@pytest.mark.parametrize("backend", ["lance:{}/lance", "qdrant+file://{}/qdrant"])
+def test_fewer_hits_are_the_first_of_more_also_among_equals(near: Place, backend: str) -> None:
+    fence, text = near.open(), "the very same text"
+    fence.documents.ingest_many([Document(f"twin-{at}", text) for at in range(90)])
+    spec = IndexSpec(embedder=CountingEmbedder(), backend=backend.format(near.folder))
+    build = fence.indexes.build(spec)
+    fence.aliases.swap("docs", build.index_hash)
+    found = {k: [hit.doc_id for hit in fence.search("docs", text, k=k)] for k in (1, 3, 20, 90)}
+    assert len(found[90]) == 90
+    for k, first in found.items():
+        assert first == found[90][:k]
+    golden = [GoldenQuery(text, frozenset(found[1]), k=1)]
+    assert fence.indexes.judge_golden(build.index_hash, golden).ok, "a gate sees what a search finds"
+
+
+def test_a_search_asks_the_backend_once_unless_equals_are_cut_off(near: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    fence = searchable(near)
+    backend = fence.indexes.backend(fence.aliases.resolve("docs").backend)
+    asked, plain = [], backend.search
+    monkeypatch.setattr(backend, "search", lambda name, vector, k: asked.append(k) or plain(name, vector, k))
+    assert len(fence.search("docs", "paragraph 1 of doc-3 tells of doc-31 and nothing else", k=3)) == 3
+    assert len(asked) == 1
+    assert len(fence.search("docs", "anything at all", k=50)) == 15
+    assert len(asked) == 2
+
+
+def test_equals_without_end_are_not_asked_for_for_ever(near: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ties, "MORE", (1, 2))
+    fence, text = near.open(), "the very same text"
+    fence.documents.ingest_many([Document(f"twin-{at}", text) for at in range(9)])
+    fence.aliases.swap("docs", fence.indexes.build(spec_in(near.folder, CountingEmbedder())).index_hash)
+    assert len(fence.search("docs", text, k=2)) == 2
+
+
+def test_an_approximate_index_is_asked_for_no_more_than_it_was_made_for(near: Place) -> None:
+    """LanceDB refuses to find more than `ef` rows."""
+    fence = near.open()
+    ingested(fence, NAMES)
+    spec = spec_in(near.folder, CountingEmbedder(), index="ivf_hnsw_sq", parameters={"ef": 10, "num_partitions": 1})
+    fence.aliases.swap("docs", fence.indexes.build(spec).index_hash)
+    assert len(fence.search("docs", "paragraph 1 of doc-3", k=10)) == 10
 
 
 def test_a_new_process_opens_the_embedder_that_it_was_given(near: Place) -> None:
