@@ -6,6 +6,9 @@ A swap to a build and its retirement exclude each other by the next number of th
 retirement by the next number of the build's log. Nothing is dropped before both are won, and whoever is killed in
 between leaves what the next gc completes. An attempt is dropped only when the number at which it would be sealed is
 taken: a builder that wakes up late can never seal what is gone.
+
+A build that was made again has another physical index, and aliases serve the one before until they are swapped. That
+one is dropped when none does any more, and goes through the catalog too: a swap that still meant it loses the number.
 """
 
 from __future__ import annotations
@@ -67,14 +70,13 @@ class _Build(NamedTuple):
     def newest(self) -> BuildEntry:
         return self.history[0]
 
-    def dead(self) -> Iterator[Target]:
-        """Physical indexes that were sealed once, and are not what the newest seal is of."""
-        alive = self.newest.seal.physical if self.newest.seal else ""
-        seen = {alive}
+    def replaced(self) -> Iterator[BuildEntry]:
+        """The last seal of each physical index that is not what the newest seal is of. An alias may still serve it."""
+        seen = {self.newest.seal.physical if self.newest.seal else ""}
         for entry in self.history:
             if entry.seal is not None and entry.seal.physical not in seen:
                 seen.add(entry.seal.physical)
-                yield Target.of(entry)
+                yield entry
 
 
 class Collecting:
@@ -160,9 +162,30 @@ class Collecting:
                 self._drop(backend, physical, report)
             else:
                 report.revived.append(index_hash)
-        for target in build.dead():
-            if present.has(target.backend, target.physical):
-                self._drop(target.backend, target.physical, report)
+        for seal in build.replaced():
+            target = Target.of(seal)
+            if present.has(target.backend, target.physical) and self._is_there(target.backend, target.physical):
+                self._drop_replaced(seal, report)
+
+    def _drop_replaced(self, seal: BuildEntry, report: GcReport) -> None:
+        """Drops a physical index in whose place there is another one, or none, unless an alias serves it."""
+        target = Target.of(seal)
+
+        def wanted(head: CatalogEntry) -> bool:
+            if any(alias.target.same_build(target) for alias in head.state.aliases.values()):
+                raise _Wanted
+            # A swap that looked at the build before it was made again may be on its way here: it loses its number to
+            # this entry. Where the catalog has the retirement of this very seal, that swap has lost already.
+            return not head.state.retires(seal, target.index_hash)
+
+        try:
+            if report.dry_run:
+                wanted(self._catalog.head())
+            else:
+                self._append("retire", seal, "its build was made again, or ended", wanted)
+        except _Wanted:
+            return
+        self._drop(target.backend, target.physical, report)
 
     def _retire(self, seal: BuildEntry) -> bool:
         """Takes the seal out of the catalog, then out of its own log. False: somebody wants it."""
@@ -251,12 +274,15 @@ class Collecting:
         return now_ms - attempt.at_ms > rules.max_runtime_ms + rules.lease_ms
 
     def _drop(self, backend: str, physical: str, report: GcReport) -> None:
+        if self._is_there(backend, physical):
+            if not report.dry_run:
+                self._backend_of(backend).drop(physical)
+            report.dropped.append(physical)
+
+    def _is_there(self, backend: str, physical: str) -> bool:
         held = self._backend_of(backend)
         # What a writer that was cut off has left is listed, and missing for everybody else.
-        if held.exists(physical) or physical in held.physicals():
-            if not report.dry_run:
-                held.drop(physical)
-            report.dropped.append(physical)
+        return held.exists(physical) or physical in held.physicals()
 
     def _tell_unknown(self, report: GcReport, present: _Present) -> None:
         # Listed before builds and attempts are read here: one that was begun meanwhile is not in it.
