@@ -186,7 +186,7 @@ class Building:
         head = tools.head()
         newest = tools.builds.newest(index_hash)
         known = newest if newest and newest.kind == SEALED else None
-        if known and ((known := tools.restored(head, known)) is None or self._lost(known)):
+        if known and ((known := tools.restored(head, known)) is None or known.kind != SEALED or self._lost(known)):
             raise _Again
         snapshot = None if known else self._snapshot(digest)
         number = known.number if known else (newest.number if newest else 0) + 1

@@ -17,14 +17,13 @@ import contextlib
 import random
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 from ragfence.engine import points
 from ragfence.engine.engine import Engine
 from ragfence.errors import BuildRetired, InFlight, NotSealed, ObjectsRequired, RagfenceError
 from ragfence.indexes.backends.protocol import Backend
-from ragfence.indexes.builds import Attempt, BuildEntry, Builds, retired
+from ragfence.indexes.builds import Attempt, BuildEntry, Builds, again, replaced, retired
 from ragfence.indexes.catalog import Catalog, CatalogEntry, Change, Target, following
 
 AFTER_RETIRE = "after_retire"
@@ -59,24 +58,6 @@ class GcReport:
     """physical indexes that no build and no attempt knows; they are left alone"""
     failed: list[str] = field(default_factory=list)
     """what could not be done, and why; the next gc tries again"""
-
-
-class _Build(NamedTuple):
-    index_hash: str
-    history: list[BuildEntry]
-    """the newest first"""
-
-    @property
-    def newest(self) -> BuildEntry:
-        return self.history[0]
-
-    def replaced(self) -> Iterator[BuildEntry]:
-        """The last seal of each physical index that is not what the newest seal is of. An alias may still serve it."""
-        seen = {self.newest.seal.physical if self.newest.seal else ""}
-        for entry in self.history:
-            if entry.seal is not None and entry.seal.physical not in seen:
-                seen.add(entry.seal.physical)
-                yield entry
 
 
 class Collecting:
@@ -128,18 +109,11 @@ class Collecting:
         if entry is None:
             raise NotSealed(f"this tenant has no build {index_hash}", index_hash=index_hash)
         if entry.usable and head.state.retires(entry, index_hash):
-            again = replace(
-                entry,
-                number=entry.number + 1,
-                kind="sealed",
-                at_ms=self._engine.fences.now_ms(),
-                owner=self._engine.owner,
-                reason="restored",
-            )
-            if self._builds.append(index_hash, again):
+            kept = again(entry, at_ms=self._engine.fences.now_ms(), owner=self._engine.owner, reason="restored")
+            if self._builds.append(index_hash, kept):
                 # For the history: every reader of the catalog sees already that the seal is newer than what is retired.
-                self._append("restore", again, "restored", lambda head: index_hash in head.state.retiring)
-                return again
+                self._append("restore", kept, "restored", lambda head: index_hash in head.state.retiring)
+                return kept
             entry = self._builds.newest(index_hash)
         if entry is None or not entry.usable:
             raise BuildRetired(f"{index_hash} was retired by gc", index_hash=index_hash)
@@ -147,8 +121,8 @@ class Collecting:
 
     def _collect(self, index_hash: str, report: GcReport, present: _Present, *, sealed_before_ms: int) -> None:
         head = self._catalog.head()
-        build = _Build(index_hash, self._builds.history(index_hash))
-        newest = build.newest
+        history = self._builds.history(index_hash)
+        newest = history[0]
         if newest.seal is not None:
             backend, physical = newest.seal.backend, newest.seal.physical
             if head.state.users(index_hash, self._keep):
@@ -162,7 +136,7 @@ class Collecting:
                 self._drop(backend, physical, report)
             else:
                 report.revived.append(index_hash)
-        for seal in build.replaced():
+        for seal in replaced(history):
             target = Target.of(seal)
             if present.has(target.backend, target.physical) and self._is_there(target.backend, target.physical):
                 self._drop_replaced(seal, report)

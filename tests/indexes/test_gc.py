@@ -270,6 +270,20 @@ def test_a_build_that_is_purged_meanwhile_is_left_alone(world: AliasWorld) -> No
     assert world.catalog.head().state.retiring == {}
 
 
+def test_a_build_that_lacks_a_purged_document_is_restored_as_such(world: AliasWorld) -> None:
+    """As `sealed` it would answer whoever has the document again, and builds."""
+    first = five_builds(world)[0]
+    sealed = world.builds.newest(first)
+    assert sealed is not None
+    lacking = purged(sealed, rows=4, documents=4, content_digest="x", at_ms=sealed.at_ms, owner="me")
+    assert world.builds.append(first, lacking)
+    at(AFTER_RETIRE, lambda: world.collecting.restore(first) and None)
+    assert gc(world).revived == [first]
+    newest = world.builds.newest(first)
+    assert newest is not None
+    assert (newest.number, newest.kind, newest.reason) == (3, "purged", "restored")
+
+
 def test_restoring(world: AliasWorld) -> None:
     first = five_builds(world)[0]
     assert world.collecting.restore(first) == world.builds.newest(first), "nothing to do"
