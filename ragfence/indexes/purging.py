@@ -6,9 +6,10 @@ The entry comes first. Whoever is killed after it leaves a build that answers no
 more, and rows that the next purge of the document finds and removes. Two purges at once may each have counted rows that
 the other was about to remove: so both look again, until what is there is what the newest entry says.
 
-An attempt under way may have read the document before it was gone: a `retired` entry takes the number it would be
-sealed at. All is gone through until nothing new is found, since an attempt may have been sealed in between, and another
-may have started from it. Whoever begins after that reads a log and indexes that do not have the document.
+An attempt under way may have read the document before it was gone: an entry takes the number it would be sealed at,
+`retired`, or the seal before it once more, which an alias may use. All is gone through until nothing new is found,
+since an attempt may have been sealed in between, and another may have started from it. Whoever begins after that reads
+a log and indexes that do not have the document.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ragfence.engine import points
 from ragfence.engine.engine import Engine
 from ragfence.errors import BuildMissing, BuildUnverified, NotReady, RagfenceError
 from ragfence.indexes.backends.protocol import Backend
-from ragfence.indexes.builds import PURGED, BuildEntry, Builds, Seal, purged, replaced, retired
+from ragfence.indexes.builds import PURGED, BuildEntry, Builds, Seal, again, purged, replaced, retired
 from ragfence.indexes.catalog import Catalog
 from ragfence.indexes.contents import Contents
 from ragfence.indexes.spec import shape_in
@@ -190,11 +191,22 @@ class Purging:
                 continue  # sealed, and looked at
             newest = history[0] if history else None
             if newest is None or newest.number < attempt.number:
-                now_ms, owner = self._engine.fences.now_ms(), self._engine.owner
-                why = "a document was purged while it was being built"
                 done += 1
-                if not self._builds.append(attempt.index_hash, retired(newest, at_ms=now_ms, owner=owner, reason=why)):
+                if not self._taken(attempt.index_hash, newest):
                     continue  # sealed in between, or ended: the next round looks again
             # Nobody can seal it any more, and whoever wrote it may be dead: its rows go now, not with the next gc.
             self._backend_of(attempt.backend).drop(attempt.physical)
         return done
+
+    def _taken(self, index_hash: str, newest: BuildEntry | None) -> bool:
+        """Whether the number is ours that an attempt would have been sealed at."""
+        now_ms, owner = self._engine.fences.now_ms(), self._engine.owner
+        why = "a document was purged while it was being built"
+        if newest is None or not newest.usable:
+            return self._builds.append(index_hash, retired(newest, at_ms=now_ms, owner=owner, reason=why))
+        # What was sealed may be served: it ends through the catalog alone. So the number goes to the same seal again.
+        after = again(newest, at_ms=now_ms, owner=owner, reason=why)
+        taken = self._builds.append(index_hash, after)
+        if taken and (index_hash, newest.number) in self._clean:
+            self._clean.add((index_hash, after.number))
+        return taken

@@ -9,6 +9,7 @@ import pytest
 from ragfence import Document, Fence
 from ragfence.core.receipts import Decision
 from ragfence.indexes import building
+from ragfence.indexes.alias_checks import alias_findings
 from ragfence.indexes.backends import lance
 from ragfence.indexes.building import Build
 from ragfence.indexes.builds import Builds
@@ -229,6 +230,36 @@ def test_a_build_under_way_is_fenced_and_made_again_without_it(near: Place, poin
         }
         assert SECRET not in doc_ids
     assert not anywhere(near.folder, MARK)
+
+
+def test_an_attempt_is_fenced_and_what_is_served_before_it_is_not_retired(
+    near: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fence, embedder = near.open(), CountingEmbedder()
+    ingested(fence, NAMES)
+    build = fence.indexes.build(spec_in(near.folder, embedder))
+    fence.aliases.swap("docs", build.index_hash)
+    fence.documents.purge(SECRET)
+    ingested(fence, [SECRET])
+    with monkeypatch.context() as patched, at_point(building.BEFORE_SEALING, killed):
+        patched.setattr(building.Building, "_dropped", lambda *_: None)  # as by SIGKILL
+        with pytest.raises(KeyboardInterrupt):
+            fence.indexes.build(spec_in(near.folder, embedder))
+    (attempt,) = fence.indexes.builds_log.attempts()
+    fence.documents.purge("never heard of")
+    backend = fence.indexes.backend(build.seal.backend)
+    newest = fence.indexes.get(build.index_hash)
+    assert newest is not None
+    assert newest.number == attempt.number, "the number that it would have been sealed at is taken"
+    assert not backend.exists(attempt.physical)
+    assert sealed_as(fence, build) == ("purged", 9, 3)
+    assert list(alias_findings(fence.aliases.catalog, fence.indexes.builds_log)) == []
+    fence.indexes.gc(dry_run=False, min_age_s=0)
+    assert fence.aliases.resolve("docs").physical == build.physical
+    assert backend.physicals() == [build.physical]
+    again = fence.indexes.build(spec_in(near.folder, embedder))
+    assert (again.index_hash, again.decision) == (build.index_hash, Decision.NEW)
+    assert shown(rows_of(fence, again)) == live_snippets(fence)
 
 
 def test_verify_looks_behind_the_aliases(near: Place) -> None:
