@@ -250,6 +250,30 @@ def test_vectors_that_cannot_be_used_seal_nothing(near: Place, spoil: Any) -> No
     assert built(fence, near, CountingEmbedder()).decision is Decision.NEW
 
 
+@pytest.mark.parametrize(("factor", "what"), [(0, "length 0"), (1e-30, "too small"), (1e30, "too large")])
+def test_a_vector_without_a_direction_is_not_sealed_for_cosine(near: Place, factor: float, what: str) -> None:
+    """No search would ever find the text."""
+
+    def spoil(made: Any) -> Any:
+        made[[text.startswith("paragraph 1 of doc-2") for text in texts]] *= factor
+        return made
+
+    class Spoiling(CountingEmbedder):
+        def embed(self, asked: Any) -> Any:
+            texts[:] = asked
+            return super().embed(asked)
+
+    fence, texts = near.open(), list[str]()
+    ingested(fence, NAMES)
+    with pytest.raises(EmbedderInvalid, match=f"{what}.*text number 1 of document 'doc-2'"):
+        built(fence, near, Spoiling(spoil=spoil))
+    assert not list(fence.indexes.builds())
+    assert not near.names("attempts/")
+    if factor == 0:
+        dot = fence.indexes.build(spec_in(near.folder, Spoiling(spoil=spoil), metric="dot"))
+        assert dot.rows == 3 * len(NAMES), "other metrics have use for it"
+
+
 @pytest.mark.parametrize("start", ["whole", "from a base"])
 @pytest.mark.parametrize("fault", ["missing", "foreign", "vector", "nan", "no id"])
 def test_what_is_not_read_back_as_it_was_written_is_not_sealed(
