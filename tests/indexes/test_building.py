@@ -18,6 +18,7 @@ from ragfence.errors import (
     InFlight,
     NotSealed,
     SnapshotGone,
+    UnknownStore,
     ValidationError,
 )
 from ragfence.indexes import assembling, building
@@ -248,6 +249,23 @@ def test_vectors_that_cannot_be_used_seal_nothing(near: Place, spoil: Any) -> No
     assert not near.names("vectors/")
     assert not near.names("attempts/")
     assert built(fence, near, CountingEmbedder()).decision is Decision.NEW
+
+
+def test_an_index_in_a_folder_is_the_same_for_processes_that_run_elsewhere(
+    near: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relative one was another place there, and the live build was retired as lost."""
+    fence, relative = near.open(), IndexSpec(embedder=CountingEmbedder(), backend="lance:idx")
+    ingested(fence, NAMES)
+    monkeypatch.chdir(near.folder)
+    with pytest.raises(UnknownStore, match="another folder") as refused:
+        fence.indexes.build(relative)
+    assert not list(fence.indexes.builds())
+    there = refused.value.hint.removeprefix("use ").partition(",")[0]
+    spec = IndexSpec(embedder=CountingEmbedder(), backend=there)
+    assert fence.indexes.build(spec).decision is Decision.NEW
+    monkeypatch.chdir("/")
+    assert near.open().indexes.build(spec).decision is Decision.DUPLICATE
 
 
 @pytest.mark.parametrize(("factor", "what"), [(0, "length 0"), (1e-30, "too small"), (1e30, "too large")])
