@@ -21,14 +21,15 @@ from ragfence.engine import points
 from ragfence.engine.claiming import Claimed
 from ragfence.engine.engine import Engine
 from ragfence.engine.leases import Lease
-from ragfence.errors import BuildMissing, FencedOut, LeaseLost, NotReady, RagfenceError, SnapshotGone
+from ragfence.errors import BuildMissing, EmbedderInvalid, FencedOut, LeaseLost, NotReady, RagfenceError, SnapshotGone
 from ragfence.indexes.assembling import Log, whole
 from ragfence.indexes.backends.protocol import PREFIX, Backend
 from ragfence.indexes.bases import Base, BaseBroken, Copied, nearest
 from ragfence.indexes.builds import SEALED, Attempt, BuildEntry, Builds, Seal, retired
 from ragfence.indexes.catalog import CatalogEntry
+from ragfence.indexes.contents import matrix
 from ragfence.indexes.corpora import Corpora, Snapshot
-from ragfence.indexes.embedders.protocol import Embedder, EmbedderId
+from ragfence.indexes.embedders.protocol import Embedder, EmbedderId, without_direction
 from ragfence.indexes.spec import IndexSpec, index_hash_of, inputs_of
 from ragfence.indexes.vectors import VECTOR_POINTS, VectorStore
 from ragfence.indexes.verifying import Sample, verified
@@ -186,7 +187,7 @@ class Building:
         head = tools.head()
         newest = tools.builds.newest(index_hash)
         known = newest if newest and newest.kind == SEALED else None
-        if known and ((known := tools.restored(head, known)) is None or self._lost(known)):
+        if known and ((known := tools.restored(head, known)) is None or known.kind != SEALED or self._lost(known)):
             raise _Again
         snapshot = None if known else self._snapshot(digest)
         number = known.number if known else (newest.number if newest else 0) + 1
@@ -352,10 +353,24 @@ class Building:
         self._told(0, total)
         for table in tables:
             lease.check()
+            self._check_directions(table)
             yield table
             done += table.num_rows
             points.reach(MID_WRITE)
             self._told(done, total)
+
+    def _check_directions(self, table: Any) -> None:
+        """Here, not when they are embedded: the vectors are kept for every metric, and some have use for length 0."""
+        if self._shape.metric != "cosine" or not table.num_rows:
+            return
+        if wrong := without_direction(matrix(table, self._shape.dimension)):
+            at, what = wrong
+            where = {name: table.column(name)[at].as_py() for name in ("doc_id", "ordinal")}
+            raise EmbedderInvalid(
+                f"{self._embedder_id} made {what} for text number {where['ordinal']} of document {where['doc_id']!r}: "
+                "it has no direction, and by cosine it would never be found",
+                hint="use an embedder (or another revision of it) that has a vector for it, or the metric dot or l2",
+            )
 
     def _ended(self, attempt: Attempt) -> bool:
         """Whether somebody has taken the number at which the attempt would have been sealed."""

@@ -4,15 +4,16 @@
     <tenant>/attempts/<INDEX_HASH>/<token>         somebody is writing, or wrote, into this physical index
 
 A build is sealed by `put_new` at the number that followed the newest entry when it was claimed: whoever retires it
-first, or seals first, has the number. A `purged` entry is a seal too, of the same physical index with fewer rows.
+first, or seals first, has the number. A `purged` entry is a seal too, of the same physical index with fewer rows; those
+that it lacks may be there for a moment yet, or until the purge is completed.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from ragfence.core.operations import encoded
 from ragfence.errors import FormatCorrupt, FormatTooNew
@@ -20,7 +21,9 @@ from ragfence.indexes.numbered import Numbered, NumberedLog
 from ragfence.stores.objects import ObjectStore
 
 VERSION = 1
-SEALED, RETIRED, PURGED = "sealed", "retired", "purged"
+SEALED: Final = "sealed"
+RETIRED: Final = "retired"
+PURGED: Final = "purged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +179,33 @@ def retired(entry: BuildEntry | None, *, at_ms: int, owner: str, reason: str) ->
 
 
 def purged(entry: BuildEntry, *, rows: int, documents: int, content_digest: str, at_ms: int, owner: str) -> BuildEntry:
-    """The entry that follows a seal when rows have been taken out of its physical index."""
-    assert entry.seal is not None
-    seal = replace(entry.seal, rows=rows, documents=documents, content_digest=content_digest)
-    return BuildEntry(entry.number + 1, "purged", at_ms, owner, entry.token, seal, "a document was purged")
+    """The entry that follows a seal when rows are taken out of its physical index; `documents` are those with rows."""
+    seal = entry.seal
+    assert seal is not None
+    # Documents without a single snippet are counted by a seal, and have no row.
+    without_rows = seal.documents - int(seal.checks.get("documents", seal.documents))
+    after = replace(
+        seal,
+        rows=rows,
+        documents=documents + without_rows,
+        content_digest=content_digest,
+        checks={**seal.checks, "rows": rows, "documents": documents},
+    )
+    return BuildEntry(entry.number + 1, PURGED, at_ms, owner, entry.token, after, "a document was purged")
+
+
+def again(entry: BuildEntry, *, at_ms: int, owner: str, reason: str) -> BuildEntry:
+    """The entry that follows this one and says the same: it takes the number, and nothing else changes."""
+    return replace(entry, number=entry.number + 1, at_ms=at_ms, owner=owner, reason=reason)
+
+
+def replaced(history: Sequence[BuildEntry]) -> Iterator[BuildEntry]:
+    """The last seal of each physical index that is not what the newest seal is of. An alias may still serve it.
+
+    `history`: the newest first.
+    """
+    seen = {entry.seal.physical for entry in history[:1] if entry.seal}
+    for entry in history:
+        if entry.seal is not None and entry.seal.physical not in seen:
+            seen.add(entry.seal.physical)
+            yield entry

@@ -6,6 +6,9 @@ A swap to a build and its retirement exclude each other by the next number of th
 retirement by the next number of the build's log. Nothing is dropped before both are won, and whoever is killed in
 between leaves what the next gc completes. An attempt is dropped only when the number at which it would be sealed is
 taken: a builder that wakes up late can never seal what is gone.
+
+A build that was made again has another physical index, and aliases serve the one before until they are swapped. That
+one is dropped when none does any more, and goes through the catalog too: a swap that still meant it loses the number.
 """
 
 from __future__ import annotations
@@ -14,14 +17,13 @@ import contextlib
 import random
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 from ragfence.engine import points
 from ragfence.engine.engine import Engine
 from ragfence.errors import BuildRetired, InFlight, NotSealed, ObjectsRequired, RagfenceError
 from ragfence.indexes.backends.protocol import Backend
-from ragfence.indexes.builds import Attempt, BuildEntry, Builds, retired
+from ragfence.indexes.builds import Attempt, BuildEntry, Builds, again, replaced, retired
 from ragfence.indexes.catalog import Catalog, CatalogEntry, Change, Target, following
 
 AFTER_RETIRE = "after_retire"
@@ -56,25 +58,6 @@ class GcReport:
     """physical indexes that no build and no attempt knows; they are left alone"""
     failed: list[str] = field(default_factory=list)
     """what could not be done, and why; the next gc tries again"""
-
-
-class _Build(NamedTuple):
-    index_hash: str
-    history: list[BuildEntry]
-    """the newest first"""
-
-    @property
-    def newest(self) -> BuildEntry:
-        return self.history[0]
-
-    def dead(self) -> Iterator[Target]:
-        """Physical indexes that were sealed once, and are not what the newest seal is of."""
-        alive = self.newest.seal.physical if self.newest.seal else ""
-        seen = {alive}
-        for entry in self.history:
-            if entry.seal is not None and entry.seal.physical not in seen:
-                seen.add(entry.seal.physical)
-                yield Target.of(entry)
 
 
 class Collecting:
@@ -126,18 +109,11 @@ class Collecting:
         if entry is None:
             raise NotSealed(f"this tenant has no build {index_hash}", index_hash=index_hash)
         if entry.usable and head.state.retires(entry, index_hash):
-            again = replace(
-                entry,
-                number=entry.number + 1,
-                kind="sealed",
-                at_ms=self._engine.fences.now_ms(),
-                owner=self._engine.owner,
-                reason="restored",
-            )
-            if self._builds.append(index_hash, again):
+            kept = again(entry, at_ms=self._engine.fences.now_ms(), owner=self._engine.owner, reason="restored")
+            if self._builds.append(index_hash, kept):
                 # For the history: every reader of the catalog sees already that the seal is newer than what is retired.
-                self._append("restore", again, "restored", lambda head: index_hash in head.state.retiring)
-                return again
+                self._append("restore", kept, "restored", lambda head: index_hash in head.state.retiring)
+                return kept
             entry = self._builds.newest(index_hash)
         if entry is None or not entry.usable:
             raise BuildRetired(f"{index_hash} was retired by gc", index_hash=index_hash)
@@ -145,8 +121,8 @@ class Collecting:
 
     def _collect(self, index_hash: str, report: GcReport, present: _Present, *, sealed_before_ms: int) -> None:
         head = self._catalog.head()
-        build = _Build(index_hash, self._builds.history(index_hash))
-        newest = build.newest
+        history = self._builds.history(index_hash)
+        newest = history[0]
         if newest.seal is not None:
             backend, physical = newest.seal.backend, newest.seal.physical
             if head.state.users(index_hash, self._keep):
@@ -160,9 +136,30 @@ class Collecting:
                 self._drop(backend, physical, report)
             else:
                 report.revived.append(index_hash)
-        for target in build.dead():
-            if present.has(target.backend, target.physical):
-                self._drop(target.backend, target.physical, report)
+        for seal in replaced(history):
+            target = Target.of(seal)
+            if present.has(target.backend, target.physical) and self._is_there(target.backend, target.physical):
+                self._drop_replaced(seal, report)
+
+    def _drop_replaced(self, seal: BuildEntry, report: GcReport) -> None:
+        """Drops a physical index in whose place there is another one, or none, unless an alias serves it."""
+        target = Target.of(seal)
+
+        def wanted(head: CatalogEntry) -> bool:
+            if any(alias.target.same_build(target) for alias in head.state.aliases.values()):
+                raise _Wanted
+            # A swap that looked at the build before it was made again may be on its way here: it loses its number to
+            # this entry. Where the catalog has the retirement of this very seal, that swap has lost already.
+            return not head.state.retires(seal, target.index_hash)
+
+        try:
+            if report.dry_run:
+                wanted(self._catalog.head())
+            else:
+                self._append("retire", seal, "its build was made again, or ended", wanted)
+        except _Wanted:
+            return
+        self._drop(target.backend, target.physical, report)
 
     def _retire(self, seal: BuildEntry) -> bool:
         """Takes the seal out of the catalog, then out of its own log. False: somebody wants it."""
@@ -251,12 +248,15 @@ class Collecting:
         return now_ms - attempt.at_ms > rules.max_runtime_ms + rules.lease_ms
 
     def _drop(self, backend: str, physical: str, report: GcReport) -> None:
+        if self._is_there(backend, physical):
+            if not report.dry_run:
+                self._backend_of(backend).drop(physical)
+            report.dropped.append(physical)
+
+    def _is_there(self, backend: str, physical: str) -> bool:
         held = self._backend_of(backend)
         # What a writer that was cut off has left is listed, and missing for everybody else.
-        if held.exists(physical) or physical in held.physicals():
-            if not report.dry_run:
-                held.drop(physical)
-            report.dropped.append(physical)
+        return held.exists(physical) or physical in held.physicals()
 
     def _tell_unknown(self, report: GcReport, present: _Present) -> None:
         # Listed before builds and attempts are read here: one that was begun meanwhile is not in it.

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, get_args
 
 import pytest
 
-from ragfence.errors import BuildMissing, ValidationError
+from ragfence.errors import BuildMissing, EmbedderInvalid, ValidationError
 from ragfence.indexes.backends.protocol import PAYLOAD, PREFIX, Backend, Metric, Pointer, Shape, row_schema
 
 DIMENSION = 8
@@ -232,6 +232,16 @@ class BackendContract:
         for vector, k in ((np.ones(DIMENSION + 1, np.float32), 3), (np.ones(DIMENSION, np.float32), 0)):
             with pytest.raises(ValidationError):
                 backend.search("rf-a", vector, k)
+
+    def test_a_query_of_length_0_is_near_to_nothing_by_cosine_alone(self, backend: Backend) -> None:
+        import numpy as np
+
+        for metric in METRICS:
+            backend.write(f"rf-{metric}", Shape(DIMENSION, metric), [rows(3)])
+        for metric in ("dot", "l2"):
+            assert len(backend.search(f"rf-{metric}", np.zeros(DIMENSION, np.float32), 3)) == 3
+        with pytest.raises(EmbedderInvalid):
+            backend.search("rf-cosine", np.zeros(DIMENSION, np.float32), 3)
 
     def test_a_shape_that_cannot_be_is_refused_before_anything_is_made(self, backend: Backend) -> None:
         wrong: tuple[Shape, ...] = (

@@ -15,7 +15,7 @@ __all__ = ["HYDRATION_POINTS", "OPERATION_POINTS", "at_point", "freeze_at", "kil
 
 
 def every_point() -> tuple[str, ...]:
-    """Those of operations, hydration, documents, their sinks, what rewrites their log, builds, aliases, gc, drains."""
+    """Those of operations, hydration, documents and their sinks, rewriting, builds, aliases, gc, purging, drains."""
     from ragfence.audit.draining import DRAIN_POINTS
     from ragfence.documents.moving import DOCUMENT_POINTS
     from ragfence.documents.rewriting import REWRITING_POINTS
@@ -23,9 +23,10 @@ def every_point() -> tuple[str, ...]:
     from ragfence.indexes.aliases import ALIAS_POINTS
     from ragfence.indexes.building import BUILD_POINTS
     from ragfence.indexes.collecting import COLLECTING_POINTS
+    from ragfence.indexes.purging import PURGING_POINTS
 
     documents = (*DOCUMENT_POINTS, *SINK_POINTS, *REWRITING_POINTS)
-    indexes = (*BUILD_POINTS, *ALIAS_POINTS, *COLLECTING_POINTS)
+    indexes = (*BUILD_POINTS, *ALIAS_POINTS, *COLLECTING_POINTS, *PURGING_POINTS)
     return tuple(dict.fromkeys((*OPERATION_POINTS, *HYDRATION_POINTS, *documents, *indexes, *DRAIN_POINTS)))
 
 

@@ -44,6 +44,18 @@ def test_what_names_none_is_answered_with_the_known_forms(spec: str) -> None:
     assert "qdrant+http://host:6333" in refused.value.hint
 
 
+@pytest.mark.parametrize("folder", ["idx", "./idx", "../idx", "a/b"])
+def test_a_relative_folder_is_refused_and_said_how_to_write_it(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UnknownStore) as refused:
+        open_backend(f"lance:{folder}", default_lance="/default/lance")
+    told = refused.value.hint.removeprefix("use ").partition(",")[0]
+    assert told == f"lance:{tmp_path / folder}"
+    assert open_backend(told, default_lance="/default/lance").url == told
+
+
 @pytest.mark.parametrize(
     ("spec", "instead"),
     [

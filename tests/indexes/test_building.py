@@ -18,6 +18,7 @@ from ragfence.errors import (
     InFlight,
     NotSealed,
     SnapshotGone,
+    UnknownStore,
     ValidationError,
 )
 from ragfence.indexes import assembling, building
@@ -275,6 +276,47 @@ def test_vectors_that_cannot_be_used_seal_nothing(near: Place, spoil: Any) -> No
     assert not near.names("vectors/")
     assert not near.names("attempts/")
     assert built(fence, near, CountingEmbedder()).decision is Decision.NEW
+
+
+def test_an_index_in_a_folder_is_the_same_for_processes_that_run_elsewhere(
+    near: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relative one was another place there, and the live build was retired as lost."""
+    fence, relative = near.open(), IndexSpec(embedder=CountingEmbedder(), backend="lance:idx")
+    ingested(fence, NAMES)
+    monkeypatch.chdir(near.folder)
+    with pytest.raises(UnknownStore, match="another folder") as refused:
+        fence.indexes.build(relative)
+    assert not list(fence.indexes.builds())
+    there = refused.value.hint.removeprefix("use ").partition(",")[0]
+    spec = IndexSpec(embedder=CountingEmbedder(), backend=there)
+    assert fence.indexes.build(spec).decision is Decision.NEW
+    monkeypatch.chdir("/")
+    assert near.open().indexes.build(spec).decision is Decision.DUPLICATE
+
+
+@pytest.mark.parametrize(("factor", "what"), [(0, "length 0"), (1e-30, "too small"), (1e30, "too large")])
+def test_a_vector_without_a_direction_is_not_sealed_for_cosine(near: Place, factor: float, what: str) -> None:
+    """No search would ever find the text."""
+
+    def spoil(made: Any) -> Any:
+        made[[text.startswith("paragraph 1 of doc-2") for text in texts]] *= factor
+        return made
+
+    class Spoiling(CountingEmbedder):
+        def embed(self, asked: Any) -> Any:
+            texts[:] = asked
+            return super().embed(asked)
+
+    fence, texts = near.open(), list[str]()
+    ingested(fence, NAMES)
+    with pytest.raises(EmbedderInvalid, match=f"{what}.*text number 1 of document 'doc-2'"):
+        built(fence, near, Spoiling(spoil=spoil))
+    assert not list(fence.indexes.builds())
+    assert not near.names("attempts/")
+    if factor == 0:
+        dot = fence.indexes.build(spec_in(near.folder, Spoiling(spoil=spoil), metric="dot"))
+        assert dot.rows == 3 * len(NAMES), "other metrics have use for it"
 
 
 @pytest.mark.parametrize("start", ["whole", "from a base"])

@@ -19,7 +19,7 @@ from ragfence.indexes.embedders import packages, wordllama
 from ragfence.indexes.embedders.functions import FunctionEmbedder
 from ragfence.indexes.embedders.minilm import MiniLMEmbedder
 from ragfence.indexes.embedders.opening import FORMS, embedder_of, open_embedder, reopened
-from ragfence.indexes.embedders.protocol import Embedder, EmbedderId, embedded
+from ragfence.indexes.embedders.protocol import Embedder, EmbedderId, embedded, without_direction
 from ragfence.indexes.embedders.sentence_transformers import SentenceTransformersEmbedder
 from ragfence.indexes.embedders.wordllama import WordLlamaEmbedder
 from tests.indexes.stub_endpoint import StubEndpoint
@@ -89,6 +89,24 @@ def test_vectors_that_cannot_be_used_are_refused(made, words):
 def test_a_number_too_large_for_a_float_is_refused():
     with pytest.raises(EmbedderInvalid, match="NaN or infinity"), np.errstate(over="ignore"):
         checked(function(lambda texts: np.full((2, 5), 1e300)))
+
+
+@pytest.mark.parametrize(
+    ("vector", "why"),
+    [
+        ([0, -0.0, 0], "length 0"),
+        ([1e-30, 1e-30, 0], "too small"),
+        ([1e-21, 0, 0], "too small"),
+        ([2e19, 2e19, 0], "too large"),
+        ([0, -1e38, 0], "too large"),
+    ],
+)
+def test_a_vector_that_cosine_cannot_compare_is_found(vector, why):
+    vectors = np.array([[1, 2, 3], [1e-18, 0, 0], [1e18, 1e18, 0], vector, [0, 0, 0]], np.float32)
+    assert without_direction(vectors[:3]) is None
+    at, told = without_direction(vectors)
+    assert at == 3
+    assert why in told
 
 
 @pytest.mark.parametrize(("field", "value"), [("revision", "2"), ("name", "other"), ("dimension", 6)])

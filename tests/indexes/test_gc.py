@@ -153,6 +153,74 @@ def test_what_was_left_of_a_build_that_was_built_again_is_dropped_too(world: Ali
     assert world.physical(first) != physical
 
 
+def built_again(world: AliasWorld, name: str) -> None:
+    """A document of the build was purged, then came back: the same INDEX_HASH, in another physical index."""
+    newest = world.builds.newest(hash_of(name))
+    assert newest is not None
+    after = purged(newest, rows=4, documents=4, content_digest="x", at_ms=newest.at_ms, owner="me")
+    assert world.builds.append(hash_of(name), after)
+    world.build(name)
+
+
+def test_a_physical_index_that_an_alias_serves_is_kept_when_its_build_was_made_again(world: AliasWorld) -> None:
+    one = world.build("one")
+    world.aliases.swap("docs", one)
+    served = world.physical(one)
+    built_again(world, "one")
+    assert world.collecting.gc().dropped == []
+    head = world.catalog.head()
+    report = gc(world)
+    assert (report.kept, report.dropped) == ([one], [])
+    assert world.aliases.resolve("docs").physical == served
+    assert world.backend.exists(served)
+    assert world.catalog.head() == head
+    world.aliases.swap("docs", one)
+    assert world.aliases.resolve("docs").physical == world.physical(one) != served
+    assert gc(world).dropped == [served]
+    assert world.backend.physicals() == [world.physical(one)]
+    assert gc(world).dropped == []
+
+
+def test_a_swap_that_chose_a_build_before_it_was_made_again_never_serves_what_gc_drops(
+    world: AliasWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = world.build("one")
+    before = world.physical(one)
+    append = world.aliases.catalog.append
+
+    def late(entry: Any) -> bool:
+        monkeypatch.setattr(world.aliases.catalog, "append", append)
+        built_again(world, "one")
+        assert gc(world, min_age_s=60).dropped == [before]
+        return append(entry)
+
+    monkeypatch.setattr(world.aliases.catalog, "append", late)
+    world.aliases.swap("docs", one)
+    assert world.aliases.resolve("docs").physical == world.physical(one) != before
+    assert gc(world).missing == []
+
+
+def test_gc_of_what_was_built_again_leaves_what_is_swapped_to_meanwhile(
+    world: AliasWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, before = world.build("one"), world.physical(hash_of("one"))
+    swapping, collecting = world.aliases.catalog.append, world.collecting._catalog.append
+
+    def collected(entry: Any) -> bool:
+        """The swap is at its entry, and gets the number that gc wants."""
+        monkeypatch.setattr(world.aliases.catalog, "append", swapping)
+        monkeypatch.setattr(world.collecting._catalog, "append", lambda late: swapping(entry) and collecting(late))
+        built_again(world, "one")
+        report = gc(world, min_age_s=60)
+        assert (report.dropped, report.failed) == ([], [])
+        return True
+
+    monkeypatch.setattr(world.aliases.catalog, "append", collected)
+    world.aliases.swap("docs", one)
+    assert world.aliases.resolve("docs").physical == before
+    assert world.backend.exists(before)
+
+
 def test_a_build_that_is_swapped_to_before_it_is_retired_is_left_alone(
     world: AliasWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +268,20 @@ def test_a_build_that_is_purged_meanwhile_is_left_alone(world: AliasWorld) -> No
     assert world.catalog.head().state.retiring == {first: 1}
     assert world.aliases.swap("docs", first).target.seal == 2, "its newer seal is not being retired"  # type: ignore[union-attr]
     assert world.catalog.head().state.retiring == {}
+
+
+def test_a_build_that_lacks_a_purged_document_is_restored_as_such(world: AliasWorld) -> None:
+    """As `sealed` it would answer whoever has the document again, and builds."""
+    first = five_builds(world)[0]
+    sealed = world.builds.newest(first)
+    assert sealed is not None
+    lacking = purged(sealed, rows=4, documents=4, content_digest="x", at_ms=sealed.at_ms, owner="me")
+    assert world.builds.append(first, lacking)
+    at(AFTER_RETIRE, lambda: world.collecting.restore(first) and None)
+    assert gc(world).revived == [first]
+    newest = world.builds.newest(first)
+    assert newest is not None
+    assert (newest.number, newest.kind, newest.reason) == (3, "purged", "restored")
 
 
 def test_restoring(world: AliasWorld) -> None:

@@ -120,6 +120,14 @@ def test_a_search_that_makes_no_sense_is_refused(near: Place, text: Any, k: Any)
         searchable(near).search("docs", text, k=k)
 
 
+def test_a_query_without_a_direction_is_refused(near: Place) -> None:
+    embedder = CountingEmbedder()
+    fence = searchable(near, embedder)
+    embedder.spoil = lambda made: 0 * made
+    with pytest.raises(EmbedderInvalid, match="length 0"):
+        fence.search("docs", "anything")
+
+
 def test_an_unknown_alias_and_a_dropped_index_say_so(near: Place) -> None:
     fence = searchable(near)
     with pytest.raises(AliasUnknown):

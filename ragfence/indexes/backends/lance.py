@@ -157,7 +157,7 @@ class LanceBackend:
 
     def search(self, physical: str, vector: Vectors, k: int) -> list[Found]:
         def find(opened: _Open) -> list[Found]:
-            check_search(opened.shape.dimension, vector, k)
+            check_search(opened.shape.dimension, opened.shape.metric, vector, k)
             query = opened.table.search(vector, vector_column_name="vector")
             query = lance_indexes.tuned(query, opened.shape).select([*PAYLOAD, "_distance"]).limit(k)
             columns = query.to_arrow().to_pydict()

@@ -29,6 +29,7 @@ def open_backend(spec: str, *, default_lance: str, storage_options: Mapping[str,
     if not plus:
         kind, colon, rest = spec.partition(":")
         if kind == "lance" and not (colon and not rest):
+            _refuse_relative(rest)
             return _lance(rest or default_lance, storage_options)
         raise _unknown(spec)
     _refuse_credentials(kind, rest)
@@ -97,6 +98,16 @@ def _refuse_credentials(kind: str, rest: str) -> None:
         raise UnknownStore(
             "credentials do not belong into the URL of a backend, which ends up in logs and in the INDEX_HASH",
             hint=f"set {instead} instead",
+        )
+
+
+def _refuse_relative(folder: str) -> None:
+    """The spec is stored with the build and opened again by others: in their folder it would name another place, where
+    the rows are not, and a build that is served would be taken for lost."""
+    if folder and "://" not in folder and not Path(folder).is_absolute():
+        raise UnknownStore(
+            f"lance:{folder} would be another place for a process that runs in another folder",
+            hint=f"use lance:{Path(folder).expanduser().absolute()}, or lance for a folder beside the objects",
         )
 
 

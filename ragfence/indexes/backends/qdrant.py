@@ -145,7 +145,7 @@ class QdrantBackend:
         from qdrant_client import models
 
         known = self._known(physical)
-        check_search(known.dimension, vector, k)
+        check_search(known.dimension, known.metric, vector, k)
         # Local mode is always exact, and warns of parameters it does not need.
         how = None if self._path is not None else models.SearchParams(exact=known.exact, hnsw_ef=known.ef)
         answer = self._on(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
-from ragfence.errors import ValidationError
+from ragfence.errors import EmbedderInvalid, ValidationError
 from ragfence.indexes.backends.protocol import Metric, Shape
+from ragfence.indexes.embedders.protocol import without_direction
 
 MAX_DIMENSION = 65_536
 MAX_K = 10_000
@@ -45,8 +46,8 @@ def _check_parameter(where: str, known: Mapping[str, Between], name: str, value:
         raise ValidationError(f"{where}: {name} is a whole number of {limits.low} to {limits.high:,}, not {value!r}")
 
 
-def check_search(dimension: int, vector: Any, k: int) -> None:
-    """Said by us, because backends answer a wrong length with anything from a panic to a wrong result."""
+def check_search(dimension: int, metric: Metric, vector: Any, k: int) -> None:
+    """Said by us, because backends answer what they cannot search with anything from a panic to a wrong result."""
     if vector.shape != (dimension,):
         raise ValidationError(
             f"the index has {dimension} dimensions, and the vector has the shape {vector.shape}",
@@ -54,6 +55,11 @@ def check_search(dimension: int, vector: Any, k: int) -> None:
         )
     if not 1 <= k <= MAX_K:
         raise ValidationError(f"k is 1 to {MAX_K:,}, not {k}")
+    if metric == "cosine" and (wrong := without_direction(vector[None])):
+        raise EmbedderInvalid(
+            f"the query has {wrong[1]}: it has no direction, and by cosine it is near to nothing",
+            hint="search for another text, or build the index with the metric dot or l2",
+        )
 
 
 def only(schema: Any, columns: Sequence[str] | None) -> Any:

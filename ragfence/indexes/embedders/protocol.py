@@ -104,3 +104,22 @@ def embedded(embedder: Embedder, known: EmbedderId, texts: Sequence[str]) -> Vec
             f"{known} returned NaN or infinity for a text of {len(texts[at])} characters (number {at})"
         )
     return vectors
+
+
+def without_direction(vectors: Vectors) -> tuple[int, str] | None:
+    """The first of the vectors that cosine cannot compare with anything, and why; None: it can compare them all.
+
+    Backends square and add in float32. A length that is 0 there, or none, makes NaN of every score: LanceDB then never
+    finds the row, whatever is asked for.
+    """
+    import numpy as np
+
+    with np.errstate(over="ignore", under="ignore"):
+        squares = np.einsum("ij,ij->i", vectors, vectors, dtype=np.float32)
+    wrong = np.flatnonzero(~((squares >= np.finfo(np.float32).tiny) & np.isfinite(squares)))
+    if not len(wrong):
+        return None
+    at = int(wrong[0])
+    if not vectors[at].any():
+        return at, "a vector of length 0"
+    return at, f"a vector whose length is too {'large' if squares[at] > 1 else 'small'} for a 32-bit float"
