@@ -211,7 +211,7 @@ async def _earlier(fence: Fence, doc_id: str) -> tuple[str, Receipt | None]:
     lease = leading_lease()
     if lease is None:  # the policy lets requests come without a key
         return "", None
-    if lease.attempt == 1 and not lease.takeover:
+    if not lease.may_have_happened:
         return lease.key, None
     return lease.key, await looked_up(lambda: _moved_to(fence, doc_id, lease.key))
 

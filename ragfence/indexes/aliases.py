@@ -249,7 +249,7 @@ class Aliases:
     ) -> Swap:
         check_alias(alias)
         lease = leading_lease()
-        if lease is not None and lease.attempt > 1 and (earlier := self._caused_by(alias, change, lease.key)):
+        if lease and lease.may_have_happened and (earlier := self._caused_by(alias, change, lease.key)):
             return self._after(earlier, tuple(GateResult(**each) for each in earlier.gates))
         judged: tuple[Target, Target | None] | None = None
         report: tuple[GateResult, ...] = ()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ragfence.api import documents
 from ragfence.api.apikeys import Role
 from tests.api.serving import Caller, Served, served
 from tests.chaos.crew import until
@@ -108,6 +109,29 @@ def test_an_older_sequence_is_refused(caller: Caller) -> None:
     assert caller.put("/v1/documents/a", {"text": "new", "sequence": 5}).status_code == 201
     stale = caller.put("/v1/documents/a", {"text": "old", "sequence": 4})
     assert (stale.status_code, stale.json()["code"]) == (409, "CONFLICT.sequence.stale")
+
+
+@pytest.mark.parametrize("released", [False, True], ids=["", "released"])
+@pytest.mark.parametrize("method", ["PUT", "DELETE"])
+def test_a_write_that_was_cut_off_is_not_made_again_after_another_one(
+    caller: Caller, monkeypatch: pytest.MonkeyPatch, method: str, released: bool
+) -> None:
+    def cut_off(*_: object) -> None:
+        raise ConnectionError("the answer was lost")
+
+    body = {"json": {"text": "one"}} if method == "PUT" else {}
+    caller.put("/v1/documents/a", {"text": "before"})
+    with monkeypatch.context() as patched:
+        patched.setattr(documents, "receipt_out" if method == "DELETE" else "receipt_answer", cut_off)
+        assert caller.ask(method, "/v1/documents/a", "k", **body).status_code == 500
+    caller.put("/v1/documents/a", {"text": "two"})
+    if released:  # its attempts start again at 1
+        (stuck,) = caller.get("/v1/keys", params={"kind": "http", "state": "released"}).json()["items"]
+        assert caller.post(f"/v1/admin/keys/{stuck['key']}:release", {}).json()["released"] is True
+    again = caller.ask(method, "/v1/documents/a", "k", **body)
+    assert (again.status_code, again.json()["flags"]["healed"]) == (200, True)
+    read = caller.get("/v1/documents/a", params={"snippets": True})
+    assert [each["text"] for each in read.json()["snippets"]] == ["two"]
 
 
 def test_a_mistake_in_a_body_is_told_with_its_place_and_uses_up_no_key(caller: Caller) -> None:
