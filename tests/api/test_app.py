@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from ragfence.api import documents
 from ragfence.api.apikeys import Role
+from ragfence.core.canonical import canonical_json
 from tests.api.serving import Caller, Served, served
 from tests.chaos.crew import until
 
@@ -61,6 +63,31 @@ def test_another_document_under_a_used_key_is_a_conflict_that_tells_where_but_no
     assert [each["path"] for each in told["diff"]] == ["/text"]
     assert "Forty" not in answer.text
     assert answer.headers["x-idempotency-status"] == "CONFLICT"
+
+
+def test_no_digest_of_a_secret_is_kept_with_a_key(tmp_path: Path) -> None:
+    """Whoever reads the stores could try every PIN, and every card, until the digest is the same."""
+    secrets = {"login": {"password": "1234"}, "paid_with": "4111 1111 1111 1111", "patient": {"name": "Ann"}}
+    sent = {"doc_id": "a", "text": "t", "metadata": secrets, "source_url": "https://bob:hunter2@example.org/"}
+    digests = [sha256(canonical_json(value)).hexdigest() for value in secrets.values()]
+    digests.append(sha256(b"https://bob:hunter2@example.org/").hexdigest())
+    with served(tmp_path, redaction={"fields": ["patient.name"]}) as api:
+        caller = api.caller()
+        assert caller.post("/v1/documents", sent, key="k").status_code == 201
+        other = caller.post("/v1/documents", sent | {"metadata": secrets | {"login": {"password": "1235"}}}, key="k")
+        moved = caller.post("/v1/documents", sent | {"source_url": "https://example.com/"}, key="k")
+        stored = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
+    assert (other.status_code, other.json()["diff"]) == (409, [])  # another request, that is all that is told
+    assert [each["path"] for each in moved.json()["diff"]] == ["/source_url"]
+    assert [digest for digest in digests if digest.encode() in stored] == []
+
+
+@pytest.mark.parametrize("field", ["body", "metadata", "source_url", "body.metadata"])
+def test_a_rule_may_name_what_documents_are_made_of(tmp_path: Path, field: str) -> None:
+    with served(tmp_path, redaction={"fields": [field]}) as api:
+        caller = api.caller()
+        assert caller.post("/v1/documents", LEAVE, key="k").status_code == 201
+        assert caller.post("/v1/documents", LEAVE | {"doc_id": "b"}, key="k").status_code == 409
 
 
 def test_a_write_without_a_key_is_told_how_to_make_one(caller: Caller) -> None:
