@@ -362,6 +362,21 @@ def test_a_swap_that_was_cut_off_is_not_made_again_after_another_one(world: Alia
     assert len(log(world)) == 2
 
 
+def test_no_secret_of_a_reason_is_kept(world: AliasWorld, tmp_path: Path) -> None:
+    one, two = world.build("one"), world.build("two")
+    reason = "it has password=hunter2 in it".rjust(1000)  # the longest there may be
+    world.aliases.swap("docs", one, reason=reason)
+    world.aliases.swap("docs", two, reason=reason, force=True)
+    world.aliases.rollback("docs", reason=reason)
+    world.aliases.remove("docs", reason)
+    assert ["[redacted]" in entry.reason for entry in world.aliases.history("docs")] == [True] * 4
+    with pytest.raises(ValidationError, match="reason is at most"):
+        world.aliases.swap("docs", one, reason=f"{reason}!")
+    world.fence.audit.drain()
+    stored = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
+    assert b"hunter2" not in stored
+
+
 def test_a_rollback_passes_over_what_was_retired(world: AliasWorld) -> None:
     one, two, three = (world.build(name) for name in ("one", "two", "three"))
     for each in (one, two, three):
