@@ -104,7 +104,7 @@ async def post_batch(request: Request) -> Response:
     except ClientDisconnect:
         raise Refused(refusal("VALIDATION.slow_client", "the batch ended before it was complete")) from None
     # The request itself was paid for before its lines could be counted.
-    spent = await request.app.state.quotas.spend(asker_of(request).tenant, body.lines - 1)
+    spent = await request.app.state.quotas.spend(asker_of(request).tenant, body.lines - 1, paid=1)
     if spent.refused is not None:
         return response_of(spent.refused)
     answer = await session.batches.answer(call_of(request), asker_of(request).principal, body)
