@@ -192,6 +192,11 @@ def test_an_exception_gives_the_key_back_and_is_raised(fence: Fence) -> None:
     assert answer.header("idempotency-status") == "stored"
 
 
+def test_how_long_to_wait_is_a_part_of_an_answer(fence: Fence) -> None:
+    first, again = answers(Contract(fence), Handler(202, headers=(("retry-after", "7"),)), call(), call())
+    assert (first.header("retry-after"), again.header("retry-after")) == ("7", "7")
+
+
 def test_a_terminal_error_is_an_outcome_and_its_secrets_are_not_kept(fence: Fence) -> None:
     class CardRefused(TerminalError):
         code = "CARD.refused"
