@@ -12,6 +12,7 @@ import httpx
 import pytest
 from fastapi import APIRouter, BackgroundTasks, Depends, FastAPI
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import HTTPConnection, Request
@@ -179,6 +180,17 @@ def test_the_background_tasks_of_an_overtaken_attempt_do_not_run(open_fence: Ope
 
     asking(app, story)
     assert ran == [2]
+
+
+def test_an_answer_that_is_not_kept_has_background_tasks_each_time(fence: Fence) -> None:
+    ran: list[int] = []
+
+    async def endpoint(_: Request) -> Response:
+        return PlainTextResponse("later", 503, background=BackgroundTask(ran.append, current_lease().attempt))
+
+    app = fenced(fence, endpoint)
+    assert [post(app, "/do", "k").status_code for _ in range(2)] == [503, 503]
+    assert ran == [1, 2]
 
 
 def test_a_streamed_answer_is_kept_as_a_whole(fence: Fence) -> None:
