@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -238,7 +239,14 @@ def test_decisions_and_keys_come_in_pages_that_miss_nothing(caller: Caller) -> N
         everything = caller.get(path, params={"limit": 1000}).json()["items"]
         assert seen == [each[name] for each in everything]
         assert whole is None or len(seen) == whole
-    assert caller.get("/v1/decisions", params={"cursor": "!!"}).status_code == 422
+
+
+@pytest.mark.parametrize("path", ["/v1/decisions", "/v1/keys"])
+@pytest.mark.parametrize("text", [None, "0 zz", "0 ", " 00", "0 ٣٤", "0 0f 1"])
+def test_a_cursor_that_nobody_gave_is_refused(caller: Caller, path: str, text: str | None) -> None:
+    cursor = "!!" if text is None else base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+    answer = caller.get(path, params={"cursor": cursor})
+    assert (answer.status_code, answer.json()["code"]) == (422, "VALIDATION.parameter")
 
 
 def test_stats_tell_the_hit_rate_and_the_duplicates_of_each_endpoint(caller: Caller) -> None:
