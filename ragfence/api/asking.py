@@ -86,13 +86,15 @@ def invalid(errors: Any, *, code: str = "VALIDATION.body") -> Problem:
     return refusal(code, detail, errors=found)
 
 
-async def written(request: Request, work: Work, body: bytes = b"", *, compared: object = None) -> Response:
+async def written(
+    request: Request, work: Work, body: bytes = b"", *, compared: object = None, kept: object = None
+) -> Response:
     """Performs a write once for its key, and answers it as the contract says."""
     session, state = session_of(request), request.scope["state"]
     contract, begun = session.contract, state.pop(BEGUN, None)
     if begun is None:
         asked = contract.reading.checked(
-            call_of(request, body, compared=compared),
+            call_of(request, body, compared=compared, kept=kept),
             asker_of(request).principal,
             head=state.get(HEAD),
             within_s=session.answer_within_s,
@@ -103,7 +105,7 @@ async def written(request: Request, work: Work, body: bytes = b"", *, compared: 
     return response_of(await contract.go_on(begun, lambda: _outcome(work)))
 
 
-def call_of(request: Request, body: bytes = b"", *, compared: object = None) -> Call:
+def call_of(request: Request, body: bytes = b"", *, compared: object = None, kept: object = None) -> Call:
     scope = request.scope
     return Call(
         method=request.method,
@@ -114,6 +116,7 @@ def call_of(request: Request, body: bytes = b"", *, compared: object = None) -> 
         body=body,
         root=scope.get("root_path", ""),
         compared=compared,
+        kept=kept,
     )
 
 

@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qs
 
@@ -286,8 +285,7 @@ class Contract:
             if not is_final(error):
                 raise
             # Kept as the answer it is, so that the first call and its replays get the same bytes.
-            problem = problem_of(error)
-            return replace(problem, detail=self._policy.redactor.redact_text(problem.detail)).answer()
+            return problem_of(error).redacted(self._policy.redactor).answer()
 
     def _operation_asked_for(self, query: str, principal: str) -> tuple[Operation, str]:
         given = parse_qs(query, max_num_fields=8) if query.count("&") < 8 else {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated, Any, Final
 from urllib.parse import quote
@@ -45,6 +46,7 @@ from ragfence.audit.standing import standing
 from ragfence.core.canonical import canonical_json
 from ragfence.core.operations import SEQUENCE_MAX, SEQUENCE_MIN, checked_text
 from ragfence.core.receipts import Decision, Flags, Receipt, default_effect_id
+from ragfence.core.redaction import REDACTED, Redaction
 from ragfence.documents.document import Document, Limits
 from ragfence.documents.document import checked as checked_document
 from ragfence.documents.identity import snippet_texts
@@ -102,7 +104,7 @@ async def post_batch(request: Request) -> Response:
     except ClientDisconnect:
         raise Refused(refusal("VALIDATION.slow_client", "the batch ended before it was complete")) from None
     # The request itself was paid for before its lines could be counted.
-    spent = await request.app.state.quotas.spend(asker_of(request).tenant, body.lines - 1)
+    spent = await request.app.state.quotas.spend(asker_of(request).tenant, body.lines - 1, paid=1)
     if spent.refused is not None:
         return response_of(spent.refused)
     answer = await session.batches.answer(call_of(request), asker_of(request).principal, body)
@@ -200,7 +202,9 @@ async def _ingested(request: Request, document: Document, body: bytes, expect: s
             receipt = await to_the_end(session.fence.documents.ingest, document, expect=expect, event_id=event_id)
         return receipt_answer(receipt, document.doc_id)
 
-    return await written(request, work, body, compared=_compared(document))
+    compared = _compared(document)
+    kept = compared | _kept(document, session.fence.policy.redactor)
+    return await written(request, work, body, compared=compared, kept=kept)
 
 
 async def _earlier(fence: Fence, doc_id: str) -> tuple[str, Receipt | None]:
@@ -211,7 +215,7 @@ async def _earlier(fence: Fence, doc_id: str) -> tuple[str, Receipt | None]:
     lease = leading_lease()
     if lease is None:  # the policy lets requests come without a key
         return "", None
-    if lease.attempt == 1 and not lease.takeover:
+    if not lease.may_have_happened:
         return lease.key, None
     return lease.key, await looked_up(lambda: _moved_to(fence, doc_id, lease.key))
 
@@ -241,16 +245,34 @@ def _moved_to(fence: Fence, doc_id: str, event_id: str) -> Receipt | None:
 def _compared(document: Document) -> dict[str, Any]:
     """What a second request with the same key must have: text and metadata as digests.
 
-    What is compared may be kept with the key, to tell what differs; of a document that is purged nothing may be left.
+    Most of it is kept with the key, to tell what differs; of a document that is purged nothing may be left.
     """
     return {
         "doc_id": document.doc_id,
         "text": _digest(document.text.encode("utf-8", "surrogatepass")),
-        "metadata": {name: _digest(canonical_json(value)) for name, value in document.metadata.items()},
+        "metadata": _digests(document.metadata),
         "source_url": _digest(document.source_url.encode("utf-8", "surrogatepass")),
         "sequence": document.sequence,
         "content_type": document.content_type,
     }
+
+
+def _kept(document: Document, redactor: Redaction) -> dict[str, Any]:
+    """What is kept of the parts that may hold secrets: by the digest of a secret whoever guesses it knows."""
+    parts: dict[str, Any] = {"metadata": dict(document.metadata), "source_url": document.source_url}
+    # Where they stand in the request: a rule may name a field by the fields it stands in.
+    clean: Any = redactor.redact({"body": parts})
+    if clean["body"] == REDACTED:
+        return dict.fromkeys(parts, REDACTED)
+    metadata, source_url = (clean["body"][name] for name in parts)
+    return {
+        "metadata": REDACTED if metadata == REDACTED else _digests(metadata),
+        "source_url": _digest(source_url.encode("utf-8", "surrogatepass")),
+    }
+
+
+def _digests(values: Mapping[str, Any]) -> dict[str, str]:
+    return {name: _digest(canonical_json(value)) for name, value in values.items()}
 
 
 def _digest(data: bytes) -> str:

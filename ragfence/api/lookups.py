@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -56,7 +57,9 @@ router = APIRouter(prefix="/v1", tags=["looking"])
 admin = APIRouter(prefix="/v1/admin", tags=["admin"])
 
 MOST: Final = 1000
-KeyInPath = Annotated[str, Path(pattern="^[0-3][0-9a-f]{65}$", description="as in a receipt")]
+KEY: Final = "[0-3][0-9a-f]{65}"
+ROW_ID: Final = "[0-9a-f]+"
+KeyInPath = Annotated[str, Path(pattern=f"^{KEY}$", description="as in a receipt")]
 Limit = Annotated[int, Query(ge=1, le=MOST)]
 Cursor = Annotated[str, Query(max_length=200, description="next_cursor of the page before")]
 
@@ -92,7 +95,7 @@ async def get_decisions(
     cursor: Cursor = "",
 ) -> Response:
     """Decision rows, oldest first."""
-    fence, after = session_of(request).fence, _cursor(cursor)
+    fence, after = session_of(request).fence, _cursor(cursor, ROW_ID)
 
     def page() -> dict[str, Any]:
         import pyarrow.compute as pc
@@ -123,7 +126,7 @@ async def get_keys(
     cursor: Cursor = "",
 ) -> Response:
     """Records of operations other than documents, in the order of their keys."""
-    engine, after = session_of(request).fence._engine, _cursor(cursor)
+    engine, after = session_of(request).fence._engine, _cursor(cursor, KEY)
     return read_answer(await looked_up(lambda: _keys(engine, kind, state, limit, after[1] if after else "")))
 
 
@@ -284,7 +287,8 @@ def _as_cursor(moment: object, last: str) -> str:
     return base64.urlsafe_b64encode(f"{moment} {last}".encode()).decode().rstrip("=")
 
 
-def _cursor(text: str) -> tuple[str, str] | None:
+def _cursor(text: str, pattern: str) -> tuple[str, str] | None:
+    """`pattern`: of what a page ends with."""
     if not text:
         return None
     try:
@@ -292,6 +296,6 @@ def _cursor(text: str) -> tuple[str, str] | None:
         moment, _, last = base64.b64decode(padded, altchars=b"-_", validate=True).decode().partition(" ")
     except (binascii.Error, ValueError):
         moment = last = ""
-    if not moment or not last or not last.isalnum():
+    if not moment or re.fullmatch(pattern, last) is None:
         raise Refused(refusal("VALIDATION.parameter", "cursor is none that this server gave", hint="leave it out"))
     return moment, last

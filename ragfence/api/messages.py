@@ -46,6 +46,8 @@ class Call:
     """under which prefix the application is mounted"""
     compared: object = None
     """what is compared instead of the body, by a route that has read it"""
+    kept: object = None
+    """what of `compared` may be kept to tell what differs, if not all of it"""
 
     def header(self, name: str) -> str:
         """The first of that name; empty if there is none."""
@@ -62,9 +64,15 @@ class Call:
         what differs. Everything else, compressed JSON too, is compared byte for byte. Raises `NotJson`.
         """
         if self.compared is not None or self.is_json:
-            body = parse_json(self.body) if self.compared is None else self.compared
-            return {"method": self.method, "path": self.path, "query": self.query, "body": body}
+            return self._with(parse_json(self.body) if self.compared is None else self.compared)
         return digest("ragfence/http-request/1", self.method.encode(), _bytes(self.path), _bytes(self.query), self.body)
+
+    def kept_payload(self) -> object:
+        """None: all of the payload."""
+        return None if self.kept is None else self._with(self.kept)
+
+    def _with(self, body: object) -> dict[str, object]:
+        return {"method": self.method, "path": self.path, "query": self.query, "body": body}
 
     @property
     def is_json(self) -> bool:

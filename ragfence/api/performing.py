@@ -1,8 +1,8 @@
 """An ASGI application that performs one request, with its answer held back until the contract has settled it.
 
 The application runs in a task of its own. Its answer is collected up to a limit; the message that completes it (or goes
-beyond the limit) is not acknowledged before the answer is sealed and sent, so that background tasks, which Starlette
-runs after it, run once and only for the attempt whose answer was kept.
+beyond the limit) is not acknowledged before the answer is settled and sent, so that background tasks, which Starlette
+runs after it, run only for an attempt whose answer was given: once where it is kept.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ClientGone(Exception):
 
 
 class Superseded(Exception):
-    """Raised into an application whose answer is not the one that was kept."""
+    """Raised into an application whose answer is not the one that is given."""
 
 
 async def read_body(receive: Receive, *, limit: int | None = None) -> bytes:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 from ragfence import errors
 from ragfence.api.messages import Answer
+from ragfence.core.redaction import Redaction
 from ragfence.errors import RagfenceError
 
 MEDIA_TYPE: Final = "application/problem+json"
@@ -149,6 +150,13 @@ class Problem:
         }
         wait = {} if self.retry_after is None else {"retry_after": self.retry_after}
         return known | {name: value for name, value in self.extras.items() if value is not None} | wait
+
+    def redacted(self, redactor: Redaction) -> Problem:
+        """As it may be kept. What is no JSON is told as text, so it is looked through as that text."""
+        extras: Any = redactor.redact(json.loads(json.dumps(dict(self.extras), default=str)))
+        return replace(
+            self, detail=redactor.redact_text(self.detail), hint=redactor.redact_text(self.hint), extras=extras
+        )
 
     def answer(self, headers: Mapping[str, str] | None = None) -> Answer:
         text = json.dumps(self.body(), ensure_ascii=True, separators=(",", ":"), default=str).encode()

@@ -113,20 +113,23 @@ class Quotas:
         self._rules = parsed_quotas(policy)
         self._counters = _counters(store) if self._rules else None
 
-    async def spend(self, tenant: str, cost: int = 1) -> Spent:
-        """Takes `cost` out of each of the tenant's quotas; the shortest first, which is full first."""
+    async def spend(self, tenant: str, cost: int = 1, *, paid: int = 0) -> Spent:
+        """Takes `cost` out of each of the tenant's quotas; the shortest first, which is full first.
+
+        `paid`: what this request was made to pay before. Who comes again pays it again.
+        """
         quotas = self._rules.of(tenant)
         if self._counters is None or not quotas or cost <= 0:
             return Spent(None, ())
-        told = _policy_header(quotas)
-        if (small := next((quota for quota in quotas if cost > quota.amount), None)) is not None:
-            return Spent(_never(small, cost).with_headers(dict(told)), told)
+        told, whole = _policy_header(quotas), paid + cost
+        if (small := next((quota for quota in quotas if whole > quota.amount), None)) is not None:
+            return Spent(_never(small, whole).with_headers(dict(told)), told)
         try:
             full = await self._counters.take(quotas, encoded(tenant), cost)
         except RagfenceError as unavailable:
             _log.warning("no quota could be asked: %s", unavailable.message)
             return Spent(problem_of(unavailable).answer(), ())
-        return Spent(full and _too_much(full, cost).with_headers(dict(told)), told)
+        return Spent(full and _too_much(full, whole).with_headers(dict(told)), told)
 
     async def close(self) -> None:
         if self._counters is not None:

@@ -121,7 +121,7 @@ class Reading:
         operation = operation_of(key, principal, call.method, call.template, self._engine.tenant)
         payload = call.payload()
         try:
-            request = self._engine.request(operation, payload, route=operation.action)
+            request = self._engine.request(operation, payload, route=operation.action, kept=call.kept_payload())
         except RagfenceError as error:
             return problem_of(error, key=key).answer(told_of(key, ""))
         asked = Asked(key, request, f"{call.method} {call.template}", call.root)

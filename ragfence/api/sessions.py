@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from functools import cached_property
 
@@ -65,6 +65,8 @@ class Sessions:
         self._most = most
         self._open: OrderedDict[str, Session] = OrderedDict()
         self._opening: dict[str, asyncio.Future[Session]] = {}
+        self._awaited: Counter[str] = Counter()
+        """tenants whose session is opened for somebody who does not hold it yet"""
         self._closing: set[asyncio.Task[None]] = set()
 
     async def of(self, tenant: str) -> Session:
@@ -77,7 +79,9 @@ class Sessions:
 
     async def each(self, work: Callable[[Fence], object]) -> None:
         """Something that is to be done for every tenant whose fence is open, one after the other, in a thread."""
-        for session in list(self._open.values()):
+        for tenant in list(self._open):
+            if (session := self._open.get(tenant)) is None:
+                continue  # closed while it was the turn of another
             with session:
                 try:
                     await to_the_end(work, session.fence)
@@ -103,8 +107,14 @@ class Sessions:
         if under_way is None:
             under_way = self._opening[tenant] = asyncio.ensure_future(self._open_one(tenant))
             under_way.add_done_callback(lambda done: self._opening.pop(tenant, None))
-        # Shielded: who leaves must not take the opening away from those who wait for it too.
-        return await asyncio.shield(under_way)
+        self._awaited[tenant] += 1
+        try:
+            # Shielded: who leaves must not take the opening away from those who wait for it too.
+            return await asyncio.shield(under_way)
+        finally:
+            self._awaited[tenant] -= 1
+            if not self._awaited[tenant]:
+                del self._awaited[tenant]
 
     async def _open_one(self, tenant: str) -> Session:
         session = Session(await to_the_end(self._open_fence, tenant))
@@ -113,9 +123,9 @@ class Sessions:
         return session
 
     def _make_room(self) -> None:
-        idle = [name for name, session in self._open.items() if not session.held]
-        # The newest is about to be used.
-        for name in idle[: -1 if idle else None][: max(len(self._open) - self._most, 0)]:
+        # Others that were opened at the same time may be awaited still, beside the newest.
+        idle = [name for name, session in self._open.items() if not session.held and name not in self._awaited]
+        for name in idle[: max(len(self._open) - self._most, 0)]:
             task = asyncio.create_task(self._open.pop(name).close())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)

@@ -23,7 +23,7 @@ NOT_KEPT_HEADERS: Final = frozenset(
     """
     set-cookie set-cookie2 authorization www-authenticate authentication-info proxy-authenticate proxy-authorization
     proxy-authentication-info proxy-connection connection keep-alive te trailer trailers transfer-encoding upgrade
-    date server content-length retry-after idempotency-key idempotency-status idempotency-expires x-idempotency-key
+    date server content-length idempotency-key idempotency-status idempotency-expires x-idempotency-key
     x-idempotency-status
     """.split()  # noqa: SIM905  # twenty lines of quotes say no more
 )

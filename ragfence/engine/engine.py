@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from ragfence.core.canonical import canonical_json, parse_json
+from ragfence.core.canonical import canonical_json, canonical_payload, parse_json
 from ragfence.core.decisions import NOBODY, Mode
 from ragfence.core.operations import Operation
 from ragfence.core.policy import Policy
@@ -79,10 +79,14 @@ class Engine:
         event_id: str = "",
         correlation_id: str = "",
         route: str = "",
+        kept: object = None,
     ) -> Request:
+        """`kept`: what of the payload may be stored for the diff of a later conflict, if not all of it."""
         operation = operation.in_tenant(self.tenant)
         fingerprint, text = fingerprint_of(payload)
         diff_wanted = self.policy.on_conflict.include_diff
+        if diff_wanted and kept is not None:
+            text = canonical_payload(kept)
         owner = self.owner
         return Request.of(
             operation,

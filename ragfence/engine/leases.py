@@ -66,6 +66,7 @@ class Lease:
         "ended",
         "fence",
         "ref",
+        "seen_before",
         "takeover",
     )
 
@@ -79,11 +80,14 @@ class Lease:
         granted_at: float,
         store_ms: int,
         max_runtime_ms: int,
+        seen_before: bool = False,
     ) -> None:
         self.ref = ref
         self.fence = fence
         self.attempt = attempt
         self.takeover = takeover
+        self.seen_before = seen_before
+        """the key was known before this claim: the attempts of a released key start again at 1"""
         self._granted_at = granted_at
         self._store_ms = store_ms
         self._stop_renewing_at = granted_at + max_runtime_ms / 1000
@@ -100,6 +104,11 @@ class Lease:
     @property
     def lease_ms(self) -> int:
         return self.ref.lease_ms
+
+    @property
+    def may_have_happened(self) -> bool:
+        """An earlier attempt got as far as performing the effect, and nobody knows how far."""
+        return self.takeover or self.attempt > 1 or self.seen_before
 
     def refs(self) -> Sequence[LeaseRef]:
         return (self.ref,)

@@ -174,7 +174,7 @@ class Once:
 
     def _recover(self, won: Won) -> Callable[..., Any] | None:
         """On a takeover or a retry: the effect may have happened on somebody else's side. Ask them first."""
-        return self._options.recover if won.may_have_happened else None
+        return self._options.recover if won.lease.may_have_happened else None
 
     def _checked(self, found: object) -> Recovered | None:
         if found is not None and not isinstance(found, Recovered):

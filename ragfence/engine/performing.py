@@ -84,14 +84,6 @@ class Won:
     commit_sent: bool = False
     journaled: bool = False
 
-    @property
-    def may_have_happened(self) -> bool:
-        """An earlier attempt got as far as performing the effect, and nobody knows how far."""
-        record = self.granted.record
-        # The attempts of a released key start again at 1, but it was first seen before this lease was given.
-        seen_before = record.first_seen_ms < record.when_ms - self.lease.ref.lease_ms
-        return self.lease.takeover or self.lease.attempt > 1 or seen_before or record.error != ""
-
 
 class Outcome(NamedTuple):
     """What an effect came to."""
@@ -311,14 +303,17 @@ class Performer:
     def _granted(self, request: Request, granted: Granted, asked_at: float, waited_ms: int) -> Won | Receipt | None:
         """The lease is ours. Did somebody commit before us and die? None: claim again."""
         record = granted.record
+        granted_ms = record.when_ms - request.rules.lease_ms
         lease = Lease(
             request.lease_ref(record.token, epoch=record.fence.epoch),
             fence=record.fence,
             attempt=record.attempt,
             takeover=granted.takeover,
             granted_at=asked_at,
-            store_ms=record.when_ms - request.rules.lease_ms,
+            store_ms=granted_ms,
             max_runtime_ms=request.rules.max_runtime_ms,
+            # An error tells it also where the clock of the store has not moved since.
+            seen_before=record.first_seen_ms < granted_ms or record.error != "",
         )
         won = Won(request, granted, lease, waited_ms)
         heartbeat.add(self.fences, lease)

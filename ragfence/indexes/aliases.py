@@ -35,6 +35,7 @@ from ragfence.indexes.alias_effects import AliasEffects, Reconciled
 from ragfence.indexes.backends.protocol import Backend
 from ragfence.indexes.builds import BuildEntry, Builds, Seal
 from ragfence.indexes.catalog import (
+    MAX_REASON,
     Alias,
     Catalog,
     CatalogEntry,
@@ -185,6 +186,7 @@ class Aliases:
     def remove(self, alias: str, reason: str = "", *, expect: Expected = UNSET, actor: str = "") -> Swap:
         """Takes the alias away, and with it its claim on builds: gc may retire what only it has used."""
         check_alias(alias)
+        reason = self._kept(reason)
         for attempt in range(ATTEMPTS):
             head = self.head()
             held = head.state.aliases.get(alias)
@@ -263,8 +265,9 @@ class Aliases:
         actor: str,
     ) -> Swap:
         check_alias(alias)
+        reason = self._kept(reason)
         lease = leading_lease()
-        if lease is not None and lease.attempt > 1 and (earlier := self._caused_by(alias, change, lease.key)):
+        if lease and lease.may_have_happened and (earlier := self._caused_by(alias, change, lease.key)):
             return self._after(earlier, tuple(GateResult(**each) for each in earlier.gates))
         judged: tuple[Target, Target | None] | None = None
         report: tuple[GateResult, ...] = ()
@@ -376,6 +379,12 @@ class Aliases:
             audited=entry is not None and self._effects.audit(entry),
             applied=self._effects.apply(alias, {target.backend}),
         )
+
+    def _kept(self, reason: str) -> str:
+        """The log, the rows and the receipts have it for ever: without secrets."""
+        clean = self._engine.redaction.redact_text(reason)
+        # What takes the place of a secret may be longer: no cause to refuse a reason that was short enough.
+        return clean if len(reason) > MAX_REASON else clean[:MAX_REASON]
 
     def _now_ms(self, floor_ms: int) -> int:
         try:

@@ -277,9 +277,12 @@ class ObservedEngine(Engine):
         event_id: str = "",
         correlation_id: str = "",
         route: str = "",
+        kept: object = None,
     ) -> Request:
         started = time.perf_counter()
-        made = super().request(operation, payload, event_id=event_id, correlation_id=correlation_id, route=route)
+        made = super().request(
+            operation, payload, event_id=event_id, correlation_id=correlation_id, route=route, kept=kept
+        )
         if isinstance(self.fences, Observed):
             self.fences.tell(KeyMade(operation.kind, time.perf_counter() - started))
         return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
@@ -16,7 +17,7 @@ from ragfence.api.apikeys import FOLDER as APIKEYS
 from ragfence.core.operations import encoded
 from ragfence.engine.epochs import Epochs
 from ragfence.errors import ObjectsRequired, StoreUnavailable, ValidationError
-from ragfence.stores.objects import Entry
+from ragfence.stores.objects import MAX_PART_BYTES, Entry
 from ragfence.tenants.fences import Told
 from ragfence.tenants.listing import parts_of
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 WORKERS = 8
 PASSES = 5
+ROWS = ".decisions.parquet"
+PART = ".part"
+"""of a file that is being written"""
 
 
 @dataclass(slots=True)
@@ -47,6 +51,8 @@ class Export:
         <folder>/exports/<tenant>.json             from where, and whether it is complete
         <folder>/exports/<tenant>.decisions.parquet
 
+    These two have a digest in their names where the tenant's is too long for a file's.
+
     What refers is copied before what it refers to, so everything that is named in the copy is in it. A compaction or
     purge meanwhile makes another pass. API keys are left out unless they are asked for: a copy of data is no reason
     to let anybody in where it ends up. Physical indexes are not copied either; their vectors are, so building them
@@ -66,7 +72,7 @@ class Export:
         self._root = f"{encoded(fence.tenant)}/"
         self._left_out = () if with_apikeys else (APIKEYS,)
         self._to = LocalObjects(Path(folder))
-        self._manifest = Path(folder).absolute() / "exports" / f"{encoded(fence.tenant)}.json"
+        self._manifest = Path(folder).absolute() / "exports" / f"{_file_name(fence.tenant)}.json"
         self._folder = str(Path(folder).absolute())
 
     def run(self, told: Told = lambda done: None) -> Exported:
@@ -155,7 +161,7 @@ class Export:
         table = self._fence.audit.decisions()
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink, compression="zstd")
-        _write(self._manifest.with_suffix(".decisions.parquet"), sink.getvalue().to_pybytes())
+        _write(self._manifest.with_suffix(ROWS), sink.getvalue().to_pybytes())
         return int(table.num_rows)
 
     def _note(self, **more: Any) -> None:
@@ -166,6 +172,13 @@ class Export:
             "at_ms": time.time_ns() // 1_000_000,
         }
         _write(self._manifest, json.dumps(known | more, ensure_ascii=False).encode())
+
+
+def _file_name(tenant: str) -> str:
+    """Of what is noted of a tenant, before its ending. A `~` is in no encoded name."""
+    name = encoded(tenant)
+    fits = len(f"{name}{ROWS}{PART}") <= MAX_PART_BYTES
+    return name if fits else f"~{hashlib.sha256(tenant.encode()).hexdigest()}"
 
 
 def _same(entry: Entry | None, copy: Entry | None) -> bool:
@@ -192,7 +205,7 @@ def _write(file: Path, data: bytes) -> None:
     """Whole or not at all."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_name(f"{file.name}.part")
+        part = file.with_name(f"{file.name}{PART}")
         with part.open("wb") as opened:
             opened.write(data)
             opened.flush()

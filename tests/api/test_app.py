@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
+from ragfence.api import documents
 from ragfence.api.apikeys import Role
+from ragfence.core.canonical import canonical_json
 from tests.api.serving import Caller, Served, served
 from tests.chaos.crew import until
 
@@ -62,6 +66,31 @@ def test_another_document_under_a_used_key_is_a_conflict_that_tells_where_but_no
     assert answer.headers["x-idempotency-status"] == "CONFLICT"
 
 
+def test_no_digest_of_a_secret_is_kept_with_a_key(tmp_path: Path) -> None:
+    """Whoever reads the stores could try every PIN, and every card, until the digest is the same."""
+    secrets = {"login": {"password": "1234"}, "paid_with": "4111 1111 1111 1111", "patient": {"name": "Ann"}}
+    sent = {"doc_id": "a", "text": "t", "metadata": secrets, "source_url": "https://bob:hunter2@example.org/"}
+    digests = [sha256(canonical_json(value)).hexdigest() for value in secrets.values()]
+    digests.append(sha256(b"https://bob:hunter2@example.org/").hexdigest())
+    with served(tmp_path, redaction={"fields": ["patient.name"]}) as api:
+        caller = api.caller()
+        assert caller.post("/v1/documents", sent, key="k").status_code == 201
+        other = caller.post("/v1/documents", sent | {"metadata": secrets | {"login": {"password": "1235"}}}, key="k")
+        moved = caller.post("/v1/documents", sent | {"source_url": "https://example.com/"}, key="k")
+        stored = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
+    assert (other.status_code, other.json()["diff"]) == (409, [])  # another request, that is all that is told
+    assert [each["path"] for each in moved.json()["diff"]] == ["/source_url"]
+    assert [digest for digest in digests if digest.encode() in stored] == []
+
+
+@pytest.mark.parametrize("field", ["body", "metadata", "source_url", "body.metadata"])
+def test_a_rule_may_name_what_documents_are_made_of(tmp_path: Path, field: str) -> None:
+    with served(tmp_path, redaction={"fields": [field]}) as api:
+        caller = api.caller()
+        assert caller.post("/v1/documents", LEAVE, key="k").status_code == 201
+        assert caller.post("/v1/documents", LEAVE | {"doc_id": "b"}, key="k").status_code == 409
+
+
 def test_a_write_without_a_key_is_told_how_to_make_one(caller: Caller) -> None:
     answer = caller.client.post("/v1/documents", json=LEAVE, headers={"Authorization": f"Bearer {caller.token}"})
     assert answer.status_code == 400
@@ -108,6 +137,29 @@ def test_an_older_sequence_is_refused(caller: Caller) -> None:
     assert caller.put("/v1/documents/a", {"text": "new", "sequence": 5}).status_code == 201
     stale = caller.put("/v1/documents/a", {"text": "old", "sequence": 4})
     assert (stale.status_code, stale.json()["code"]) == (409, "CONFLICT.sequence.stale")
+
+
+@pytest.mark.parametrize("released", [False, True], ids=["", "released"])
+@pytest.mark.parametrize("method", ["PUT", "DELETE"])
+def test_a_write_that_was_cut_off_is_not_made_again_after_another_one(
+    caller: Caller, monkeypatch: pytest.MonkeyPatch, method: str, released: bool
+) -> None:
+    def cut_off(*_: object) -> None:
+        raise ConnectionError("the answer was lost")
+
+    body = {"json": {"text": "one"}} if method == "PUT" else {}
+    caller.put("/v1/documents/a", {"text": "before"})
+    with monkeypatch.context() as patched:
+        patched.setattr(documents, "receipt_out" if method == "DELETE" else "receipt_answer", cut_off)
+        assert caller.ask(method, "/v1/documents/a", "k", **body).status_code == 500
+    caller.put("/v1/documents/a", {"text": "two"})
+    if released:  # its attempts start again at 1
+        (stuck,) = caller.get("/v1/keys", params={"kind": "http", "state": "released"}).json()["items"]
+        assert caller.post(f"/v1/admin/keys/{stuck['key']}:release", {}).json()["released"] is True
+    again = caller.ask(method, "/v1/documents/a", "k", **body)
+    assert (again.status_code, again.json()["flags"]["healed"]) == (200, True)
+    read = caller.get("/v1/documents/a", params={"snippets": True})
+    assert [each["text"] for each in read.json()["snippets"]] == ["two"]
 
 
 def test_a_mistake_in_a_body_is_told_with_its_place_and_uses_up_no_key(caller: Caller) -> None:
@@ -187,7 +239,14 @@ def test_decisions_and_keys_come_in_pages_that_miss_nothing(caller: Caller) -> N
         everything = caller.get(path, params={"limit": 1000}).json()["items"]
         assert seen == [each[name] for each in everything]
         assert whole is None or len(seen) == whole
-    assert caller.get("/v1/decisions", params={"cursor": "!!"}).status_code == 422
+
+
+@pytest.mark.parametrize("path", ["/v1/decisions", "/v1/keys"])
+@pytest.mark.parametrize("text", [None, "0 zz", "0 ", " 00", "0 ٣٤", "0 0f 1"])
+def test_a_cursor_that_nobody_gave_is_refused(caller: Caller, path: str, text: str | None) -> None:
+    cursor = "!!" if text is None else base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+    answer = caller.get(path, params={"cursor": cursor})
+    assert (answer.status_code, answer.json()["code"]) == (422, "VALIDATION.parameter")
 
 
 def test_stats_tell_the_hit_rate_and_the_duplicates_of_each_endpoint(caller: Caller) -> None:

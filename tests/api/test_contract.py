@@ -192,15 +192,27 @@ def test_an_exception_gives_the_key_back_and_is_raised(fence: Fence) -> None:
     assert answer.header("idempotency-status") == "stored"
 
 
+def test_how_long_to_wait_is_a_part_of_an_answer(fence: Fence) -> None:
+    first, again = answers(Contract(fence), Handler(202, headers=(("retry-after", "7"),)), call(), call())
+    assert (first.header("retry-after"), again.header("retry-after")) == ("7", "7")
+
+
 def test_a_terminal_error_is_an_outcome_and_its_secrets_are_not_kept(fence: Fence) -> None:
     class CardRefused(TerminalError):
         code = "CARD.refused"
 
-    handler = Handler(error=CardRefused("the card 4111 1111 1111 1111 was refused, token=abc"))
+    refused = CardRefused(
+        "the card 4111 1111 1111 1111 was refused, token=abc",
+        hint="instead of 4111 1111 1111 1111, another card; password=abc",
+        report={"password": "abc", "card": 4111111111111111, "cause": ValueError("password=abc")},
+        current=7,
+    )
+    handler = Handler(error=refused)
     first, again = answers(Contract(fence), handler, call(), call())
     assert handler.times == 1
     assert (first.status, first.body) == (again.status, again.body)
-    assert json.loads(first.body)["code"] == "CARD.refused"
+    told = json.loads(first.body)
+    assert (told["code"], told["current"], told["report"]["password"]) == ("CARD.refused", 7, "[redacted]")
     assert b"4111" not in first.body
     assert b"abc" not in first.body
 

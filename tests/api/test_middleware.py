@@ -12,11 +12,12 @@ import httpx
 import pytest
 from fastapi import APIRouter, BackgroundTasks, Depends, FastAPI
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
-from starlette.routing import Mount, Route, WebSocketRoute
+from starlette.routing import Host, Mount, Route, Router, WebSocketRoute
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocket
 
@@ -181,6 +182,17 @@ def test_the_background_tasks_of_an_overtaken_attempt_do_not_run(open_fence: Ope
     assert ran == [2]
 
 
+def test_an_answer_that_is_not_kept_has_background_tasks_each_time(fence: Fence) -> None:
+    ran: list[int] = []
+
+    async def endpoint(_: Request) -> Response:
+        return PlainTextResponse("later", 503, background=BackgroundTask(ran.append, current_lease().attempt))
+
+    app = fenced(fence, endpoint)
+    assert [post(app, "/do", "k").status_code for _ in range(2)] == [503, 503]
+    assert ran == [1, 2]
+
+
 def test_a_streamed_answer_is_kept_as_a_whole(fence: Fence) -> None:
     times = []
 
@@ -267,6 +279,20 @@ def test_a_key_is_scoped_by_the_template_of_its_route(fence: Fence) -> None:
     assert len(done) == 1
 
 
+def test_a_key_is_scoped_by_the_host_where_hosts_have_routes_of_their_own(fence: Fence) -> None:
+    def of(team: str) -> Host:
+        async def endpoint(_: Request) -> Response:
+            return PlainTextResponse(team)
+
+        return Host(f"{team}.example", Router([Route("/do", endpoint, methods=["POST"])]))
+
+    app = Starlette(routes=[of("red"), of("blue")])
+    app.add_middleware(IdempotencyMiddleware, fence=fence)
+    told = [post(app, "/do", "k", headers={"Host": f"{team}.example"}) for team in ("red", "blue", "red")]
+    assert [answer.text for answer in told] == ["red", "blue", "red"]
+    assert [answer.headers["x-idempotency-status"] for answer in told] == ["MISS", "MISS", "HIT"]
+
+
 def test_templates_are_found_wherever_routes_are() -> None:
     router, app, sub = APIRouter(prefix="/v1"), FastAPI(), FastAPI()
 
@@ -279,13 +305,22 @@ def test_templates_are_found_wherever_routes_are() -> None:
     app.mount("/sub", sub)
     app.router.routes.append(Mount("/raw", routes=[Route("/y/{b}", lambda _: None, methods=["POST"])]))
 
-    def template(path: str) -> str:
-        return template_of({"type": "http", "method": "POST", "path": path, "headers": [], "root_path": "", "app": app})
+    def template(path: str, host: str = "") -> str:
+        headers = [(b"host", host.encode())] if host else []
+        return template_of(
+            {"type": "http", "method": "POST", "path": path, "headers": headers, "root_path": "", "app": app}
+        )
 
     assert template("/p/v1/x/3") == "/p/v1/x/{a}"
     assert template("/sub/v1/x/3") == "/sub/v1/x/{a}"
     assert template("/raw/y/3") == "/raw/y/{b}"
     assert template("/nowhere") == ""
+    app.router.routes.insert(0, Host("{team}.example", sub))
+    app.router.routes.insert(1, Host("raw.test", PlainTextResponse("ok")))
+    assert template("/v1/x/3", "Blue.example:8000") == "//blue.example/v1/x/{a}"
+    assert template("/v1/x/3", "red.example") == "//red.example/v1/x/{a}"
+    assert template("/v1/x/3", "raw.test") == "//raw.test/v1/x/3"
+    assert template("/p/v1/x/3", "other.test") == "/p/v1/x/{a}"
     assert template_of({"type": "http", "path": "/"}) == ""
 
 

@@ -19,6 +19,7 @@ from ragfence import Policy
 from ragfence.api.quotas import Quotas, Spent, Window, parsed_quotas, wait_s
 from ragfence.errors import PolicyError, StoreUnavailable, Unsupported
 from tests import servers
+from tests.api.serving import served
 
 
 def policy(*quotas: str, **tenants: list[str]) -> Policy:
@@ -117,6 +118,41 @@ def test_a_cost_above_the_quota_is_never_worth_waiting_for(store: object, tenant
         assert (await quotas.spend(tenant, cost=10)).refused is None
 
     spending(policy("10/minute", "100/day"), store, story)
+
+
+def test_what_was_paid_before_counts_for_what_is_never_worth_waiting_for(store: object, tenant: str) -> None:
+    async def story(quotas: Quotas) -> None:
+        assert (await quotas.spend(tenant)).refused is None
+        told = body(await quotas.spend(tenant, cost=10, paid=1))
+        assert (told["status"], told["retryable"]) == (413, False)
+        assert told["detail"].startswith("this costs 11, ")
+        assert (await quotas.spend(tenant, cost=9, paid=1)).refused is None
+
+    spending(policy("10/minute", "100/day"), store, story)
+
+
+@pytest.mark.parametrize("store", ["memory", "valkey"], indirect=True)
+def test_who_pays_in_two_parts_and_waits_as_long_as_told_passes(store: object, tenant: str) -> None:
+    async def story(quotas: Quotas) -> None:
+        for _ in range(2):
+            assert (await quotas.spend(tenant)).refused is None
+        refused = (await quotas.spend(tenant, cost=9, paid=1)).refused
+        assert refused is not None
+        await asyncio.sleep(int(refused.header("retry-after")))
+        assert (await quotas.spend(tenant)).refused is None
+        assert (await quotas.spend(tenant, cost=9, paid=1)).refused is None
+
+    spending(policy("10/2 seconds"), store, story)
+
+
+def test_a_batch_of_one_line_more_than_the_quota_is_refused_for_good(tmp_path: Path) -> None:
+    with served(tmp_path, http={"quotas": ["10/hour"]}) as api:
+        told = []
+        for lines in (12, 11, 8):
+            batch = "".join(f'{{"doc_id":"d{number}","text":"x"}}\n' for number in range(lines))
+            headers = {"Content-Type": "application/x-ndjson"}
+            told.append(api.caller().ask("POST", "/v1/documents:batch", content=batch, headers=headers).status_code)
+    assert told == [413, 413, 200]  # each of the first two has cost 1
 
 
 def test_a_tenant_may_have_quotas_of_its_own_or_none(tenant: str) -> None:

@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -192,6 +193,26 @@ def test_a_copy_can_be_opened_and_answers_as_the_tenant_did(town: Town, tmp_path
     assert rows.num_rows == report.rows > 4
     assert set(rows["tenant"].to_pylist()) == {ODD}
     assert list(parts_of(LocalObjects(tmp_path / "copy"), "")) == [encoded(ODD)]
+
+
+@pytest.mark.parametrize("length", [25, 26, 28], ids="{} letters".format)
+def test_a_tenant_with_a_long_name_can_be_copied(embedded_town: Town, tmp_path: Path, length: int) -> None:
+    """A letter may take nine bytes of a file's name, which has at most 255."""
+    tenant, exports = "部" * length, tmp_path / "copy" / "exports"
+    embedded_town.fill(tenant)
+
+    def killed(done: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        embedded_town.export(tenant, tmp_path / "copy", told=killed)
+    report = embedded_town.export(tenant, tmp_path / "copy")  # it finds what it had noted
+    name = encoded(tenant) if length == 25 else f"~{sha256(tenant.encode()).hexdigest()}"
+    assert sorted(file.name for file in exports.iterdir()) == [f"{name}.decisions.parquet", f"{name}.json"]
+    assert json.loads((exports / f"{name}.json").read_bytes())["tenant"] == tenant
+    with ragfence.open(tmp_path / "new", objects=tmp_path / "copy", tenant=tenant) as fence:
+        assert fence.documents.ingest(document(1)).decision == "duplicate"
+    assert report.rows > 4
 
 
 def test_keys_are_copied_only_if_somebody_asks_for_them(embedded_town: Town, tmp_path: Path) -> None:

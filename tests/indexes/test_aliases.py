@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ragfence.core.operations import Operation
 from ragfence.engine import points
 from ragfence.errors import (
     AliasMoved,
@@ -364,6 +365,39 @@ def test_a_rollback_goes_to_the_build_before_and_back(world: AliasWorld) -> None
     with pytest.raises(ValidationError, match="did not point at"):
         world.aliases.rollback("docs", to=hash_of("never"))
     assert decisions(world)["docs", "4", "rollback"] == 1
+
+
+@pytest.mark.parametrize("released", [False, True], ids=["", "released"])
+def test_a_swap_that_was_cut_off_is_not_made_again_after_another_one(world: AliasWorld, released: bool) -> None:
+    one, two = world.build("one"), world.build("two")
+    operation = Operation(kind="deploy", source_id="docs", revision="1")
+    with world.fence.claim(operation):
+        world.aliases.swap("docs", two)  # and no seal: its reply was lost
+    world.aliases.swap("docs", one)
+    if released:  # its attempts start again at 1
+        assert world.fence.release(operation)
+    with world.fence.claim(operation) as op:
+        assert op.is_new
+        assert op.lease.attempt == (1 if released else 2)
+        assert world.aliases.swap("docs", two).generation == 1
+        op.seal()
+    assert world.aliases.resolve("docs").index_hash == one
+    assert len(log(world)) == 2
+
+
+def test_no_secret_of_a_reason_is_kept(world: AliasWorld, tmp_path: Path) -> None:
+    one, two = world.build("one"), world.build("two")
+    reason = "it has password=hunter2 in it".rjust(1000)  # the longest there may be
+    world.aliases.swap("docs", one, reason=reason)
+    world.aliases.swap("docs", two, reason=reason, force=True)
+    world.aliases.rollback("docs", reason=reason)
+    world.aliases.remove("docs", reason)
+    assert ["[redacted]" in entry.reason for entry in world.aliases.history("docs")] == [True] * 4
+    with pytest.raises(ValidationError, match="reason is at most"):
+        world.aliases.swap("docs", one, reason=f"{reason}!")
+    world.fence.audit.drain()
+    stored = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
+    assert b"hunter2" not in stored
 
 
 def test_a_rollback_passes_over_what_was_retired(world: AliasWorld) -> None:
