@@ -43,6 +43,8 @@ FORESIGHT = "ragfence/documents/foresight.py"
 IDENTITY = "ragfence/documents/identity.py"
 CONTENT_HASH = "ragfence/documents/settings.py"
 RECORDS = "ragfence/core/records.py"
+ROWS_OF_SEALS = "ragfence/core/ledger.py"
+PERFORMING = "ragfence/engine/performing.py"
 LUA = "ragfence/stores/lua"
 
 CONTRACT = ("tests/contract/test_fences.py", "-k", "TestMemory")
@@ -72,6 +74,34 @@ class Mutant:
 
 
 MUTANTS = [
+    Mutant(
+        "a pardon leaves the owner its token",
+        DECISIONS,
+        "            token=NOBODY,\n            when_ms=now_ms,\n            attempt=0,\n",
+        "            when_ms=now_ms,\n            attempt=0,\n",
+        CONTRACT,
+    ),
+    Mutant(
+        "a late seal is told as performed twice whatever stands there",
+        ROWS_OF_SEALS,
+        "return standing is not None and standing.token != own and (solo or standing.ended)",
+        "return standing is not None",
+        CONTRACT,
+    ),
+    Mutant(
+        "the row of a late seal has the id of the answer",
+        ROWS_OF_SEALS,
+        "position=FENCED_POSITION if fenced else SEAL_POSITION,",
+        "position=SEAL_POSITION,",
+        CONTRACT,
+    ),
+    Mutant(
+        "a healer that could not seal keeps its lease",
+        PERFORMING,
+        "            self._unsealed(won, sealed, found.record(), RowKind.DUPLICATE, flags=HEALED)\n",
+        "            pass\n",
+        FAILURES,
+    ),
     Mutant(
         "no token check at the seal",
         DECISIONS,
@@ -205,7 +235,13 @@ MUTANTS = [
         "",
         ON_REDIS,
     ),
-    Mutant("no epoch check after the commit", SEGMENTS, "if self._epochs.newer_than(epoch):", "if False:", STORIES),
+    Mutant(
+        "no epoch check after the commit",
+        SEGMENTS,
+        "superseded = self._epochs.newer_than(epoch)",
+        "superseded = False",
+        STORIES,
+    ),
     Mutant(
         "own segment not looked for",
         SEGMENTS,
@@ -349,11 +385,13 @@ MUTANTS = [
     Mutant(
         "snippets written after the rows",
         SEGMENTS,
-        "            self._neighbours.before_commit(name, rows)\n"
+        "                self._neighbours.before_commit(name, rows)\n"
+        "                data = encoded()\n"
         "            sent = True\n"
-        "            if not self._objects.put_new(name, self._codec.encode(rows)).won:\n",
+        "            if not self._objects.put_new(name, data).won:\n",
+        "                data = encoded()\n"
         "            sent = True\n"
-        "            put = self._objects.put_new(name, self._codec.encode(rows))\n"
+        "            put = self._objects.put_new(name, data)\n"
         "            self._neighbours.before_commit(name, rows)\n"
         "            if not put.won:\n",
         HEADS,
@@ -389,8 +427,8 @@ MUTANTS = [
     Mutant(
         "unchanged snippets written again",
         MOVING,
-        "for each, text in zip(made, texts, strict=True) if each not in known]",
-        "for each, text in zip(made, texts, strict=True)]",
+        "fresh = [each for each in fresh if each[0] not in known]",
+        "fresh = list(fresh)",
         HEADS,
     ),
     Mutant(
