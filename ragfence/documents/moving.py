@@ -142,14 +142,21 @@ def effect_of(subject: Prepared) -> Callable[[Prepared, Granted], Effected]:
 
 
 class SnippetsFirst:
-    """The snippets of a batch are durable before its rows say that they exist; then comes the sink, if there is one."""
+    """The snippets of a batch are durable before its rows say that they exist; then comes the sink, if there is one.
 
-    def __init__(self, layout: Layout, objects: ObjectStore, then: Neighbours | None = None) -> None:
+    `settle` comes before both: it makes durable what the first document of a tenant decides for all.
+    """
+
+    def __init__(
+        self, layout: Layout, objects: ObjectStore, settle: Callable[[], None], then: Neighbours | None = None
+    ) -> None:
         self._layout = layout
         self._objects = objects
+        self._settle = settle
         self._then = then or NoNeighbours()
 
     def before_commit(self, name: str, rows: Sequence[LogRow]) -> None:
+        self._settle()
         data = encode_snippets(rows)
         if data is not None:
             place = self._layout.snippets_at(address_in(name))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import ragfence
 from ragfence import Decision, Document, Receipt
@@ -279,6 +282,60 @@ def test_a_dry_run_says_what_would_happen_and_changes_nothing(documents: Documen
     assert documents.ingest(Document("n", A)).snippet_ids == foreseen[3].snippet_ids
 
 
+@pytest.mark.parametrize("batch", [1, 3, 1000])
+def test_a_dry_run_judges_a_document_that_comes_again_by_what_came_before_it(documents: Documents, batch: int) -> None:
+    sent = [
+        *(Document("a", A), Document("a", A), Document("a", B), Document("a", A), Document("a", A, {"views": 1})),
+        *(Document("b", A, sequence=2), Document("b", B, sequence=1), Document("b", B, sequence=2)),
+        *(Document("b", A), Document("b", B, sequence=3), Document("b", A, sequence=2)),
+    ]
+    would = documents.ingest_many(sent, dry_run=True, batch=batch)
+    assert list(documents.heads()) == []
+    did = documents.ingest_many(sent, batch=batch)
+    assert [outline(receipt) for receipt in would] == [outline(receipt) for receipt in did]
+    assert [receipt.decision.value for receipt in would[:4]] == ["new", "duplicate", "new", "duplicate"]
+    assert [receipt.decision.value for receipt in would[5:]] == [
+        *("new", "stale", "conflict"),
+        *("duplicate", "new", "stale"),
+    ]
+
+
+def test_a_dry_run_foresees_when_a_document_that_keeps_failing_would_be_quarantined(world: World) -> None:
+    documents = world.open().documents.using(chunker=Failing())
+    sent = [Document("a", "fail")] * 7
+    would = documents.ingest_many(sent, dry_run=True)
+    assert [outline(receipt) for receipt in would] == [outline(receipt) for receipt in documents.ingest_many(sent)]
+    assert would[-1].failure
+    assert would[-1].failure["code"] == Quarantined.code
+
+
+SENT = st.builds(
+    Document,
+    st.sampled_from("ab"),
+    st.sampled_from([A, B, ""]),
+    st.sampled_from([{}, {"views": 1}]),
+    sequence=st.sampled_from([None, None, 1, 2]),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(SENT | st.sampled_from("ab"), max_size=4), st.lists(SENT, max_size=6), st.integers(1, 6))
+def test_a_dry_run_foresees_just_what_happens(before: list[Document | str], sent: list[Document], batch: int) -> None:
+    """Whatever was ingested and retracted before, and whatever is sent: the receipts are those that come then."""
+    with pytest.MonkeyPatch.context() as patch, make_world("memory", Path(), patch) as world:
+        documents = world.open().documents.using(chunker=Paragraphs())
+        for each in before:
+            documents.retract(each) if isinstance(each, str) else documents.ingest_many([each])
+        would = documents.ingest_many(sent, dry_run=True, batch=batch)
+        did = documents.ingest_many(sent, batch=batch)
+        assert [outline(receipt) for receipt in would] == [outline(receipt) for receipt in did]
+
+
+def outline(receipt: Receipt) -> tuple[object, ...]:
+    """All but when it was, and by which lease."""
+    return receipt, receipt.decision, receipt.flags, receipt.failure
+
+
 def test_the_corpus_digest_changes_with_the_live_documents_and_only_with_them(documents: Documents) -> None:
     empty = documents.corpus_digest()
     documents.ingest(Document("a", A))
@@ -323,6 +380,22 @@ def test_the_content_hash_of_a_tenant_is_fixed_with_its_first_document(world: Wo
         world.open().documents.ingest(Document("a", A))
     assert "content_hash: sha256" in refused.value.hint
     assert world.open(content_hash="sha256").documents.ingest(Document("a", A)).decision is Decision.DUPLICATE
+
+
+def test_looking_and_dry_runs_do_not_fix_the_content_hash(world: World) -> None:
+    documents = world.open().documents
+    documents.ingest(Document("a", A), dry_run=True)
+    documents.ingest_many([Document("a", A)], dry_run=True)
+    documents.sync([Document("a", A)], dry_run=True)
+    documents.retract("a")
+    assert (documents.get("a"), documents.snippets("a"), documents.verify().ok) == (None, [], True)
+    assert world.open(content_hash="sha256").documents.ingest(Document("a", A)).is_new
+    # It was looked for when nothing was fixed yet, but what decides is what is there at the commit.
+    with pytest.raises(PolicyError, match="sha256"):
+        documents.ingest(Document("b", A))
+    assert [head.doc_id for head in world.open(content_hash="sha256").documents.heads()] == ["a"]
+    with pytest.raises(PolicyError, match="sha256"):
+        world.open().documents.get("a")
 
 
 def test_an_empty_text_is_a_document_without_snippets(documents: Documents) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pickle
@@ -15,6 +16,7 @@ import pytest
 
 import ragfence
 from ragfence import Document, Fence, Policy
+from ragfence.documents import sync as sync_module
 from ragfence.documents.guard import Documents
 from ragfence.documents.sources import DocumentsSource, FolderSource, Item, JsonlSource, Source
 from ragfence.documents.states import Note, States
@@ -652,6 +654,19 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(open_fence: Open, f
     did, _ = synced(documents, folder, prune="scoped")
     for field in ("listed", "decisions", "unread", "pruned_ids", "snippets_made", "snippets_saved", "characters_saved"):
         assert getattr(would, field) == getattr(did, field), field
+
+
+@pytest.mark.parametrize("page", [1, 2, 1000])
+def test_a_dry_run_judges_a_document_that_comes_again_by_what_came_before_it(
+    documents: Documents, monkeypatch: pytest.MonkeyPatch, page: int
+) -> None:
+    monkeypatch.setattr(sync_module, "PAGE", page)
+    documents.sync([Document("a", "one"), Document("b", "one")])
+    sent = [Document("a", text) for text in ("two", "two", "one", "three")] + [Document("c", "one")] * 2
+    would = documents.sync(sent, "scoped", max_prune_share=1.0, dry_run=True)
+    did = documents.sync(sent, "scoped", max_prune_share=1.0)
+    assert dataclasses.replace(would, dry_run=False, seconds=0) == dataclasses.replace(did, seconds=0)
+    assert (would.decisions["new"], would.decisions["duplicate"], would.revived) == (3, 3, 1)
 
 
 def test_a_dry_run_of_too_large_a_prune_says_that_it_would_be_refused(documents: Documents, folder: Path) -> None:
