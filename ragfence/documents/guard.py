@@ -337,7 +337,7 @@ class Documents:
         (answer,) = self._writer.move([move], wait_s=self._rules.wait_ms / 1000)
         if isinstance(answer, Replay | Moved):
             return receipt_of(prepared, answer)
-        raise error_of(prepared, answer, self._rules.wait_ms)
+        raise error_of(prepared, answer, self._rules.wait_ms / 1000)
 
     def _caller(self) -> Caller:
         # Whoever is answered by a Redis that was split off must not be so for ever; a forked child watches for itself.

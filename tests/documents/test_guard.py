@@ -255,16 +255,21 @@ def test_a_quarantined_document_gets_new_attempts_when_it_is_released(world: Wor
 def test_another_writer_of_the_document_is_waited_for_or_told(world: World) -> None:
     holder = world.open(owner="holder").documents.using(chunker=Paragraphs())
     other = world.open(wait={"mode": "raise"}).documents.using(chunker=Paragraphs())
+    patient = world.open(wait={"deadline_s": 1}).documents.using(chunker=Paragraphs())
     refused: list[InFlight] = []
 
     def meanwhile() -> None:
         with pytest.raises(InFlight) as told:
             other.ingest(Document("a", B))
         refused.append(told.value)
+        for call in (lambda: patient.ingest(Document("a", B)), lambda: patient.purge("a")):
+            with pytest.raises(InFlight, match="waited 1000 ms"):
+                call()
 
     with at_point("after_effect", meanwhile):
         holder.ingest(Document("a", A))
     assert "holder" in refused[0].message
+    assert "waited 0 ms" in refused[0].message
     assert other.ingest(Document("a", B)).decision is Decision.NEW
 
 
