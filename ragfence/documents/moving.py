@@ -91,7 +91,7 @@ def _detail(
     origin: str = "",
     fresh: Sequence[tuple[bytes, str]] = (),
 ) -> Detail:
-    (doc_id, _, _, metadata, source_url, _, content_type), content, cut, claim = subject
+    (doc_id, _, text, metadata, source_url, _, content_type), content, cut, claim = subject
     # As a tuple, past the constructor: one is made for every document that is new.
     return _tuple(
         Detail,
@@ -99,7 +99,7 @@ def _detail(
             doc_id,
             action,
             content.hash,
-            content.size,
+            len(text),  # not `content.size`, which counts what else is hashed
             metadata.decode(),
             source_url,
             content_type,

@@ -147,6 +147,17 @@ def test_metadata_that_counts_makes_another_revision(world: World, chunker: Para
     assert other.key != first.key
 
 
+def test_the_size_is_that_of_the_text_whatever_metadata_counts(world: World) -> None:
+    documents = world.open(documents={"content_fields": ["lang"]}).documents
+    text = "Gr\u00fc\u00dfe"
+    for metadata in ({"lang": "de"}, {"lang": "de", "views": 1}):
+        documents.ingest(Document("a", text, metadata))
+        stored = documents.get("a")
+        assert stored is not None
+        assert (stored.size, stored.metadata) == (len(text.encode()), metadata)
+    assert documents.verify().ok
+
+
 def test_another_chunker_is_not_answered_with_old_snippets(documents: Documents) -> None:
     first = documents.ingest(Document("a", A))
     other = documents.using(chunker=Paragraphs(version="2")).ingest(Document("a", A))
