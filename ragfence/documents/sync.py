@@ -116,8 +116,7 @@ class Sync:
 
     def _run(self, told: Meter) -> None:
         doomed = self._doomed() if self._prune else []
-        items = self._source.items()
-        while page := list(islice(items, PAGE)):
+        for page in _listed(self._source.items(), PAGE):
             with collecting.held_off():
                 self._page(page)
             told(self._tally.listed)
@@ -391,6 +390,23 @@ def check_prune(prune: object, share: object) -> None:
         return
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
         raise ValidationError(f"max_prune_share is a share from 0 to 1, not {share!r}", hint="1.0 lets all go")
+
+
+def _listed(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """Page by page. A source that breaks off has its say after what it had listed until then."""
+    rest, page = iter(items), list[Item]()
+    try:
+        for item in rest:
+            page.append(item)
+            if len(page) == size:
+                yield page
+                page = []
+    except Exception:
+        if page:
+            yield page
+        raise
+    if page:
+        yield page
 
 
 def _paged(items: Iterable[Each], size: int) -> Iterator[list[Each]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
 import os
 import pickle
@@ -455,10 +456,25 @@ def test_what_was_done_before_it_broke_off_is_remembered_and_told(documents: Doc
     with pytest.raises(StoreUnavailable) as stopped:
         documents.sync(Broken(FolderSource(folder), PAGE + 10))
     report = stopped.value.details["report"]
-    assert (report.listed, report.decisions["new"]) == (PAGE, PAGE)
+    assert (report.listed, report.decisions["new"]) == (PAGE + 10, PAGE + 10)
     assert pickle.loads(pickle.dumps(stopped.value)).details["report"] == report  # noqa: S301  # our own bytes
     report, read = synced(documents, folder)
-    assert (len(read), report.unread) == (PAGE, PAGE)
+    assert (len(read), report.unread) == (PAGE - 10, PAGE + 10)
+
+
+def test_the_lines_of_a_damaged_file_that_could_be_read_are_ingested(documents: Documents, tmp_path: Path) -> None:
+    file = tmp_path / "docs.jsonl.gz"
+    with gzip.open(file, "wt") as lines:
+        lines.writelines(json.dumps({"id": number, "text": os.urandom(50).hex()}) + "\n" for number in range(500))
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValidationError, match="damaged after line") as stopped:
+        documents.sync(file)
+    listed = stopped.value.details["report"].listed
+    assert 0 < listed == len(live(documents)) < 500
+    file.write_bytes(whole)
+    report = documents.sync(file)
+    assert (report.decisions["duplicate"], report.decisions["new"]) == (listed, 500 - listed)
 
 
 def test_a_store_that_is_away_while_a_document_is_read_stops_the_sync(documents: Documents, folder: Path) -> None:
