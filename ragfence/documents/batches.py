@@ -14,7 +14,7 @@ from ragfence.documents.preparing import Asked, Caller, Given, Prepared, Prepari
 from ragfence.documents.progress import Meter
 from ragfence.engine import collecting
 from ragfence.engine.segments import Moved, batch_tokens
-from ragfence.errors import DocumentInvalid
+from ragfence.errors import DocumentInvalid, ValidationError
 from ragfence.stores.fences import FenceStore
 
 
@@ -52,7 +52,7 @@ class Batches:
         for at, (document, _, event_id) in enumerate(given):
             try:
                 asks[at] = self._preparing.ask(document, next(tokens), caller, event_id=event_id)
-            except DocumentInvalid as invalid:
+            except ValidationError as invalid:  # of the document, or of its event_id
                 outcomes[at] = invalid
         known: dict[int, Receipt] = {}
         prepared = self._claimed(self._unanswered(asks, known), caller)

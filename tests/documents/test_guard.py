@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import ragfence
 from ragfence import Decision, Document, Receipt
 from ragfence.documents.guard import Documents
 from ragfence.documents.parquet import ParquetCodec
+from ragfence.documents.preparing import Given
 from ragfence.errors import (
     Conflict,
     DocumentInvalid,
@@ -323,6 +324,41 @@ def test_a_dry_run_foresees_when_a_document_that_keeps_failing_would_be_quaranti
     assert [outline(receipt) for receipt in would] == [outline(receipt) for receipt in documents.ingest_many(sent)]
     assert would[-1].failure
     assert would[-1].failure["code"] == Quarantined.code
+
+
+class Gone(Mapping[str, Any]):
+    """Metadata that is fetched when it is looked at."""
+
+    def __getitem__(self, name: str) -> Any:
+        raise OSError("the database is gone")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(["team"])
+
+    def __len__(self) -> int:
+        return 1
+
+
+def test_metadata_that_cannot_be_read_is_the_failure_of_its_document_alone(documents: Documents) -> None:
+    first, second, third = documents.ingest_many([Document("a", A), Document("b", A, Gone()), Document("c", A)])
+    assert (first.is_new, third.is_new) == (True, True)
+    assert second.failure
+    assert (second.failure["code"], "'b'" in second.failure["message"]) == (DocumentInvalid.code, True)
+    with pytest.raises(DocumentInvalid, match="the database is gone") as refused:
+        documents.ingest(Document("b", A, Gone()))
+    assert isinstance(refused.value.__cause__, OSError)
+
+
+@pytest.mark.parametrize("event_id", ["\udc00", "a\nb", 5, "x" * 2000])
+def test_an_event_id_that_is_none_is_refused(documents: Documents, event_id: Any) -> None:
+    with pytest.raises(ValidationError, match="event_id"):
+        documents.ingest(Document("a", A), event_id=event_id)
+    with pytest.raises(ValidationError, match="event_id"):
+        documents.retract("a", event_id=event_id)
+    wrong, right = documents.ingest_each([Given(Document("a", A), event_id=event_id), Given(Document("b", A))])
+    assert isinstance(wrong, ValidationError)
+    assert isinstance(right, Receipt)
+    assert [head.doc_id for head in documents.heads()] == ["b"]
 
 
 SENT = st.builds(
