@@ -525,8 +525,8 @@ MUTANTS = [
     Mutant(
         "dry_run claims",
         FORESIGHT,
-        "    held = fences.read(",
-        "    fences.claim(claims)\n    held = fences.read(",
+        "        held = self._fences.read(",
+        "        self._fences.claim(claims)\n        held = self._fences.read(",
         HEADS,
     ),
     Mutant(

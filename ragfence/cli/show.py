@@ -52,7 +52,13 @@ def say(text: str) -> None:
 
 def document(value: Any) -> None:
     """The one JSON document of a command with --json; `keys` prints one such line per record."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, default=str) + "\n")
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    try:
+        # Not left to the stream, which in some locales lets bytes through that are no text.
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:  # a file name that is not UTF-8, or a terminal that has not all characters
+        text = json.dumps(value, default=str)
+    sys.stdout.write(text + "\n")
 
 
 def error(error: RagfenceError, *, as_json: bool) -> None:

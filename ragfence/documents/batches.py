@@ -8,13 +8,13 @@ from itertools import islice
 from ragfence.core.decisions import Replay
 from ragfence.core.receipts import Receipt
 from ragfence.documents.document import Document
-from ragfence.documents.foresight import foreseen
+from ragfence.documents.foresight import Foresight
 from ragfence.documents.moving import Mover, error_of, receipt_of, refused, replayed
 from ragfence.documents.preparing import Asked, Caller, Given, Prepared, Preparing, in_waves
 from ragfence.documents.progress import Meter
 from ragfence.engine import collecting
 from ragfence.engine.segments import Moved, batch_tokens
-from ragfence.errors import DocumentInvalid
+from ragfence.errors import DocumentInvalid, ValidationError
 from ragfence.stores.fences import FenceStore
 
 
@@ -36,9 +36,10 @@ class Batches:
     def streamed(self, documents: Iterable[Document], size: int, told: Meter, *, dry_run: bool) -> Iterator[Receipt]:
         source = iter(documents)
         done = 0
+        foresight = Foresight(self._fences) if dry_run else None
         while page := list(islice(source, size)):
             with collecting.held_off():
-                receipts = self._batch(page, done, dry_run)
+                receipts = self._batch(page, done, foresight)
             done += len(page)
             told(done)
             yield from receipts
@@ -51,7 +52,7 @@ class Batches:
         for at, (document, _, event_id) in enumerate(given):
             try:
                 asks[at] = self._preparing.ask(document, next(tokens), caller, event_id=event_id)
-            except DocumentInvalid as invalid:
+            except ValidationError as invalid:  # of the document, or of its event_id
                 outcomes[at] = invalid
         known: dict[int, Receipt] = {}
         prepared = self._claimed(self._unanswered(asks, known), caller)
@@ -63,11 +64,12 @@ class Batches:
                 outcomes[at] = error_of(each, answer, given[at].waited_s + waited_s)
         return [outcomes[at] for at in range(len(given))]
 
-    def foreseen(self, prepared: Sequence[Prepared]) -> list[Receipt]:
+    def foreseen(self, prepared: Prepared) -> Receipt:
         self._ready()
-        return foreseen(self._fences, prepared)
+        (receipt,) = Foresight(self._fences).receipts([prepared])
+        return receipt
 
-    def _batch(self, documents: Sequence[Document], first: int, dry_run: bool) -> list[Receipt]:
+    def _batch(self, documents: Sequence[Document], first: int, foresight: Foresight | None) -> list[Receipt]:
         caller, tokens = self._caller(), batch_tokens()
         receipts: dict[int, Receipt] = {}
         asks: dict[int, Asked] = {}
@@ -77,9 +79,10 @@ class Batches:
                 asks[at] = ask(document, next(tokens), caller, first + at)
             except DocumentInvalid as invalid:
                 receipts[at] = refused(invalid)
-        if dry_run:
+        if foresight is not None:
+            self._ready()
             prepared = self._claimed(asks, caller)
-            receipts |= zip(prepared, self.foreseen(list(prepared.values())), strict=True)
+            receipts |= zip(prepared, foresight.receipts(list(prepared.values())), strict=True)
         elif left := self._unanswered(asks, receipts):
             receipts |= self._mover.move(list(in_waves(self._claimed(left, caller))))
         return [receipts[at] for at in range(len(documents))]

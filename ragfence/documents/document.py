@@ -154,7 +154,7 @@ def _checked_text(doc_id: str, text: object, limits: Limits) -> tuple[str, bytes
 def _checked_metadata(doc_id: str, metadata: object, limits: Limits, clean: CleanJson | None) -> bytes:
     if type(metadata) is not dict and not isinstance(metadata, Mapping):
         _refuse_named(doc_id, f"its metadata must be a mapping, got {type(metadata).__name__}", "pass a dict")
-    plain = metadata if type(metadata) is dict else dict(metadata)
+    plain = metadata if type(metadata) is dict else _as_dict(doc_id, metadata)
     try:
         stored = canonical_json(plain) if clean is None else clean.write(plain)
     except NotJson as wrong:
@@ -166,6 +166,14 @@ def _checked_metadata(doc_id: str, metadata: object, limits: Limits, clean: Clea
             "keep what filters and cites; put long text into the document",
         )
     return stored
+
+
+def _as_dict(doc_id: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return dict(metadata)
+    except Exception as broken:  # noqa: BLE001  # somebody's mapping, which may ask a database: the others are ingested
+        problem = f"its metadata cannot be read: {type(broken).__name__}: {broken}"
+        _refuse_named(doc_id, problem, "pass a dict", broken)
 
 
 def _checked_name(doc_id: str, field: str, value: object, max_bytes: int) -> str:

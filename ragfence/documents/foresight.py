@@ -4,35 +4,104 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ragfence.core.decisions import Granted, NotReady, settle_claim
+from ragfence.core.decisions import (
+    Change,
+    Claim,
+    Granted,
+    Held,
+    LeaseRef,
+    NotReady,
+    Seal,
+    Sealed,
+    settle_claim,
+    settle_release,
+    settle_seal,
+)
 from ragfence.core.receipts import Receipt
+from ragfence.core.records import Head, KeyRecord, SourceRecord
 from ragfence.core.rows import NO_FENCE
+from ragfence.documents.identity import Place
 from ragfence.documents.moving import effect_of, receipt_of
 from ragfence.documents.preparing import Prepared
+from ragfence.engine.refusals import code_of
 from ragfence.engine.segments import Failed, Moved, flags_of
 from ragfence.stores.fences import FenceStore, Lookup
 
+_GONE = b""
 
-def foreseen(fences: FenceStore, documents: Sequence[Prepared]) -> list[Receipt]:
-    """The receipts that these documents would get now. New ones are chunked, so that their snippet_ids are told."""
-    claims = [each.claim for each in documents]
-    held = fences.read([Lookup(claim.key, claim.mode, claim.source) for claim in claims])
-    now_ms = fences.now_ms()
-    receipts = []
-    for document, claim, found in zip(documents, claims, held, strict=True):
-        verdict, _ = settle_claim(found, claim, now_ms, stamp=0, next_fence=lambda: NO_FENCE)
-        if isinstance(verdict, Granted):
-            receipts.append(_granted(document, verdict))
-        else:
+
+class Foresight:
+    """What one call would do. A document that comes again is judged by what the one before it would have left."""
+
+    def __init__(self, fences: FenceStore) -> None:
+        self._fences = fences
+        # Only what would change, and encoded: a call may foresee a million documents.
+        self._sources: dict[bytes, bytes] = {}
+        self._parked: dict[bytes, bytes] = {}
+
+    def receipts(self, documents: Sequence[Prepared]) -> list[Receipt]:
+        """The receipts that these would get now. New ones are chunked, so that their snippet_ids are told."""
+        claims = [each.claim for each in documents]
+        held = self._fences.read([Lookup(claim.key, claim.mode, claim.source) for claim in claims])
+        now_ms = self._fences.now_ms()
+        return [self._receipt(document, found, now_ms) for document, found in zip(documents, held, strict=True)]
+
+    def head(self, place: Place, stored: Head | None) -> Head | None:
+        """The head of a source as it would be by now, if the store has this one."""
+        source = self._sources.get(bytes((place.shard,)) + place.source)
+        return stored if source is None else SourceRecord.decode(source).head
+
+    def _receipt(self, document: Prepared, stored: Held, now_ms: int) -> Receipt:
+        claim = document.claim
+        held = self._by_now(claim, stored)
+        verdict, change = settle_claim(held, claim, now_ms, stamp=0, next_fence=lambda: NO_FENCE)
+        self._keep(claim, change)
+        if not isinstance(verdict, Granted):
             assert not isinstance(verdict, NotReady)  # a store says that, never a decision
-            receipts.append(receipt_of(document, verdict))
-    return receipts
+            return receipt_of(document, verdict)
+        held = self._by_now(claim, stored)
+        try:
+            effected = effect_of(document)(document, verdict)
+        except Exception as error:  # noqa: BLE001  # as when it would be ingested
+            lease = LeaseRef(claim.key, claim.token, claim.mode, claim.source)
+            _, change = settle_release(held, lease, now_ms, error=code_of(error), expire=False)
+            self._keep(claim, change)
+            return receipt_of(document, Failed(error))
+        seal = Seal(
+            claim.key,
+            claim.token,
+            NO_FENCE,
+            claim.mode,
+            claim.source,
+            result=effected.result,
+            sequence=claim.sequence,
+            metadata_hash=claim.metadata_hash,
+            live=not claim.retract,
+        )
+        outcome, change = settle_seal(held, seal, now_ms, epoch=NO_FENCE.epoch)
+        assert isinstance(outcome, Sealed)  # nobody else is here who could have been faster
+        self._keep(claim, change)
+        again, flags = verdict.prior is not None, flags_of(verdict, claim)
+        return receipt_of(document, Moved(outcome.record, again, flags, verdict.takeover))
+
+    def _by_now(self, claim: Claim, stored: Held) -> Held:
+        source, record = self._sources.get(_place(claim)), self._parked.get(claim.key)
+        return Held(
+            stored.record if record is None else KeyRecord.decode(record) if record != _GONE else None,
+            stored.source if source is None else SourceRecord.decode(source),
+        )
+
+    def _keep(self, claim: Claim, change: Change | None) -> None:
+        if change is None:
+            return
+        if change.source is not None:
+            self._sources[_place(claim)] = change.source.encode()
+        if change.drop_record:
+            self._parked[claim.key] = _GONE
+        if change.park is not None:
+            digest, record = change.park
+            self._parked[claim.key[:1] + digest] = record.encode()
 
 
-def _granted(document: Prepared, grant: Granted) -> Receipt:
-    try:
-        effected = effect_of(document)(document, grant)
-    except Exception as error:  # noqa: BLE001  # as when it would be ingested
-        return receipt_of(document, Failed(error))
-    record = grant.record._replace(result=effected.result)
-    return receipt_of(document, Moved(record, grant.prior is not None, flags_of(grant, document.claim), grant.takeover))
+def _place(claim: Claim) -> bytes:
+    return claim.key[:1] + claim.source

@@ -32,7 +32,7 @@ from ragfence.documents.repairing import Repair
 from ragfence.documents.revisions import Revisions
 from ragfence.documents.rewriting import Rewriting, Switch
 from ragfence.documents.segments import Layout
-from ragfence.documents.settings import settle_content_hash
+from ragfence.documents.settings import ContentHash
 from ragfence.documents.sinks import Settled, Sink, checked_sink
 from ragfence.documents.sources import source_of
 from ragfence.documents.states import States, forget
@@ -127,7 +127,7 @@ class Documents:
         >>> fence.documents.ingest(ragfence.Document("a", "some text")).snippet_ids  # doctest: +SKIP
         """
         prepared = self._preparing.ingest(document, next(batch_tokens()), self._caller(), event_id)
-        return self._batches.foreseen([prepared])[0] if dry_run else self._one(prepared, expect)
+        return self._one(prepared, expect, dry_run)
 
     def retract(
         self,
@@ -140,7 +140,7 @@ class Documents:
     ) -> Receipt:
         """Takes a document away. The same content after it brings it back with its snippet_ids."""
         prepared = self._preparing.retract(doc_id, sequence, next(batch_tokens()), self._caller(), event_id)
-        return self._batches.foreseen([prepared])[0] if dry_run else self._one(prepared, expect)
+        return self._one(prepared, expect, dry_run)
 
     @overload
     def ingest_many(
@@ -174,7 +174,8 @@ class Documents:
         """Ingests many documents: one receipt each, in their order.
 
         A document that is invalid, stale, conflicting, or whose chunker fails is an entry with `.failure`; the others
-        of its batch are ingested. `stream=True` returns an iterator that ingests while it is read, in bounded memory.
+        of its batch are ingested. `stream=True` returns an iterator that ingests while it is read, in bounded memory; a
+        dry run keeps what it has foreseen, for documents that come again.
         """
         if isinstance(documents, Document):  # a tuple, which could be iterated over
             raise ValidationError("ingest_many takes many documents", hint="use ingest(document), or pass [document]")
@@ -296,7 +297,7 @@ class Documents:
                 backing.epochs,
                 backing.hydrator,
                 self._rewriting,
-                lambda: settle_content_hash(self._engine.tenant, self._objects, self._engine.policy.content_hash),
+                self._content_hash.check,
                 told,
                 sink_ids=getattr(sink, "ids", None),
             )
@@ -330,14 +331,16 @@ class Documents:
         with watched() as told:
             yield from self._batches.streamed(documents, batch, told, dry_run=dry_run)
 
-    def _one(self, prepared: Prepared, expected: str | None = None) -> Receipt:
+    def _one(self, prepared: Prepared, expected: str | None, dry_run: bool) -> Receipt:
         if expected is not None:
             check_expected(prepared.doc.doc_id, self._reading.head(prepared.doc.doc_id), expected, prepared.claim)
+        if dry_run:
+            return self._batches.foreseen(prepared)
         move = Move(prepared.claim, expecting(effect_of(prepared), expected), prepared)
         (answer,) = self._writer.move([move], wait_s=self._rules.wait_ms / 1000)
         if isinstance(answer, Replay | Moved):
             return receipt_of(prepared, answer)
-        raise error_of(prepared, answer, self._rules.wait_ms)
+        raise error_of(prepared, answer, self._rules.wait_ms / 1000)
 
     def _caller(self) -> Caller:
         # Whoever is answered by a Redis that was split off must not be so for ever; a forked child watches for itself.
@@ -347,9 +350,12 @@ class Documents:
 
     @cached_property
     def _identity(self) -> Identity:
-        algorithm = self._engine.policy.content_hash
-        settle_content_hash(self._engine.tenant, self._objects, algorithm)
-        return Identity(self._engine.tenant, algorithm)
+        self._content_hash.check()
+        return Identity(self._engine.tenant, self._engine.policy.content_hash)
+
+    @cached_property
+    def _content_hash(self) -> ContentHash:
+        return ContentHash(self._engine.tenant, self._objects, self._engine.policy.content_hash)
 
     @cached_property
     def _preparing(self) -> Preparing:
@@ -376,7 +382,7 @@ class Documents:
     @cached_property
     def _writer(self) -> SegmentWriter:
         delivery = self._delivery
-        neighbours = SnippetsFirst(self._layout, self._objects, delivery)
+        neighbours = SnippetsFirst(self._layout, self._objects, self._content_hash.settle, delivery)
         runtime_ms = self._rules.max_runtime_ms
         if delivery is None:
             return SegmentWriter(*self._stores, neighbours=neighbours, max_runtime_ms=runtime_ms)

@@ -44,7 +44,7 @@ class Content(NamedTuple):
 
     hash: str
     size: int
-    """in bytes: compared besides the hash"""
+    """of what is hashed, in bytes: compared besides the hash"""
 
 
 class Identity:

@@ -91,7 +91,7 @@ def _detail(
     origin: str = "",
     fresh: Sequence[tuple[bytes, str]] = (),
 ) -> Detail:
-    (doc_id, _, _, metadata, source_url, _, content_type), content, cut, claim = subject
+    (doc_id, _, text, metadata, source_url, _, content_type), content, cut, claim = subject
     # As a tuple, past the constructor: one is made for every document that is new.
     return _tuple(
         Detail,
@@ -99,7 +99,7 @@ def _detail(
             doc_id,
             action,
             content.hash,
-            content.size,
+            len(text),  # not `content.size`, which counts what else is hashed
             metadata.decode(),
             source_url,
             content_type,
@@ -142,14 +142,21 @@ def effect_of(subject: Prepared) -> Callable[[Prepared, Granted], Effected]:
 
 
 class SnippetsFirst:
-    """The snippets of a batch are durable before its rows say that they exist; then comes the sink, if there is one."""
+    """The snippets of a batch are durable before its rows say that they exist; then comes the sink, if there is one.
 
-    def __init__(self, layout: Layout, objects: ObjectStore, then: Neighbours | None = None) -> None:
+    `settle` comes before both: it makes durable what the first document of a tenant decides for all.
+    """
+
+    def __init__(
+        self, layout: Layout, objects: ObjectStore, settle: Callable[[], None], then: Neighbours | None = None
+    ) -> None:
         self._layout = layout
         self._objects = objects
+        self._settle = settle
         self._then = then or NoNeighbours()
 
     def before_commit(self, name: str, rows: Sequence[LogRow]) -> None:
+        self._settle()
         data = encode_snippets(rows)
         if data is not None:
             place = self._layout.snippets_at(address_in(name))

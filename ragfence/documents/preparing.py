@@ -10,6 +10,7 @@ from ragfence.core.canonical import canonical_json, parse_json
 from ragfence.core.clean_json import CleanJson
 from ragfence.core.decisions import Ask, Claim, Mode
 from ragfence.core.hashing import framed
+from ragfence.core.operations import checked_text
 from ragfence.core.policy import DocumentRules, KindRules
 from ragfence.core.records import NO_METADATA
 from ragfence.core.redaction import Redaction
@@ -187,7 +188,7 @@ class Caller:
     ) -> bytes:
         ordered = "" if sequence is None else f',"sequence":"{sequence}"'
         if event_id:
-            ordered += f',"event_id":{_quoted(event_id)}'
+            ordered += f',"event_id":{_quoted(checked_text("event_id", event_id))}'
         return (
             f'{{"kind":"{KIND}","source_id":{_quoted(doc_id)},"revision":"{content_hash}","index_hash":"{recipe}",'
             f'"action":"{action}"{ordered},"characters":{characters}{self._tail}}}'

@@ -135,7 +135,7 @@ class Purge:
         (answer,) = self._writer.move([Move(prepared.claim, _effect, prepared)], wait_s=self._wait_ms / 1000)
         if isinstance(answer, Moved | Replay):
             return answer.record is not None
-        raise error_of(prepared, answer, self._wait_ms)
+        raise error_of(prepared, answer, self._wait_ms / 1000)
 
     def _prepared(self, doc_id: str) -> Prepared:
         prepared = self._preparing.retract(doc_id, None, next(batch_tokens()), self._caller)

@@ -242,7 +242,8 @@ class Rewriting:
         void = self.void()
         points.reach(BEFORE_DELETION)
         names = [entry.name for entry in void]
-        for at in range(0, len(names), DELETED_AT_ONCE):
+        # Also when nothing is void: what a writer left that was killed before there was an object goes by this.
+        for at in range(0, max(1, len(names)), DELETED_AT_ONCE):
             self._objects.delete(names[at : at + DELETED_AT_ONCE])
         segments = sum(name.startswith(f"{self._layout.segments}/") for name in names)
         snippets = sum(name.startswith(f"{self._layout.snippets}/") for name in names)

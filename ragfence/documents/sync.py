@@ -23,7 +23,7 @@ from ragfence.core.receipts import Decision, Receipt
 from ragfence.core.records import Head
 from ragfence.core.rows import NO_FENCE
 from ragfence.documents.document import Document
-from ragfence.documents.foresight import foreseen
+from ragfence.documents.foresight import Foresight
 from ragfence.documents.identity import SNIPPET_BYTES, Content, Identity
 from ragfence.documents.moving import Mover, receipt_of
 from ragfence.documents.preparing import Asked, Caller, Prepared, Preparing, Recipes, in_waves
@@ -91,6 +91,7 @@ class Sync:
         self._prune = prune
         self._max_share = max_share
         self._dry_run = dry_run
+        self._foresight = Foresight(parts.fences)
         self._notes = states.newest()
         self._roll = Roll(self._notes)
         self._changes = Changes()
@@ -115,8 +116,7 @@ class Sync:
 
     def _run(self, told: Meter) -> None:
         doomed = self._doomed() if self._prune else []
-        items = self._source.items()
-        while page := list(islice(items, PAGE)):
+        for page in _listed(self._source.items(), PAGE):
             with collecting.held_off():
                 self._page(page)
             told(self._tally.listed)
@@ -308,7 +308,7 @@ class Sync:
     def _answers(self, prepared: dict[int, Prepared]) -> Iterator[tuple[int, Receipt | Moved]]:
         """One by one, and without a receipt where a head was moved: nobody asks for those of all that is new."""
         if self._dry_run:
-            yield from zip(prepared, foreseen(self._parts.fences, list(prepared.values())), strict=True)
+            yield from zip(prepared, self._foresight.receipts(list(prepared.values())), strict=True)
             return
         for at, each, answer, waited_s in self._parts.mover.answers(list(in_waves(prepared))):
             yield at, answer if isinstance(answer, Moved) else receipt_of(each, answer, waited_s)
@@ -316,7 +316,8 @@ class Sync:
     def _heads(self, doc_ids: Sequence[str]) -> list[Head | None]:
         places = [self._parts.identity.place(doc_id.encode()) for doc_id in doc_ids]
         lookups = [Lookup(bytes((shard,)) + bytes(32), Mode.DOCUMENT, source) for shard, source in places]
-        return [held.source.head if held.source else None for held in self._parts.fences.read(lookups)]
+        stored = [held.source.head if held.source else None for held in self._parts.fences.read(lookups)]
+        return list(map(self._foresight.head, places, stored)) if self._dry_run else stored
 
     def _doomed(self) -> list[str]:
         """The live documents that the source no longer has, if so many may go. Nothing was written so far."""
@@ -389,6 +390,23 @@ def check_prune(prune: object, share: object) -> None:
         return
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
         raise ValidationError(f"max_prune_share is a share from 0 to 1, not {share!r}", hint="1.0 lets all go")
+
+
+def _listed(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """Page by page. A source that breaks off has its say after what it had listed until then."""
+    rest, page = iter(items), list[Item]()
+    try:
+        for item in rest:
+            page.append(item)
+            if len(page) == size:
+                yield page
+                page = []
+    except Exception:
+        if page:
+            yield page
+        raise
+    if page:
+        yield page
 
 
 def _paged(items: Iterable[Each], size: int) -> Iterator[list[Each]]:

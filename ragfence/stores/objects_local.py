@@ -11,8 +11,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
-import time
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -26,8 +24,8 @@ from ragfence.errors import (
     ValidationError,
 )
 from ragfence.stores.objects import Entry, Put, check_listing, check_name, is_name
+from ragfence.stores.objects_local_temp import Inode, TempFiles
 
-STALE_TEMP_S = 24 * 3600
 _KNOWN_FOLDERS_MAX = 10_000
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV}
 _NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
@@ -42,12 +40,12 @@ class LocalObjects:
     def __init__(self, root: Path) -> None:
         self._root = Path(root).absolute()
         self._objects = self._root / "objects"
-        self._temp = self._root / ".tmp"
+        self._temp = TempFiles(self._root / ".tmp")
         self._durable: set[Path] = set()  # folders whose own entry this process has synced
         try:
             _make_folders(self._objects)
-            _make_folders(self._temp)
-            self._sweep_temp()
+            _make_folders(self._root / ".tmp")
+            self._temp.sweep()
         except (FileExistsError, NotADirectoryError) as error:
             raise UnknownStore(
                 f"cannot keep objects in {self._root}: {error.strerror}: {error.filename}",
@@ -75,14 +73,13 @@ class LocalObjects:
         if existing is not None:
             return self._lost(name, existing)
         try:
-            temp = self._write_temp(data)
+            temp = self._temp.write(data)
         except OSError as error:
             raise self._failed(f"write {name}", error) from error
         try:
-            return self._link(temp, name)
+            return self._link(temp.path, name)
         finally:
-            with contextlib.suppress(OSError):  # the sweep gets it
-                temp.unlink()
+            temp.drop()
 
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[Entry]:
         check_listing(prefix, limit)
@@ -92,7 +89,8 @@ class LocalObjects:
     def delete(self, names: Sequence[str]) -> None:
         for name in names:
             check_name(name)
-        folders: set[Path] = set()
+        # Before the objects go: whoever is killed in between finds both again.
+        folders = {self._root / ".tmp"} if self._swept(names) else set()
         for name in names:
             target = self._objects / name
             try:
@@ -113,19 +111,18 @@ class LocalObjects:
     def close(self) -> None:
         """Nothing is kept open."""
 
-    def _write_temp(self, data: bytes) -> Path:
-        temp = self._temp / secrets.token_hex(16)
-        descriptor = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    def _swept(self, deleted: Sequence[str]) -> bool:
+        """What killed writers left goes, above all a second name of one of these objects."""
+        twice: set[Inode] = set()
         try:
-            with open(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-        except BaseException:
-            with contextlib.suppress(OSError):
-                temp.unlink()
-            raise
-        return temp
+            for name in deleted:
+                with contextlib.suppress(*_NOT_THERE):
+                    status = os.lstat(self._objects / name)
+                    if status.st_nlink > 1:
+                        twice.add((status.st_dev, status.st_ino))
+            return self._temp.sweep(twice)
+        except OSError as error:
+            raise self._failed("remove what killed writers left", error) from error
 
     def _link(self, temp: Path, name: str) -> Put:
         target = self._objects / name
@@ -216,14 +213,6 @@ class LocalObjects:
                 except OSError as error:
                     raise self._failed(f"list {base}", error) from error
                 yield Entry(key, status.st_size, status.st_mtime_ns // 1_000_000)
-
-    def _sweep_temp(self) -> None:
-        """Removes what writers killed half-way left; a live one that is hit gets a transient error."""
-        with os.scandir(self._temp) as found:
-            for item in found:
-                with contextlib.suppress(OSError):
-                    if time.time() - item.stat().st_mtime > STALE_TEMP_S:
-                        os.unlink(item.path)
 
     def _link_failed(self, name: str, error: OSError) -> RagfenceError:
         if error.errno in _NO_LINKS:

@@ -59,6 +59,29 @@ def process(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.parametrize("words", ["ingest", "snippets", "retract", "explain", "policy check"])
+def test_an_argument_that_is_not_utf_8_is_told_in_json(embedded: Site, words: str) -> None:
+    perform(embedded.open())
+    done = process(*words.split(), os.fsdecode(b"\xff"), "--json")
+    assert "Traceback" not in done.stderr
+    assert done.returncode != 0
+    assert "error" in done.stdout
+    assert json.loads(done.stdout)
+
+
+def test_a_document_that_the_terminal_cannot_write_is_escaped() -> None:
+    code = "from ragfence.cli import show\nshow.document({'a': 'caf\u00e9 \\udcff'})"
+    for encoding in ("utf-8", "ascii"):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**environment(), "PYTHONIOENCODING": encoding},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert json.loads(done.stdout) == {"a": "caf\u00e9 \udcff"}
+
+
 @pytest.mark.parametrize("words", ["--help", "--version", *(f"{command} --help" for command in COMMANDS)])
 def test_help_loads_no_backend(words: str) -> None:
     code = (

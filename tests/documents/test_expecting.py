@@ -85,3 +85,17 @@ def test_of_many_who_have_read_one_version_one_replaces_it(world: World) -> None
     stored = world.open().documents.get("a")
     assert stored is not None
     assert won == [stored.fence]
+
+
+def test_a_dry_run_finds_out_that_the_document_has_moved(world: World) -> None:
+    documents = world.open().documents
+    first = documents.ingest(Document("a", "one"))
+    second = documents.ingest(Document("a", "two"))
+    for expected in (first.fence, ""):
+        with pytest.raises(DocumentMoved):
+            documents.ingest(Document("a", "three"), expect=expected, dry_run=True)
+        with pytest.raises(DocumentMoved):
+            documents.retract("a", expect=expected, dry_run=True)
+    assert documents.ingest(Document("a", "three"), expect=second.fence, dry_run=True).is_new
+    assert documents.ingest(Document("a", "two"), expect=first.fence, dry_run=True).decision == "duplicate"
+    assert [snippet.text for snippet in documents.snippets("a")] == ["two"]

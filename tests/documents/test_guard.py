@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import ragfence
 from ragfence import Decision, Document, Receipt
 from ragfence.documents.guard import Documents
 from ragfence.documents.parquet import ParquetCodec
+from ragfence.documents.preparing import Given
 from ragfence.errors import (
     Conflict,
     DocumentInvalid,
@@ -144,6 +148,17 @@ def test_metadata_that_counts_makes_another_revision(world: World, chunker: Para
     assert other.key != first.key
 
 
+def test_the_size_is_that_of_the_text_whatever_metadata_counts(world: World) -> None:
+    documents = world.open(documents={"content_fields": ["lang"]}).documents
+    text = "Gr\u00fc\u00dfe"
+    for metadata in ({"lang": "de"}, {"lang": "de", "views": 1}):
+        documents.ingest(Document("a", text, metadata))
+        stored = documents.get("a")
+        assert stored is not None
+        assert (stored.size, stored.metadata) == (len(text.encode()), metadata)
+    assert documents.verify().ok
+
+
 def test_another_chunker_is_not_answered_with_old_snippets(documents: Documents) -> None:
     first = documents.ingest(Document("a", A))
     other = documents.using(chunker=Paragraphs(version="2")).ingest(Document("a", A))
@@ -252,16 +267,21 @@ def test_a_quarantined_document_gets_new_attempts_when_it_is_released(world: Wor
 def test_another_writer_of_the_document_is_waited_for_or_told(world: World) -> None:
     holder = world.open(owner="holder").documents.using(chunker=Paragraphs())
     other = world.open(wait={"mode": "raise"}).documents.using(chunker=Paragraphs())
+    patient = world.open(wait={"deadline_s": 1}).documents.using(chunker=Paragraphs())
     refused: list[InFlight] = []
 
     def meanwhile() -> None:
         with pytest.raises(InFlight) as told:
             other.ingest(Document("a", B))
         refused.append(told.value)
+        for call in (lambda: patient.ingest(Document("a", B)), lambda: patient.purge("a")):
+            with pytest.raises(InFlight, match="waited 1000 ms"):
+                call()
 
     with at_point("after_effect", meanwhile):
         holder.ingest(Document("a", A))
     assert "holder" in refused[0].message
+    assert "waited 0 ms" in refused[0].message
     assert other.ingest(Document("a", B)).decision is Decision.NEW
 
 
@@ -277,6 +297,95 @@ def test_a_dry_run_says_what_would_happen_and_changes_nothing(documents: Documen
     assert len(list(world.store.rows())) == rows
     assert texts(documents, "a") == A.split("\n\n")
     assert documents.ingest(Document("n", A)).snippet_ids == foreseen[3].snippet_ids
+
+
+@pytest.mark.parametrize("batch", [1, 3, 1000])
+def test_a_dry_run_judges_a_document_that_comes_again_by_what_came_before_it(documents: Documents, batch: int) -> None:
+    sent = [
+        *(Document("a", A), Document("a", A), Document("a", B), Document("a", A), Document("a", A, {"views": 1})),
+        *(Document("b", A, sequence=2), Document("b", B, sequence=1), Document("b", B, sequence=2)),
+        *(Document("b", A), Document("b", B, sequence=3), Document("b", A, sequence=2)),
+    ]
+    would = documents.ingest_many(sent, dry_run=True, batch=batch)
+    assert list(documents.heads()) == []
+    did = documents.ingest_many(sent, batch=batch)
+    assert [outline(receipt) for receipt in would] == [outline(receipt) for receipt in did]
+    assert [receipt.decision.value for receipt in would[:4]] == ["new", "duplicate", "new", "duplicate"]
+    assert [receipt.decision.value for receipt in would[5:]] == [
+        *("new", "stale", "conflict"),
+        *("duplicate", "new", "stale"),
+    ]
+
+
+def test_a_dry_run_foresees_when_a_document_that_keeps_failing_would_be_quarantined(world: World) -> None:
+    documents = world.open().documents.using(chunker=Failing())
+    sent = [Document("a", "fail")] * 7
+    would = documents.ingest_many(sent, dry_run=True)
+    assert [outline(receipt) for receipt in would] == [outline(receipt) for receipt in documents.ingest_many(sent)]
+    assert would[-1].failure
+    assert would[-1].failure["code"] == Quarantined.code
+
+
+class Gone(Mapping[str, Any]):
+    """Metadata that is fetched when it is looked at."""
+
+    def __getitem__(self, name: str) -> Any:
+        raise OSError("the database is gone")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(["team"])
+
+    def __len__(self) -> int:
+        return 1
+
+
+def test_metadata_that_cannot_be_read_is_the_failure_of_its_document_alone(documents: Documents) -> None:
+    first, second, third = documents.ingest_many([Document("a", A), Document("b", A, Gone()), Document("c", A)])
+    assert (first.is_new, third.is_new) == (True, True)
+    assert second.failure
+    assert (second.failure["code"], "'b'" in second.failure["message"]) == (DocumentInvalid.code, True)
+    with pytest.raises(DocumentInvalid, match="the database is gone") as refused:
+        documents.ingest(Document("b", A, Gone()))
+    assert isinstance(refused.value.__cause__, OSError)
+
+
+@pytest.mark.parametrize("event_id", ["\udc00", "a\nb", 5, "x" * 2000])
+def test_an_event_id_that_is_none_is_refused(documents: Documents, event_id: Any) -> None:
+    with pytest.raises(ValidationError, match="event_id"):
+        documents.ingest(Document("a", A), event_id=event_id)
+    with pytest.raises(ValidationError, match="event_id"):
+        documents.retract("a", event_id=event_id)
+    wrong, right = documents.ingest_each([Given(Document("a", A), event_id=event_id), Given(Document("b", A))])
+    assert isinstance(wrong, ValidationError)
+    assert isinstance(right, Receipt)
+    assert [head.doc_id for head in documents.heads()] == ["b"]
+
+
+SENT = st.builds(
+    Document,
+    st.sampled_from("ab"),
+    st.sampled_from([A, B, ""]),
+    st.sampled_from([{}, {"views": 1}]),
+    sequence=st.sampled_from([None, None, 1, 2]),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(SENT | st.sampled_from("ab"), max_size=4), st.lists(SENT, max_size=6), st.integers(1, 6))
+def test_a_dry_run_foresees_just_what_happens(before: list[Document | str], sent: list[Document], batch: int) -> None:
+    """Whatever was ingested and retracted before, and whatever is sent: the receipts are those that come then."""
+    with pytest.MonkeyPatch.context() as patch, make_world("memory", Path(), patch) as world:
+        documents = world.open().documents.using(chunker=Paragraphs())
+        for each in before:
+            documents.retract(each) if isinstance(each, str) else documents.ingest_many([each])
+        would = documents.ingest_many(sent, dry_run=True, batch=batch)
+        did = documents.ingest_many(sent, batch=batch)
+        assert [outline(receipt) for receipt in would] == [outline(receipt) for receipt in did]
+
+
+def outline(receipt: Receipt) -> tuple[object, ...]:
+    """All but when it was, and by which lease."""
+    return receipt, receipt.decision, receipt.flags, receipt.failure
 
 
 def test_the_corpus_digest_changes_with_the_live_documents_and_only_with_them(documents: Documents) -> None:
@@ -323,6 +432,22 @@ def test_the_content_hash_of_a_tenant_is_fixed_with_its_first_document(world: Wo
         world.open().documents.ingest(Document("a", A))
     assert "content_hash: sha256" in refused.value.hint
     assert world.open(content_hash="sha256").documents.ingest(Document("a", A)).decision is Decision.DUPLICATE
+
+
+def test_looking_and_dry_runs_do_not_fix_the_content_hash(world: World) -> None:
+    documents = world.open().documents
+    documents.ingest(Document("a", A), dry_run=True)
+    documents.ingest_many([Document("a", A)], dry_run=True)
+    documents.sync([Document("a", A)], dry_run=True)
+    documents.retract("a")
+    assert (documents.get("a"), documents.snippets("a"), documents.verify().ok) == (None, [], True)
+    assert world.open(content_hash="sha256").documents.ingest(Document("a", A)).is_new
+    # It was looked for when nothing was fixed yet, but what decides is what is there at the commit.
+    with pytest.raises(PolicyError, match="sha256"):
+        documents.ingest(Document("b", A))
+    assert [head.doc_id for head in world.open(content_hash="sha256").documents.heads()] == ["a"]
+    with pytest.raises(PolicyError, match="sha256"):
+        world.open().documents.get("a")
 
 
 def test_an_empty_text_is_a_document_without_snippets(documents: Documents) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 
@@ -12,6 +13,9 @@ from ragfence.documents.moving import AFTER_SNIPPETS
 from ragfence.documents.rewriting import REWRITING_POINTS
 from ragfence.engine import points
 from ragfence.errors import DocumentInvalid, FormatCorrupt, Stale
+from ragfence.stores.objects import Put
+from ragfence.stores.objects_local import LocalObjects
+from ragfence.stores.objects_local_temp import Temp
 from ragfence.testing import at_point
 from ragfence.testing.sinks import ListSink
 from tests.documents.chunkers import Paragraphs
@@ -57,6 +61,41 @@ def test_text_and_metadata_are_nowhere_afterwards(here: Place) -> None:
         "",
     )
     assert documents.verify().ok
+
+
+def test_what_a_writer_left_that_was_killed_right_after_its_link_goes_too(
+    here: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as killed:
+        killed.setattr(Temp, "drop", lambda temp: os.close(temp.descriptor))
+        here.documents().ingest_many([secret(), Document("o", OPEN)])
+    here.documents().purge("s")
+    assert is_gone(here)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_what_a_writer_left_that_was_killed_before_there_was_an_object_goes_too(
+    here: Place, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    if here.name == "memory":
+        pytest.skip("nothing is written there half-way")
+    documents = here.documents()
+    documents.ingest(Document("o", OPEN))
+    if known:
+        documents.ingest(secret())
+        documents.purge("s")
+    with monkeypatch.context() as killed:
+        killed.setattr(Temp, "drop", lambda temp: os.close(temp.descriptor))
+        killed.setattr(LocalObjects, "_link", _killed)
+        with pytest.raises(Crash):
+            here.documents().ingest(secret(B))
+    assert not is_gone(here)
+    here.documents().purge("s")
+    assert is_gone(here)
+
+
+def _killed(*_: object) -> Put:
+    raise Crash
 
 
 def test_a_compacted_document_is_purged_as_well(here: Place) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from html import escape
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from ragfence.documents.markdown import outline
 from ragfence.documents.sources.html import text_of_html
 
 
@@ -75,9 +78,35 @@ def test_a_line_that_only_looks_like_markdown_does_not_become_a_heading_or_a_fen
     assert text(f"<p>x<br>{line}</p>") == f"x\n\\{line}"
 
 
-@pytest.mark.parametrize("line", ["#a", "####### a", "`a`", "a # b", "- a", "--x"])
+@pytest.mark.parametrize("line", ["<script> loads code", "<PRE>", "<style", "<textarea>", "<!-- begins a comment"])
+def test_a_tag_that_the_page_shows_as_text_does_not_open_a_block(line: str) -> None:
+    assert text(f"<p>x<br>{escape(line)}</p>") == f"x\n\\{line}"
+
+
+@pytest.mark.parametrize(("marks", "fence"), [("> ", "```"), ("- ", "~~~ x"), ("1. ", "```"), ("> - >", "````a")])
+def test_a_fence_behind_the_marks_of_lists_and_quotes_does_not_open_a_block(marks: str, fence: str) -> None:
+    assert text(f"<p>{escape(marks + fence)}</p>") == rf"{marks}\{fence}"
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["#a", "####### a", "`a`", "a # b", "- a", "--x", "<b>", "<prefix>", "<pre>a</pre>", "<!-- a -->", "- ```a```"],
+)
 def test_other_lines_are_left_alone(line: str) -> None:
-    assert text(f"<p>{line}</p>") == line
+    assert text(f"<p>{escape(line)}</p>") == line
+
+
+MARKS = ["#", "`", "~", "```", "~~~", ">", "-", "+", "*", "1.", "9)", "=", "---", "<", "<!--", "-->", "</", " ", "a"]
+TAGS = ["pre", "script", "STYLE", "textarea", "div", "<pre>", "</pre>", "<script ", "</Script>"]
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(st.sampled_from([*MARKS, *TAGS]), max_size=8).map("".join), st.sampled_from(["p", "li", "td", "pre"]))
+def test_whatever_a_page_shows_as_text_the_headings_after_it_are_found(line: str, tag: str) -> None:
+    """For any text in any block, a reader of Markdown finds the heading that follows, and only that one."""
+    shown = text(f"<table><{tag}>first<br>{escape(line)}</{tag}><{tag}>{escape(line)}</{tag}></table><h2>After</h2>end")
+    found = outline(shown)
+    assert [found.section_id(start) for start in found.starts] == ["", "After"]
 
 
 def test_the_title_is_kept_apart_and_the_rest_of_the_head_dropped() -> None:

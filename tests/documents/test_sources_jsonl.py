@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragfence.documents.document import Document
-from ragfence.documents.sources import Item, JsonlSource
+from ragfence.documents.sources import Item, JsonlSource, source_of
 from ragfence.errors import DocumentInvalid, RagfenceError, ValidationError
 
 
@@ -182,6 +182,12 @@ def test_a_gzipped_file_is_read_as_well(tmp_path: Path) -> None:
     source = JsonlSource(file)
     assert source.name == "jsonl:docs.jsonl.gz"
     assert loaded(list(source.items())) == [("a", "one"), ("b", "two")]
+
+
+def test_a_packed_file_is_known_by_its_name_in_any_case(tmp_path: Path) -> None:
+    file = tmp_path / "A.JSONL.GZ"
+    file.write_bytes(gzip.compress(line(id="a", text="one")))
+    assert loaded(list(source_of(file).items())) == [("a", "one")]
 
 
 @pytest.mark.parametrize("damage", ["cut", "garbled", "no gzip"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gzip
 import json
 import os
 import pickle
@@ -15,6 +17,7 @@ import pytest
 
 import ragfence
 from ragfence import Document, Fence, Policy
+from ragfence.documents import sync as sync_module
 from ragfence.documents.guard import Documents
 from ragfence.documents.sources import DocumentsSource, FolderSource, Item, JsonlSource, Source
 from ragfence.documents.states import Note, States
@@ -453,10 +456,25 @@ def test_what_was_done_before_it_broke_off_is_remembered_and_told(documents: Doc
     with pytest.raises(StoreUnavailable) as stopped:
         documents.sync(Broken(FolderSource(folder), PAGE + 10))
     report = stopped.value.details["report"]
-    assert (report.listed, report.decisions["new"]) == (PAGE, PAGE)
+    assert (report.listed, report.decisions["new"]) == (PAGE + 10, PAGE + 10)
     assert pickle.loads(pickle.dumps(stopped.value)).details["report"] == report  # noqa: S301  # our own bytes
     report, read = synced(documents, folder)
-    assert (len(read), report.unread) == (PAGE, PAGE)
+    assert (len(read), report.unread) == (PAGE - 10, PAGE + 10)
+
+
+def test_the_lines_of_a_damaged_file_that_could_be_read_are_ingested(documents: Documents, tmp_path: Path) -> None:
+    file = tmp_path / "docs.jsonl.gz"
+    with gzip.open(file, "wt") as lines:
+        lines.writelines(json.dumps({"id": number, "text": os.urandom(50).hex()}) + "\n" for number in range(500))
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValidationError, match="damaged after line") as stopped:
+        documents.sync(file)
+    listed = stopped.value.details["report"].listed
+    assert 0 < listed == len(live(documents)) < 500
+    file.write_bytes(whole)
+    report = documents.sync(file)
+    assert (report.decisions["duplicate"], report.decisions["new"]) == (listed, 500 - listed)
 
 
 def test_a_store_that_is_away_while_a_document_is_read_stops_the_sync(documents: Documents, folder: Path) -> None:
@@ -652,6 +670,19 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(open_fence: Open, f
     did, _ = synced(documents, folder, prune="scoped")
     for field in ("listed", "decisions", "unread", "pruned_ids", "snippets_made", "snippets_saved", "characters_saved"):
         assert getattr(would, field) == getattr(did, field), field
+
+
+@pytest.mark.parametrize("page", [1, 2, 1000])
+def test_a_dry_run_judges_a_document_that_comes_again_by_what_came_before_it(
+    documents: Documents, monkeypatch: pytest.MonkeyPatch, page: int
+) -> None:
+    monkeypatch.setattr(sync_module, "PAGE", page)
+    documents.sync([Document("a", "one"), Document("b", "one")])
+    sent = [Document("a", text) for text in ("two", "two", "one", "three")] + [Document("c", "one")] * 2
+    would = documents.sync(sent, "scoped", max_prune_share=1.0, dry_run=True)
+    did = documents.sync(sent, "scoped", max_prune_share=1.0)
+    assert dataclasses.replace(would, dry_run=False, seconds=0) == dataclasses.replace(did, seconds=0)
+    assert (would.decisions["new"], would.decisions["duplicate"], would.revived) == (3, 3, 1)
 
 
 def test_a_dry_run_of_too_large_a_prune_says_that_it_would_be_refused(documents: Documents, folder: Path) -> None:

@@ -138,7 +138,7 @@ class Syncs(RuleBasedStateMachine):
 
     @rule(prune=PRUNES, after=st.integers(0, 4))
     def sync_that_breaks_off(self, prune: Prune, after: int) -> None:
-        """Nothing of a page that was not listed to its end is ingested, and nothing at all is pruned."""
+        """What was listed before is ingested, unless that was the look at what would go. Nothing at all is pruned."""
         if after >= len(self.shelf.texts):
             return
         self.shelf.breaks_after = after
@@ -150,6 +150,8 @@ class Syncs(RuleBasedStateMachine):
             raise AssertionError("it should have broken off")
         finally:
             self.shelf.breaks_after = None
+        if not prune:
+            self._ingested({name: self.shelf.texts[name] for name in sorted(self.shelf.texts)[:after]})
 
     def _synced(self, prune: Prune) -> SyncReport:
         self.shelf.read = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import multiprocessing
 import os
 import time
@@ -18,6 +19,7 @@ from ragfence.errors import CommitUncertain, StoreUnavailable, StoreUnsafe, Unkn
 from ragfence.stores import objects_local
 from ragfence.stores.objects import Put
 from ragfence.stores.objects_local import LocalObjects
+from ragfence.stores.objects_local_temp import MACHINE, Temp, TempFiles
 from tests.unit.racing_objects import NAMES, race, self_evident, watch
 
 WRITERS, READERS = 8, 2
@@ -91,14 +93,14 @@ def test_neither_winners_nor_losers_leave_temporary_files(store: LocalObjects, t
 def test_a_loser_at_the_last_moment_gets_the_winners_bytes(
     store: LocalObjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_temp = LocalObjects._write_temp
+    write_temp = TempFiles.write
 
-    def somebody_is_faster(self: LocalObjects, data: bytes) -> Path:
+    def somebody_is_faster(self: TempFiles, data: bytes) -> Temp:
         temp = write_temp(self, data)
         (tmp_path / "store" / "objects" / "one").write_bytes(b"theirs")
         return temp
 
-    monkeypatch.setattr(LocalObjects, "_write_temp", somebody_is_faster)
+    monkeypatch.setattr(TempFiles, "write", somebody_is_faster)
     assert store.put_new("one", b"mine") == Put(won=False, existing=b"theirs")
     assert store.get("one") == b"theirs"
     assert temp_files(tmp_path) == []
@@ -166,6 +168,87 @@ def test_stale_temporary_files_are_swept_at_open_and_young_ones_are_not(tmp_path
     os.utime(old, (two_days_ago, two_days_ago))
     LocalObjects(tmp_path)
     assert list((tmp_path / ".tmp").iterdir()) == [young]
+
+
+def test_a_delete_also_removes_the_name_that_a_killed_writer_left(
+    store: LocalObjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as killed:
+        killed.setattr(Temp, "drop", lambda temp: os.close(temp.descriptor))
+        store.put_new("t/one", b"secret")
+    (left,) = temp_files(tmp_path)
+    of_another_machine = left.rename(left.with_name("0123-another"))
+    store.put_new("t/two", b"2")
+    store.delete(["t/two"])
+    assert temp_files(tmp_path) == [of_another_machine]
+    synced: list[Path] = []
+    monkeypatch.setattr(objects_local, "_sync_folder", synced.append)
+    store.delete(["t/one"])
+    assert temp_files(tmp_path) == []
+    assert {folder.name for folder in synced} == {"t", ".tmp"}
+
+
+def test_what_a_killed_writer_left_half_written_goes_with_the_next_delete_and_that_of_a_live_one_stays(
+    store: LocalObjects, tmp_path: Path
+) -> None:
+    writing = TempFiles(tmp_path / "store" / ".tmp")
+    dead, alive = writing.write(b"secret"), writing.write(b"mine")
+    os.close(dead.descriptor)  # as the kernel does when it kills
+    store.delete([])
+    assert temp_files(tmp_path) == [alive.path]
+    alive.drop()
+
+
+def test_what_another_machine_writes_is_young_for_a_day_whoever_locks_it(store: LocalObjects, tmp_path: Path) -> None:
+    theirs = tmp_path / "store" / ".tmp" / f"{MACHINE[::-1]}-1"
+    theirs.write_bytes(b"half")
+    store.delete([])
+    assert temp_files(tmp_path) == [theirs]
+    yesterday = time.time() - 25 * 3600
+    os.utime(theirs, (yesterday, yesterday))
+    store.delete([])
+    assert temp_files(tmp_path) == []
+
+
+def test_a_writer_whose_file_is_swept_before_it_is_held_takes_another(
+    store: LocalObjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock, swept = fcntl.flock, []
+
+    def locking(descriptor: int, how: int) -> None:
+        if not swept:
+            swept.extend(temp_files(tmp_path))
+            swept[0].unlink()
+        flock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", locking)
+    assert store.put_new("one", b"1").won
+    assert store.get("one") == b"1"
+    assert len(swept) == 1
+
+
+def test_where_there_are_no_locks_objects_are_written_and_nothing_young_is_swept(
+    store: LocalObjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fcntl, "flock", failing(errno.ENOLCK))
+    temp = TempFiles(tmp_path / "store" / ".tmp").write(b"mine")
+    assert store.put_new("one", b"1").won
+    store.delete(["one"])
+    assert temp_files(tmp_path) == [temp.path]
+    temp.drop()
+
+
+def test_a_second_name_that_cannot_be_removed_is_told(
+    store: LocalObjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put_new("one", b"secret")
+    os.link(tmp_path / "store" / "objects" / "one", tmp_path / "store" / ".tmp" / "left")
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "unlink", failing(errno.EACCES))
+        with pytest.raises(StoreUnavailable, match="killed writers left"):
+            store.delete(["one"])
+    store.delete(["one"])
+    assert temp_files(tmp_path) == []
 
 
 @pytest.mark.parametrize(("first", "second"), [("a/b", "a/b/c"), ("a/b", "a/b/c/d"), ("a/b/c", "a/b"), ("a/b/c", "a")])

@@ -72,8 +72,14 @@ _TAG_NAME = re.compile(r"/?([a-zA-Z][^ \t\n\f/>]*)")
 _TAG_STOP = re.compile(r">|=[ \t\n\f]*[\"']")
 _COMMENT_END = re.compile("--!?>")
 _SPACE = re.compile(r"[ \t\n\f\r\xa0]+")
-# Where a line of the page would otherwise be a heading, or the fence of a code block, to a reader of Markdown.
-_NOT_MARKDOWN = re.compile(r"^(?=#{1,6}(?:\s|$)|`{3}|~{3}|(?:=+|-+)$)")
+# Where a line of the page would otherwise be a heading to a reader of Markdown, or open a block in which there are none
+# any more: the fence of code, also behind marks of lists and quotes, or an element that lasts until it is closed.
+_NOT_MARKDOWN = re.compile(
+    r"^(?:(?=#{1,6}(?:\s|$)|`{3}|~{3}|(?:=+|-+)$"
+    r"|<!--(?!.*-->)|<(pre|script|style|textarea)(?=[\s>]|$)(?!.*</\1>))"
+    r"|(?P<marks>(?:(?:[-+*]|\d{1,9}[.)]) |> ?)++)(?=`{3,}+(?!.*`)|~{3}))",
+    re.IGNORECASE,
+)
 _FENCES = re.compile("`{3,}")
 _ABSURD = re.compile("&#[0-9]{1000,};?")
 
@@ -248,7 +254,7 @@ class _Writer:
             self._write(prefix + " ".join(lines), tight=False)
         else:
             between = "\n" + " " * len(prefix)
-            lines = [_NOT_MARKDOWN.sub(r"\\", line) for line in lines]
+            lines = [_NOT_MARKDOWN.sub(r"\g<marks>\\", line) for line in lines]
             self._write(prefix + between.join(lines), tight=bool(prefix) or self._in_row)
 
     def _end_pre(self) -> None:

@@ -62,7 +62,7 @@ def _rules(lines: Iterable[str]) -> Iterator[tuple[bool, str]]:
             continue
         keeps = pattern.startswith("!")
         pattern = pattern.removeprefix("!")
-        if not pattern.strip("/"):
+        if not pattern.strip("/") or "//" in pattern:
             continue  # it names nothing
         try:
             rule = _translated(pattern)
@@ -91,9 +91,11 @@ def _translated(pattern: str) -> str:
     return rule + (".+" if parts[-1] == "**" else _segment(parts[-1])) + end
 
 
-_TOKEN = re.compile(
-    r"\\(?P<literal>.)|(?P<stars>\*+)|(?P<any>\?)|\[(?P<set>[!^]?\]?(?:\\.|[^\]\\])*)\]|(?P<other>.)", re.S
-)
+_ONE = r"(?:\\.|[^\]\\])"
+_CLASS = r"\[:[^\]]*:\]"
+# Possessive: what is in a set is decided from its beginning, not by where it could end.
+_SET = rf"[!^]?(?:\](?:-{_ONE})?)?(?:{_CLASS}|{_ONE}(?:-{_ONE})?)*+"
+_TOKEN = re.compile(rf"\\(?P<literal>.)|(?P<stars>\*+)|(?P<any>\?)|\[(?P<set>{_SET})\]|(?P<other>.)", re.DOTALL)
 
 
 def _segment(part: str) -> str:
@@ -112,14 +114,36 @@ def _segment(part: str) -> str:
     return "".join(out)
 
 
-_MEMBER = re.compile(r"(\\?.)(?:-(\\?.))?", re.DOTALL)
+_MEMBER = re.compile(rf"({_CLASS})|(\\?.)(?:-(\\?.))?", re.DOTALL)
+_CLASSES = {
+    "alnum": "0-9A-Za-z",
+    "alpha": "A-Za-z",
+    "blank": r"\t\ ",
+    "cntrl": r"\x00-\x1f\x7f",
+    "digit": "0-9",
+    "graph": r"\x21-\x7e",
+    "lower": "a-z",
+    "print": r"\x20-\x7e",
+    "punct": r"\x21-\x2f\x3a-\x40\x5b-\x60\x7b-\x7e",
+    "space": r"\t-\r\ ",
+    "upper": "A-Z",
+    "xdigit": "0-9A-Fa-f",
+}
+"""As git has them: of ASCII, in every language."""
 
 
 def _set(inside: str) -> str:
     negated = inside[:1] in ("!", "^") and len(inside) > 1
     # Each one is escaped: two of some characters in a row mean something else to `re` than to git.
     members = [
-        re.escape(first[-1]) + (f"-{re.escape(last[-1])}" if last else "")
-        for first, last in _MEMBER.findall(inside[negated:])
+        _class(named) if named else re.escape(first[-1]) + (f"-{re.escape(last[-1])}" if last else "")
+        for named, first, last in _MEMBER.findall(inside[negated:])
     ]
     return f"(?!/)[{'^' if negated else ''}{''.join(members)}]"
+
+
+def _class(named: str) -> str:
+    try:
+        return _CLASSES[named[2:-2]]
+    except KeyError:
+        raise re.error(f"there is no class {named}") from None

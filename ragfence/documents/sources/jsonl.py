@@ -76,13 +76,13 @@ class JsonlSource:
         except (EOFError, zlib.error, gzip.BadGzipFile) as damaged:
             raise ValidationError(
                 f"{self._file} is damaged after line {number}: {damaged}",
-                hint="copy it again; what stands before was read",
+                hint="copy it again, and read it again: what is known by then is not ingested twice",
             ) from damaged
         except OSError as error:
             raise unusable(error, self._name, self._path) from error
 
     def _opened(self) -> BufferedIOBase:
-        return gzip.open(self._path) if self._path.endswith(".gz") else open(self._path, "rb")
+        return gzip.open(self._path) if self._path.lower().endswith(".gz") else open(self._path, "rb")
 
     def _item(self, number: int, line: bytes) -> Item:
         try:
