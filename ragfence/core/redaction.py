@@ -6,12 +6,13 @@ confirm the guess. Work grows linearly with the text, whatever the text.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from ragfence.core.canonical import JsonValue
+from ragfence.core.canonical import JsonValue, canonical_json
 from ragfence.core.secret_patterns import (
     CARD_LIKE,
     DEFAULT_PATTERNS,
@@ -45,6 +46,9 @@ DEFAULT_FIELDS: Final = (
     "cvv",
 )
 
+_CARD = 10**12
+"""a number from here on may be the number of a card"""
+
 _URL_USER = re.compile(r"://[^\s/@]{1,256}+@")
 _NAME = re.compile(r"(?<![\w-])([A-Za-z][\w-]{0,63}+)[\"']?\s{0,4}+[=:]\s{0,4}+")
 _VALUE = re.compile(
@@ -71,8 +75,10 @@ class Redaction:
     patterns: tuple[str, ...] = DEFAULT_PATTERNS
     _by_name: dict[str, list[tuple[str, ...]]] = field(init=False, repr=False, compare=False)
     _replacements: tuple[Replace, ...] = field(init=False, repr=False, compare=False)
-    _custom: bool = field(init=False, repr=False, compare=False)
+    _custom: tuple[Replace, ...] = field(init=False, repr=False, compare=False)
     _digits_like: re.Pattern[str] = field(init=False, repr=False, compare=False)
+    harmless_below: int = field(init=False, repr=False, compare=False)
+    """a number nearer to 0 is no secret: too short for a card number; 0 where custom patterns must see them all"""
 
     def __post_init__(self) -> None:
         by_name: dict[str, list[tuple[str, ...]]] = {}
@@ -80,8 +86,11 @@ class Redaction:
             *parents, name = _parts(spec)
             by_name.setdefault(name, []).append(tuple(parents))
         object.__setattr__(self, "_by_name", by_name)
-        object.__setattr__(self, "_replacements", tuple(replacement(pattern) for pattern in self.patterns))
-        object.__setattr__(self, "_custom", any(pattern.startswith("re:") for pattern in self.patterns))
+        replacements = {pattern: replacement(pattern) for pattern in self.patterns}
+        custom = tuple(replace for pattern, replace in replacements.items() if pattern.startswith("re:"))
+        object.__setattr__(self, "_replacements", tuple(replacements.values()))
+        object.__setattr__(self, "_custom", custom)
+        object.__setattr__(self, "harmless_below", 0 if custom else _CARD)
         object.__setattr__(self, "_digits_like", PHONE_LIKE if "phone" in self.patterns else CARD_LIKE)
 
     def __reduce__(self) -> tuple[type[Redaction], tuple[tuple[str, ...], tuple[str, ...]]]:
@@ -125,10 +134,23 @@ class Redaction:
                 shown = _unused(self.redact_text(name), result)
                 result[shown] = REDACTED if self._is_secret(here) else self._redacted(value[name], here)
             return result
-        if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**12:
-            # A card number sent as a number.
-            return value if (text := str(value)) == self.redact_text(text) else REDACTED
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return REDACTED if self._is_secret_number(value) else value
         return value
+
+    def _is_secret_number(self, number: float) -> bool:
+        """By what would be stored of it: `4111111111111111.0` is written without its point."""
+        if abs(number) < self.harmless_below:
+            return False
+        if isinstance(number, int):
+            text = int.__repr__(number)
+        elif math.isfinite(number):
+            text = canonical_json(number).decode()
+        else:  # no JSON: refused by whoever writes it
+            return False
+        # What stands behind a point is long enough for a card number, and passes its checksum by chance.
+        patterns = self._custom if abs(number) < _CARD else self._replacements
+        return any(replace(text) != text for replace in patterns)
 
     def _is_secret(self, path: tuple[str, ...]) -> bool:
         return any(_ends_with(path[:-1], parents) for parents in self._by_name.get(path[-1], ()))

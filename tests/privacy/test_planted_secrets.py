@@ -167,12 +167,26 @@ def test_what_is_planted_in_requests_is_nowhere(tmp_path: Path) -> None:
         assert secret.encode() not in held, secret
 
 
+_NUMBERS = st.one_of(
+    st.integers(), st.floats(), st.sampled_from([0, 7, 4111111111111111, 4111111111111111.0, 123456789, 123456789.0])
+)
+
+
 @settings(max_examples=300, deadline=None)
-@given(st.dictionaries(st.text(max_size=12), st.one_of(st.text(max_size=40), st.integers(), st.none(), st.booleans())))
-def test_the_quick_way_is_the_long_way(given_values: dict[str, Any]) -> None:
+@given(
+    st.dictionaries(st.text(max_size=12), st.one_of(st.text(max_size=40), _NUMBERS, st.none(), st.booleans())),
+    st.sampled_from([(), ("re:[0-9]{9}",), ("re:0|true|null",)]),
+)
+def test_the_quick_way_is_the_long_way(given_values: dict[str, Any], custom: tuple[str, ...]) -> None:
     """`CleanJson` writes what `redact` leaves, whatever it thinks to be harmless."""
-    redaction = Redaction(patterns=("email", "phone", "bearer_token", "card"))
+    redaction = Redaction(patterns=("email", "phone", "bearer_token", "card", *custom))
     _assert_equally_clean(redaction, given_values)
+
+
+@pytest.mark.parametrize("number", [123456789, 123456789.0, 4111111111111111, 4111111111111111.0])
+def test_numbers_hide_no_secret_whichever_they_are(number: float) -> None:
+    clean = CleanJson(Redaction(patterns=("card", "re:[0-9]{9}")))
+    assert clean.write({"a": 1, "n": number, "ok": True}) == b'{"a":1,"n":"[redacted]","ok":true}'
 
 
 _PIECES = (

@@ -97,6 +97,30 @@ def test_keys_are_looked_through_and_stay_apart() -> None:
     assert EVERYTHING.redact(dict(reversed(payload.items()))) == first
 
 
+@pytest.mark.parametrize("number", [4111111111111111, 4111111111111111.0, -4111111111111111.0, 4000056655665556.0])
+def test_a_card_number_is_a_secret_whichever_number_it_is_sent_as(number: float) -> None:
+    # Tables with a gap in a column make doubles of its integers.
+    assert Redaction().redact({"n": number, "in": [number]}) == {"n": REDACTED, "in": [REDACTED]}
+
+
+@pytest.mark.parametrize("number", [123456789, -123456789, 123456789.0, 0.123456789, 1.123456789e-7])
+def test_custom_expressions_see_numbers_as_they_are_written(number: float) -> None:
+    redaction = Redaction(patterns=("re:[0-9]{9}",))
+    assert redaction.redact([number, 12345678, 1.5, True, None]) == [REDACTED, 12345678, 1.5, True, None]
+
+
+def test_custom_expressions_see_what_is_stored_and_not_what_python_shows() -> None:
+    assert Redaction(patterns=("re:^7$",)).redact([7, 7.0, 70, 1e21, True]) == [REDACTED, REDACTED, 70, 1e21, True]
+    assert Redaction(patterns=(r"re:e\+21",)).redact([1e21, 1e20]) == [REDACTED, 1e20]
+    assert Redaction(patterns=("re:true|null",)).redact([True, None, 1]) == [True, None, 1]
+
+
+@pytest.mark.parametrize("patterns", [("card",), ("card", "re:ACME")])
+def test_the_digits_of_a_fraction_are_no_card_number(patterns: tuple[str, ...]) -> None:
+    # One score of twenty would pass the checksum by chance.
+    assert Redaction(patterns=patterns).redact([0.4111111111111111, 1e300]) == [0.4111111111111111, 1e300]
+
+
 def test_the_input_is_not_changed_and_equal_secrets_leave_no_trace() -> None:
     payload: Any = {"password": "one", "user": {"email": ["x"]}, "list": [{"token": 1}]}
     before = copy.deepcopy(payload)
