@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
 from ragfence.core.canonical import JsonValue, canonical_json
+from ragfence.core.named_secrets import normal, without_named_secrets
 from ragfence.core.secret_patterns import (
     CARD_LIKE,
     DEFAULT_PATTERNS,
@@ -20,6 +21,7 @@ from ragfence.core.secret_patterns import (
     REDACTED,
     Replace,
     replacement,
+    without_url_users,
 )
 from ragfence.errors import PolicyError
 
@@ -49,15 +51,6 @@ DEFAULT_FIELDS: Final = (
 _CARD = 10**12
 """a number from here on may be the number of a card"""
 
-_URL_USER = re.compile(r"://[^\s/@]{1,256}+@")
-_NAME = re.compile(r"(?<![\w-])([A-Za-z][\w-]{0,63}+)[\"']?\s{0,4}+[=:]\s{0,4}+")
-_VALUE = re.compile(
-    r"\"(?:[^\"\\]|\\.)*+\""
-    r"|'(?:[^'\\]|\\.)*+'"
-    r"|(?:(?:bearer|basic|digest|token)\s{1,4}+)?[^\s,;&\"'<>]++",
-    re.IGNORECASE | re.DOTALL,
-)
-
 
 @dataclass(frozen=True)
 class Redaction:
@@ -74,6 +67,7 @@ class Redaction:
     fields: tuple[str, ...] = ()
     patterns: tuple[str, ...] = DEFAULT_PATTERNS
     _by_name: dict[str, list[tuple[str, ...]]] = field(init=False, repr=False, compare=False)
+    _anywhere: frozenset[str] = field(init=False, repr=False, compare=False)
     _replacements: tuple[Replace, ...] = field(init=False, repr=False, compare=False)
     _custom: tuple[Replace, ...] = field(init=False, repr=False, compare=False)
     _digits_like: re.Pattern[str] = field(init=False, repr=False, compare=False)
@@ -85,7 +79,10 @@ class Redaction:
         for spec in (*DEFAULT_FIELDS, *self.fields):
             *parents, name = _parts(spec)
             by_name.setdefault(name, []).append(tuple(parents))
+        # Text has no path: a rule that asks for particular parents cannot be judged there.
+        anywhere = (name for name, rules in by_name.items() if any(set(parents) <= {"*"} for parents in rules))
         object.__setattr__(self, "_by_name", by_name)
+        object.__setattr__(self, "_anywhere", frozenset(anywhere))
         replacements = {pattern: replacement(pattern) for pattern in self.patterns}
         custom = tuple(replace for pattern, replace in replacements.items() if pattern.startswith("re:"))
         object.__setattr__(self, "_replacements", tuple(replacements.values()))
@@ -111,15 +108,13 @@ class Redaction:
 
     def is_harmless_name(self, name: str) -> bool:
         """Neither a secret itself, nor the name of one that stands in no other."""
-        return not self._is_secret((_normal(name),)) and self.redact_text(name) == name
+        return not self._is_secret((normal(name),)) and self.redact_text(name) == name
 
     def redact_text(self, text: str) -> str:
         """Free text, such as an error message, without secrets."""
         for replace in self._replacements:
             text = replace(text)
-        if "://" in text:
-            text = _URL_USER.sub(f"://{REDACTED}@", text)
-        return "".join(self._without_named_values(text))
+        return without_named_secrets(without_url_users(text), self._anywhere)
 
     def _redacted(self, value: JsonValue, path: tuple[str, ...]) -> JsonValue:
         if isinstance(value, str):
@@ -130,7 +125,7 @@ class Redaction:
             result: dict[str, JsonValue] = {}
             # Sorted, so that keys which become equal are numbered the same way whatever their order was.
             for name in sorted(value):
-                here = (*path, _normal(name))
+                here = (*path, normal(name))
                 shown = _unused(self.redact_text(name), result)
                 result[shown] = REDACTED if self._is_secret(here) else self._redacted(value[name], here)
             return result
@@ -155,24 +150,6 @@ class Redaction:
     def _is_secret(self, path: tuple[str, ...]) -> bool:
         return any(_ends_with(path[:-1], parents) for parents in self._by_name.get(path[-1], ()))
 
-    def _without_named_values(self, text: str) -> Iterator[str]:
-        """`password=hunter2` and `"token": "..."` without what stands behind the name."""
-        done = 0
-        for named in _NAME.finditer(text):
-            wanted = self._by_name.get(_normal(named[1]), ())
-            # Text has no path: a rule that asks for particular parents cannot be judged here.
-            if named.start() < done or not any(set(parents) <= {"*"} for parents in wanted):
-                continue
-            if secret := _VALUE.match(text, named.end()):
-                yield text[done : named.end()]
-                yield REDACTED
-                done = secret.end()
-        yield text[done:]
-
-
-def _normal(name: str) -> str:
-    return name.casefold().replace("-", "").replace("_", "").replace(" ", "")
-
 
 def _parts(spec: str) -> list[str]:
     parts = [part.strip() for part in spec.split(".")]
@@ -181,7 +158,7 @@ def _parts(spec: str) -> list[str]:
             f"{spec!r} is no field to redact",
             hint="write a name (password), the end of a path (user.email), or * for one name (*.token)",
         )
-    return [_normal(part) for part in parts]
+    return [normal(part) for part in parts]
 
 
 def _ends_with(path: tuple[str, ...], parents: tuple[str, ...]) -> bool:

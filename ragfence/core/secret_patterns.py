@@ -35,6 +35,15 @@ CARD_LIKE = re.compile(r"[\d -]{13}")
 PHONE_LIKE = re.compile(r"[\d ().-]{7}")
 """in every text that holds one, and in some that hold none: a single pass, for texts that mostly hold neither"""
 
+_URL_USER = re.compile(
+    r"://(?:[^\s/@]{1,256}+|[^\s/@\"<>]++)@"  # further than that only while it looks like a URL
+    r"(?:[^\s/?#@\"'<>]*+@)*+"  # bob:p@ss@host
+)
+
+
+def without_url_users(text: str) -> str:
+    return _URL_USER.sub(f"://{REDACTED}@", text) if "://" in text else text
+
 
 def _without_cards(text: str) -> str:
     return _DIGIT_GROUPS.sub(_without_card, text)

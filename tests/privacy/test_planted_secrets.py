@@ -191,7 +191,7 @@ def test_numbers_hide_no_secret_whichever_they_are(number: float) -> None:
 
 _PIECES = (
     "4111|1111|555|123|4567|7|\u0665| |-|.|(|)|+|:|=|@|://|x|.org|token|password|BEARER |bearer |0123456789abcdef"
-    "|eyJhbGciOiJI|UzI1NiIsInR5"
+    "|eyJhbGciOiJI|UzI1NiIsInR5|'|\"|\\|[|]|{|%5D|;|Cookie|\n"
 )
 _SUSPICIOUS = st.lists(
     st.sampled_from(_PIECES.split("|")),
