@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -51,14 +51,19 @@ DEFAULT_FIELDS: Final = (
 _CARD = 10**12
 """a number from here on may be the number of a card"""
 
+_INDEX = re.compile(r"\[(?:\d*+|\*)\]")
+_MEMBER = re.compile(r"\[[\"']?+([^\[\]\"']++)[\"']?+\]")
+
 
 @dataclass(frozen=True)
 class Redaction:
     """Which values are secrets: by the name of their field, or by what they look like.
 
     A field is a name (`password`) or the end of a path (`user.email`); `*` stands for exactly one name, lists
-    do not count, and case, `-` and `_` do not matter. A pattern is a built-in name (`email`, `phone`,
-    `bearer_token`, `card`) or `re:` and a regular expression. The default fields always apply.
+    do not count, and case, `-` and `_` do not matter. `$.users[*].email` and `/users/0/email` mean `users.email`.
+    A name in a payload that has dots or brackets is a path as well: `db.password` is a secret. A pattern is a
+    built-in name (`email`, `phone`, `bearer_token`, `card`) or `re:` and a regular expression. The default fields
+    always apply.
 
     >>> Redaction(fields=("user.email",)).redact({"user": {"email": "a@example.org"}, "apiKey": 1})
     {'apiKey': '[redacted]', 'user': {'email': '[redacted]'}}
@@ -68,6 +73,7 @@ class Redaction:
     patterns: tuple[str, ...] = DEFAULT_PATTERNS
     _by_name: dict[str, list[tuple[str, ...]]] = field(init=False, repr=False, compare=False)
     _anywhere: frozenset[str] = field(init=False, repr=False, compare=False)
+    _reach: int = field(init=False, repr=False, compare=False)
     _replacements: tuple[Replace, ...] = field(init=False, repr=False, compare=False)
     _custom: tuple[Replace, ...] = field(init=False, repr=False, compare=False)
     _digits_like: re.Pattern[str] = field(init=False, repr=False, compare=False)
@@ -77,12 +83,13 @@ class Redaction:
     def __post_init__(self) -> None:
         by_name: dict[str, list[tuple[str, ...]]] = {}
         for spec in (*DEFAULT_FIELDS, *self.fields):
-            *parents, name = _parts(spec)
-            by_name.setdefault(name, []).append(tuple(parents))
+            for *parents, name in _rules(spec):
+                by_name.setdefault(name, []).append(tuple(parents))
         # Text has no path: a rule that asks for particular parents cannot be judged there.
         anywhere = (name for name, rules in by_name.items() if any(set(parents) <= {"*"} for parents in rules))
         object.__setattr__(self, "_by_name", by_name)
         object.__setattr__(self, "_anywhere", frozenset(anywhere))
+        object.__setattr__(self, "_reach", max(1, *(len(parents) for rules in by_name.values() for parents in rules)))
         replacements = {pattern: replacement(pattern) for pattern in self.patterns}
         custom = tuple(replace for pattern, replace in replacements.items() if pattern.startswith("re:"))
         object.__setattr__(self, "_replacements", tuple(replacements.values()))
@@ -108,7 +115,7 @@ class Redaction:
 
     def is_harmless_name(self, name: str) -> bool:
         """Neither a secret itself, nor the name of one that stands in no other."""
-        return not self._is_secret((normal(name),)) and self.redact_text(name) == name
+        return not self._is_secret(_steps(name), 0) and self.redact_text(name) == name
 
     def redact_text(self, text: str) -> str:
         """Free text, such as an error message, without secrets."""
@@ -125,9 +132,11 @@ class Redaction:
             result: dict[str, JsonValue] = {}
             # Sorted, so that keys which become equal are numbered the same way whatever their order was.
             for name in sorted(value):
-                here = (*path, normal(name))
+                here = (*path, *_steps(name))
+                secret = self._is_secret(here, len(path))
                 shown = _unused(self.redact_text(name), result)
-                result[shown] = REDACTED if self._is_secret(here) else self._redacted(value[name], here)
+                # No rule looks further back, and names come from strangers: paths of any length would add up.
+                result[shown] = REDACTED if secret else self._redacted(value[name], here[-self._reach :])
             return result
         if isinstance(value, int | float) and not isinstance(value, bool):
             return REDACTED if self._is_secret_number(value) else value
@@ -147,25 +156,54 @@ class Redaction:
         patterns = self._custom if abs(number) < _CARD else self._replacements
         return any(replace(text) != text for replace in patterns)
 
-    def _is_secret(self, path: tuple[str, ...]) -> bool:
-        return any(_ends_with(path[:-1], parents) for parents in self._by_name.get(path[-1], ()))
+    def _is_secret(self, path: tuple[str, ...], start: int) -> bool:
+        """Whether a step of the path, from this one on, leads to a secret: `password.value` does with its first."""
+        for at in range(start, len(path)):
+            rules = self._by_name.get(path[at])
+            if rules and any(_ends_with(path, at, parents) for parents in rules):
+                return True
+        return False
 
 
-def _parts(spec: str) -> list[str]:
-    parts = [part.strip() for part in spec.split(".")]
-    if not all(parts) or parts[-1] == "*" or any("*" in part and part != "*" for part in parts):
+def _steps(name: str) -> tuple[str, ...]:
+    """The path that the name of a value is: `db.password` and `user[password]` were objects before they were flat."""
+    if "." not in name and "[" not in name:
+        return (normal(name),)
+    return tuple(normal(step) for step in _split(name) if step) or (normal(name),)
+
+
+def _split(path: str) -> list[str]:
+    return _MEMBER.sub(r".\1", _INDEX.sub("", path)).split(".")
+
+
+def _rules(spec: str) -> Iterator[list[str]]:
+    """The paths that a field of a policy means, which may be written as a JSON path or a JSON pointer, too."""
+    path = spec.strip()
+    if path.startswith("/"):
+        yield _rule(spec, [step for step in _split(path[1:].replace("/", ".")) if not step.isdigit()])
+    elif path.startswith(("$.", "$[")):
+        yield _rule(spec, _split(path[1:].lstrip("."))[path[1] == "[" :])
+    else:
+        yield _rule(spec, _split(path))
+        if "/" in path:  # one name with a slash, or two
+            yield _rule(spec, _split(path.replace("/", ".")))
+
+
+def _rule(spec: str, steps: list[str]) -> list[str]:
+    steps = [step.strip() for step in steps]
+    odd = any(step == "$" or ("*" in step and step != "*") or "[" in step or "]" in step for step in steps)
+    if odd or not steps or not all(steps) or steps[-1] == "*":
         raise PolicyError(
             f"{spec!r} is no field to redact",
             hint="write a name (password), the end of a path (user.email), or * for one name (*.token)",
         )
-    return [normal(part) for part in parts]
+    return [normal(step) for step in steps]
 
 
-def _ends_with(path: tuple[str, ...], parents: tuple[str, ...]) -> bool:
-    if len(parents) > len(path):
-        return False
-    tail = path[len(path) - len(parents) :]
-    return all(wanted in ("*", name) for wanted, name in zip(parents, tail, strict=True))
+def _ends_with(path: tuple[str, ...], end: int, parents: tuple[str, ...]) -> bool:
+    """Whether the path has these parents before its step at `end`."""
+    start = end - len(parents)
+    return start >= 0 and all(wanted in ("*", name) for wanted, name in zip(parents, path[start:end], strict=True))
 
 
 def _unused(name: str, taken: Iterable[str]) -> str:

@@ -201,7 +201,7 @@ _SUSPICIOUS = st.lists(
 
 @settings(max_examples=500, deadline=None)
 @given(
-    st.dictionaries(st.sampled_from(["a", "title", "token"]), _SUSPICIOUS),
+    st.dictionaries(st.sampled_from(["a", "title", "token", "a.title", "db.token", "token[0]"]), _SUSPICIOUS),
     st.sets(st.sampled_from(["email", "phone", "bearer_token", "card", "re:x[0-9]"])),
 )
 def test_the_quick_way_is_the_long_way_for_what_looks_like_a_secret(given_values: Any, patterns: set[str]) -> None:
@@ -218,6 +218,13 @@ def test_the_quick_way_misses_no_secret(planted: Any, first: bool) -> None:
         flat = {"before": "x", name: value} if first else {name: value, "after": 3}
         written = _assert_equally_clean(redaction, flat)
         assert not any(secret in written.decode() for secret in hidden)
+
+
+@pytest.mark.parametrize("name", ["db.password", "user[password]", "patient.name"])
+def test_flat_names_hide_no_secret(name: str) -> None:
+    clean = CleanJson(Redaction(fields=("patient.name",)))
+    for _ in "12":  # the second time the names are known
+        assert clean.write({name: "hunter2", "z.name": "x"}) == f'{{"{name}":"[redacted]","z.name":"x"}}'.encode()
 
 
 @pytest.mark.parametrize("wrap", [list, tuple])
