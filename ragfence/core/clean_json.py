@@ -11,8 +11,6 @@ from ragfence.core.redaction import Redaction
 
 _quoted: Callable[[str], str] = json.encoder.encode_basestring
 _KNOWN_AT_MOST = 1024
-_CARD = 10**12
-"""a number from here on may be one: see `Redaction.redact`"""
 
 Shape = tuple[tuple[str, str], ...]
 """names in their order, each with what stands before its value"""
@@ -35,12 +33,12 @@ class CleanJson:
         shape = self._shapes.get(names)
         if shape is None:
             shape = self._learnt(names)
-        harmless, text = self.redaction.is_harmless, ""
+        harmless, below, text = self.redaction.is_harmless, self.redaction.harmless_below, ""
         for name, start in shape:
             value = given[name]
             if type(value) is str and value.isascii() and harmless(value):
                 text += start + _quoted(value)
-            elif type(value) is int and -_CARD < value < _CARD:
+            elif type(value) is int and -below < value < below:
                 text += f"{start}{value}"
             else:
                 break

@@ -167,17 +167,31 @@ def test_what_is_planted_in_requests_is_nowhere(tmp_path: Path) -> None:
         assert secret.encode() not in held, secret
 
 
+_NUMBERS = st.one_of(
+    st.integers(), st.floats(), st.sampled_from([0, 7, 4111111111111111, 4111111111111111.0, 123456789, 123456789.0])
+)
+
+
 @settings(max_examples=300, deadline=None)
-@given(st.dictionaries(st.text(max_size=12), st.one_of(st.text(max_size=40), st.integers(), st.none(), st.booleans())))
-def test_the_quick_way_is_the_long_way(given_values: dict[str, Any]) -> None:
+@given(
+    st.dictionaries(st.text(max_size=12), st.one_of(st.text(max_size=40), _NUMBERS, st.none(), st.booleans())),
+    st.sampled_from([(), ("re:[0-9]{9}",), ("re:0|true|null",)]),
+)
+def test_the_quick_way_is_the_long_way(given_values: dict[str, Any], custom: tuple[str, ...]) -> None:
     """`CleanJson` writes what `redact` leaves, whatever it thinks to be harmless."""
-    redaction = Redaction(patterns=("email", "phone", "bearer_token", "card"))
+    redaction = Redaction(patterns=("email", "phone", "bearer_token", "card", *custom))
     _assert_equally_clean(redaction, given_values)
+
+
+@pytest.mark.parametrize("number", [123456789, 123456789.0, 4111111111111111, 4111111111111111.0])
+def test_numbers_hide_no_secret_whichever_they_are(number: float) -> None:
+    clean = CleanJson(Redaction(patterns=("card", "re:[0-9]{9}")))
+    assert clean.write({"a": 1, "n": number, "ok": True}) == b'{"a":1,"n":"[redacted]","ok":true}'
 
 
 _PIECES = (
     "4111|1111|555|123|4567|7|\u0665| |-|.|(|)|+|:|=|@|://|x|.org|token|password|BEARER |bearer |0123456789abcdef"
-    "|eyJhbGciOiJI|UzI1NiIsInR5"
+    "|eyJhbGciOiJI|UzI1NiIsInR5|'|\"|\\|[|]|{|%5D|;|Cookie|\n"
 )
 _SUSPICIOUS = st.lists(
     st.sampled_from(_PIECES.split("|")),
@@ -187,7 +201,7 @@ _SUSPICIOUS = st.lists(
 
 @settings(max_examples=500, deadline=None)
 @given(
-    st.dictionaries(st.sampled_from(["a", "title", "token"]), _SUSPICIOUS),
+    st.dictionaries(st.sampled_from(["a", "title", "token", "a.title", "db.token", "token[0]"]), _SUSPICIOUS),
     st.sets(st.sampled_from(["email", "phone", "bearer_token", "card", "re:x[0-9]"])),
 )
 def test_the_quick_way_is_the_long_way_for_what_looks_like_a_secret(given_values: Any, patterns: set[str]) -> None:
@@ -204,6 +218,13 @@ def test_the_quick_way_misses_no_secret(planted: Any, first: bool) -> None:
         flat = {"before": "x", name: value} if first else {name: value, "after": 3}
         written = _assert_equally_clean(redaction, flat)
         assert not any(secret in written.decode() for secret in hidden)
+
+
+@pytest.mark.parametrize("name", ["db.password", "user[password]", "patient.name"])
+def test_flat_names_hide_no_secret(name: str) -> None:
+    clean = CleanJson(Redaction(fields=("patient.name",)))
+    for _ in "12":  # the second time the names are known
+        assert clean.write({name: "hunter2", "z.name": "x"}) == f'{{"{name}":"[redacted]","z.name":"x"}}'.encode()
 
 
 @pytest.mark.parametrize("wrap", [list, tuple])

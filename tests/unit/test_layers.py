@@ -52,8 +52,8 @@ CORE_MAY_IMPORT = frozenset({"jsonpatch", "pydantic", "xxhash", "yaml"})
 EXCEPTIONS = {
     # RE2, the one engine for regular expressions that strangers cannot make slow, comes with Arrow; loaded only for
     # a policy that has such an expression.
-    ("core/redaction.py", "pyarrow"),
-    ("core/redaction.py", "pyarrow.compute"),
+    ("core/secret_patterns.py", "pyarrow"),
+    ("core/secret_patterns.py", "pyarrow.compute"),
 }
 
 

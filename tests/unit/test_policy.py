@@ -257,7 +257,7 @@ def test_redaction_rules_are_checked_with_the_policy() -> None:
     fields, patterns = _problems({"redaction": {"fields": ["a..b"], "patterns": ["emial"]}})
     assert fields.startswith("redaction.fields: 'a..b' is no field to redact")
     assert patterns.startswith("redaction.patterns: 'emial' is no redaction pattern")
-    policy = Policy.from_mapping({"redaction": {"fields": ["user.name"], "patterns": ["email"]}})
+    policy = Policy.from_mapping({"redaction": {"fields": ["$.user.name"], "patterns": ["email"]}})
     assert policy.redactor.redact({"user": {"name": "x"}, "m": "a@b.org", "token": 1}) == {
         "user": {"name": "[redacted]"},
         "m": "[redacted]",
