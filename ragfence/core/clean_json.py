@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from ragfence.core.canonical import canonical_json
+from ragfence.core.canonical import canonical_json, parse_json
 from ragfence.core.redaction import Redaction
 
 _quoted: Callable[[str], str] = json.encoder.encode_basestring
@@ -17,7 +17,7 @@ Shape = tuple[tuple[str, str], ...]
 
 
 class CleanJson:
-    """What `canonical_json(redaction.redact(...))` writes.
+    """What is left of canonical JSON after `redaction.redact(...)`, as canonical JSON.
 
     Most metadata is flat: a few names, always the same ones, with texts and numbers in which nothing is a secret. What
     the names come to is worked out once, and such a dict is then written in one pass, in half the time.
@@ -45,8 +45,9 @@ class CleanJson:
         else:
             if text:
                 return f"{text}}}".encode("ascii")
-        canonical_json(given)  # refuses what is no JSON
-        return canonical_json(self.redaction.redact(given))
+        # Written first, which refuses what is no JSON, and read again: a secret is looked for in what would be stored,
+        # where names and texts are in NFC, tuples are lists, and whole numbers have no point.
+        return canonical_json(self.redaction.redact(parse_json(canonical_json(given))))
 
     def _learnt(self, names: tuple[Any, ...]) -> Shape:
         """Empty, if one of them may be a secret itself, or make one of its value, or is no plain name."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from typing import Final
+from unicodedata import normalize
 from urllib.parse import unquote
 
 from ragfence.core.secret_patterns import REDACTED
@@ -42,6 +43,8 @@ _BLANKS = re.compile(r"\s++")
 
 
 def normal(name: str) -> str:
+    if not name.isascii():
+        name = normalize("NFC", name)  # as names are stored, whoever wrote them
     return name.casefold().replace("-", "").replace("_", "").replace(" ", "")
 
 
