@@ -279,11 +279,11 @@ def test_what_was_done_before_an_error_is_told_and_it_ends_with_1(place: Site, m
     monkeypatch.setattr(FolderSource, "items", breaking)
     done = place.run("ingest", "docs")
     assert done.exit_code == 1
-    assert "folder:docs: 4 documents in" in done.stdout
+    assert "folder:docs: 5 documents in" in done.stdout
     assert "error: the drive is gone\n  -> mount it\n" in done.stderr
     told = place.json("ingest", "docs", code=1)
     assert told["error"]["code"] == "DEPENDENCY.unavailable"
-    assert (told["report"]["listed"], told["report"]["unread"]) == (4, 4)
+    assert (told["report"]["listed"], told["report"]["unread"]) == (5, 5)
 
 
 @pytest.mark.parametrize(
