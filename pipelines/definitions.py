@@ -9,7 +9,7 @@ from pipelines.defs import assets, automation, checks, jobs
 from ragfence.dagster import FenceResource
 
 defs = dg.Definitions(
-    assets=[assets.documents, assets.vector_index, assets.live_alias],
+    assets=[assets.documents, assets.snippets_by_folder, assets.vector_index, assets.live_alias],
     asset_checks=checks.checks,
     jobs=jobs.jobs,
     sensors=automation.sensors,

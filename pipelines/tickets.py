@@ -29,6 +29,8 @@ import ragfence
 TICKETS = 60
 PROCESSES = 4
 LEASE_S = 2.0
+ANSWERS = ("seal", "replay", "conflict", "in_flight", "stale")
+"""the phases of rows that answered a caller: a claim and its seal are two rows"""
 
 console = Console(width=100, soft_wrap=True)
 
@@ -145,7 +147,7 @@ def tell(folder: Path) -> None:
             console.print(f"   [red]{conflict.code}[/red] {conflict.diff}")
 
         console.print("\n5. Every decision is a row, and an auditor proves the promises from them")
-        table = Table("kind", "decision", "rows", "attempts", "waited")
+        table = Table("kind", "decision", "answers", "attempts", "waited")
         for line in summary(fence):
             table.add_row(*line)
         console.print(table)
@@ -159,7 +161,7 @@ def tell(folder: Path) -> None:
 
 
 def summary(fence: ragfence.Fence) -> Iterator[tuple[str, ...]]:
-    rows = fence.audit.decisions(since="24h").to_pylist()
+    rows = [row for row in fence.audit.decisions(since="24h").to_pylist() if row["phase"] in ANSWERS]
     for (kind, decision), count in sorted(Counter((row["kind"], row["decision"]) for row in rows).items()):
         same = [row for row in rows if (row["kind"], row["decision"]) == (kind, decision)]
         waited = sum(row["waited_ms"] for row in same)

@@ -16,10 +16,13 @@ from ragfence.engine.expiry import Purged
 from ragfence.engine.hydration import Progress
 from ragfence.engine.journal import Reconciled
 from ragfence.engine.once import Key, OnceOptions, Recovered
+from ragfence.engine.releases import Released, ReleaseQuery
 from ragfence.errors import ObjectsRequired, ValidationError
 
 if TYPE_CHECKING:
     from ragfence.audit.decisions import Audit
+    from ragfence.audit.recount import Recounting
+    from ragfence.audit.statistics import FenceStats
     from ragfence.documents.guard import Documents
     from ragfence.indexes.aliases import Aliases
     from ragfence.indexes.guard import Indexes
@@ -49,7 +52,12 @@ class Fence:
         """Documents, ingested once per doc_id and content. Needs an object store."""
         from ragfence.documents.guard import Documents
 
-        return Documents(self._engine, beside=lambda: self.indexes.beside())
+        return Documents(
+            self._engine,
+            beside=lambda: self.indexes.beside(),
+            traces=self._bury,
+            rows_tell=lambda concerned: self.audit.told_of_documents(concerned),
+        )
 
     @cached_property
     def indexes(self) -> Indexes:
@@ -156,6 +164,26 @@ class Fence:
             operation = self.audit.operation_of(key_from_text(operation))
         return self._engine.release(operation)
 
+    def release_matching(
+        self,
+        *,
+        state: str = "quarantined",
+        error: str = "*",
+        kind: str | None = None,
+        limit: int = 10_000,
+        dry_run: bool = False,
+    ) -> Released:
+        """New attempts for all keys that match, up to `limit`: after an outage that quarantined many, say.
+
+        state    "quarantined", or "released" for keys that were given back and have attempts left
+        error    a pattern, as in the shell, for the code of the last error: "STORE.*"
+        kind     only keys of this kind of operation
+        dry_run  names the keys and changes nothing
+
+        >>> fence.release_matching(error="STORE.*")  # doctest: +SKIP
+        """
+        return self._engine.release_matching(ReleaseQuery(state, error, kind), limit=limit, dry_run=dry_run)
+
     def hydrate(self, progress: Progress | None = None) -> None:
         """Rebuilds the fence store from the object store. Happens by itself when the store forgot something."""
         self._engine.hydrate(progress)
@@ -171,9 +199,32 @@ class Fence:
         """
         return self._engine.purge_expired(limit, after)
 
+    def purge_expired_once(self, *, steps: int = 20, limit: int = 1000) -> bool:
+        """As `purge_expired`, up to so many steps in a row, unless another process is at it: then False.
+
+        What is left is for the next time. `ragfence serve` calls it every hour.
+        """
+        return self._engine.purge_expired_once(steps, limit)
+
     def reconcile_journal(self) -> Reconciled:
-        """Seals the effects that ran while the fence store was down."""
+        """Seals the effects that ran while the fence store was down.
+
+        That happens by itself, too, in the background, when `once` reaches the store again.
+        """
         return self._engine.reconcile_journal()
+
+    def stats(self, since: str = "24h") -> FenceStats:
+        """What the fence holds and how often it spared an effect, from counts that the store keeps.
+
+        It takes as long with a million documents as with none. `since` is a span (`24h`, `7d`) or a time, for the
+        decisions; they are counted by the hour, for 35 days. What a store forgot is counted in the ledger.
+
+        >>> stats = fence.stats()  # doctest: +SKIP
+        >>> stats.processed, stats.duplicates, stats.hit_rate  # doctest: +SKIP
+        """
+        from ragfence.audit.statistics import collect_stats
+
+        return collect_stats(self._engine.fences, since, self._recounting)
 
     def close(self) -> None:
         if "indexes" in self.__dict__:  # a cached property that was used
@@ -188,9 +239,24 @@ class Fence:
     ) -> None:
         self.close()
 
+    def _bury(self, doc_id: str) -> None:
+        """What a purge leaves of the decision rows of a document, and of the requests that sent it."""
+        from ragfence.audit.tombstones import Tombstones
+
+        engine = self._engine
+        assert engine.objects is not None  # a guard of documents has one
+        Tombstones(engine.fences, engine.objects, engine.policy.audit).bury(doc_id)
+
     def _needs_objects(self, what: str) -> None:
         if self._engine.objects is None:
             raise ObjectsRequired(f"{what}: needs an object store, and this fence was opened without one")
+
+    @cached_property
+    def _recounting(self) -> Recounting | None:
+        from ragfence.audit.recount import Recounting
+
+        objects = self._engine.objects
+        return Recounting(self.tenant, objects) if objects is not None else None
 
     @cached_property
     def _searching(self) -> Searching:

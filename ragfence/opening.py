@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
+from ragfence._extras import needs_extra
 from ragfence.core.policy import Policy
-from ragfence.core.settings import Settings, load_policy
+from ragfence.core.settings import Settings, load_policy, load_secret
+from ragfence.core.urls import looks_like_url, show_url
 from ragfence.documents.parquet import ParquetCodec
 from ragfence.engine.engine import Engine
-from ragfence.errors import PolicyError, UnknownStore, ValidationError
+from ragfence.errors import Hint, PolicyError, UnknownStore, ValidationError
 from ragfence.fence import Fence
 from ragfence.stores.fences import FenceStore
 from ragfence.stores.objects import ObjectStore
@@ -31,8 +33,6 @@ REDIS_SCHEMES = frozenset(
     ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
 )
 OBJECT_FORMS = "s3://bucket/prefix, file:///path, or a folder"
-
-_LIKE_A_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
 def open(
@@ -86,11 +86,17 @@ def open(
         # Absolute, as all paths: a process that changes its folder must not lose what it journaled.
         journal=Path(journal or EMBEDDED / "journal").absolute(),
         codec=ParquetCodec(),
+        secret=partial(load_secret, rules.content_secret, tenant),
         owner=owner,
         run_id=run_id,
         correlation_id=correlation_id,
         route=route,
     )
+    try:
+        engine.content_hash.check_keyed()
+    except BaseException:
+        engine.close()
+        raise
     return Fence(engine)
 
 
@@ -115,9 +121,8 @@ def open_objects_of(
 def _refuse_other_backend(where: str | os.PathLike[str], rules: Policy) -> None:
     found, wanted = "redis" if _is_server(where) else "sqlite", rules.stores.fence
     if wanted not in (None, found):
-        shown = _without_password(os.fspath(where))
         raise PolicyError(
-            f"the policy wants the fences in {wanted} (stores.fence), and {shown} is {found}",
+            f"the policy wants the fences in {wanted} (stores.fence), and {show_url(os.fspath(where))} is {found}",
             hint="open another store (or set RAGFENCE_STORE), or change the policy",
         )
 
@@ -126,7 +131,7 @@ def _refuse_misfit(fences: FenceStore, tenant: str, objects: ObjectStore | None)
     if fences.tenant != tenant:
         raise ValidationError(
             f"the store belongs to tenant {fences.tenant!r}, not to {tenant!r}",
-            hint=f"open it with tenant={fences.tenant!r}",
+            hint=Hint(f"open it with tenant={fences.tenant!r}", cli=f"name it: --tenant {fences.tenant}"),
         )
     solo = getattr(fences, "solo", None)
     if solo is not None and solo != (objects is None):
@@ -163,15 +168,21 @@ def _open_objects(where: str | os.PathLike[str]) -> ObjectStore:
 
         return LocalObjects(_file_path(url) if scheme else Path(url))
     if scheme != "s3":
-        shown = _without_password(url)
-        raise UnknownStore(f"{shown!r} names no object store ragfence knows", hint=f"use {OBJECT_FORMS}")
-    parts = urlsplit(url)
-    if not parts.netloc:
-        raise UnknownStore(f"{url!r} names no bucket", hint="use s3://bucket/prefix")
+        raise UnknownStore(f"{show_url(url)!r} names no object store ragfence knows", hint=f"use {OBJECT_FORMS}")
+    parts = _split(url)
+    if parts is None or not parts.netloc:
+        raise UnknownStore(f"{show_url(url)!r} names no bucket", hint="use s3://bucket/prefix")
+    if "@" in parts.netloc or ":" in parts.netloc:
+        raise UnknownStore(
+            f"{show_url(url)!r}: the URL of a bucket is shown in messages, so it holds no credentials",
+            hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead, and use s3://bucket/prefix",
+        )
     query = {name: values[-1] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
     unknown = set(query) - {"endpoint_url", "region"}
     if unknown:
-        raise UnknownStore(f"{url!r}: unknown {', '.join(sorted(unknown))}", hint="known: endpoint_url, region")
+        raise UnknownStore(
+            f"{show_url(url)!r}: unknown {', '.join(sorted(unknown))}", hint="known: endpoint_url, region"
+        )
     s3 = _backend("ragfence.stores.objects_s3", "s3")
     return s3.S3Objects(  # type: ignore[no-any-return]
         parts.netloc,
@@ -189,9 +200,13 @@ def _scheme(where: str | os.PathLike[str], forms: str) -> str:
     if scheme and separator:
         return scheme
     # `redis:localhost` is a mistake, not a folder.
-    if not where or separator or _LIKE_A_URL.match(where):
+    if not where or separator or looks_like_url(where):
         raise UnknownStore(
-            f"{where!r} is no URL and no folder", hint=f"use {forms}; for a folder with a colon pass a pathlib.Path"
+            f"{show_url(where)!r} is no URL and no folder",
+            hint=Hint(
+                f"use {forms}; for a folder with a colon pass a pathlib.Path",
+                cli=f"use {forms}; for a folder with a colon give its whole path, or ./ before it",
+            ),
         )
     return ""
 
@@ -202,9 +217,7 @@ def _is_server(where: str | os.PathLike[str]) -> bool:
         return False
     if scheme in REDIS_SCHEMES:
         return True
-    raise UnknownStore(
-        f"{_without_password(os.fspath(where))!r} names no fence store ragfence knows", hint=f"use {FENCE_FORMS}"
-    )
+    raise UnknownStore(f"{show_url(os.fspath(where))!r} names no fence store ragfence knows", hint=f"use {FENCE_FORMS}")
 
 
 def _sqlite_path(where: str | os.PathLike[str]) -> Path:
@@ -214,7 +227,7 @@ def _sqlite_path(where: str | os.PathLike[str]) -> Path:
         host, slash, path = url.removeprefix("sqlite://").partition("/")
         if host or not slash or path in ("", ":memory:") or "?" in path:
             raise UnknownStore(
-                f"{url!r} names no file",
+                f"{show_url(url)!r} names no file",
                 hint="use sqlite:///relative/fences.db or sqlite:////absolute/fences.db (it must be a file)",
             )
         return Path(path).absolute()
@@ -223,22 +236,22 @@ def _sqlite_path(where: str | os.PathLike[str]) -> Path:
 
 
 def _file_path(url: str) -> Path:
-    parts = urlsplit(url)
-    if parts.netloc not in ("", "localhost") or not parts.path.strip("/"):
-        raise UnknownStore(f"{url!r} names no folder of this machine", hint="use file:///absolute/path, or a folder")
+    parts = _split(url)
+    if parts is None or parts.netloc not in ("", "localhost") or not parts.path.strip("/"):
+        raise UnknownStore(
+            f"{show_url(url)!r} names no folder of this machine", hint="use file:///absolute/path, or a folder"
+        )
     return Path(unquote(parts.path))
 
 
-def _without_password(url: str) -> str:
-    scheme, separator, rest = url.partition("://")
-    return f"{scheme}{separator}{rest.rpartition('@')[2]}"
+def _split(url: str) -> SplitResult | None:
+    """None for what is no URL. Python's own error is not raised on: it quotes the URL."""
+    try:
+        return urlsplit(url)
+    except ValueError:
+        return None
 
 
 def _backend(module: str, extra: str) -> Any:
-    try:
+    with needs_extra(extra, "This store", UnknownStore):
         return import_module(module)
-    except ModuleNotFoundError as missing:
-        package = (missing.name or module).partition(".")[0]
-        raise UnknownStore(
-            f"this store needs the package {package!r}", hint=f'pip install "ragfence[{extra}]"'
-        ) from missing

@@ -13,15 +13,17 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import pipelines
 from notebooks.sample import END
 from notebooks.sample.workers import Clock, Worker
+from pipelines.corpus import write_corpus
 
 # In the future: what the folder of objects dates to today must be older than what the fence store calls now.
 MONDAY = datetime(2030, 1, 7, tzinfo=UTC)
 DAYS = 12
 HOURS = (9, 13, 17)
 SEED = 7
+HANDBOOK, SITE = 41, 14
+"""pages of each, out of what `make demo` reads, too"""
 REDELIVERED = ((4, 0.45), (24, 0.25), (48, 0.12), (72, 0.06))
 """hours after its first delivery, and how probable it is: a shop that repeats what it had no answer to"""
 
@@ -39,10 +41,7 @@ class History:
         self._tickets: dict[int, list[dict[str, Any]]] = {}
 
     def run(self) -> None:
-        django = Path(pipelines.__file__).parent / "corpus" / "django"
-        for part in ("howto", "faq"):
-            shutil.copytree(django / part, self._pages / part)
-        shutil.copytree(django / "intro", self._site / "intro")
+        self._write_pages()
         for day in range(DAYS):
             for hour in HOURS:
                 self._hour(day, hour)
@@ -53,6 +52,17 @@ class History:
         for worker in self._workers.values():
             worker.stop()
         (self._home / END).write_text(str(self._clock()))
+
+    def _write_pages(self) -> None:
+        documents = self._home / "documents"
+        write_corpus(documents)
+        pages = list_files(documents)
+        for folder, share in ((self._pages, pages[:HANDBOOK]), (self._site, pages[HANDBOOK : HANDBOOK + SITE])):
+            for page in share:
+                place = folder / page.relative_to(documents)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                page.rename(place)
+        shutil.rmtree(documents)
 
     def _hour(self, day: int, hour: int) -> None:
         now = MONDAY + timedelta(days=day, hours=hour)
@@ -77,17 +87,17 @@ class History:
 
     def _edit(self, day: int, hour: int) -> None:
         """A page or two; and on the last day a site generator that stamps the time on all of them."""
-        pages = sorted(self._pages.rglob("*.md"))
+        pages = list_files(self._pages)
         if day == DAYS - 1:
             for page in pages:
-                text = page.read_text(encoding="utf-8").partition("\n\nBuilt ")[0]
+                text = page.read_text(encoding="utf-8").partition("\n\nBuilt on day ")[0]
                 page.write_text(f"{text}\n\nBuilt on day {day} at {hour} o'clock.\n", encoding="utf-8")
         elif day and hour == HOURS[1]:
             for page in self._random.sample(pages, 2):
                 with page.open("a", encoding="utf-8") as file:
-                    file.write(f"\n\n## Note {day}\n\nAdded on day {day}, after somebody had asked.\n")
+                    file.write(f"\n\nNote {day}\n======\n\nAdded on day {day}, after somebody had asked.\n")
         if (day, hour) == (8, HOURS[0]):
-            (self._pages / "howto" / "initial-data.md").unlink()
+            pages[-1].unlink()
 
     def _deliver(self, now: datetime, count: int) -> None:
         """Webhooks: new ones, and earlier ones again. Two processes get all of them, as behind a load balancer."""
@@ -199,6 +209,10 @@ class History:
 
     def drained_at_noon(self) -> None:
         self._worker("keeper").do("drain")
+
+
+def list_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 SPECIAL: dict[tuple[int, int], Callable[[History], None]] = {

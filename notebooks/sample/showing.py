@@ -26,6 +26,8 @@ KINDS = {"document": "#6a4c93", "index": "#bc6c25", "vectors": "#d9a566", "alias
 OTHER_KINDS = ("#9e2a5b", "#e58fb0", "#4f4a41", "#b3b83f", "#8a6d5c")
 WIDTH = 9.0
 _FEW_DAYS = 21
+ANSWERS = ("seal", "replay", "conflict", "in_flight", "stale")
+"""the phases of rows that told a caller something"""
 _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
 
 plt.rcParams.update(
@@ -59,9 +61,7 @@ def kind_colours(kinds: Iterable[str]) -> dict[str, str]:
 
 def answers(table: pyarrow.Table) -> pyarrow.Table:
     """Rows that tell a caller something: not a claim that was granted, a lease given back, the end of a key."""
-    sealing = pc.equal(pc.utf8_slice_codeunits(table["row_id"], 24, 26), "fa")
-    begun = pc.and_(pc.equal(table["decision"], "new"), pc.invert(sealing))
-    return table.filter(pc.and_(pc.invert(begun), pc.not_equal(table["decision"], "ended")))
+    return table.filter(pc.is_in(table["phase"], pyarrow.array(ANSWERS)))
 
 
 def milliseconds(column: Any) -> Any:

@@ -153,7 +153,8 @@ class Jobs:
         """As a crawler does it, which sends everything."""
         pages = [
             ragfence.Document(path.relative_to(folder).as_posix(), path.read_text(encoding="utf-8"))
-            for path in sorted(folder.rglob("*.md"))
+            for path in sorted(folder.rglob("*"))
+            if path.is_file()
         ]
         with _hit(kill, ""):
             self._fence.documents.ingest_many(pages)

@@ -4,7 +4,7 @@ from typing import Any
 
 import dagster as dg
 
-from pipelines.defs.assets import documents, live_alias, vector_index
+from pipelines.defs.assets import documents, live_alias, snippets_by_folder, vector_index
 from pipelines.settings import ALIAS
 from ragfence.dagster import JOBS, FenceResource
 from ragfence.dagster.versions import DATA_VERSION_TAG
@@ -42,7 +42,11 @@ def rollback() -> None:
     roll_back()
 
 
-ingest = dg.define_asset_job("ingest", [documents], description="What changed in the source, once.")
+ingest = dg.define_asset_job(
+    "ingest",
+    [documents, snippets_by_folder],
+    description="What changed in the source, once; and who uses its snippet_ids.",
+)
 build_and_swap = dg.define_asset_job(
     "build_and_swap",
     dg.AssetSelection.assets(vector_index, live_alias),

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pyarrow as pa
+
+from ragfence.documents.ingest_table import IngestTable
 
 QUIET = {"loggers": {"console": {"config": {"log_level": "WARNING"}}}}
 
@@ -25,6 +29,8 @@ class Facts:
     documents: Mapping[str, int] = field(default_factory=dict)
     """new, duplicate and the other decisions"""
     unread: int = 0
+    snippet_ids: str = ""
+    """a digest of the snippet_ids of all documents, as the assets downstream get them"""
     snippets_made: int = 0
     snippets_saved: int = 0
     characters_saved: int = 0
@@ -62,7 +68,9 @@ class Runner:
         """Documents, index, alias: what a schedule would start."""
         began = time.monotonic()
         facts = Facts(title)
-        _take_documents(facts, _metadata(self.run("ingest"), "documents"))
+        ingested = self.run("ingest")
+        _take_documents(facts, _metadata(ingested, "documents"))
+        facts.snippet_ids = _digest(ingested.output_for_node("documents"))
         _take_index(facts, self.run("build_and_swap"))
         facts.seconds = time.monotonic() - began
         return facts
@@ -89,14 +97,22 @@ def killed_at(point: str) -> float:
     return time.monotonic() - began
 
 
-def stored_vectors(folder: Path) -> int:
+def stored_vectors(*folders: Path) -> int:
     """How many vectors there are, counted in the files: whatever was embedded is there, and once."""
-    return sum(_rows(file) for file in folder.rglob("*") if file.is_file())
+    return sum(_rows(file) for folder in folders for file in folder.rglob("*") if file.is_file())
 
 
 def _rows(file: Path) -> int:
     with pa.memory_map(str(file)) as data, pa.ipc.open_file(data) as reader:
         return sum(reader.get_batch(each).num_rows for each in range(reader.num_record_batches))
+
+
+def _digest(table: IngestTable) -> str:
+    digest = sha256()
+    for page in table.pages():
+        for row in page.select(["doc_id", "snippet_ids"]).to_pylist():
+            digest.update(json.dumps([row["doc_id"], row["snippet_ids"]]).encode())
+    return digest.hexdigest()
 
 
 def _take_documents(facts: Facts, told: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The folder that `make demo` and `make ui` share: stores, a copy of the corpus, and Dagster's own records."""
+"""The folder that `make demo` and `make ui` share: stores, the corpus, and Dagster's own records."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.settings import CORPUS, GOLDEN, GOLDEN_VARIABLE, SOURCE_VARIABLE
+from pipelines.corpus import Corpus, write_corpus
+from pipelines.settings import CORPUS, GOLDEN_VARIABLE, SOURCE_VARIABLE
 
-FOLDER = Path(".ragfence") / "demo"
-"""under the working folder, as any embedded state"""
+FOLDER = CORPUS.parent
 LEASE_S = 3.0
 
 # Neither variable nor file alone stops all of Dagster's telemetry.
@@ -29,17 +29,19 @@ class State:
 
     @property
     def corpus(self) -> Path:
-        return self.folder / "corpus"
+        return self.folder / CORPUS.name
 
     @property
-    def vectors(self) -> Path:
-        return self.folder / "objects" / "objects" / "default" / "vectors"
+    def vectors(self) -> tuple[Path, ...]:
+        """As wholes and, where embedding took more than a second, as parts: never the same vector in both."""
+        objects = self.folder / "objects" / "objects" / "default"
+        return objects / "vectors", objects / "vectors-parts"
 
-    def begin(self) -> None:
-        """From nothing, whatever an earlier demo has left. The documents are a copy: some of them will be edited."""
+    def begin(self) -> Corpus:
+        """From nothing, whatever an earlier demo has left: it has edited some of the documents."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.prepare()
-        shutil.copytree(CORPUS, self.corpus)
+        return write_corpus(self.corpus)
 
     def prepare(self) -> None:
         (self.folder / "dagster").mkdir(parents=True, exist_ok=True)
@@ -60,4 +62,6 @@ class State:
         self.use_corpus()
 
     def use_corpus(self) -> None:
-        os.environ[SOURCE_VARIABLE], os.environ[GOLDEN_VARIABLE] = str(self.corpus), str(GOLDEN)
+        """Which is what the code location reads unless the environment says otherwise."""
+        for name in (SOURCE_VARIABLE, GOLDEN_VARIABLE):
+            os.environ.pop(name, None)

@@ -17,28 +17,41 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 import ragfence
+from pipelines.corpus import MANUAL, Corpus
 from pipelines.demo.runs import Facts, Runner, killed_at, stored_vectors
 from pipelines.demo.state import FOLDER, LEASE_S, State
 from pipelines.settings import ALIAS
 from ragfence.errors import RagfenceError
 
 WIDTH = 110
-QUESTIONS = (
-    "how do I hash passwords with argon2?",
-    "several databases in one project, and a router for them",
-    "send an e-mail with an attachment",
+MANUAL_QUESTIONS = (
+    "how does a with statement enter and exit a context manager?",
+    "precedence of operators, from lowest to highest",
 )
-EDITED = "topics/email.md"
-NEW_SECTION = "\n\n## Before you send the newsletter\n\nAsk the press office: newsletters leave on Tuesdays at noon.\n"
-NEW_QUESTION = "when do newsletters leave?"
-FOOTNOTE = "\n\n## About this page\n\nThe team of {folder} read and approved the page {name} in spring.\n"
+README_QUESTIONS = ("show a progress bar and tables in the terminal", "orchestrate data assets")
+EDITED = f"{MANUAL}/debugger.txt"
+"""of a Python without its manual, the first document instead"""
+NEW_SECTION = """
+
+When nothing helps
+==================
+
+Make coffee. The coffee machine is in the kitchen: fill in water and beans, press the red button, and wait until the
+coffee is in your cup. If the coffee machine blinks, empty its tray and clean the machine.
+"""
+NEW_QUESTION = "how do I use the coffee machine?"
+MANY = 50
+"""documents are edited before the run that is killed"""
+FOOTNOTE = "\n\nAbout this page\n===============\n\nThe team of {folder} read and approved the page {name} in spring.\n"
 DIES_AT = "before_verify"
 """of the points of a build: everything is embedded and written, nothing is read back and sealed"""
 
 
 class Story:
-    def __init__(self, state: State, runner: Runner, console: Console) -> None:
+    def __init__(self, state: State, corpus: Corpus, runner: Runner, console: Console) -> None:
         self._state = state
+        self._corpus = corpus
+        self._edited = choose_edited(state.corpus)
         self._runner = runner
         self._console = console
         self._rounds: list[Facts] = []
@@ -53,14 +66,17 @@ class Story:
 
     def _first(self) -> None:
         self._headline(1, "Real documents: ingest, build, check, swap, search")
+        self._say(f"the documents: {self._corpus}")
+        if not self._corpus.topics:
+            self._say("the golden queries are about the manual: without it, none of them is judged")
         facts = self._round("first run", "ingesting, embedding, building, checking, swapping")
         passed, checks = facts.checks
         self._say(
-            f"{facts.new} documents of Django's manual -> {facts.snippets_made:,} snippets -> {facts.embedded:,} "
-            f"embedded -> {facts.rows:,} rows, read back and sealed; {passed} of {checks} checks passed; "
+            f"{facts.new} documents -> {facts.snippets_made:,} snippets -> {facts.embedded:,} embedded -> "
+            f"{facts.rows:,} rows, read back and sealed; {passed} of {checks} checks passed; "
             f"alias [b]{ALIAS}[/b] at generation {facts.generation}"
         )
-        self._search(*QUESTIONS)
+        self._search(*(MANUAL_QUESTIONS if self._corpus.topics else ()), *README_QUESTIONS)
 
     def _again(self) -> None:
         self._headline(2, "Everything again: a retry, a replay, a nervous operator")
@@ -80,8 +96,8 @@ class Story:
         )
 
     def _one_edit(self) -> None:
-        self._headline(3, f"A section is added to one document: {EDITED}")
-        with (self._state.corpus / EDITED).open("a") as file:
+        self._headline(3, f"A section is added to one document: {self._edited}")
+        with (self._state.corpus / self._edited).open("a", encoding="utf-8") as file:
             file.write(NEW_SECTION)
         facts = self._round("one edit", "ingesting, building, swapping")
         self._show(
@@ -97,10 +113,10 @@ class Story:
         self._search(NEW_QUESTION)
 
     def _killed(self) -> None:
-        edited = sorted((self._state.corpus / "topics").rglob("*.md"))
+        edited = sorted((self._state.corpus / self._edited).parent.iterdir())[:MANY]
         self._headline(4, f"{len(edited)} documents are edited, and the run is killed in the middle of its build")
         for file in edited:
-            with file.open("a") as document:
+            with file.open("a", encoding="utf-8") as document:
                 document.write(FOOTNOTE.format(folder=file.parent.name, name=file.stem))
         stored, live = self._vectors(), self._generation()
         with self._working("a process runs the jobs, and gets SIGKILL"):
@@ -192,7 +208,7 @@ class Story:
             return fence.aliases.resolve(ALIAS).generation
 
     def _vectors(self) -> int:
-        return stored_vectors(self._state.vectors)
+        return stored_vectors(*self._state.vectors)
 
     def _headline(self, number: int, text: str) -> None:
         self._console.print(f"\n[b]{number}. {text}[/b]", highlight=False)
@@ -219,6 +235,7 @@ _EFFECTS: tuple[tuple[str, Callable[[Facts], str]], ...] = (
     ("files not even read", lambda facts: f"{facts.unread:,}"),
     ("snippets made", lambda facts: f"{facts.snippets_made:,}"),
     ("snippets embedded", lambda facts: f"{facts.embedded:,}"),
+    ("snippet_ids of all documents (digest)", lambda facts: facts.snippet_ids[:12]),
     ("INDEX_HASH", lambda facts: facts.index_hash[:12]),
     (f"generation of the alias {ALIAS}", lambda facts: str(facts.generation)),
 )
@@ -226,6 +243,7 @@ _EFFECTS: tuple[tuple[str, Callable[[Facts], str]], ...] = (
 
 def _nothing(facts: Facts, before: Facts) -> bool:
     same = (facts.index_hash, facts.generation) == (before.index_hash, before.generation)
+    same = same and facts.snippet_ids == before.snippet_ids
     return same and not (facts.new or facts.snippets_made or facts.embedded)
 
 
@@ -245,12 +263,17 @@ def _facts_table(*facts: tuple[str, str]) -> Table:
     return table
 
 
-def now_try(ragfence_command: str) -> str:
+def choose_edited(corpus: Path) -> str:
+    """The doc_id of the document that is edited alone, and among many."""
+    if (corpus / EDITED).is_file():
+        return EDITED
+    return min(each.relative_to(corpus).as_posix() for each in corpus.rglob("*.*"))
+
+
+def now_try(ragfence_command: str, edited: str) -> str:
     """Commands that work as they stand, from the folder in which the demo ran."""
     on_it = f"RAGFENCE_STORE={FOLDER} {ragfence_command}"
-    return (
-        f'\nNow try:\n  make ui\n  {on_it} search {ALIAS} "how do I generate a PDF file?"\n  {on_it} explain {EDITED}'
-    )
+    return f'\nNow try:\n  make ui\n  {on_it} search {ALIAS} "where is the coffee machine?"\n  {on_it} explain {edited}'
 
 
 def installed_command() -> str:
@@ -265,11 +288,11 @@ def main() -> None:
     console = Console(width=min(WIDTH, console.width) if console.is_terminal else WIDTH)
     console.print(Panel("ragfence: one effect per key, from documents to a live alias. No server.", expand=False))
     state = State.here()
-    state.begin()
     state.enter()
     try:
-        Story(state, Runner(), console).tell()
+        corpus = state.begin()
+        Story(state, corpus, Runner(), console).tell()
     except RagfenceError as error:
         console.print(f"[red]{error.code}[/red] {escape(error.message)}\n{escape(error.hint)}")
         raise SystemExit(1) from error
-    console.print(now_try(installed_command()), highlight=False, soft_wrap=True)
+    console.print(now_try(installed_command(), choose_edited(state.corpus)), highlight=False, soft_wrap=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -16,8 +17,9 @@ from ragfence.api.apikeys import Asker
 from ragfence.api.messages import Answer, Call, headers_from
 from ragfence.api.problems import MEDIA_TYPE, Problem, Refused, problem_of, refusal
 from ragfence.api.schemas import InProgress, ProblemOut
+from ragfence.api.scopes import KeyScope, missing_scope
+from ragfence.api.shares import LARGE_BODY, run_in_turn, run_large
 from ragfence.core.canonical import parse_json
-from ragfence.engine.background import to_the_end
 from ragfence.errors import RagfenceError
 
 if TYPE_CHECKING:
@@ -28,6 +30,12 @@ Found = TypeVar("Found")
 Work = Callable[[], Awaitable[Answer]]
 
 JSON: Final = "application/json"
+PIECE: Final = 32 << 10
+"""bytes of a body that are looked at in one go"""
+MAX_FIELDS: Final = 32
+"""more than any model has"""
+MAX_ERRORS: Final = 50
+MAX_PLACE_CHARACTERS: Final = 200
 HEAD: Final = "ragfence.head"
 """in the state of a write: by which it is known when it comes again"""
 BEGUN: Final = "ragfence.begun"
@@ -44,9 +52,20 @@ def asker_of(request: Request) -> Asker:
     return found
 
 
+def require(request: Request, needed: frozenset[KeyScope], what: str) -> None:
+    """For what a route does only for some: raises `Refused` unless the key has one of these scopes, too."""
+    if (problem := missing_scope(asker_of(request).scopes, needed, what)) is not None:
+        raise Refused(problem)
+
+
 async def looked_up(call: Callable[[], Found]) -> Found:
     """A blocking read, in a thread."""
-    return await to_the_end(call)
+    return await run_in_turn(call)
+
+
+async def off_the_loop(size: int, call: Callable[[], Found]) -> Found:
+    """What is made of a body of so many bytes: in a thread, one at a time of each tenant, if it is large."""
+    return await run_large(call) if size > LARGE_BODY else call()
 
 
 async def body_of(request: Request) -> bytes:
@@ -56,8 +75,11 @@ async def body_of(request: Request) -> bytes:
         raise Refused(refusal("VALIDATION.slow_client", "the request ended before its body was complete")) from None
 
 
-def checked(body: bytes, request: Request, model: type[Body]) -> Body:
-    """The body as the model has it, or `Refused`: before anything is claimed, so a mistake uses up no key."""
+def checked(body: bytes, request: Request, model: type[Body], *, max_values: int | None = None) -> Body:
+    """The body as the model has it, or `Refused`: before anything is claimed, so a mistake uses up no key.
+
+    `max_values`: that a large body may hold; without it no body may be large.
+    """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise Refused(refusal("VALIDATION.media_type", "compressed bodies are not taken", hint="send it as it is"))
@@ -65,12 +87,42 @@ def checked(body: bytes, request: Request, model: type[Body]) -> Body:
         given: Any = {}
     elif media_type != JSON:
         raise Refused(refusal("VALIDATION.media_type", f"the body is {media_type or 'of no type'}"))
+    elif max_values is None and len(body) > LARGE_BODY:
+        raise Refused(refusal("VALIDATION.body_too_large", f"at most {LARGE_BODY:,} bytes are accepted here"))
     else:
-        given = parse_json(body)
+        given = parse_bounded(body, max_values)
     return validated(given, model)
 
 
+def parse_bounded(body: bytes, max_values: int | None) -> Any:
+    """The JSON in a body, which holds at most so many values: counted before any of them is made."""
+    if max_values is not None and _holds_more_values(body, max_values):
+        raise Refused(refusal("VALIDATION.body", f"the body holds more than {max_values:,} values"))
+    return parse_json(body)
+
+
+def _holds_more_values(body: bytes, most: int) -> bool:
+    """Counted piece by piece, and only until there are too many: a call that goes over a large body at once would hold
+    the interpreter, and with it every other tenant, for as long as it takes."""
+    if len(body) <= most:  # none takes less than a byte
+        return False
+    found, inside, left = 0, False, b""
+    for at in range(0, len(body), PIECE):
+        # Without escapes every quote begins or ends a string. One that is cut off goes on in the next piece.
+        piece = (left + body[at : at + PIECE]).replace(rb"\\", b"")
+        left = b"\\" if piece.endswith(b"\\") else b""
+        parts = piece.removesuffix(left).replace(rb"\"", b"").split(b'"')
+        outside = b"".join(parts[inside::2])
+        found += outside.count(b",") + outside.count(b"[") + outside.count(b"{")
+        if found > most:
+            return True
+        inside ^= len(parts) % 2 == 0
+    return False
+
+
 def validated(given: Any, model: type[Body]) -> Body:
+    if isinstance(given, dict) and len(given) > MAX_FIELDS:
+        raise Refused(invalid([{"loc": (), "msg": f"{len(given):,} fields, and {MAX_FIELDS} are accepted"}]))
     try:
         return model.model_validate(given)
     except PydanticValidationError as wrong:
@@ -79,11 +131,14 @@ def validated(given: Any, model: type[Body]) -> Body:
 
 def invalid(errors: Any, *, code: str = "VALIDATION.body") -> Problem:
     """All mistakes at once, without what was sent: it may be a secret in the wrong place."""
-    found = [
-        {"at": "/" + "/".join(str(part) for part in each["loc"]), "problem": str(each["msg"])[:500]} for each in errors
-    ][:50]
+    found = [{"at": _place(each["loc"]), "problem": str(each["msg"])[:500]} for each in errors[:MAX_ERRORS]]
     detail = "; ".join(f"{each['at']}: {each['problem']}" for each in found[:5])
     return refusal(code, detail, errors=found)
+
+
+def _place(parts: Sequence[Any]) -> str:
+    text = "/" + "/".join(str(part)[:MAX_PLACE_CHARACTERS] for part in parts[:MAX_FIELDS])
+    return text if len(text) <= MAX_PLACE_CHARACTERS else f"{text[:MAX_PLACE_CHARACTERS]}..."
 
 
 async def written(
@@ -125,7 +180,7 @@ async def _outcome(work: Work) -> Answer:
     try:
         return await work()
     except RagfenceError as error:
-        return problem_of(error).answer()
+        return replace(problem_of(error).answer(), error=error)
     except Refused as refused:
         return refused.problem.answer()
 

@@ -1,27 +1,29 @@
 """Connections that cannot be held for nothing: uvicorn's own, with limits.
 
 uvicorn waits for ever for the headers of a request, and for a client to read its answer. Here the headers have to be
-there within `header_timeout_s`, an answer has to be read at a certain rate, and connections are counted. Bytes that no
-parser understands end their own connection and no other.
+there within `header_timeout_s`, an answer has to be read at a certain rate, and connections are counted: each address
+has a share of their number, and of the bytes that are held for them (`addresses`). Bytes that no parser understands end
+their own connection and no other.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from dataclasses import dataclass
 from typing import Any
 
+from ragfence._extras import needs_extra
+from ragfence.api.addresses import SMALL, Addresses
 from ragfence.api.messages import Answer
 from ragfence.api.problems import Problem, refusal
 from ragfence.api.shedding import headers_too_large
-from ragfence.errors import Unsupported
+from ragfence.api.throttle import address_of
 
-try:
+with needs_extra("api", "`ragfence serve`"):
     import h11
     from uvicorn.protocols.http.h11_impl import H11Protocol
-except ModuleNotFoundError as missing:
-    raise Unsupported(f"{missing.name} is not installed", hint="pip install 'ragfence[api]'") from missing
 
 try:
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -36,6 +38,10 @@ class Connections:
     """What a connection may take of the server."""
 
     most: int = 4096
+    max_held_bytes: int = 512 << 20
+    """of unfinished heads and unread answers, of all connections"""
+    address_share: float = 1.0
+    """an address may have at most so many times what is free of both"""
     header_timeout_s: float = 10.0
     max_head_bytes: int = 64 << 10
     send_timeout_s: float = 30.0
@@ -49,7 +55,7 @@ class _Connection:
     config: Any
     loop: asyncio.AbstractEventLoop
     transport: asyncio.Transport
-    connections: set[Any]
+    client: tuple[str, int] | None
     cycle: Any
 
     def connection_made(self, transport: Any) -> None:
@@ -59,16 +65,19 @@ class _Connection:
         self._head_bytes = 0
         self._send_timer: asyncio.TimerHandle | None = None
         self._unsent = 0
-        if len(self.connections) > self._limits.most:
-            self._hang_up(refusal("DEPENDENCY.overloaded", "there are too many connections"))
-        else:
+        self._addresses: Addresses = self.config.addresses
+        if self._addresses.enter(self, address_of(self.client)):
             self._expect_a_head()
+        else:
+            detail = "there are too many connections, of this address or of all"
+            self._hang_up(refusal("DEPENDENCY.overloaded", detail, retry_after=random.randint(1, 4)))
 
     def connection_lost(self, exc: Exception | None) -> None:
         for timer in (self._head_timer, self._send_timer):
             if timer is not None:
                 timer.cancel()
         self._head_timer = self._send_timer = None
+        self._addresses.leave(self)
         super().connection_lost(exc)  # type: ignore[misc]
 
     def data_received(self, data: bytes) -> None:
@@ -79,9 +88,11 @@ class _Connection:
             self.transport.abort()
         if self._is_busy():
             self._head_is_there()
+            self._addresses.begin(self)
             return
         # Parts of a head; or of a body that was refused, and is thrown away.
         self._head_bytes += len(data)
+        self._addresses.weigh(self)
         self._expect_a_head()
         if self._head_bytes > self._limits.max_head_bytes:
             self._hang_up(headers_too_large(f"at most {self._limits.max_head_bytes:,} bytes of headers are taken"))
@@ -97,9 +108,24 @@ class _Connection:
         super().pause_writing()  # type: ignore[misc]
         self._expect_to_be_read()
 
+    def resume_writing(self) -> None:
+        super().resume_writing()  # type: ignore[misc]
+        self._addresses.weigh(self)
+
     def on_response_complete(self) -> None:
         super().on_response_complete()  # type: ignore[misc]
+        if not self._is_busy():  # with the next request, which was sent before this answer
+            self._addresses.end(self)
         self._expect_to_be_read()
+
+    def held_bytes(self) -> int:
+        return self._head_bytes + self.transport.get_write_buffer_size()
+
+    def evict(self) -> None:
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()  # closing would wait until it is read
+        else:
+            self.transport.close()
 
     def shutdown(self) -> None:
         try:
@@ -118,7 +144,9 @@ class _Connection:
             self._head_timer = self.loop.call_later(self._limits.header_timeout_s, self._no_head)
 
     def _head_is_there(self) -> None:
-        self._head_bytes = 0
+        if self._head_bytes:
+            self._head_bytes = 0
+            self._addresses.weigh(self)
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
@@ -144,11 +172,14 @@ class _Connection:
             self._send_timer = None
         self._unsent = self.transport.get_write_buffer_size()
         if self._unsent:
+            if self._unsent > SMALL:
+                self._addresses.weigh(self)
             self._send_timer = self.loop.call_later(self._limits.send_timeout_s, self._is_it_read)
 
     def _is_it_read(self) -> None:
         self._send_timer = None
         left = self.transport.get_write_buffer_size()
+        self._addresses.weigh(self)
         enough = min(self._unsent, int(self._limits.min_send_rate * self._limits.send_timeout_s))
         if left and self._unsent - left < enough:
             self.transport.abort()  # closing would wait until it is read

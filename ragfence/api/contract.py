@@ -22,9 +22,10 @@ from ragfence.api import stored
 from ragfence.api.keys import format_key, parse_key
 from ragfence.api.messages import Answer, Call
 from ragfence.api.problems import Refused, problem_of, refusal
-from ragfence.api.reading import KIND, Reading, operation_of
+from ragfence.api.reading import KIND, Reading, operation_of, stored_key
 from ragfence.api.streaming import Outflow, Produce, Streamed
 from ragfence.api.telling import Asked, Telling, told_of
+from ragfence.core.hashing import ContentKey
 from ragfence.core.operations import Operation
 from ragfence.core.receipts import Decision, Flags, Receipt
 from ragfence.engine.background import to_the_end
@@ -83,12 +84,16 @@ class Begun(NamedTuple):
 
 
 class Contract:
-    """`status_path`: where `status` is mounted; without one a 202 tells no address."""
+    """`status_path`: where `status` is mounted; without one a 202 tells no address.
 
-    def __init__(self, fence: Fence, *, status_path: str = "") -> None:
+    `repeatable`: what is performed has fences of its own, so an outage of a store does not use up a key's attempts.
+    """
+
+    def __init__(self, fence: Fence, *, status_path: str = "", repeatable: bool = False) -> None:
         self._engine = fence._engine  # the facade has neither joint claims nor a look at single records
         self._joint = JointClaims(self._engine.fences)
         self._policy = fence.policy
+        self._repeatable = repeatable
         self.reading = Reading(self._engine, fence.policy)
         self._telling = Telling(fence.policy, fence.policy.for_kind(KIND).ttl_ms, status_path)
         self._tasks: set[asyncio.Task[Answer]] = set()
@@ -103,6 +108,10 @@ class Contract:
         """
         begun = await self.begin(self.reading.checked(call, principal))
         return begun if isinstance(begun, Answer) else await self.go_on(begun, perform, settled)
+
+    def content_key(self) -> ContentKey | None:
+        """Of a tenant whose digests of content are keyed: a route that compares digests of its own keys them too."""
+        return self._engine.content_hash.key()
 
     async def begin(self, asked: Asked | Answer | None) -> Begun | Answer | None:
         """Asks for the key of what was read. The answer, if it is known already, as that of most retries is."""
@@ -174,6 +183,11 @@ class Contract:
         if found:
             return self._telling.accepted(operation, key, root)
         return refusal("VALIDATION.idempotency.key_unknown", key=key).answer(told_of(key, "MISS"))
+
+    async def is_known(self, call: Call, principal: str) -> bool:
+        """Whether a write has an outcome, is being performed, or is refused. Claims nothing."""
+        asked = self.reading.checked(call, principal)
+        return not isinstance(asked, Asked) or bool(await to_the_end(self._look_up, asked.request.operation))
 
     @property
     def left_behind(self) -> int:
@@ -268,6 +282,8 @@ class Contract:
                         return self._telling.in_progress(asked), False
                     return self._telling.replayed(winner, asked.key), False
                 told |= {"idempotency-status": "stored"} | self._telling.expiry(receipt)
+            else:
+                op.failure = answer.error
             return stored.whole(answer).with_headers(told), True
 
     def _claim(self, asked: Asked) -> Claimed:
@@ -275,7 +291,12 @@ class Contract:
         if asked.budget_s is not None:
             wait_s = min(wait_s, asked.budget_s)
         return Claimed(
-            self._engine.performer, asked.request, wait_ms=int(wait_s * 1000), verdict=True, joint=self._joint
+            self._engine.performer,
+            asked.request,
+            wait_ms=int(wait_s * 1000),
+            verdict=True,
+            joint=self._joint,
+            repeatable=self._repeatable,
         )
 
     async def _answer_of(self, perform: Perform) -> Answer:
@@ -293,7 +314,8 @@ class Contract:
         if not key or not method or not route:
             raise Refused(refusal("VALIDATION.idempotency.key_unknown", "the address is not one a 202 told"))
         key = parse_key(format_key(key))
-        return operation_of(key, principal, method, route, self._engine.tenant), key
+        stored_as = stored_key(key, self.content_key())
+        return operation_of(stored_as, principal, method, route, self._engine.tenant), key
 
     def _look_up(self, operation: Operation) -> Receipt | bool:
         """The outcome, or whether it is being performed. Only looks: it claims nothing and leaves no row."""

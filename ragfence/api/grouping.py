@@ -21,6 +21,7 @@ from ragfence.api.problems import Refused, refusal
 from ragfence.core.receipts import Receipt
 from ragfence.documents.document import Document
 from ragfence.documents.preparing import Given
+from ragfence.engine.requests import acting_key
 from ragfence.errors import InFlight, TransientError
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class Grouping:
         self._timer = None
         while self._under_way < self._groups and (group := self._next_group()):
             self._under_way += 1
-            asked = [Given(sent.document, sent.waited_s(), sent.event_id) for sent in group]
+            asked = [Given(sent.document, sent.waited_s(), sent.event_id, sent.api_key) for sent in group]
             work = loop.run_in_executor(None, partial(self._documents.ingest_each, asked, wait_s=0))
             work.add_done_callback(lambda done, group=group: self._back(loop, group, done))  # type: ignore[misc]
 
@@ -158,11 +159,12 @@ class Grouping:
 class _Sent:
     """A document, and who waits for it."""
 
-    __slots__ = ("_pause_s", "_since", "alone", "answered", "document", "event_id", "name", "size")
+    __slots__ = ("_pause_s", "_since", "alone", "answered", "api_key", "document", "event_id", "name", "size")
 
     def __init__(self, document: Document, answered: asyncio.Future[Receipt], event_id: str = "") -> None:
         self.document = document
         self.event_id = event_id
+        self.api_key = acting_key.get()
         self.answered = answered
         self.alone = False
         """something went wrong with its group, and nobody knows on whose account"""

@@ -10,22 +10,26 @@ from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import Response
 
 from ragfence.api.asking import (
+    BEGUN,
     answers,
     asker_of,
     body_of,
     body_schema,
+    call_of,
     checked,
     json_answer,
     looked_up,
     moment,
     read_answer,
+    require,
     session_of,
     written,
 )
 from ragfence.api.messages import Answer
 from ragfence.api.problems import Refused, refusal
 from ragfence.api.schemas import ALIAS_PATTERN, AliasOut, BuildIn, BuildOut, Hits, Items, RollbackIn, SwapIn
-from ragfence.engine.background import to_the_end
+from ragfence.api.scopes import KeyScope
+from ragfence.api.shares import run_in_turn
 from ragfence.indexes.aliases import UNSET, Swap
 from ragfence.indexes.builds import BuildEntry
 from ragfence.indexes.catalog import CatalogEntry
@@ -54,14 +58,33 @@ async def post_build(request: Request) -> Response:
     _check_allowed("embedder", given.embedder, rules.embedders)
     spec = IndexSpec(given.embedder, given.backend, given.metric, given.index, given.parameters)
 
+    tenant, pool = asker_of(request).tenant, request.app.state.builds
+    place = pool.reserve(tenant)
+    if place is None and BEGUN not in request.scope["state"]:
+        # A replay, or who asks again for a build that is under way, is no further build.
+        known = await session.contract.is_known(call_of(request, body), asker_of(request).principal)
+        if not known:
+            raise pool.refusal()
+
     async def work() -> Answer:
-        build = await to_the_end(session.fence.indexes.build, spec)
-        entry = session.fence.indexes.get(build.index_hash)
+        own = place if place is not None and not place.over else pool.reserve(tenant)
+        if own is None:
+            raise pool.refusal()
+        own.running = True
+        try:
+            build = await pool.run(session.fence.indexes.build, spec)
+        finally:
+            own.end()
+        entry = await looked_up(lambda: session.fence.indexes.get(build.index_hash))
         assert entry is not None
         told = built(build.index_hash, entry) | {"decision": build.decision.value}
         return json_answer(told, 201 if build.receipt.is_new else 200, {"location": f"/v1/builds/{build.index_hash}"})
 
-    return await written(request, work, body)
+    try:
+        return await written(request, work, body)
+    finally:
+        if place is not None and not place.running:
+            place.end()
 
 
 @router.get("/builds", summary="List the builds", responses=answers(Items))
@@ -89,9 +112,12 @@ async def get_build(request: Request, index_hash: HashInPath) -> Response:
     responses=answers(AliasOut, 200, write=True),
 )
 async def post_swap(request: Request, alias: AliasInPath) -> Response:
-    """Only at a build that is sealed, and only past the gates; `force` needs a reason and is recorded."""
+    """Only at a build that is sealed, and only past the gates. `force` passes a failed gate: it needs the scope `admin`
+    as well, and a reason, and is recorded."""
     body = await body_of(request)
     given = checked(body, request, SwapIn)
+    if given.force:
+        require(request, frozenset({KeyScope.ADMIN}), "`force`")
     aliases = session_of(request).fence.aliases
     expect = given.expect if "expect" in given.model_fields_set else UNSET
     return await _moved(
@@ -191,7 +217,7 @@ def built(index_hash: str, entry: BuildEntry) -> dict[str, Any]:
 
 async def _moved(request: Request, body: bytes, move: Callable[[], Swap]) -> Response:
     async def work() -> Answer:
-        swap = await to_the_end(move)
+        swap = await run_in_turn(move)
         return json_answer(
             {
                 "alias": swap.alias,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated, Any, Final, Literal
@@ -22,6 +21,7 @@ from ragfence.api.asking import (
     looked_up,
     moment,
     read_answer,
+    require,
     response_of,
     session_of,
     written,
@@ -40,14 +40,16 @@ from ragfence.api.schemas import (
     Released,
     StatsOut,
 )
+from ragfence.api.scopes import ROUTES
 from ragfence.api.sessions import STATUS_PATH
+from ragfence.api.shares import run_in_turn
 from ragfence.audit.standing import standing
 from ragfence.core.hashing import SHARDS
 from ragfence.core.operations import key_from_text
 from ragfence.core.records import State
+from ragfence.core.rows import Phase
 from ragfence.documents.identity import snippet_texts
 from ragfence.documents.segments import ids_in
-from ragfence.engine.background import to_the_end
 from ragfence.engine.engine import Engine
 from ragfence.errors import ValidationError
 from ragfence.fence import Fence
@@ -71,7 +73,12 @@ async def get_status(
     method: Annotated[str, Query(max_length=10)],
     route: Annotated[str, Query(max_length=500)],
 ) -> Response:
-    """202 while the operation is performed, then its answer. The address is the Location of a 202."""
+    """202 while the operation is performed, then its answer. The address is the Location of a 202.
+
+    It needs a scope that the operation itself needs.
+    """
+    if (needed := ROUTES.get((method.upper(), route))) is not None:
+        require(request, needed, f"the status of {method.upper()} {route}")
     session, query = session_of(request), request.scope["query_string"].decode("latin-1")
     principal = request.state.asker.principal
     return response_of(await session.contract.status(query, principal, root=request.scope.get("root_path", "")))
@@ -90,18 +97,19 @@ async def get_decisions(
     until: Annotated[str | None, Query(max_length=40)] = None,
     kind: Annotated[str | None, Query(max_length=100)] = None,
     decision: Literal["new", "duplicate", "conflict", "in_flight", "stale", "ended"] | None = None,
+    phase: Annotated[Phase | None, Query(description="a claim and its seal are two rows")] = None,
     source_id: Annotated[str | None, Query(max_length=2000)] = None,
     limit: Limit = 100,
     cursor: Cursor = "",
 ) -> Response:
-    """Decision rows, oldest first."""
+    """Decision rows, oldest first. To count answers, leave out the phases claim, release, late_seal and end."""
     fence, after = session_of(request).fence, _cursor(cursor, ROW_ID)
 
     def page() -> dict[str, Any]:
         import pyarrow.compute as pc
 
         table = fence.audit.decisions(
-            after[0] if after else since, until, kind=kind, decision=decision, source_id=source_id
+            after[0] if after else since, until, kind=kind, decision=decision, phase=phase, source_id=source_id
         )
         table = table.sort_by([("ts", "ascending"), ("row_id", "ascending")])
         if after:  # a page begins in the millisecond in which the one before ended
@@ -149,7 +157,7 @@ async def post_release(request: Request, key: KeyInPath) -> Response:
     fence = session_of(request).fence
 
     async def work() -> Answer:
-        return json_answer({"key": key, "released": await to_the_end(fence.release, key)})
+        return json_answer({"key": key, "released": await run_in_turn(fence.release, key)})
 
     return await written(request, work, body)
 
@@ -167,7 +175,7 @@ async def post_purge_expired(request: Request) -> Response:
     fence = session_of(request).fence
 
     async def work() -> Answer:
-        purged = await to_the_end(fence.purge_expired, given.limit, after=given.after)
+        purged = await run_in_turn(fence.purge_expired, given.limit, after=given.after)
         return json_answer({"records": purged.records, "commits": purged.objects, "after": purged.after})
 
     return await written(request, work, body)
@@ -186,7 +194,7 @@ async def post_purge(request: Request) -> Response:
     fence = session_of(request).fence
 
     async def work() -> Answer:
-        report = await to_the_end(fence.documents.purge, given.doc_id)
+        report = await run_in_turn(fence.documents.purge, given.doc_id)
         return json_answer({"doc_id": report.doc_id, "found": report.known, "report": asdict(report)})
 
     return await written(request, work, body)
@@ -242,32 +250,22 @@ def _keys(engine: Engine, kind: str | None, state: str | None, limit: int, after
 
 
 def _stats(fence: Fence, since: str) -> dict[str, Any]:
-    import pyarrow.compute as pc
-
-    held = fence._engine.fences.stats()
-    decisions: Counter[str] = Counter()
-    endpoints: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-    table = fence.audit.decisions(since).select(["decision", "route", "kind", "sealed_at"])
-    # An attempt is no outcome: what came of it has a row of its own.
-    attempt = pc.and_(pc.equal(table.column("decision"), "new"), pc.is_null(table.column("sealed_at")))
-    grouped = table.filter(pc.invert(attempt)).group_by(["decision", "route", "kind"]).aggregate([([], "count_all")])
-    for row in grouped.to_pylist():
-        decisions[row["decision"]] += row["count_all"]
-        endpoints[row["route"] or "", row["kind"] or ""][row["decision"]] += row["count_all"]
-    asked = decisions["new"] + decisions["duplicate"]
+    counted = fence.stats(since)
     return {
-        "tenant": fence.tenant,
-        "since": since,
-        "records": [
-            {"kind": kind, "state": state, "count": count} for (kind, state), count in sorted(held.records.items())
-        ],
-        "storage_bytes": held.bytes,
-        "rows": held.rows,
-        "decisions": dict(decisions),
-        "hit_rate": decisions["duplicate"] / asked if asked else None,
-        "endpoints": [
-            {"route": route, "kind": kind, **dict(counted)} for (route, kind), counted in sorted(endpoints.items())
-        ],
+        "tenant": counted.tenant,
+        "since": counted.since,
+        "documents": counted.documents,
+        "records": [asdict(each) for each in counted.records],
+        "keys": counted.keys,
+        "pending": counted.pending,
+        "quarantined": counted.quarantined,
+        "average_ttl_s": counted.average_ttl_s,
+        "rows": counted.rows,
+        "processed": counted.processed,
+        "duplicates": counted.duplicates,
+        "decisions": dict(counted.decisions),
+        "hit_rate": counted.hit_rate,
+        "endpoints": [{"route": each.route, "kind": each.kind, **each.decisions} for each in counted.endpoints],
     }
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
 from ragfence.core.canonical import parse_json
 from ragfence.core.hashing import digest
+from ragfence.errors import RagfenceError
 
 Headers: TypeAlias = tuple[tuple[str, str], ...]
 """names in lower case; a name may stand there more than once"""
+
+CONDITIONS: Final = ("if-match", "if-none-match")
+"""headers under which a write does something else, or nothing"""
 
 _JSON_TYPE: Final = re.compile(
     r"\s*(?:application|text)/(?:[\w.!#$&^+-]+\+)?json\s*(?:;.*)?", re.IGNORECASE | re.DOTALL
@@ -58,21 +62,30 @@ class Call:
         return self.route or self.path
 
     def payload(self) -> object:
-        """What is compared between two requests with the same key: method, path, query and body.
+        """What is compared between two requests with the same key: method, path, query, conditions and body.
 
         JSON is compared by its meaning, so the order of fields and white space do not count, and a conflict can show
         what differs. Everything else, compressed JSON too, is compared byte for byte. Raises `NotJson`.
         """
         if self.compared is not None or self.is_json:
             return self._with(parse_json(self.body) if self.compared is None else self.compared)
-        return digest("ragfence/http-request/1", self.method.encode(), _bytes(self.path), _bytes(self.query), self.body)
+        parts = (self.method.encode(), _bytes(self.path), _bytes(self.query), self.body)
+        if conditions := self._conditions():
+            named = (_bytes(f"{name}: {value}") for name, value in conditions.items())
+            return digest("ragfence/http-request/2", *parts, *named)
+        return digest("ragfence/http-request/1", *parts)
 
     def kept_payload(self) -> object:
         """None: all of the payload."""
         return None if self.kept is None else self._with(self.kept)
 
     def _with(self, body: object) -> dict[str, object]:
-        return {"method": self.method, "path": self.path, "query": self.query, "body": body}
+        return {"method": self.method, "path": self.path, "query": self.query, "body": body, **self._conditions()}
+
+    def _conditions(self) -> dict[str, str]:
+        """Only those that are there, so that a request without any is compared as it always was."""
+        given = {name: ", ".join(values_of(self.headers, name)) for name in CONDITIONS}
+        return {name: value for name, value in given.items() if value}
 
     @property
     def is_json(self) -> bool:
@@ -90,6 +103,8 @@ class Answer:
     headers: Headers = ()
     body: bytes = b""
     complete: bool = True
+    error: RagfenceError | None = field(default=None, compare=False, repr=False)
+    """what went wrong inside the server, where the answer is the problem of that"""
 
     def header(self, name: str) -> str:
         return first_of(self.headers, name)

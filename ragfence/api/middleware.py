@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
+from ragfence._extras import needs_extra
 from ragfence.api.contract import Begun, Contract
 from ragfence.api.keys import principal_from
 from ragfence.api.messages import Answer, Call, headers_from
@@ -23,13 +24,11 @@ from ragfence.api.performing import (
 )
 from ragfence.api.problems import refusal
 from ragfence.api.routes import path_in, template_of
-from ragfence.api.telling import Asked
-from ragfence.errors import Unsupported, ValidationError
+from ragfence.api.telling import Asked, unexpected
+from ragfence.errors import ValidationError
 
-try:
+with needs_extra("api", "IdempotencyMiddleware"):
     from starlette.requests import HTTPConnection
-except ModuleNotFoundError as missing:
-    raise Unsupported(f"{missing.name} is not installed", hint="pip install 'ragfence[api]'") from missing
 
 if TYPE_CHECKING:
     from ragfence.fence import Fence
@@ -128,11 +127,18 @@ class IdempotencyMiddleware:
         if isinstance(begun, Answer):
             await send_answer(send, begun)
         else:
-            await self._performed(begun, Performance(self._app, scope, body, limit=self._limits.max_stored_bytes), send)
+            performance = Performance(self._app, scope, body, limit=self._limits.max_stored_bytes)
+            await self._performed(begun, performance, scope, send)
 
-    async def _performed(self, begun: Begun | None, performance: Performance, send: Send) -> None:
+    async def _performed(self, begun: Begun | None, performance: Performance, scope: Scope, send: Send) -> None:
         try:
-            answer = await self.contract.go_on(begun, performance.perform, performance.settle)
+            try:
+                answer = await self.contract.go_on(begun, performance.perform, performance.settle)
+            except Exception:
+                if begun is not None and not _handles_errors(scope):
+                    # Whoever is outside sees that there is an answer, logs the error, and sends none of its own.
+                    await send_answer(send, unexpected(headers_from(scope["headers"])))
+                raise
             # Asked at once: otherwise it is a replay, a problem, or came too late for a client with little time.
             own = performance.is_the_answer
             await send_answer(send, answer)
@@ -155,6 +161,13 @@ class IdempotencyMiddleware:
     def _too_large(self) -> Answer:
         most = self._limits.max_body_bytes
         return refusal("VALIDATION.body_too_large", f"at most {most:,} bytes are taken").answer()
+
+
+def _handles_errors(scope: Scope) -> bool:
+    """Whether the application answers unhandled exceptions itself: it is asked outside of this middleware."""
+    app = scope.get("app")
+    handlers = getattr(app, "exception_handlers", {})
+    return bool(getattr(app, "debug", False)) or 500 in handlers or Exception in handlers
 
 
 def _authorization(connection: HTTPConnection) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from ragfence import errors
 from ragfence.api.messages import Answer
 from ragfence.core.redaction import Redaction
-from ragfence.errors import RagfenceError
+from ragfence.errors import RagfenceError, hint_on
 
 MEDIA_TYPE: Final = "application/problem+json"
 TYPE_PREFIX: Final = "urn:ragfence:problem:"
@@ -40,14 +40,17 @@ ERRORS: Final[Mapping[type[RagfenceError], Row]] = {
     errors.TerminalError: Row(422, "Trying again cannot help"),
     errors.ValidationError: Row(400, "The request is invalid; nothing was stored"),
     errors.NotJson: Row(400, "The body is not JSON that can be compared"),
+    errors.InsecureUrl: Row(502, "An API key would be sent over plain HTTP"),
     errors.DocumentInvalid: Row(422, "The document cannot be ingested"),
     errors.PruneTooLarge: Row(422, "More documents would be retracted than the policy lets go at once"),
     errors.ResultTooBig: Row(500, "The result is larger than what the stores may hold"),
     errors.PolicyError: Row(500, "The server's policy is refused"),
+    errors.ContentSecretError: Row(500, "The server lacks the secret that contents of the tenant are hashed with"),
     errors.UnknownStore: Row(500, "The server's store cannot be opened"),
     errors.EmbedderUnknown: Row(422, "Nobody registered an embedder of this name"),
     errors.AliasUnknown: Row(404, "There is no such alias"),
     errors.Conflict: Row(409, "The key is known with another payload"),
+    errors.OriginConflict: Row(409, "Another source owns the document"),
     errors.Stale: Row(409, "A newer revision is already applied"),
     errors.EffectFailed: Row(422, "The operation failed for good; this is its outcome, replayed"),
     errors.Quarantined: Row(409, "Too many attempts failed; somebody has to release the key"),
@@ -64,18 +67,23 @@ ERRORS: Final[Mapping[type[RagfenceError], Row]] = {
     errors.DocumentMoved: Row(412, "The document is not at the version that was expected"),
     errors.StoreUnsafe: Row(500, "The server's store cannot keep the promise"),
     errors.StoreAuth: Row(500, "The store refused the server's credentials"),
+    errors.TableGone: Row(410, "The table was deleted; a newer one has been written"),
     errors.FormatTooNew: Row(500, "Stored by a newer ragfence than this server's"),
     errors.FormatCorrupt: Row(500, "Stored bytes that are no record"),
+    errors.SegmentUnreadable: Row(500, "A segment of the log is cut off, damaged or missing"),
     errors.TransientError: Row(503, "Trying again may help"),
     errors.InFlight: Row(409, "The operation is being performed right now"),
     errors.LeaseLost: Row(503, "The lease ran out while the operation was performed"),
     errors.FencedOut: Row(503, "Another attempt was faster; ask again for its outcome"),
     errors.SealUncertain: Row(503, "The operation happened, its outcome could not be stored yet"),
     errors.StoreUnavailable: Row(503, "A store did not answer"),
+    errors.StoreClosed: Row(503, "The server is closing its stores"),
     errors.CommitUncertain: Row(503, "The object store did not say whether the commit happened"),
     errors.NotReady: Row(503, "The fence store is being rebuilt"),
     errors.EmbedderUnavailable: Row(503, "The embedder did not answer"),
     errors.ApiRefused: Row(502, "Another server refused"),
+    errors.ApiUnauthorized: Row(502, "Another server did not accept the API key"),
+    errors.ApiForbidden: Row(502, "Another server wants a scope that the API key lacks"),
     errors.ApiUnavailable: Row(503, "Another server did not answer"),
     errors.SnapshotGone: Row(409, "Documents that were to be indexed are gone"),
 }
@@ -92,6 +100,9 @@ REFUSALS: Final[Mapping[str, Refusal]] = {
     "VALIDATION.idempotency.key_malformed": Refusal(400, False, "The Idempotency-Key cannot be read", _NEW_KEY),
     "VALIDATION.idempotency.key_unknown": Refusal(404, False, "No outcome is stored for this key", _SAME_KEY),
     "VALIDATION.header": Refusal(400, False, "A header is missing or cannot be read", "correct the header"),
+    "VALIDATION.path": Refusal(
+        400, False, "The address cannot be read", "percent-encode the path as UTF-8; % itself is %25"
+    ),
     "VALIDATION.body_too_large": Refusal(413, False, "The body is too large", "send less at once"),
     "VALIDATION.headers_too_large": Refusal(
         431, False, "There are too many headers, or they are too long", "send less in headers and in the address"
@@ -104,8 +115,22 @@ REFUSALS: Final[Mapping[str, Refusal]] = {
     "VALIDATION.slow_client": Refusal(408, True, "The request did not arrive in time", "send it again, faster"),
     "AUTH.missing": Refusal(401, False, "No credentials", "send Authorization: Bearer and an API key"),
     "AUTH.invalid": Refusal(401, False, "These credentials are not known", "make a new API key"),
-    "AUTH.forbidden": Refusal(403, False, "Not allowed with these credentials", "use an API key with that role"),
+    "AUTH.expired": Refusal(401, False, "The API key has expired", "create another API key"),
+    "AUTH.revoked": Refusal(401, False, "The API key was revoked", "create another API key"),
+    "AUTH.host": Refusal(
+        403,
+        False,
+        "The server does not go by this name",
+        "use http://127.0.0.1 or http://localhost, or serve with API keys",
+    ),
+    "AUTH.origin": Refusal(403, False, "The request was made by another website", "serve with API keys"),
+    "AUTH.forbidden": Refusal(403, False, "The API key lacks a scope", "use an API key with one of `needed_scopes`"),
+    "RATE_LIMIT.credentials": Refusal(
+        429, True, "Too many wrong credentials", "check the API key; wait for as long as Retry-After says"
+    ),
     "RATE_LIMIT.exceeded": Refusal(429, True, "Too many requests", "wait for as long as Retry-After says"),
+    "RATE_LIMIT.share": Refusal(429, True, "The tenant holds its share of the server", "wait for its other requests"),
+    "RATE_LIMIT.builds": Refusal(429, True, "Too many builds at the same time", "wait for the builds under way"),
     "DEPENDENCY.timeout": Refusal(504, True, "The operation took longer than the time given", _SAME_KEY),
     "DEPENDENCY.overloaded": Refusal(503, True, "Too much to do", "wait for as long as Retry-After says"),
     "TRANSIENT.unexpected": Refusal(500, True, "Something unexpected happened", _SAME_KEY),
@@ -163,6 +188,7 @@ class Problem:
         wait = {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
         # `no-store`: what is wrong now need not be wrong a moment later.
         own = {"content-type": MEDIA_TYPE, "content-length": str(len(text)), "cache-control": "no-store"}
+        own["x-content-type-options"] = "nosniff"
         return Answer(self.status, tuple((own | wait | dict(headers or {})).items()), text)
 
 
@@ -183,7 +209,7 @@ def refusal(code: str, detail: str = "", *, hint: str | None = None, **extras: A
         title=row.title,
         retryable=row.retryable,
         detail=detail,
-        hint=row.hint if hint is None else hint,
+        hint=row.hint if hint is None else hint_on("http", hint),
         extras=extras,
     )
 
@@ -200,7 +226,7 @@ def problem_of(error: RagfenceError, *, status: int | None = None, **extras: Any
         title=row.title,
         retryable=error.retryable,
         detail=error.message,
-        hint=error.hint,
+        hint=hint_on("http", error.hint),
         extras=carried | extras,
     )
 
@@ -244,8 +270,9 @@ Every error is answered as `application/problem+json` (RFC 9457):
 ```
 
 `code` is stable. `retryable` says whether the same request, with the same key, may succeed later; where `retry_after`
-(and the header `Retry-After`) is given, not before so many seconds. `hint` says what to do next. What else there is
-depends on the code: `key`, `diff` (an RFC 6902 patch from the body sent first to this one), `status_url`.
+(and the header `Retry-After`) is given, not before so many seconds. `hint` says what to do next, as a request
+or as a command on the server. What else there is depends on the code: `key`, `diff` (an RFC 6902 patch from the body
+sent first to this one), `status_url`, `needed_scopes` (the API key needs one of them).
 
 | family | meaning | retry? |
 |---|---|---|
@@ -253,6 +280,7 @@ depends on the code: `key`, `diff` (an RFC 6902 patch from the body sent first t
 | `AUTH.*` | credentials are missing, unknown or not enough | no: other credentials |
 | `CONFLICT.idempotency.payload_mismatch` | the key was used for another request | no: another key for another request |
 | `RATE_LIMIT.exceeded` | too many requests | yes, after `Retry-After` |
+| `RATE_LIMIT.credentials` | too many wrong credentials came from the same address | yes, with the right API key |
 | `DEPENDENCY.timeout`, `DEPENDENCY.unavailable` | a store or a service did not answer in time, or at all | yes |
 | `TRANSIENT.*`, `LEASE.*`, `IN_FLIGHT` | nobody knows yet | yes, with the same key |
 | `PROVIDER.duplicate` | it happened already | no: use what is there |

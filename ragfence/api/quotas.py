@@ -18,11 +18,13 @@ from functools import lru_cache
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+from ragfence._extras import needs_extra
 from ragfence.api.messages import Answer, Headers
 from ragfence.api.problems import problem_of, refusal
 from ragfence.core.operations import encoded
+from ragfence.core.urls import show_url
 from ragfence.engine.background import to_the_end
-from ragfence.errors import PolicyError, RagfenceError, Unsupported
+from ragfence.errors import PolicyError, RagfenceError
 
 if TYPE_CHECKING:
     from limits import RateLimitItem
@@ -173,10 +175,8 @@ def _policy_header(quotas: tuple[Quota, ...]) -> Headers:
 
 
 def _parsed(place: str, given: tuple[str, ...], wrong: list[str]) -> tuple[Quota, ...]:
-    try:
+    with needs_extra("api", "A quota"):
         from limits import parse_many
-    except ModuleNotFoundError as missing:
-        raise _not_installed(missing) from missing
     found: dict[tuple[int, int], Quota] = {}
     for text in given:
         try:
@@ -231,10 +231,9 @@ class _OnRedis:
     def __init__(self, url: str) -> None:
         from limits.strategies import SlidingWindowCounterRateLimiter
 
-        from ragfence.stores.redis_errors import without_credentials
         from ragfence.stores.redis_urls import open_link
 
-        self._shown = without_credentials(url)
+        self._shown = show_url(url)
         self._link = open_link(url, timeout_s=TIMEOUT_S, hash_tags=())
         self._storage = _storage_on(self._link.client)
         self._limiter = SlidingWindowCounterRateLimiter(self._storage)
@@ -283,7 +282,3 @@ def _storage_on(client: Any) -> Any:
             return RedisError
 
     return OnClient()
-
-
-def _not_installed(missing: ImportError) -> Unsupported:
-    return Unsupported(f"quotas need the package limits: {missing}", hint="pip install 'ragfence[api]'")

@@ -9,6 +9,7 @@ correlation id) is read every time.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import OrderedDict
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -17,8 +18,9 @@ from ragfence.api.keys import KEY_HEADER, budget_in, check_required, key_of, mis
 from ragfence.api.messages import Answer, Call, Headers, first_of, headers_from
 from ragfence.api.problems import Refused, problem_of
 from ragfence.api.telling import MOST_KEPT_BYTES, Asked, Kept, told_of
-from ragfence.core.hashing import digest
+from ragfence.core.hashing import ContentKey, digest
 from ragfence.core.operations import Operation
+from ragfence.engine.requests import acting_key
 from ragfence.errors import RagfenceError
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ MOST_BYTES: Final = 8 << 20
 
 _DECIDE: Final = frozenset({b"idempotency-key", b"content-type", b"content-encoding", b"if-match", b"if-none-match"})
 """headers by which a request is told from another, or refused"""
+_DIGEST: Final = re.compile(r"[0-9a-fA-F]{32,}")
 _OF_THE_MOMENT: Final = frozenset({b"x-request-timeout", b"x-correlation-id", b"x-request-id"})
 _OVERHEAD: Final = 2048 + 2 * MOST_KEPT_BYTES
 """bytes that an entry takes beside its payload, with its answer"""
@@ -58,6 +61,9 @@ class Reading:
     def __init__(self, engine: Engine, policy: Policy, *, most_bytes: int = MOST_BYTES) -> None:
         self._engine = engine
         self._required = policy.require_headers
+        conflict = policy.on_conflict
+        # Over HTTP a conflict shows what differs, unless the policy says otherwise.
+        self._include_diff = conflict.include_diff or "include_diff" not in conflict.model_fields_set
         self._decide = _DECIDE | {name.lower().encode("latin-1", "replace") for name in self._required}
         self._most_bytes = most_bytes
         self._bytes = 0
@@ -67,6 +73,7 @@ class Reading:
         decide = self._decide
         name: list[str | bytes] = [principal, scope["method"], scope["path"], template, scope.get("root_path", "")]
         name.append(scope.get("query_string", b""))
+        name.append(acting_key.get())  # its rows tell the key with which it was sent
         passing = []
         for pair in scope["headers"]:
             header = pair[0].lower()
@@ -118,10 +125,17 @@ class Reading:
             if any(name.lower() == KEY_HEADER for name in self._required):
                 raise missing_key()
             return None
-        operation = operation_of(key, principal, call.method, call.template, self._engine.tenant)
+        stored = stored_key(key, self._engine.content_hash.key())
+        operation = operation_of(stored, principal, call.method, call.template, self._engine.tenant)
         payload = call.payload()
         try:
-            request = self._engine.request(operation, payload, route=operation.action, kept=call.kept_payload())
+            request = self._engine.request(
+                operation,
+                payload,
+                route=operation.action,
+                kept=call.kept_payload(),
+                include_diff=self._include_diff,
+            )
         except RagfenceError as error:
             return problem_of(error, key=key).answer(told_of(key, ""))
         asked = Asked(key, request, f"{call.method} {call.template}", call.root)
@@ -146,6 +160,17 @@ class Reading:
         self._bytes += size
         while self._bytes > self._most_bytes:
             self._bytes -= known.popitem(last=False)[1].size
+
+
+def stored_key(key: str, content_key: ContentKey | None) -> str:
+    """The Idempotency-Key as it is stored.
+
+    One that looks like a digest may be one of the content, as those of a client with `run=` are: a tenant whose digests
+    are keyed has it keyed, too.
+    """
+    if content_key is None or not _DIGEST.fullmatch(key):
+        return key
+    return content_key.digest("ragfence/http-key/1", key.encode()).hex()
 
 
 def operation_of(key: str, principal: str, method: str, template: str, tenant: str = "") -> Operation:

@@ -59,7 +59,7 @@ class BuildIn(_Taken):
     embedder: Annotated[str, Field(max_length=200)] = "wordllama"
     backend: Annotated[str, Field(max_length=1000)] = "lance"
     metric: Literal["cosine", "dot", "l2"] = "cosine"
-    index: Annotated[str, Field(max_length=100)] = "flat"
+    index: Annotated[str, Field(max_length=100)] = "auto"
     parameters: dict[str, Any] = {}
 
     model_config = ConfigDict(json_schema_extra={"examples": [{}]})
@@ -195,9 +195,19 @@ class Hits(BaseModel):
 class StatsOut(BaseModel):
     tenant: str
     since: str
+    documents: int = 0
+    """live ones, exact"""
     records: list[dict[str, Any]]
-    storage_bytes: int | None
+    """keys by kind and state, without documents; `estimated` says which of the counts are estimates"""
+    keys: int = 0
+    pending: int = 0
+    quarantined: int = 0
+    average_ttl_s: float | None = None
+    """how long ended keys are still held, on average: an estimate"""
     rows: int
+    """decision rows, on Redis entries of them, that are not drained yet"""
+    processed: int = 0
+    duplicates: int = 0
     decisions: dict[str, int]
     hit_rate: float | None
     endpoints: list[dict[str, Any]]

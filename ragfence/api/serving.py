@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import os
 import signal
@@ -25,17 +24,18 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
+from ragfence._extras import needs_extra
+from ragfence.api.addresses import Addresses
 from ragfence.api.connections import Connections, quickest
+from ragfence.api.edge import is_loopback
 from ragfence.api.performing import App
 from ragfence.api.shedding import STOPPING
-from ragfence.core.settings import Settings
-from ragfence.errors import RagfenceError, Unsupported, ValidationError
+from ragfence.core.settings import Settings, repr_without_passwords
+from ragfence.errors import RagfenceError, ValidationError
 
-try:
+with needs_extra("api", "`ragfence serve`"):
     import uvicorn
     from uvicorn.supervisors import multiprocess
-except ModuleNotFoundError as missing:
-    raise Unsupported(f"{missing.name} is not installed", hint="pip install 'ragfence[api]'") from missing
 
 FACTORY: Final = "ragfence.api.serving:app_from_environment"
 LAST_S: Final = 10.0
@@ -64,7 +64,7 @@ class Serving:
         return "https" if self.tls_cert else "http"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class AppSettings:
     """What the application is made of, on its way to the workers: through RAGFENCE_* variables."""
 
@@ -73,6 +73,9 @@ class AppSettings:
     policy: str | None = None
     insecure_dev: bool = False
     max_concurrent: int = 256
+
+    def __repr__(self) -> str:
+        return repr_without_passwords(self)
 
     def to_environ(self) -> dict[str, str]:
         given = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -136,7 +139,7 @@ def serve(app: App | str, serving: Serving, *, ready: Told = lambda url, port: N
 
 def check(serving: Serving, *, insecure_dev: bool = False) -> None:
     """Raises `ValidationError` for what cannot be served, or must not."""
-    if insecure_dev and not _is_loopback(serving.host):
+    if insecure_dev and not is_loopback(serving.host):
         raise ValidationError(
             f"--insecure-dev asks nobody for an API key, and {serving.host} can be reached by others",
             hint="use --host 127.0.0.1, or make API keys (`ragfence apikeys create`) and leave --insecure-dev out",
@@ -146,13 +149,6 @@ def check(serving: Serving, *, insecure_dev: bool = False) -> None:
     for file in (serving.tls_cert, serving.tls_key):
         if file and not Path(file).is_file():
             raise ValidationError(f"there is no file {file}", hint="a PEM file, with its whole chain")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _bound(serving: Serving) -> socket.socket:
@@ -196,6 +192,8 @@ class _Config(uvicorn.Config):
             h11_max_incomplete_event_size=serving.connections.max_head_bytes,
         )
         self.serving = serving
+        limits = serving.connections
+        self.addresses = Addresses(most=limits.most, max_held_bytes=limits.max_held_bytes, share=limits.address_share)
 
     def load(self) -> None:
         try:

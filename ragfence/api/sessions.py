@@ -15,7 +15,6 @@ from functools import cached_property
 from ragfence.api.batch import Batches
 from ragfence.api.contract import Contract
 from ragfence.api.grouping import Grouping
-from ragfence.core.policy import Policy
 from ragfence.engine.background import to_the_end
 from ragfence.fence import Fence
 
@@ -29,7 +28,7 @@ class Session:
 
     def __init__(self, fence: Fence) -> None:
         self.fence = fence
-        self.contract = Contract(fence, status_path=STATUS_PATH)
+        self.contract = Contract(fence, status_path=STATUS_PATH, repeatable=True)
         self.answer_within_s = fence.policy.http.answer_within_s
         """how long a write is waited for whose client does not say"""
         self.held = 0
@@ -117,7 +116,13 @@ class Sessions:
                 del self._awaited[tenant]
 
     async def _open_one(self, tenant: str) -> Session:
-        session = Session(await to_the_end(self._open_fence, tenant))
+        fence = await to_the_end(self._open_fence, tenant)
+        session = Session(fence)
+        try:
+            await to_the_end(session.contract.content_key)  # it reads the object store: here, and not on the loop
+        except BaseException:
+            await to_the_end(fence.close)
+            raise
         self._open[tenant] = session
         self._make_room()
         return session
@@ -129,16 +134,3 @@ class Sessions:
             task = asyncio.create_task(self._open.pop(name).close())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
-
-
-def for_strangers(policy: Policy) -> Policy:
-    """The policy of a server, which differs where a file says nothing of it.
-
-    Contents of strangers are compared by sha256, which nobody can collide. A conflict tells what differs: of documents
-    only digests are kept for that.
-    """
-    given, conflict = policy.model_fields_set, policy.on_conflict
-    differs: dict[str, object] = {} if "content_hash" in given else {"content_hash": "sha256"}
-    if "include_diff" not in conflict.model_fields_set:
-        differs["on_conflict"] = conflict.model_copy(update={"include_diff": True})
-    return policy.model_copy(update=differs)

@@ -2,13 +2,14 @@
 
 - At most `max_concurrent` requests are under way. New writes are refused (503, before their body is read) from
   `high_watermark` of that on, so there is room left for reads: who asks how far their work is needs no new work.
+- A request whose body is still arriving is not under way: it is counted apart, and limited by `shares`.
 - A body is refused by its Content-Length (413), or as soon as more has arrived than is taken.
 - A body has `body_timeout_s`, and a second more for every `min_rate` bytes that came (408). The application's own time
   is not counted.
 - `/healthz`, `/readyz` and `/metrics` are answered however much there is to do.
 
 Headers that never come, and clients that do not read their answers, are the business of `serving`: no application can
-see them. A fair share for every tenant comes from `quotas`.
+see them. A fair share for every tenant comes from `shares`, and a limit over time from `quotas`.
 """
 
 from __future__ import annotations
@@ -21,16 +22,19 @@ import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from typing import Any, Final
 
-from ragfence.api.messages import Answer
+from ragfence.api.messages import Answer, headers_from
 from ragfence.api.performing import App, Message, Receive, Scope, Send, send_answer
 from ragfence.api.problems import Problem, refusal
 from ragfence.api.routes import path_in
+from ragfence.api.telling import unexpected
 
 ALWAYS: Final = ("/healthz", "/readyz", "/metrics")
 BATCHES: Final = ("/v1/documents:batch",)
 READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 STOPPING: Final = "ragfence.stopping"
 """in the state of the lifespan: set by the server when it is told to stop"""
+EXCHANGE: Final = "ragfence.exchange"
+"""in the state of a request: the `Exchange`, by which what stands inside can refuse it"""
 LINGER_S: Final = 2.0
 LINGER_BYTES: Final = 8 << 20
 SMALL_BODY: Final = 16 << 10
@@ -56,7 +60,7 @@ class Shedding:
         high_watermark: float = 0.8,
         max_body_bytes: int = 4 << 20,
         max_batch_bytes: int = 64 << 20,
-        body_timeout_s: float = 30.0,
+        body_timeout_s: float = 10.0,
         min_rate: int = 16 << 10,
         max_headers: int = 100,
         max_header_bytes: int = 32 << 10,
@@ -78,7 +82,9 @@ class Shedding:
         self._beside = beside
         self._state: dict[str, Any] = {}
         self.underway = 0
-        """requests, right now"""
+        """requests that are being answered right now"""
+        self.arriving = 0
+        """requests whose body is still arriving"""
         self.shed = 0
         """requests that were refused because there was too much to do, so far"""
 
@@ -99,11 +105,7 @@ class Shedding:
         if (problem := self._refusal(scope, limit)) is not None:
             await _refuse(problem, scope, receive, send)
             return
-        self.underway += 1
-        try:
-            await self._performed(scope, receive, send, limit)
-        finally:
-            self.underway -= 1
+        await self._performed(scope, receive, send, limit)
 
     def _refusal(self, scope: Scope, limit: int) -> Problem | None:
         """By what is known before the body has come."""
@@ -114,17 +116,42 @@ class Shedding:
             return headers_too_large(
                 f"at most {self._max_headers} headers, of {self._max_header_bytes:,} bytes with the address, are taken"
             )
-        if (length := _length(scope)) is not None and length > limit:
+        length = body_length(scope)
+        if length is not None and length > limit:
             return _too_large(limit)
+        return self._overload(scope)
+
+    def _overload(self, scope: Scope) -> Problem | None:
         most = self._most if scope["method"] in READS else self._most_writes
-        if self.underway + self._beside() >= most:
-            self.shed += 1
-            # Spread, or all who were refused together come back together.
-            return refusal("DEPENDENCY.overloaded", retry_after=random.randint(1, 4))
-        return None
+        if self.underway + self._beside() < most:
+            return None
+        self.shed += 1
+        # Spread, or all who were refused together come back together.
+        return refusal("DEPENDENCY.overloaded", retry_after=random.randint(1, 4))
 
     async def _performed(self, scope: Scope, receive: Receive, send: Send, limit: int) -> None:
-        exchange = _Exchange(receive, send, limit=limit, timeout_s=self._body_timeout_s, min_rate=self._min_rate)
+        exchange = Exchange(receive, send, limit=limit, timeout_s=self._body_timeout_s, min_rate=self._min_rate)
+        arrives = body_length(scope) != 0
+
+        def count(amount: int) -> None:
+            if arrives:
+                self.arriving += amount
+            else:
+                self.underway += amount
+
+        def arrived() -> Problem | None:
+            nonlocal arrives
+            if arrives:
+                if (problem := self._overload(scope)) is not None:
+                    return problem
+                count(-1)
+                arrives = False
+                count(1)
+            return None
+
+        exchange.arrived = arrived
+        scope.setdefault("state", {})[EXCHANGE] = exchange
+        count(1)
         try:
             await self._app(scope, exchange.receive, exchange.send)
         except asyncio.CancelledError:
@@ -135,13 +162,15 @@ class Shedding:
         except Exception:
             if not exchange.cut_off:  # else it only did not expect to lose its client
                 if not exchange.started:  # what stands before the routes has failed, and is told as one of them would
-                    await send_answer(send, refusal("TRANSIENT.unexpected").answer())
+                    await send_answer(send, unexpected(headers_from(scope["headers"])))
                 raise
+        finally:
+            count(-1)
         if exchange.problem is not None and not exchange.started:
             await _refuse(exchange.problem, scope, receive, send)
 
 
-class _Exchange:
+class Exchange:
     """One request and its answer, with a body that is counted and timed.
 
     An application whose body is refused is told that its client has gone, and what it answers to that is not sent.
@@ -156,6 +185,8 @@ class _Exchange:
         self._size = 0
         self._waited_s = 0.0
         self._whole = False
+        self.arrived: Callable[[], Problem | None] = lambda: None
+        """is told that the body is whole, and may refuse it"""
         self.started = False
         """an answer is on its way"""
         self.problem: Problem | None = None
@@ -172,7 +203,7 @@ class _Exchange:
         try:
             message = await _within(left_s, self._receive())
         except TimeoutError:
-            return self._refused(
+            return self.refuse(
                 refusal(
                     "VALIDATION.slow_client",
                     f"{self._size:,} bytes of the body came, too slowly: {self._timeout_s:g} s are given, and one more "
@@ -184,12 +215,15 @@ class _Exchange:
             self._size += len(message.get("body", b""))
             self._whole = not message.get("more_body", False)
             if self._size > self._limit:
-                return self._refused(_too_large(self._limit))
+                return self.refuse(_too_large(self._limit))
+            if self._whole and (problem := self.arrived()) is not None:
+                return self.refuse(problem)
         else:
             self.cut_off = True
         return message
 
-    def _refused(self, problem: Problem) -> Message:
+    def refuse(self, problem: Problem) -> Message:
+        """Answers the request with this problem, whatever the application does from now on."""
         self.problem, self.cut_off = problem, True
         return {"type": "http.disconnect"}
 
@@ -235,7 +269,7 @@ async def _refuse(problem: Problem, scope: Scope, receive: Receive, send: Send) 
     A connection that is closed with unread bytes is reset, and the answer may be lost with it. So the end of the answer
     is held back while the client notices, for a moment.
     """
-    length = _length(scope)
+    length = body_length(scope)
     if length is not None and length <= SMALL_BODY:
         await send_answer(send, problem.answer())
         return
@@ -269,7 +303,7 @@ def _stopping() -> Problem:
     )
 
 
-def _length(scope: Scope) -> int | None:
+def body_length(scope: Scope) -> int | None:
     """Of the body; None if nobody knows. The server has seen to it that the header is a number."""
     length = b"0"
     for name, value in scope["headers"]:

@@ -24,11 +24,16 @@ Produce = Callable[[Write], Awaitable[bytes]]
 
 
 class Spool:
-    """Bytes: a few are held in memory, many in a file without a name, which goes when nobody has it any more."""
+    """Bytes: a few are held in memory, many in a file without a name, which goes when nobody has it any more.
 
-    def __init__(self, in_memory: int = IN_MEMORY) -> None:
+    `closed` is called then.
+    """
+
+    def __init__(self, in_memory: int = IN_MEMORY, *, closed: Callable[[], None] | None = None) -> None:
         self._file = SpooledTemporaryFile(max_size=in_memory)  # noqa: SIM115  # it outlives every block
         weakref.finalize(self, self._file.close)
+        if closed is not None:
+            weakref.finalize(self, closed)
         self.size = 0
 
     def append(self, piece: bytes) -> None:
@@ -73,7 +78,7 @@ class Outflow:
     def __init__(self, head: Answer, produce: Produce, *, limit: int) -> None:
         """`head`: status and headers; `limit`: how much is kept for replays."""
         self.head = head
-        self._produce = produce
+        self._produce: Produce | None = produce
         self._limit = limit
         self._spool = Spool()
         self._last = b""
@@ -83,7 +88,11 @@ class Outflow:
 
     async def perform(self) -> Answer:
         """Everything but the letting out of the last piece."""
-        self._last = await self._produce(self._write)
+        assert self._produce is not None  # an attempt has one handler, which is asked once
+        # Not kept: what it is made of may be large, and a client may take long to read the answer.
+        produce, self._produce = self._produce, None
+        self._last = await produce(self._write)
+        del produce
         complete = self._spool.size + len(self._last) <= self._limit
         body = self._spool.read(0, self._spool.size) + self._last if complete else b""
         return Answer(self.head.status, self.head.headers, body, complete=complete)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 from email.utils import formatdate
@@ -9,9 +10,9 @@ from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from ragfence.api import stored
-from ragfence.api.keys import format_key
-from ragfence.api.messages import Answer
-from ragfence.api.problems import Problem, problem_of, refusal, whole_seconds
+from ragfence.api.keys import KEY_HEADER, format_key, parse_key
+from ragfence.api.messages import Answer, Headers, values_of
+from ragfence.api.problems import Problem, Refused, problem_of, refusal, whole_seconds
 from ragfence.core.operations import Operation
 from ragfence.core.policy import Policy
 from ragfence.core.receipts import Receipt
@@ -144,6 +145,18 @@ def told_of(key: str, status: str) -> dict[str, str]:
     """What the headers tell of the key."""
     told = {"x-idempotency-key": format_key(key)}
     return told | {"x-idempotency-status": status} if status else told
+
+
+def unexpected(headers: Headers) -> Answer:
+    """The answer to a request that failed in a way nobody foresaw: it tells its key, if it has one.
+
+    Nothing of the error: a message may hold what another tenant has sent. The log has it all.
+    """
+    told: dict[str, str] = {}
+    if len(given := values_of(headers, KEY_HEADER)) == 1:
+        with contextlib.suppress(Refused):
+            told = told_of(parse_key(given[0]), "MISS")
+    return refusal("TRANSIENT.unexpected").answer(told)
 
 
 def _of_the_body(diff: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:

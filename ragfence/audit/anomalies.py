@@ -17,10 +17,11 @@ from statistics import mean, pstdev
 from typing import TYPE_CHECKING, Any
 
 from ragfence.audit.ledger import Wanted
-from ragfence.audit.queries import _SEAL, _flagged
+from ragfence.audit.queries import _flagged
 from ragfence.audit.reading import Rows
 from ragfence.core.policy import Policy
 from ragfence.core.records import State
+from ragfence.core.rows import Phase
 from ragfence.stores.fences import FenceStore, all_of
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Anomaly:
 
 
 def anomalies(rows: Rows, wanted: Wanted, fences: FenceStore, policy: Policy) -> list[Anomaly]:
-    names = ["kind", "decision", "flags", "row_id", "ts", "sealed_at", "expires_at", "idempotency_key"]
+    names = ["kind", "decision", "phase", "flags", "ts", "sealed_at", "expires_at", "idempotency_key"]
     days = list(rows.by_day(wanted, names, _seen).items())
     return [
         *_hit_rate_drops(days),
@@ -73,7 +74,7 @@ def _seen(table: pyarrow.Table) -> _Seen:
     import pyarrow.compute as pc
 
     decision = table.column("decision")
-    sealing = pc.equal(pc.utf8_slice_codeunits(table.column("row_id"), 24, 26), _SEAL)
+    sealing = pc.equal(table.column("phase"), Phase.SEAL.value)
     sealed = pc.and_(sealing, pc.is_valid(table.column("sealed_at")))
     news = table.filter(pc.and_(pc.equal(decision, "new"), sealed))
     outlived = _flagged(table, "fenced_out")
@@ -120,7 +121,10 @@ def _double_effects(days: list[tuple[str, _Seen]]) -> list[Anomaly]:
     for _, day in days:
         for kind, each in day.doubled.items():
             keys.setdefault(kind, []).extend(each)
-    text = "executed twice, since an owner outlived its lease; one counts. Lengthen lease.ttl_s, or check() more often"
+    text = (
+        "executed twice, since an owner outlived its lease; one counts. Lengthen lease.ttl_s in the policy, or let the "
+        "effect check its lease more often"
+    )
     return [
         Anomaly("double_effects", kind, len(found), f"{_many(found, 'effect')} {text}", tuple(found[:3]))
         for kind, found in sorted(keys.items())

@@ -11,8 +11,11 @@ known_winner     whoever was answered with an outcome was answered with one that
 own_key          a row stands under the key of the operation that it names
 
 `known_winner` asks for a row that must be there. A fence store that loses rows starts a new epoch, old days expire, and
-a Redis without objects keeps its newest rows alone; so it is asked for only of outcomes of the newest epoch of a shard,
-sealed after its first row, and only where a ledger is kept.
+a Redis without objects keeps its newest rows alone; so a seal is asked for only of outcomes of the newest epoch, sealed
+after the first row of the shard, and only where a ledger is kept. Which epoch is the newest, the object store knows: a
+store that forgot everything and answers only duplicates grants nothing in its new epoch, so no row tells of it. What a
+store of a later epoch answers was loaded from the object store: an outcome of a document whose seal is missing must be
+in the log of documents (`Report.unproven`; `Audit.check` looks it up).
 
 What the log of the aliases has to prove (every target was sealed before the swap) is in `indexes.alias_checks`.
 """
@@ -20,7 +23,7 @@ What the log of the aliases has to prove (every target was sealed before the swa
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from ragfence.core.decisions import NOBODY
@@ -29,8 +32,10 @@ from ragfence.core.operations import Fence, Operation
 from ragfence.core.rows import HEALED, RELEASE_POSITION, SEAL_POSITION, Row, RowKind
 from ragfence.engine.requests import DOCUMENT_ACTIONS
 from ragfence.errors import ValidationError
+from ragfence.stores.objects import ObjectStore
 
 DOCUMENT = "document"
+LOG_READS = 5
 CLOCK_SLACK_MS = 60_000
 """so far a clock may be set back, or differ between a server and its successor"""
 
@@ -48,6 +53,8 @@ class Report:
     rows: int
     keys: int
     findings: tuple[Finding, ...] = ()
+    unproven: tuple[Finding, ...] = ()
+    """findings if the log of documents does not have the key: no row is left that proves the answer"""
 
     @property
     def ok(self) -> bool:
@@ -55,7 +62,8 @@ class Report:
 
     def __add__(self, other: Report) -> Report:
         """Of two that looked at different keys."""
-        return Report(self.rows + other.rows, self.keys + other.keys, self.findings + other.findings)
+        findings, unproven = self.findings + other.findings, self.unproven + other.unproven
+        return Report(self.rows + other.rows, self.keys + other.keys, findings, unproven)
 
     def __str__(self) -> str:
         if self.ok:
@@ -76,10 +84,17 @@ class _Life:
         return self.ended is None or self.ended == row.winner
 
 
-def check(rows: Iterable[Row], *, tenant: str | None = None, whole: bool = False) -> Report:
+def check(
+    rows: Iterable[Row],
+    *,
+    tenant: str | None = None,
+    whole: bool = False,
+    newest_epoch: Callable[[], int] = lambda: 0,
+) -> Report:
     """Rows in any order, doubled or not; what counts is their content. All rows of their shards.
 
     `tenant`: whose rows they are, so that keys can be compared with operations. `whole`: rows are not trimmed away.
+    `newest_epoch`: what the object store says, once all rows are read; the fence store may forget rows meanwhile.
     """
     unique = {row.row_id: row for row in rows}
     ordered = sorted(unique.values(), key=lambda row: (row.ts_ms, row.fence, row.position))
@@ -90,11 +105,13 @@ def check(rows: Iterable[Row], *, tenant: str | None = None, whole: bool = False
     for key, members in by_key.items():
         findings += _check_key(key, members)
     findings += _check_fences(ordered)
+    unproven: list[Finding] = []
     if whole:
-        findings += _check_winners(ordered)
+        missing, unproven = _check_winners(ordered, newest_epoch())
+        findings += missing
     if tenant is not None:
         findings += _check_names(by_key, tenant)
-    return Report(len(unique), len(by_key), tuple(findings))
+    return Report(len(unique), len(by_key), tuple(findings), tuple(unproven))
 
 
 def _check_key(key: bytes, rows: list[Row]) -> Iterable[Finding]:
@@ -162,29 +179,54 @@ def _check_leases(key: bytes, rows: list[Row]) -> Iterable[Finding]:
             yield Finding("own_lease", key.hex(), text, (leases[-1].row_id, row.row_id))
 
 
-def _check_winners(rows: list[Row]) -> Iterable[Finding]:
+def _check_winners(rows: list[Row], newest_epoch: int) -> tuple[list[Finding], list[Finding]]:
+    """What is broken, and what is if the log of documents does not know it."""
+    findings: list[Finding] = []
+    unproven: list[Finding] = []
     first_ms: dict[int, int] = {}
     newest: dict[int, int] = {}
     sealed: dict[tuple[bytes, bytes], Row] = {}
     for row in rows:
         shard = row.key[0]
         first_ms[shard] = min(first_ms.get(shard, row.ts_ms), row.ts_ms)
-        newest[shard] = max(newest.get(shard, 0), row.fence.epoch)
+        newest[shard] = max(newest.get(shard, newest_epoch), row.fence.epoch)
         if row.position == SEAL_POSITION and row.sealed_at_ms:  # also of whoever sealed a commit it found
             sealed.setdefault((row.key, row.winner), row)
     for row in rows:
         shard = row.key[0]
-        if not _is_answer(row) or row.position == SEAL_POSITION or row.fence.epoch < newest[shard]:
+        if not _is_answer(row) or row.position == SEAL_POSITION:
             continue
         if row.flags & HEALED:  # answered with a commit that nobody had sealed: the object is the proof
             continue
         seal = sealed.get((row.key, row.winner))
+        rows_may_be_lost = row.fence.epoch < newest[shard]
         if seal is None and row.sealed_at_ms >= first_ms[shard]:
             text = f"answered with the outcome of {row.winner.hex()[:8]}, which nobody sealed"
-            yield Finding("known_winner", row.key.hex(), text, (row.row_id,))
-        elif seal is not None and row.ts_ms + CLOCK_SLACK_MS < seal.ts_ms:
+            if not rows_may_be_lost:
+                findings.append(Finding("known_winner", row.key.hex(), text, (row.row_id,)))
+            elif _document_action([row]) not in ("", "retract", "purge"):
+                text += ", and the log of documents does not have"
+                unproven.append(Finding("known_winner", row.key.hex(), text, (row.row_id,)))
+        elif seal is not None and not rows_may_be_lost and row.ts_ms + CLOCK_SLACK_MS < seal.ts_ms:
             text = f"answered {seal.ts_ms - row.ts_ms} ms before {row.winner.hex()[:8]} sealed it"
-            yield Finding("known_winner", row.key.hex(), text, (seal.row_id, row.row_id))
+            findings.append(Finding("known_winner", row.key.hex(), text, (seal.row_id, row.row_id)))
+    return findings, unproven
+
+
+def keys_in_log(tenant: str, objects: ObjectStore, wanted: set[bytes]) -> set[bytes]:
+    """Which of these keys the log of documents has; all of them, if it is rewritten faster than it can be read."""
+    from ragfence.documents.parquet import fixed_values, read_table
+    from ragfence.engine.epochs import Epochs
+
+    for _ in range(LOG_READS):
+        found: set[bytes] = set()
+        for name in Epochs(tenant, objects).truth():
+            if (data := objects.get(name)) is None:
+                break  # a compaction or a purge has begun a new epoch, which lists what replaced it
+            found |= wanted.intersection(fixed_values(read_table(name, data, "rows", ["key"]), "key"))
+        else:
+            return found
+    return wanted
 
 
 def _check_names(by_key: dict[bytes, list[Row]], tenant: str) -> Iterable[Finding]:

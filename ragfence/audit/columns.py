@@ -1,8 +1,11 @@
-"""The ledger's columns: decision rows as Arrow tables and back, and Arrow tables as Parquet. `ragfence.ledger/1`.
+"""The ledger's columns: decision rows as Arrow tables and back, and Arrow tables as Parquet. `ragfence.ledger/2`.
 
 A table tells everything a row does, under the names that people use, so it can be read without ragfence; docs/audit.md
 describes it. `rows_in(table_of(rows))` gives the very rows again: where the columns cannot say it exactly (a context
 that was written in another order, a flag this version does not know), `raw` holds the row as the fence store had it.
+
+Format 1 had no `phase`, `origin` and `api_key`. Its files are read as if they had: the phase follows from the position
+in `row_id` and the decision, and nobody told the other two.
 """
 
 from __future__ import annotations
@@ -16,24 +19,34 @@ from ragfence.core.decisions import NOBODY
 from ragfence.core.operations import Fence
 from ragfence.core.receipts import default_effect_id
 from ragfence.core.records import TOKEN_BYTES
-from ragfence.core.rows import DECISION_TEXT, FENCED_OUT, FLAG_TEXT, NO_FENCE, Row, RowKind, decode_rows
+from ragfence.core.rows import (
+    DECISION_TEXT,
+    FENCED_OUT,
+    FLAG_TEXT,
+    NO_FENCE,
+    Row,
+    RowKind,
+    decode_rows,
+    phase_of,
+)
 from ragfence.errors import FormatCorrupt, FormatTooNew
 
 if TYPE_CHECKING:
     import pyarrow
 
 FORMAT = "ragfence.ledger"
-VERSION = 1
+VERSION = 2
 ROWS_IN_GROUP = 8_192
 """of a Parquet file: a lookup reads whole groups"""
 
 _OPERATIONS = (
     *("kind", "source_type", "source_id", "revision", "index_hash", "action"),
-    *("owner", "run_id", "event_id", "correlation_id", "route", "sequence", "diff_size", "diff"),
+    *("owner", "run_id", "event_id", "correlation_id", "route", "sequence"),
+    *("origin", "api_key", "diff_size", "diff"),
 )
 _DOCUMENTS = (
     *("kind", "source_id", "revision", "index_hash", "action", "sequence", "characters"),
-    *("correlation_id", "owner", "run_id", "route"),
+    *("correlation_id", "owner", "run_id", "route", "origin", "api_key"),
 )
 """In which order the contexts of operations, and those of documents, are written: see `context_of` and `Caller`."""
 _NUMBERS = frozenset({"diff_size", "saved", "characters", "sequence"})
@@ -64,6 +77,7 @@ def schema() -> pyarrow.Schema:
             ("tenant", text),
             ("kind", text),
             ("decision", text),
+            ("phase", text),
             ("flags", pa.list_(text)),
             ("idempotency_key", text),
             ("payload_hash", text),
@@ -80,6 +94,8 @@ def schema() -> pyarrow.Schema:
             ("owner", text),
             ("run_id", text),
             ("route", text),
+            ("origin", text),
+            ("api_key", text),
             ("winner", text),
             ("first_seen", time),
             ("sealed_at", time),
@@ -98,7 +114,7 @@ def schema() -> pyarrow.Schema:
     )
 
 
-DECISION_COLUMNS = 29
+DECISION_COLUMNS = 32
 """so many of them, the first ones, are what `fence.audit.decisions()` shows"""
 
 
@@ -156,7 +172,10 @@ def opened(name: str, source: Any, *, coded: Sequence[str] = ()) -> Any:
     import pyarrow.parquet as pq
 
     try:
-        file = pq.ParquetFile(pa.BufferReader(source) if isinstance(source, bytes) else source, read_dictionary=coded)
+        place = pa.BufferReader(source) if isinstance(source, bytes) else source
+        file = pq.ParquetFile(place)
+        if held := [name for name in coded if name in file.schema_arrow.names]:
+            file = pq.ParquetFile(place, metadata=file.metadata, read_dictionary=held)
         told = file.schema_arrow.metadata or {}
         version = int(told.get(b"ragfence.version", b"0"))
     except (pa.ArrowException, ValueError, OSError) as broken:
@@ -166,6 +185,45 @@ def opened(name: str, source: Any, *, coded: Sequence[str] = ()) -> Any:
     if version > VERSION:
         raise FormatTooNew(f"{name} has format {version}; this ragfence knows {VERSION}")
     return file
+
+
+def read(
+    file: Any, names: Sequence[str], groups: Sequence[int] | None = None, *, coded: Sequence[str] = ()
+) -> pyarrow.Table:
+    """These columns of a file that was opened so, in this order; of all groups of rows, or of some."""
+    import pyarrow as pa
+
+    held = set(file.schema_arrow.names)
+    missing = [name for name in names if name not in held]
+    needed = list(dict.fromkeys([name for name in names if name in held]))
+    if "phase" in missing:
+        needed = list(dict.fromkeys((*needed, "row_id", "decision")))
+    needed = needed or ["row_id"]  # a table without columns has no rows
+    table = file.read(columns=needed) if groups is None else file.read_row_groups(list(groups), columns=needed)
+    for name in missing:
+        if name == "phase":
+            values = phases(table.column("row_id"), table.column("decision"))
+        else:
+            values = pa.nulls(table.num_rows, schema().field(name).type)
+        table = table.append_column(name, values.dictionary_encode() if name in coded else values)
+    return table.select(list(names))
+
+
+def phases(row_ids: Any, decisions: Any) -> Any:
+    """The phase of each row, from what rows of format 1 tell; the few different pairs are decided once."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if isinstance(decisions.type, pa.DictionaryType):
+        decisions = decisions.cast(pa.string())
+    told = pc.binary_join_element_wise(
+        pc.utf8_slice_codeunits(row_ids, 2 * TOKEN_BYTES, 2 * TOKEN_BYTES + 2), decisions, ""
+    )
+    if isinstance(told, pa.ChunkedArray):
+        told = told.combine_chunks()
+    coded = told.dictionary_encode()
+    named = [phase_of(_KINDS[text[2:]], int(text[:2], 16)).value for text in coded.dictionary.to_pylist()]
+    return pa.array(named, pa.string()).take(coded.indices)
 
 
 def _values(row: Row, tenant: str) -> tuple[Any, ...]:
@@ -190,6 +248,7 @@ def _values(row: Row, tenant: str) -> tuple[Any, ...]:
         tenant,
         get("kind"),
         DECISION_TEXT[row.kind],
+        row.phase.value,
         _FLAGS[row.flags],
         row.key.hex(),
         row.fingerprint.hex(),
@@ -206,6 +265,8 @@ def _values(row: Row, tenant: str) -> tuple[Any, ...]:
         get("owner"),
         get("run_id"),
         get("route"),
+        get("origin"),
+        get("api_key"),
         row.winner.hex() if row.winner != NOBODY else None,
         row.first_seen_ms or None,
         row.sealed_at_ms or None,

@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING
 from unicodedata import normalize
 
 from ragfence.audit import columns
-from ragfence.audit.checking import Finding, Report, check
+from ragfence.audit.checking import Finding, Report, check, keys_in_log
 from ragfence.audit.ledger import Ledger, Wanted
 from ragfence.audit.reading import Rows
 from ragfence.audit.story import Story, tell
 from ragfence.core.hashing import SHARDS, shard_of
 from ragfence.core.operations import Operation, key_from_text
 from ragfence.core.policy import Policy
-from ragfence.core.rows import FENCED_OUT, SEAL_POSITION, Row
-from ragfence.errors import ObjectsRequired, ValidationError
+from ragfence.core.rows import FENCED_OUT, SEAL_POSITION, Row, RowKind
+from ragfence.documents.ending import Told
+from ragfence.errors import Hint, ObjectsRequired, ValidationError
 from ragfence.stores.fences import FenceStore
 from ragfence.stores.objects import ObjectStore
 
@@ -75,9 +76,13 @@ class Audit:
         tenant: str | None = None,
         kind: str | None = None,
         decision: str | None = None,
+        phase: str | None = None,
         source_id: str | None = None,
     ) -> pyarrow.Table:
-        """The decisions as a pyarrow Table, oldest first.
+        """The decision rows as a pyarrow Table, oldest first.
+
+        `phase` tells a claim from its seal: a call that performs an effect leaves a row of each, both with the decision
+        `new`. `counts` counts answers.
 
         `since` and `until` take "24h", "7d", an ISO time, a datetime or a timedelta back from now. Only the days that
         they name are read. `tenant` is the fence's own.
@@ -85,9 +90,11 @@ class Audit:
         if tenant not in (None, self._fences.tenant):
             raise ValidationError(
                 f"these are the decisions of {self._fences.tenant!r}, not of {tenant!r}",
-                hint="open a fence of that tenant: ragfence.open(..., tenant=...)",
+                hint=Hint(
+                    "open a fence of that tenant: ragfence.open(..., tenant=...)", cli="name that tenant: --tenant"
+                ),
             )
-        wanted = self._wanted(since, until, kind=kind, decision=decision, source_id=source_id)
+        wanted = self._wanted(since, until, kind=kind, decision=decision, phase=phase, source_id=source_id)
         return self._rows.table(wanted, columns.decision_names())
 
     def check(self, progress: Callable[[int], None] = lambda rows: None) -> Report:
@@ -103,10 +110,16 @@ class Audit:
             # The last share has what no key should have, a shard beyond the 64: the auditor leaves nothing out.
             end = start + SHARDS // count
             rows = self._rows.rows(Wanted(shards=range(start, end if end < SHARDS else 256)))
-            report += check(rows, tenant=self._fences.tenant, whole=self._objects is not None)
+            report += check(
+                rows,
+                tenant=self._fences.tenant,
+                whole=self._objects is not None,
+                newest_epoch=self._newest_epoch,
+            )
             progress(report.rows)
         if self._objects is None:
             return report
+        report = replace(report, findings=(*report.findings, *self._unknown(report.unproven)), unproven=())
         from ragfence.indexes.alias_checks import alias_findings
         from ragfence.indexes.builds import Builds
         from ragfence.indexes.catalog import Catalog
@@ -146,7 +159,11 @@ class Audit:
             return found
         raise ValidationError(
             f"no decision row names the key {key.hex()}",
-            hint="pass the Operation itself: fence.release(Operation(...))",
+            hint=Hint(
+                "pass the Operation itself: fence.release(Operation(...))",
+                cli="check the key: `ragfence keys` lists those there are",
+                http="check the key: GET /v1/keys lists those there are",
+            ),
         )
 
     def caused(self, source_id: str, event_id: str) -> Row | None:
@@ -161,7 +178,11 @@ class Audit:
     def counts(
         self, since: Moment = None, until: Moment = None, *, by: Sequence[str] = ("kind", "decision")
     ) -> pyarrow.Table:
-        """How many decisions, by day and by columns that hold text: day, then `by`, then `count`."""
+        """How many answers, by day and by columns that hold text: day, then `by`, then `count`.
+
+        Answers are the rows whose phase is seal, replay, conflict, in_flight or stale: a call that performed an effect
+        counts once, not once for its claim and once for its seal. With "phase" in `by`, every row is counted.
+        """
         from ragfence.audit import queries
 
         unknown = set(by) - set(columns.text_names())
@@ -202,6 +223,12 @@ class Audit:
 
         return anomalies(self._rows, self._wanted(since, None), self._fences, self._policy)
 
+    def told_of_documents(self, concerned: Callable[[int, bytes], bool]) -> list[Told]:
+        """What rows tell of contents that were sealed in some segments, by their (epoch, batch), or ended."""
+        from ragfence.audit.sealed import told_of_documents
+
+        return told_of_documents(self._rows, concerned)
+
     def batches(self, since: Moment = None, until: Moment = None) -> Iterator[pyarrow.Table]:
         """The decisions as tables of a day each, oldest first: for what does not fit into memory."""
         wanted = self._wanted(since, until)
@@ -209,6 +236,25 @@ class Audit:
             of_day = wanted.in_day(day)
             if (table := self._rows.table(of_day, columns.decision_names())).num_rows:
                 yield table
+
+    def _newest_epoch(self) -> int:
+        from ragfence.engine.epochs import Epochs
+
+        if self._objects is None:
+            return 0
+        known = Epochs(self._fences.tenant, self._objects).known()
+        return max(known.newest_begun, known.newest_complete)
+
+    def _unknown(self, unproven: Sequence[Finding]) -> Iterator[Finding]:
+        """Those about documents that are not in the log and did not leave it: what leaves it has an `ended` row."""
+        if not unproven or self._objects is None:
+            return
+        wanted = {bytes.fromhex(finding.key) for finding in unproven}
+        gone = wanted - keys_in_log(self._fences.tenant, self._objects, wanted)
+        left = {key for key in gone if any(row.kind is RowKind.ENDED for row in self._rows.rows(_of_key(key)))}
+        for finding in unproven:
+            if bytes.fromhex(finding.key) in gone - left:
+                yield finding
 
     @cached_property
     def _rows(self) -> Rows:

@@ -150,12 +150,10 @@ class Ledger:
         needed = list(dict.fromkeys((*names, *wanted.names())))
         groups = [at for at in range(file.metadata.num_row_groups) if _may_hold(file.metadata.row_group(at), wanted)]
         if wanted.values:  # on most days a source has no row: the columns that tell are a tenth of all
-            told = {at: file.read_row_groups([at], columns=wanted.names()) for at in groups}
+            told = {at: columns.read(file, wanted.names(), [at], coded=coded) for at in groups}
             groups = [at for at, table in told.items() if wanted.of(table).num_rows]
-        if len(groups) == file.metadata.num_row_groups:
-            table = file.read(columns=needed)
-        else:
-            table = file.read_row_groups(groups, columns=needed)
+        everything = len(groups) == file.metadata.num_row_groups
+        table = columns.read(file, needed, None if everything else groups, coded=coded)
         return wanted.of(table).select(list(names))
 
     def _source(self, name: str) -> Any:
@@ -169,8 +167,11 @@ class Ledger:
                 return None
         return self._objects.get(name)
 
-    def write(self, day: str, table: pyarrow.Table, how: str) -> Part:
-        """Commits rows of one day, none of them twice. That they stand there already is as good."""
+    def write(self, day: str, table: pyarrow.Table, how: str, *, salt: bytes = b"") -> Part:
+        """Commits rows of one day, none of them twice. That they stand there already is as good.
+
+        `salt`: of rows that were changed, so that they are another object than the one they replace.
+        """
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -180,7 +181,7 @@ class Ledger:
         midnight = _midnight_ms(day)
         start, end = (min(max(times[which] - midnight, 0), DAY_MS - 1) for which in ("min", "max"))
         data = columns.encode(table)
-        file = f"{how}-{shards['min']:02x}-{shards['max']:02x}-{start:08d}-{end:08d}-{_digest(table)}.parquet"
+        file = f"{how}-{shards['min']:02x}-{shards['max']:02x}-{start:08d}-{end:08d}-{_digest(table, salt)}.parquet"
         name = f"{self.prefix}date={day}/{file}"
         self._objects.put_new(name, data)
         return Part(name, day, how, shards["min"], shards["max"], times["min"], times["max"], len(data))
@@ -265,11 +266,11 @@ def _may_hold(group: Any, wanted: Wanted) -> bool:
     return True
 
 
-def _digest(table: pyarrow.Table) -> str:
+def _digest(table: pyarrow.Table, salt: bytes) -> str:
     """Of row_id and ts: a row that was written again at another time is not the same."""
     import pyarrow as pa
 
-    made = sha256()
+    made = sha256(salt)
     times = table.column("ts").cast(pa.int64()).to_pylist()
     for row_id, ts in zip(table.column("row_id").to_pylist(), times, strict=True):
         made.update(f"{row_id}{ts:x}\n".encode())

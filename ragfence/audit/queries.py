@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 from ragfence.audit.ledger import Wanted
 from ragfence.audit.reading import Rows
 from ragfence.audit.story import Event, tell
-from ragfence.core.rows import SEAL_POSITION
+from ragfence.core.rows import ANSWER_PHASES
 
 if TYPE_CHECKING:
     import pyarrow
 
 
 HOTTEST = 10
-_SEAL = f"{SEAL_POSITION:02x}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,19 +68,25 @@ class Occurrence:
 
 
 def counts(rows: Rows, wanted: Wanted, by: Sequence[str]) -> pyarrow.Table:
-    """How many decisions, by day and by columns: day, then `by`, then `count`."""
+    """How many answers, by day and by columns: day, then `by`, then `count`. Every row, if `by` tells the phase."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     names = list(by)
+    answers = pa.array([phase.value for phase in ANSWER_PHASES])
 
     def counted(table: pyarrow.Table) -> pyarrow.Table:
+        if "phase" not in names:
+            table = table.filter(pc.is_in(table.column("phase"), answers)).select(names)
         found = table.group_by(names).aggregate([([], "count_all")])
         return found.cast(pa.schema([*((name, pa.string()) for name in names), ("count_all", pa.int64())]))
 
-    days = rows.by_day(wanted, names, counted, coded=names)
+    needed = list(dict.fromkeys((*names, "phase")))
+    days = rows.by_day(wanted, needed, counted, coded=names)
     tables = [
         table.rename_columns([*names, "count"]).add_column(0, "day", pa.array([day] * table.num_rows, pa.string()))
         for day, table in days.items()
+        if table.num_rows
     ]
     if not tables:
         fields = [("day", pa.string()), *((name, pa.string()) for name in names), ("count", pa.int64())]

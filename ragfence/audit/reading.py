@@ -24,7 +24,8 @@ _FOR_ORDER = ("row_id", "ts", "fence", "decision", "sealed_at")
 
 
 class Rows:
-    def __init__(self, fences: FenceStore, ledger: Ledger | None) -> None:
+    def __init__(self, fences: FenceStore | None, ledger: Ledger | None) -> None:
+        """Without one of the two: only those of the other."""
         self._fences = fences
         self.ledger = ledger
 
@@ -92,13 +93,15 @@ class Rows:
 
     def days(self, wanted: Wanted) -> list[str]:
         """On which there may be such rows, oldest first."""
-        fresh = {day_of(row.ts_ms) for row in self._fences.rows(max(wanted.since_ms, 0))}
+        fresh = {day_of(row.ts_ms) for row in self._fences.rows(max(wanted.since_ms, 0))} if self._fences else set()
         return sorted(fresh | {part.day for part in (self.ledger.parts(wanted) if self.ledger else ())})
 
     def ledger_bytes(self) -> int:
         return sum(part.size for part in self.ledger.parts()) if self.ledger is not None else 0
 
     def _undrained(self, wanted: Wanted) -> pyarrow.Table:
+        if self._fences is None:
+            return columns.schema().empty_table()
         only = wanted.shards.start if len(wanted.shards) == 1 else None
         rows = (
             row

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ragfence.audit.ledger import Wanted
-from ragfence.audit.queries import _SEAL, HOTTEST, _flagged
+from ragfence.audit.queries import HOTTEST, _flagged
 from ragfence.audit.reading import Rows
+from ragfence.core.rows import Phase
 
 if TYPE_CHECKING:
     import pyarrow
@@ -83,7 +84,7 @@ class Savings:
 
 
 def savings(rows: Rows, wanted: Wanted, objects: ObjectStore | None, tenant: str) -> Savings:
-    names = ["kind", "decision", "flags", "row_id", "sealed_at", "first_seen", "saved", "idempotency_key", "source_id"]
+    names = ["kind", "decision", "phase", "flags", "sealed_at", "first_seen", "saved", "idempotency_key", "source_id"]
     days = rows.by_day(wanted, names, _saved_in)
     performed, saved = Counter[str](), Counter[str]()
     took: dict[str, list[int]] = {}
@@ -133,7 +134,7 @@ def _saved_in(table: pyarrow.Table) -> _Saved:
     import pyarrow.compute as pc
 
     decision, sealed = table.column("decision"), pc.is_valid(table.column("sealed_at"))
-    sealing = pc.and_(pc.equal(pc.utf8_slice_codeunits(table.column("row_id"), 24, 26), _SEAL), sealed)
+    sealing = pc.and_(pc.equal(table.column("phase"), Phase.SEAL.value), sealed)
     news = table.filter(pc.and_(pc.equal(decision, "new"), sealing))
     answered = table.filter(pc.and_(pc.equal(decision, "duplicate"), pc.invert(_flagged(table, "fenced_out"))))
     sample = news.slice(0, TOOK_PER_DAY)

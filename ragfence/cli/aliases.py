@@ -22,7 +22,7 @@ NO_ALIAS = "none"
 INDENT = "    "
 
 Name = Annotated[str, typer.Argument(metavar="ALIAS", help="A name that searches use.")]
-Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Is kept in the log.")]
+Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; kept in the log.")]
 
 
 def swap(
@@ -38,10 +38,12 @@ def swap(
     expect: Annotated[
         str | None,
         typer.Option(
-            "--expect", metavar="HASH|none", help="Only if it points there now; none: if there is no such one."
+            "--expect",
+            metavar="HASH|none",
+            help="Swap only if the alias points there now; none: only if there is no such alias.",
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Also when a gate fails; needs a --reason.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Swap even if a gate fails; needs a --reason.")] = False,
     reason: Reason = "",
     golden: Annotated[
         str | None, typer.Option("--golden", metavar="FILE", help="Golden queries, one JSON object a line.")
@@ -156,7 +158,7 @@ def search(
     tenant: Tenant = None,
     policy: PolicyFile = None,
     as_json: Json = False,
-    k: Annotated[int, typer.Option("-k", min=1, max=10_000, help="So many snippets.")] = 5,
+    k: Annotated[int, typer.Option("-k", min=1, max=10_000, help="How many snippets.")] = 5,
 ) -> None:
     """The nearest snippets of the build that an alias points at, each with what is needed to cite it."""
     with opened(Place(store, objects, tenant, policy)) as fence:
@@ -170,7 +172,7 @@ def search(
         return
     for number, hit in enumerate(hits, start=1):
         _print_hit(number, hit)
-    show.say(f"{len(hits):,} snippets from {alias}: INDEX_HASH {index_hash}, generation {generation}")
+    show.say(f"{show.many(len(hits), 'snippet')} from {alias}: INDEX_HASH {index_hash}, generation {generation}")
 
 
 def _expected(fence: Fence, text: str | None) -> Expected:
@@ -185,7 +187,7 @@ def _expected(fence: Fence, text: str | None) -> Expected:
 def _refused(error: GateFailed, *, as_json: bool) -> NoReturn:
     """All gates, also those that would have let it pass."""
     if as_json:
-        told = {"code": error.code, "message": error.message, "hint": error.hint, "retryable": error.retryable}
+        told = show.as_told(error)
         show.document({"error": told, "gates": error.report})
     else:
         _print_gates(error.report)

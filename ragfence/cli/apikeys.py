@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,17 +12,29 @@ import typer
 
 from ragfence.cli import show
 from ragfence.cli.opening import Json, Objects, Place, Store, Tenant
+from ragfence.cli.store_options import StoreCommands
 from ragfence.errors import ObjectsRequired, UnknownStore, ValidationError
 
 if TYPE_CHECKING:
     from ragfence.api.apikeys import ApiKey, ApiKeys
+    from ragfence.api.scopes import KeyScope
 
-apikeys = typer.Typer(no_args_is_help=True, help="Keys of the HTTP API: create, list, revoke.")
+apikeys = StoreCommands(no_args_is_help=True, help="API keys of the HTTP server: create, list, revoke.")
 
 
 class RoleName(StrEnum):
     READ = "read"
     WRITE = "write"
+    ADMIN = "admin"
+
+
+class ScopeName(StrEnum):
+    INGEST = "ingest"
+    RETRACT = "retract"
+    BUILD = "build"
+    SWAP = "swap"
+    SEARCH = "search"
+    AUDIT = "audit"
     ADMIN = "admin"
 
 
@@ -39,7 +51,7 @@ def _ttl_s(text: str, now_ms: int) -> float:
     try:
         moment_ms = _moment_ms(text, 0, 0)
     except ValidationError as wrong:
-        raise typer.BadParameter(f"{wrong.message}: {wrong.hint}") from None
+        raise typer.BadParameter(f"{wrong.message}: {show.advice(wrong.hint)}") from None
     # As it is read elsewhere, a span goes back from now.
     return -moment_ms / 1000 if moment_ms <= 0 else (moment_ms - now_ms) / 1000
 
@@ -50,33 +62,59 @@ def create(
     objects: Objects = None,
     tenant: Tenant = None,
     as_json: Json = False,
+    scope: Annotated[
+        list[ScopeName] | None,
+        typer.Option("--scope", help="What the key may do; give it once for each scope. Not with --role."),
+    ] = None,
     role: Annotated[
-        RoleName, typer.Option("--role", help="read: look and search; write: ingest and build, too; admin: all.")
-    ] = RoleName.WRITE,
+        RoleName | None,
+        typer.Option(
+            "--role",
+            help="A set of scopes: read is search and audit; write adds ingest, retract, build and swap; admin is all. "
+            "Without --role and --scope the key gets write.",
+        ),
+    ] = None,
     principal: Annotated[
         str,
         typer.Option(
-            "--principal", metavar="NAME", help="Whose Idempotency-Keys these are; a rotated key names it again."
+            "--principal",
+            metavar="NAME",
+            help="Who owns the Idempotency-Keys. Give a new key that replaces an old one the same principal.",
         ),
     ] = "",
-    note: Annotated[str, typer.Option("--note", metavar="TEXT", help="For people: who has it, what for.")] = "",
+    note: Annotated[
+        str, typer.Option("--note", metavar="TEXT", help="A note for people: who has the key, and what for.")
+    ] = "",
     expires: Annotated[
         str | None,
-        typer.Option("--expires", metavar="SPAN", callback=_span, help="90d, 12h, or a time; without it, never."),
+        typer.Option(
+            "--expires", metavar="SPAN", callback=_span, help="When it expires: 90d, 12h, or a time. Without it, never."
+        ),
     ] = None,
 ) -> None:
-    """Makes a key, and prints its token: nobody can show it again."""
+    """Creates an API key and prints its token. The token is shown only once."""
+    if scope and role:
+        raise typer.BadParameter("give --role or --scope, not both")
     place = Place(store, objects, tenant)
     ttl_s = None if expires is None else _ttl_s(expires, time.time_ns() // 1_000_000)
     with _keys(place, make=True) as keys:
-        made = keys.create(place.tenant_name, role.value, principal=principal, note=note, ttl_s=ttl_s)
+        made = keys.create(
+            place.tenant_name,
+            role.value if role else None,
+            scopes=[each.value for each in scope] if scope else None,
+            principal=principal,
+            note=note,
+            ttl_s=ttl_s,
+            by=_who(),
+        )
     if as_json:
         show.document(
             {
                 "token": made.token,
                 "key_id": made.key_id,
                 "tenant": made.tenant,
-                "role": made.role.value,
+                "role": made.role.value if made.role else None,
+                "scopes": in_order(made.scopes),
                 "principal": made.principal,
                 "expires": show.iso(made.expires_ms),
             }
@@ -85,15 +123,16 @@ def create(
     until = f", until {show.moment(made.expires_ms)}" if made.expires_ms else ""
     # The token alone on stdout: `TOKEN=$(ragfence apikeys create)`.
     show.say(made.token)
+    granted = made.role.value if made.role else " ".join(in_order(made.scopes))
     told = show.err()
-    told.print(show.plain(f"key {made.key_id}: {made.role.value} of tenant {made.tenant}, as {made.principal}{until}"))
+    told.print(show.plain(f"key {made.key_id}: {granted} of tenant {made.tenant}, as {made.principal}{until}"))
     told.print("  keep the token now, it is not shown again; send it as `Authorization: Bearer TOKEN`")
     told.print(f"  `ragfence apikeys revoke {made.key_id}` ends it")
 
 
 @apikeys.command("list")
 def list_keys(store: Store = None, objects: Objects = None, tenant: Tenant = None, as_json: Json = False) -> None:
-    """The keys of the tenant, oldest first, also those that ended. Secrets are not stored, so none is shown."""
+    """The API keys of the tenant, oldest first, also those that have ended. Tokens are not stored, so none is shown."""
     place, now_ms = Place(store, objects, tenant), time.time_ns() // 1_000_000
     with _keys(place) as keys:
         found = keys.list(place.tenant_name)
@@ -103,21 +142,23 @@ def list_keys(store: Store = None, objects: Objects = None, tenant: Tenant = Non
     listing = show.Listing(
         show.out(),
         show.Column("key_id", whole=True),
-        show.Column("role", whole=True),
+        "role or scopes",
         show.Column("state", whole=True),
         "principal",
         "note",
         show.Column("created", whole=True),
+        show.Column("last used", wide=True),
         show.Column("expires", wide=True),
     )
     for key in found:
         listing.add(
             key.key_id,
-            key.role.value,
+            key.grants(),
             key.state(now_ms),
             key.principal,
             key.note,
             show.moment(key.created_ms),
+            show.moment(key.used_ms) if key.used_ms else None,
             show.when(key.expires_ms, now_ms) if key.expires_ms else None,
         )
     if found:
@@ -129,14 +170,17 @@ def list_keys(store: Store = None, objects: Objects = None, tenant: Tenant = Non
 @apikeys.command("revoke")
 def revoke(
     key: Annotated[
-        str, typer.Argument(metavar="KEY_ID|TOKEN", help="As `apikeys list` has it; a leaked token will do.")
+        str,
+        typer.Argument(
+            metavar="KEY_ID|TOKEN", help="The id that `ragfence apikeys list` shows, or the token itself if it leaked."
+        ),
     ],
     store: Store = None,
     objects: Objects = None,
     tenant: Tenant = None,
     as_json: Json = False,
 ) -> None:
-    """Ends a key for good."""
+    """Revokes an API key for good."""
     from ragfence.api.apikeys import FRESH_S, parsed
 
     place, key_id = Place(store, objects, tenant), key
@@ -152,7 +196,7 @@ def revoke(
             "this is no whole token: its checksum is wrong", hint="`ragfence apikeys list` has its id"
         )
     with _keys(place) as keys:
-        revoked = keys.revoke(place.tenant_name, key_id)
+        revoked = keys.revoke(place.tenant_name, key_id, by=_who())
     if as_json:
         show.document({"key_id": key_id, "tenant": place.tenant_name, "revoked": revoked, "servers_notice_s": FRESH_S})
     elif revoked:
@@ -183,14 +227,32 @@ def _keys(place: Place, *, make: bool = False) -> Iterator[ApiKeys]:
         yield ApiKeys(opened)
 
 
+def _who() -> str:
+    """For the decision row: who ran the command, and where."""
+    import getpass
+    import socket
+
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (KeyError, OSError):  # a container without users
+        return socket.gethostname()
+
+
+def in_order(scopes: Collection[KeyScope]) -> list[str]:
+    """As they are documented."""
+    return [name.value for name in ScopeName if name.value in scopes]
+
+
 def _told(key: ApiKey, now_ms: int) -> dict[str, Any]:
     return {
         "key_id": key.key_id,
-        "role": key.role.value,
+        "role": key.role.value if key.role else None,
+        "scopes": in_order(key.scopes),
         "state": key.state(now_ms),
         "principal": key.principal,
         "note": key.note or None,
         "created": show.iso(key.created_ms),
         "expires": show.iso(key.expires_ms),
         "revoked": show.iso(key.revoked_ms),
+        "last_used": show.iso(key.used_ms),
     }

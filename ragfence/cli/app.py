@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -25,17 +27,44 @@ from ragfence.cli.policy import policy
 from ragfence.cli.release import release
 from ragfence.cli.serve import serve
 from ragfence.cli.status import status
+from ragfence.cli.store_options import StoreCommands
 from ragfence.cli.tenants import tenants
-from ragfence.cli.upkeep import hydrate, purge_expired
+from ragfence.cli.upkeep import hydrate, journal, purge_expired
+from ragfence.core.urls import looks_like_url, show_url
 from ragfence.errors import RagfenceError
+
+_USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # which typer does not export
+_WORDS = "ragfence-words"
+"""in the context of a call: its command line"""
+
+
+@contextlib.contextmanager
+def _without_passwords(words: list[str]) -> Iterator[None]:
+    """Wrong usage is told with the words that were wrong: a URL that stood in the wrong place is not quoted whole."""
+    try:
+        yield
+    except _USAGE_ERROR as wrong:
+        for word in sorted(filter(looks_like_url, words), key=len, reverse=True):
+            for part in (word, word.partition("=")[2] if word.startswith("-") else ""):
+                if part:
+                    wrong.message = wrong.message.replace(part, show_url(part))
+        wrong.args = (wrong.message,)
+        wrong.__cause__ = wrong.__context__ = None  # what pydantic said of the value quotes it
+        raise
 
 
 class Commands(TyperGroup):
     """Expected errors end with 1, wrong usage with 2, Ctrl-C with 130, and a closed pipe in silence."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        words = ctx.meta[_WORDS] = list(args)
+        with _without_passwords(words):
+            return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         try:
-            result = super().invoke(ctx)
+            with _without_passwords(ctx.meta[_WORDS]):
+                result = super().invoke(ctx)
             sys.stdout.flush()  # here a closed pipe is still somebody's business
         except RagfenceError as error:
             show.error(error, as_json=ctx.meta.get(JSON_WANTED, False))
@@ -45,11 +74,11 @@ class Commands(TyperGroup):
         return result
 
 
-app = typer.Typer(
+app = StoreCommands(
     cls=Commands,
     help="One effect per key: look at the fences, find out what happened, and set right what got stuck.",
-    epilog="Stores come from --store and --objects, or RAGFENCE_STORE, RAGFENCE_OBJECTS, RAGFENCE_TENANT, "
-    "RAGFENCE_POLICY. Without any: SQLite and a folder under .ragfence/.",
+    epilog="Stores come from --store (--store-env, --store-file) and --objects, or RAGFENCE_STORE, "
+    "RAGFENCE_OBJECTS, RAGFENCE_TENANT, RAGFENCE_POLICY. Without any: SQLite and a folder under .ragfence/.",
     no_args_is_help=True,
     add_completion=False,
     # Its frames show local variables, which may hold credentials.
@@ -99,6 +128,7 @@ app.command("hydrate")(hydrate)
 app.command("verify")(verify)
 app.command("compact")(compact)
 app.command("purge-expired")(purge_expired)
+app.add_typer(journal, name="journal")
 app.add_typer(policy, name="policy")
 app.command("serve")(serve)
 app.add_typer(apikeys, name="apikeys")

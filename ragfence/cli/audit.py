@@ -10,13 +10,14 @@ import typer
 
 from ragfence.cli import show
 from ragfence.cli.opening import Json, Objects, Place, PolicyFile, Since, Store, Tenant, opened
+from ragfence.cli.store_options import StoreCommands
 
 if TYPE_CHECKING:
     import pyarrow
 
     from ragfence.audit.savings import Savings
 
-audit = typer.Typer(no_args_is_help=True, help="Proofs and sums from the decision rows.")
+audit = StoreCommands(no_args_is_help=True, help="Proofs and sums from the decision rows.")
 
 BARS = "▁▂▃▄▅▆▇█"
 
@@ -36,7 +37,8 @@ def check(
         findings = [asdict(finding) for finding in report.findings]
         show.document({"ok": report.ok, "rows": report.rows, "keys": report.keys, "findings": findings})
     else:
-        show.say(f"{report.rows:,} rows over {report.keys:,} keys: " + _verdict(len(report.findings)))
+        over = f"{show.many(report.rows, 'row')} over {show.many(report.keys, 'key')}"
+        show.say(f"{over}: {_verdict(len(report.findings))}")
         for finding in report.findings:
             show.say(f"  {finding.invariant} {finding.key}\n    {finding.text} (rows {', '.join(finding.rows)})")
     if not report.ok:
@@ -76,7 +78,8 @@ def savings(
     listing.print()
     if found.characters:
         unknown = f", and those of {found.unknown_documents:,} that are gone" if found.unknown_documents else ""
-        console.print(f"documents: {found.snippets:,} snippets ({found.characters:,} characters) not embedded{unknown}")
+        spared = f"{show.many(found.snippets, 'snippet')} ({show.many(found.characters, 'character')})"
+        console.print(f"documents: {spared} not embedded{unknown}")
     if len(found.days) > 1:
         asked = [day.performed + day.saved for day in found.days]
         shares = [day.saved / calls if calls else 0.0 for day, calls in zip(found.days, asked, strict=True)]
@@ -176,7 +179,7 @@ def export(
     if as_json:
         show.document({"rows": rows, "file": str(target), "bytes": target.stat().st_size})
     else:
-        show.say(f"{rows:,} decisions in {target} ({show.size(target.stat().st_size)})")
+        show.say(f"{show.many(rows, 'decision')} in {target} ({show.size(target.stat().st_size)})")
 
 
 def _exported(place: Place, since: str, part: Path, *, as_csv: bool) -> int:
@@ -241,4 +244,4 @@ def _differs(diff: tuple[dict[str, Any], ...] | None, size: int) -> str:
 
 
 def _verdict(findings: int) -> str:
-    return f"{findings} findings" if findings else "every promise kept"
+    return show.many(findings, "finding") if findings else "every promise kept"

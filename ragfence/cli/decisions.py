@@ -13,6 +13,7 @@ import typer
 from ragfence.cli import show
 from ragfence.cli.audit import audit
 from ragfence.cli.opening import Json, Objects, Place, PolicyFile, Since, Store, Tenant, opened
+from ragfence.core.rows import Phase
 
 if TYPE_CHECKING:
     import pyarrow
@@ -44,6 +45,10 @@ def decisions(
     since: Since = "24h",
     kind: Annotated[str | None, typer.Option("--kind", help="Only this kind of operation.")] = None,
     decision: Annotated[DecisionName | None, typer.Option("--decision", help="Only such decisions.")] = None,
+    phase: Annotated[
+        Phase | None,
+        typer.Option("--phase", help="Only rows of this phase: a claim and its seal are two rows."),
+    ] = None,
     source_id: Annotated[str | None, typer.Option("--source-id", help="Only of this source.")] = None,
     limit: Annotated[int, typer.Option("--limit", min=0, help="At most so many, the newest; 0 for all.")] = 100,
     follow: Annotated[
@@ -51,7 +56,7 @@ def decisions(
     ] = False,
 ) -> None:
     """The decision rows, newest last."""
-    wanted = {"kind": kind, "decision": decision, "source_id": source_id}
+    wanted = {"kind": kind, "decision": decision, "phase": phase, "source_id": source_id}
     with opened(Place(store, objects, tenant, policy)) as fence:
         with show.progress("reading rows"):
             table = fence.audit.decisions(since, **wanted)
@@ -68,6 +73,7 @@ def decisions(
         console,
         show.Column("when", whole=True),
         show.Column("decision", whole=True),
+        show.Column("phase", whole=True),
         "kind",
         "source_id",
         show.Column("key", whole=True),
@@ -81,6 +87,7 @@ def decisions(
         listing.add(
             show.moment(int(row["ts"].timestamp() * 1000)),
             row["decision"],
+            row["phase"],
             row["kind"],
             row["source_id"],
             show.key(row["idempotency_key"], console=console),
@@ -120,7 +127,8 @@ def _tell(row: dict[str, Any], as_json: bool) -> None:
         show.document(_jsonable(row))
     else:
         more = [f"attempt {row['attempt']}", *row["flags"], row["error_code"] or ""]
-        line = [show.moment(int(row["ts"].timestamp() * 1000)), row["decision"], row["kind"], row["source_id"]]
+        line = [show.moment(int(row["ts"].timestamp() * 1000)), row["decision"], row["phase"]]
+        line += [row["kind"], row["source_id"]]
         line += [row["idempotency_key"][: show.KEY_DIGITS], *more]
         show.say(" ".join(str(cell or "-") for cell in line if cell != ""))
     # Whoever reads a pipe wants the line now.

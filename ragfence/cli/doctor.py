@@ -28,10 +28,10 @@ def doctor(
     strict: Annotated[bool, typer.Option("--strict", help="A warning counts as a failure, too.")] = False,
     journal: Annotated[
         Path | None,
-        typer.Option("--journal", metavar="FOLDER", help="Where `open` journals, if not .ragfence/journal."),
+        typer.Option("--journal", metavar="FOLDER", help="The folder of the journal, if it is not .ragfence/journal."),
     ] = None,
 ) -> None:
-    """Checks policy, stores and journal, one line each; ends with 1 when something has to be mended."""
+    """Checks policy, stores and journal, one line each; ends with 1 when something has to be repaired."""
     from ragfence.stores.checkups import Level, worst
 
     checks = []
@@ -42,7 +42,12 @@ def doctor(
     level = worst(checks)
     if as_json:
         told = [
-            {"subject": check.subject, "level": check.level, "text": check.text, "advice": check.advice or None}
+            {
+                "subject": check.subject,
+                "level": check.level,
+                "text": check.text,
+                "advice": show.advice(check.advice) or None,
+            }
             for check in checks
         ]
         show.document({"level": level, "checks": told})
@@ -173,5 +178,5 @@ def _print(check: Check) -> None:
     line = Text(f"{check.level:<4}", style=styles[check.level])
     line.append(f"  {check.subject}: {show.plain(check.text)}", style="default")
     if check.advice:
-        line.append(f"\n      -> {show.plain(check.advice)}", style="default")
+        line.append(f"\n      -> {show.advice(check.advice)}", style="default")
     show.out().print(line, soft_wrap=True)

@@ -44,7 +44,7 @@ def retract(
                 retracted = fence.documents.retract(doc_id, sequence=sequence).is_new
             except (Stale, Conflict, InFlight, Quarantined, DocumentInvalid) as refused:
                 error = refused  # of this one; the others are not concerned
-            told.append({"doc_id": doc_id, "retracted": retracted, "error": _told(error) if error else None})
+            told.append({"doc_id": doc_id, "retracted": retracted, "error": show.as_told(error) if error else None})
             if error and not as_json:
                 show.error(error, as_json=False)
     if as_json:
@@ -96,7 +96,7 @@ def snippets(
             snippet.snippet_id,
         )
     listing.print()
-    show.say(f"{doc_id}: {len(found):,} snippets of {document.size:,} bytes, {document.content_hash}")
+    show.say(f"{doc_id}: {show.many(len(found), 'snippet')} of {document.size:,} bytes, {document.content_hash}")
 
 
 def purge(
@@ -122,7 +122,8 @@ def purge(
         show.document(asdict(report))
     elif report.known:
         show.say(
-            f"{report.doc_id}: purged; {report.rows:,} rows and {report.deleted.objects:,} objects"
+            f"{report.doc_id}: purged; {show.many(report.rows, 'row')} and "
+            f"{show.many(report.deleted.objects, 'object')}"
             f" ({show.size(report.deleted.bytes)}) are gone"
         )
     else:
@@ -145,7 +146,8 @@ def compact(
         show.document(asdict(report))
         return
     if not report.epoch:
-        show.say(f"nothing to gain: {report.segments_before:,} segments with {report.rows_before:,} rows")
+        there = f"{show.many(report.segments_before, 'segment')} with {show.many(report.rows_before, 'row')}"
+        show.say(f"nothing to gain: {there}")
         return
     listing = show.Listing(
         show.out(), f"epoch {report.epoch}", show.Column("before", right=True), show.Column("after", right=True)
@@ -156,7 +158,8 @@ def compact(
     listing.add("size", show.size(report.bytes_before), show.size(report.bytes_after))
     listing.print()
     show.say(
-        f"{report.dropped_revisions:,} superseded revisions dropped, {report.deleted.objects:,} objects deleted"
+        f"{show.many(report.dropped_revisions, 'superseded revision')} dropped, "
+        f"{show.many(report.deleted.objects, 'object')} deleted"
         f" ({show.size(report.deleted.bytes)})"
     )
 
@@ -167,13 +170,22 @@ def verify(
     tenant: Tenant = None,
     policy: PolicyFile = None,
     as_json: Json = False,
-    repair: Annotated[bool, typer.Option("--repair", help="Mend what can be mended.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Repair what can be repaired.")] = False,
+    accept_loss: Annotated[
+        bool,
+        typer.Option(
+            "--accept-loss",
+            help="With --repair: give up segments that cannot be read, and what only they know. Ingest again then.",
+        ),
+    ] = False,
     limit: Annotated[int, typer.Option("--limit", min=0, help="Show at most so many findings; 0 for all.")] = 100,
 ) -> None:
     """Compares fence store, log and snippets; ends with 1 and the findings when they do not tell the same story."""
+    if accept_loss and not repair:
+        raise typer.BadParameter("--accept-loss needs --repair")
     # A fence file that is gone is one of the things to be found.
     with opened(Place(store, objects, tenant, policy), rebuild=True) as fence, show.progress("verifying") as told:
-        report = fence.documents.verify(repair, progress=told)
+        report = fence.documents.verify(repair, accept_loss=accept_loss, progress=told)
     if as_json:
         repaired = [_finding(finding) for finding in report.repaired]
         findings = [_finding(finding) for finding in report.findings]
@@ -186,8 +198,8 @@ def verify(
 
 def _print_verification(report: Verification, limit: int) -> None:
     show.say(
-        f"epoch {report.epoch}: {report.documents:,} documents, {report.rows:,} rows and {report.snippets:,} snippets "
-        f"in {report.segments:,} segments: {_verdict(report)}"
+        f"epoch {report.epoch}: {show.many(report.documents, 'document')}, {show.many(report.rows, 'row')} and "
+        f"{show.many(report.snippets, 'snippet')} in {show.many(report.segments, 'segment')}: {_verdict(report)}"
     )
     if not report.findings:
         return
@@ -198,23 +210,19 @@ def _print_verification(report: Verification, limit: int) -> None:
     if limit and len(report.findings) > limit:
         show.say(f"the first {limit} of {len(report.findings):,}; --limit 0 shows all")
     for trouble, to_do in {finding.trouble.value: finding.to_do for finding in report.findings}.items():
-        show.say(f"{trouble}\n  -> {to_do}")
+        show.say(f"{trouble}\n  -> {show.advice(to_do)}")
 
 
 def _verdict(report: Verification) -> str:
     mended = f"{len(report.repaired):,} mended, " if report.repaired else ""
-    return f"{mended}{len(report.findings):,} findings" if report.findings else f"{mended}all is as it should be"
+    return mended + (show.many(len(report.findings), "finding") if report.findings else "all is as it should be")
 
 
 def _finding(finding: Finding) -> dict[str, Any]:
-    return {**asdict(finding), "to_do": finding.to_do}
+    return {**asdict(finding), "to_do": show.advice(finding.to_do)}
 
 
 def _line(text: str) -> str:
     """The beginning of a text, on one line."""
     words = " ".join(text.split())
     return words if len(words) <= TEXT_SHOWN else f"{words[: TEXT_SHOWN - 3]}..."
-
-
-def _told(error: RagfenceError) -> dict[str, Any]:
-    return {"code": error.code, "message": error.message, "hint": error.hint, "retryable": error.retryable}

@@ -68,13 +68,13 @@ def _tell(done: Drained, as_json: bool) -> None:
     if done.busy:
         show.say("somebody else is draining; nothing was done")
         return
-    told = [f"{done.rows:,} rows into {done.objects:,} object{'s' * (done.objects != 1)}"]
+    told = [f"{show.many(done.rows, 'row')} into {show.many(done.objects, 'object')}"]
     if done.rows:
         told.append(f"the oldest was {show.span(done.lag_ms)} old")
     if done.compacted:
-        told.append(f"{done.compacted:,} small objects made into {done.packed:,}")
+        told.append(f"{show.many(done.compacted, 'small object')} made into {done.packed:,}")
     if done.expired:
-        told.append(f"{done.expired:,} objects were too old")
+        told.append(f"{show.many(done.expired, 'object')} of expired days removed")
     show.say(", ".join(told))
 
 

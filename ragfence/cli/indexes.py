@@ -53,10 +53,15 @@ def build(
     backend: Annotated[
         str, typer.Option("--backend", metavar="NAME|URL", help="lance, beside the objects, or the URL of another.")
     ] = "lance",
-    metric: Annotated[Metric, typer.Option("--metric", help="What is near.")] = "cosine",
+    metric: Annotated[Metric, typer.Option("--metric", help="How distance is measured.")] = "cosine",
     index: Annotated[
-        str, typer.Option("--index", metavar="NAME", help="flat compares with every row; others are approximate.")
-    ] = "flat",
+        str,
+        typer.Option(
+            "--index",
+            metavar="NAME",
+            help="flat compares with every row; others are approximate; auto goes by the policy.",
+        ),
+    ] = "auto",
     param: Annotated[
         list[str] | None,
         typer.Option(
@@ -68,7 +73,9 @@ def build(
     ] = None,
     wait: Annotated[
         float | None,
-        typer.Option("--wait", metavar="SECONDS", min=0, help="How long to wait for somebody who builds the same."),
+        typer.Option(
+            "--wait", metavar="SECONDS", min=0, help="How long to wait for another process that builds the same index."
+        ),
     ] = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Say what the INDEX_HASH is made of and what changed; build nothing.")
@@ -80,7 +87,7 @@ def build(
         ),
     ] = None,
 ) -> None:
-    """Builds an index of all live documents, once; the second time it is only named."""
+    """Builds an index of all live documents. If that index exists already, it is only named."""
     if against is not None and not explain:
         raise typer.BadParameter("--against goes with --explain")
     with opened(Place(store, objects, tenant, policy)) as fence:
@@ -148,7 +155,9 @@ def gc(
     tenant: Tenant = None,
     policy: PolicyFile = None,
     as_json: Json = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do it; without, it is only said.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Do it. Without it, only what would be done is said.")
+    ] = False,
     min_age: Annotated[
         str, typer.Option("--min-age", metavar="SPAN", callback=_moment, help="Spare builds sealed since: 1h, 7d.")
     ] = "1h",
@@ -275,7 +284,7 @@ def _told(made: Build, seconds: float, *, here: bool) -> dict[str, Any]:
 
 def _print_build(made: Build, seconds: float, *, here: bool) -> None:
     seal, how = made.seal, made.seal.made
-    embedded = f"{how.get('embedded', 0):,} of {seal.rows:,} snippets" if here else "nothing"
+    embedded = f"{how.get('embedded', 0):,} of {show.many(seal.rows, 'snippet')}" if here else "nothing"
     listing = show.Listing(show.out(), show.Column("INDEX_HASH", whole=True), made.index_hash)
     listing.add("decision", made.decision.value)
     listing.add("rows", f"{seal.rows:,}")
@@ -283,6 +292,8 @@ def _print_build(made: Build, seconds: float, *, here: bool) -> None:
     listing.add("embedded now", embedded)
     listing.add("taken from", how.get("base") or "no other build")
     listing.add("verified", _checks(seal.checks))
+    listing.add("index", str(seal.inputs.get("index", "-")))
+    listing.add("recall", _recall(seal.checks))
     listing.add("sealed", show.moment(made.sealed_at_ms))
     parts = f" (writing {show.span(how['write_ms'])}, verifying {show.span(how['verify_ms'])})" if here and how else ""
     listing.add("time", f"{show.span(seconds * 1000)}{parts}")
@@ -295,11 +306,20 @@ def _checks(checks: Mapping[str, Any]) -> str:
     """What the verification saw, in a line."""
     if not checks:
         return "-"
-    return (
-        f"{checks['rows']:,} of {checks['rows_wanted']:,} rows, "
-        f"{checks['vectors_equal']:,} of {checks['vectors_compared']:,} vectors as written, "
-        f"self-recall {checks['self_recall']:.1%} of {checks['self_recall_of']:,}"
-    )
+    rows, compared, searched = checks["rows_wanted"], checks["vectors_compared"], checks["self_recall_of"]
+    vectors = f"{checks['vectors_equal']:,} of {compared:,} vectors as written"
+    if compared < rows:  # a build of an earlier version, or one from which documents were purged since
+        vectors += f" (a sample of {compared:,} of {rows:,})"
+    searches = "every row" if searched == rows else f"a sample of {searched:,} of {show.many(rows, 'row')}"
+    found = f"{checks['rows']:,} of {show.many(rows, 'row')}"
+    return f"{found}, {vectors}, self-recall {checks['self_recall']:.1%} of {searches}"
+
+
+def _recall(checks: Mapping[str, Any]) -> str:
+    if "recall" not in checks:
+        return "every search is exact"
+    share, searches, k = checks["recall"], checks["recall_of"], checks["recall_k"]
+    return f"{share:.1%} of the {k} nearest rows of exact search, in a sample of {show.many(searches, 'search')}"
 
 
 def _columns(build: BuildState, at_ms: int, *, retiring: bool) -> dict[str, Any]:
@@ -315,6 +335,7 @@ def _columns(build: BuildState, at_ms: int, *, retiring: bool) -> dict[str, Any]
         "backend": seal.backend if seal else None,
         "metric": seal.metric if seal else None,
         "index": seal.inputs.get("index") if seal else None,
+        "recall": seal.checks.get("recall") if seal else None,
         "physical": seal.physical if seal else None,
         "content_digest": seal.content_digest if seal else None,
         "aliases": list(build.aliases),
@@ -384,8 +405,9 @@ def _print_gc(report: GcReport) -> None:
     if any((report.retired, report.dropped, report.revived, report.young, report.pending, report.unknown)):
         listing.print()
     show.say(
-        f"{would}retired: {len(report.retired):,} builds; {would}dropped: {len(report.dropped):,} physical indexes; "
-        f"kept: {len(report.kept):,} builds"
+        f"{would}retired: {show.many(len(report.retired), 'build')}; "
+        f"{would}dropped: {show.many(len(report.dropped), 'physical index')}; "
+        f"kept: {show.many(len(report.kept), 'build')}"
     )
     if report.dry_run:
         show.say(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import tempfile
 from collections.abc import Iterator
@@ -55,8 +56,15 @@ def ingest(
         ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option("--name", help="Tells this source from others; else the name of the folder or file.")
+        str | None, typer.Option("--name", help="Tells this source from others; else the path of the folder or file.")
     ] = None,
+    origin: Annotated[
+        str | None, typer.Option("--origin", help="The owner of these documents, if it is not the source itself.")
+    ] = None,
+    prefix: Annotated[str, typer.Option("--prefix", help="Put in front of every doc_id, to keep sources apart.")] = "",
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Replace documents that another source owns, and own them from now on.")
+    ] = False,
     ext: Annotated[
         list[str] | None, typer.Option("--ext", metavar="EXT", help="Only files with this extension; repeat for more.")
     ] = None,
@@ -65,11 +73,22 @@ def ingest(
         typer.Option("--ignore", metavar="PATTERN", help="Leave out, as in .gitignore; repeat for more."),
     ] = None,
     encoding: Annotated[str | None, typer.Option("--encoding", help="Of the files, if not utf-8.")] = None,
+    allow_empty_text: Annotated[
+        bool, typer.Option("--allow-empty-text", help="Accept documents whose text is empty or only white space.")
+    ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="End with 1 if files were skipped because nothing can read them.")
+    ] = False,
 ) -> None:
     """Ingests what is new or changed, and does not even read the rest.
 
-    Ends with 0 if all is fine, with 1 if some documents failed, with 2 if nothing was done.
+    Ends with 0 if all is fine, with 1 if some documents failed (with --strict: or were skipped), with 2 if nothing was
+    done.
     """
+    from ragfence.documents.sync_report import describe_skipped
+
+    # What is logged of a sync stands in its report, too, and is printed below.
+    logging.getLogger("ragfence.documents").addHandler(logging.NullHandler())
     reading: dict[str, Any] = {"extensions": ext, "ignore": ignore, "encoding": encoding}
     try:
         with contextlib.ExitStack() as stack:
@@ -83,26 +102,30 @@ def ingest(
             if fresh and not dry_run and not as_json:
                 show.err().print(show.plain(f"made a new fence store: {engine_of(fence).fences.url}"))
             told = stack.enter_context(show.progress("ingesting"))
-            report = fence.documents.sync(
+            report = fence.documents.using(allow_empty_text=allow_empty_text or None).sync(
                 source,
                 prune=prune.value if prune else False,
                 max_prune_share=max_prune_share,
                 progress=told,
                 dry_run=dry_run,
+                origin=origin,
+                prefix=prefix,
+                take_over=take_over,
             )
             if not report.listed and not report.pruned:
+                skipped = f": skipped {describe_skipped(report)}" if report.skipped else ""
                 raise ValidationError(
-                    f"{report.source} holds no documents",
+                    f"{report.source} holds no documents{skipped}",
                     hint="`--ext` takes files with other extensions; hidden files and what is ignored are left out",
                 )
             stores = _stores(fence)
     except RagfenceError as error:
         _stopped(error, as_json=as_json)
     if as_json:
-        show.document({**asdict(report), **stores})
+        show.document({**_as_json(report), **stores})
     else:
         _print(report)
-    if not report.ok:
+    if not report.ok or (strict and report.skipped):
         raise typer.Exit(1)
 
 
@@ -159,8 +182,8 @@ def _stopped(error: RagfenceError, *, as_json: bool) -> None:
     report: SyncReport | None = error.details.get("report")
     done = report is not None and sum((*report.decisions.values(), report.failed, report.pruned)) > 0
     if report is not None and done and as_json:
-        told = {"code": error.code, "message": error.message, "hint": error.hint, "retryable": error.retryable}
-        show.document({"error": told, "report": asdict(report)})
+        told = show.as_told(error)
+        show.document({"error": told, "report": _as_json(report)})
     else:
         if report is not None and done:
             _print(report)
@@ -168,24 +191,35 @@ def _stopped(error: RagfenceError, *, as_json: bool) -> None:
     raise typer.Exit(1 if done else 2)
 
 
+def _as_json(report: SyncReport) -> dict[str, Any]:
+    """Without the table, which no command asks for."""
+    return {name: value for name, value in asdict(report).items() if name != "table"}
+
+
 def _print(report: SyncReport) -> None:
+    from ragfence.documents.sync_report import describe_skipped
+
     console = show.out()
     verb = "would be " if report.dry_run else ""
-    show.say(f"{report.source}: {report.listed:,} documents in {show.span(report.seconds * 1000)}")
+    show.say(f"{report.source}: {show.many(report.listed, 'document')} in {show.span(report.seconds * 1000)}")
     listing = show.Listing(console, "decision", show.Column("documents", right=True), "")
     for decision, count in report.decisions.items():
         if count or decision in ("new", "duplicate"):
             listing.add(decision, f"{count:,}", _remarks(report).get(decision, " "))
-    failed = report.failed - sum(report.decisions[decision] for decision in ("conflict", "in_flight"))
+    failed = report.failed - sum(report.decisions[decision] for decision in ("conflict", "in_flight", "refused"))
     if failed > 0:
-        listing.add("failed", f"{failed:,}", " ")
+        listing.add("not retracted", f"{failed:,}", " ")
     if report.pruned:
         listing.add(f"{verb}retracted", f"{report.pruned:,}", f"gone: {_few(report.pruned_ids, report.pruned)}")
     listing.print()
     if report.snippets_saved:
         show.say(
-            f"saved: {report.snippets_saved:,} snippets need not be embedded again"
-            f" ({report.characters_saved:,} characters of documents that are known)"
+            f"saved: {show.many(report.snippets_saved, 'snippet')} need not be embedded again"
+            f" ({show.many(report.characters_saved, 'character')} of documents that are known)"
+        )
+    if report.skipped:
+        show.say(
+            f"skipped: {describe_skipped(report)}; --ext reads text files of other kinds, --ignore leaves them out"
         )
     if report.dry_run:
         show.say("a dry run: nothing was changed")
@@ -199,25 +233,36 @@ def _remarks(report: SyncReport) -> dict[str, str]:
         (report.metadata_updated, "with other metadata"),
     )
     known = ", ".join(f"{count:,} {text}" for count, text in counted if count)
-    return {"new": f"{report.snippets_made:,} snippets" if report.snippets_made else " ", "duplicate": known or " "}
+    made = show.many(report.snippets_made, "snippet") if report.snippets_made else " "
+    return {"new": made, "duplicate": known or " "}
 
 
 def _warn(report: SyncReport) -> None:
+    from ragfence.documents.sync_report import describe_random_ids
+
     console = show.err()
     if report.repeated:
         console.print(
             show.plain(
-                f"warning: {report.repeated:,} documents have a doc_id that the source had named before "
-                f"({_few(report.repeated_ids, report.repeated)}); of these the last one lasts"
+                f"warning: {_documents_have(report.repeated)} a doc_id that the source had listed before "
+                f"({_few(report.repeated_ids, report.repeated)}); the first one counts"
             )
         )
+    if report.kept:
+        one = report.kept == 1
+        count = "1 document was" if one else f"{report.kept:,} documents were"
+        them, have = ("it", "another source still has it") if one else ("them", "other sources still have them")
+        console.print(show.plain(f"{count} not pruned: this source does not own {them}, or {have}"))
+    if report.random_ids:
+        console.print(show.plain(f"warning: {describe_random_ids(report.random_ids)}"))
+        console.print(f"  -> {show.advice(report.random_ids_hint)}")
     if report.not_pruned:
         console.print(show.plain(f"warning: nothing was pruned: {report.not_pruned}"))
     for failure in report.failures[:SHOWN]:
         named = "" if failure.doc_id in failure.message else f"{failure.doc_id}: "
         console.print(f"failed: {show.plain(named + failure.message)}")
         if failure.hint:
-            console.print(f"  -> {show.plain(failure.hint)}")
+            console.print(f"  -> {show.advice(failure.hint)}")
     if report.failed > SHOWN:
         console.print(f"and {report.failed - SHOWN:,} more that failed; --json names them")
 
@@ -225,3 +270,7 @@ def _warn(report: SyncReport) -> None:
 def _few(doc_ids: tuple[str, ...], count: int) -> str:
     shown = ", ".join(doc_ids[:5])
     return f"{shown} ..." if count > min(5, len(doc_ids)) else shown
+
+
+def _documents_have(count: int) -> str:
+    return "1 document has" if count == 1 else f"{count:,} documents have"

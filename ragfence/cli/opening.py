@@ -30,28 +30,30 @@ def _remember(ctx: typer.Context, wanted: bool) -> bool:
 def _moment(text: str | None) -> str | None:
     """A span or a time that the audit understands; else wrong usage, before anything is opened."""
     from ragfence.audit.decisions import _moment_ms
+    from ragfence.cli import show
     from ragfence.errors import ValidationError
 
     try:
         _moment_ms(text, 0, 0)
     except ValidationError as wrong:
-        raise typer.BadParameter(f"{wrong.message}: {wrong.hint}") from None
+        raise typer.BadParameter(f"{wrong.message}: {show.advice(wrong.hint)}") from None
     return text
 
 
 Store = Annotated[
     str | None,
-    typer.Option("--store", metavar="URL", help="Where the fences are. [dim]env: RAGFENCE_STORE[/dim]"),
+    typer.Option("--store", metavar="URL", help="URL of the fence store. [dim]env: RAGFENCE_STORE[/dim]"),
 ]
 Objects = Annotated[
     str | None,
-    typer.Option("--objects", metavar="URL", help="Where the objects are. [dim]env: RAGFENCE_OBJECTS[/dim]"),
+    typer.Option("--objects", metavar="URL", help="URL of the object store. [dim]env: RAGFENCE_OBJECTS[/dim]"),
 ]
 Tenant = Annotated[
-    str | None, typer.Option("--tenant", metavar="NAME", help="Whose fences. [dim]env: RAGFENCE_TENANT[/dim]")
+    str | None, typer.Option("--tenant", metavar="NAME", help="The tenant. [dim]env: RAGFENCE_TENANT[/dim]")
 ]
 PolicyFile = Annotated[
-    str | None, typer.Option("--policy", metavar="FILE", help="A ragfence.yml. [dim]env: RAGFENCE_POLICY[/dim]")
+    str | None,
+    typer.Option("--policy", metavar="FILE", help="The policy file, a ragfence.yml. [dim]env: RAGFENCE_POLICY[/dim]"),
 ]
 Json = Annotated[
     bool,
@@ -62,7 +64,7 @@ Since = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Place:
     """Which fence; what is None comes from the environment, as in `ragfence.open`."""
 
@@ -70,6 +72,11 @@ class Place:
     objects: str | None = None
     tenant: str | None = None
     policy: str | None = None
+
+    def __repr__(self) -> str:
+        from ragfence.core.settings import repr_without_passwords
+
+        return repr_without_passwords(self)
 
     @property
     def tenant_name(self) -> str:

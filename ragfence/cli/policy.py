@@ -16,7 +16,7 @@ from ragfence.errors import PolicyError
 if TYPE_CHECKING:
     from ragfence.core.policy import Policy
 
-policy = typer.Typer(no_args_is_help=True, help="The policy file.")
+policy = typer.Typer(no_args_is_help=True, help="Check the policy file.")
 
 
 @policy.callback()
@@ -28,11 +28,13 @@ def _group() -> None:
 def check(
     file: Annotated[
         str | None,
-        typer.Argument(metavar="[FILE]", help="A ragfence.yml; without one, the one that would be used here."),
+        typer.Argument(
+            metavar="[FILE]", help="The policy file. Without it, the one that the other commands would use here."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """The effective settings of a policy; ends with 1 and all problems, one a line, when it is refused."""
+    """Checks a policy file and prints the effective settings; ends with 1 and all problems, one a line, if refused."""
     from ragfence.core.settings import load_policy
 
     used = file or policy_file()
@@ -46,15 +48,20 @@ def check(
             show.err().print(show.plain(f"{used}: {problem}"))
         raise typer.Exit(1) from None
     settings = dict(_flat(rules.model_dump(mode="json", by_alias=True)))
+    over_http = _over_http(rules, settings)
     kinds = {kind: _kind(rules, kind) for kind in sorted(rules.kinds)}
+    secret = _secret(rules)
     if as_json:
-        show.document({"file": used, "settings": rules.model_dump(mode="json", by_alias=True), "kinds": kinds})
+        found: dict[str, Any] = {"content_secret": secret} if secret else {}
+        found |= {"over_http": over_http} if over_http else {}
+        settings_of = rules.model_dump(mode="json", by_alias=True)
+        show.document({"file": used, "settings": settings_of, "kinds": kinds, **found})
         return
     console = show.out()
     show.say(used or "no file: the defaults")
     listing = show.Listing(console, show.Column("setting", whole=True), "value")
     for name, value in settings.items():
-        listing.add(name, value)
+        listing.add(name, f"{value} (over HTTP: {over_http[name]})" if name in over_http else value)
     listing.print()
     if kinds:
         effective = show.Listing(console, "kind", *next(iter(kinds.values())))
@@ -62,6 +69,8 @@ def check(
             effective.add(kind, *map(_shown, values.values()))
         console.print()
         effective.print()
+    if secret:
+        show.say(secret)
 
 
 def policy_file() -> str | None:
@@ -69,7 +78,29 @@ def policy_file() -> str | None:
     from ragfence.core.settings import POLICY_FILE, Settings
 
     named = Settings.from_env().policy
-    return named or (POLICY_FILE if os.path.isfile(POLICY_FILE) else None)
+    return named or (POLICY_FILE if os.path.lexists(POLICY_FILE) else None)
+
+
+def _secret(rules: Policy) -> str:
+    """Whether the secret that the policy needs is found here. It need not be: a policy is checked in CI, too."""
+    from ragfence.core.settings import Settings, load_secret
+
+    if rules.content_hash != "hmac":
+        return ""
+    tenant = Settings.from_env().tenant
+    try:
+        load_secret(rules.content_secret, tenant)
+    except PolicyError as refused:
+        return f"{refused.message}: writes of this tenant would be refused here"
+    return f"The secret of tenant {tenant!r} is found, and long enough."
+
+
+def _over_http(rules: Policy, settings: Mapping[str, str]) -> dict[str, str]:
+    """What `ragfence serve` does differently, where the file says nothing of it."""
+    from ragfence.core.policy import for_strangers
+
+    served = _flat(for_strangers(rules).model_dump(mode="json", by_alias=True))
+    return {name: value for name, value in served if settings.get(name) != value}
 
 
 def _kind(rules: Policy, kind: str) -> dict[str, Any]:

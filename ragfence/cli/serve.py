@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from importlib import import_module
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ragfence.cli import show
 from ragfence.cli.opening import Json, Objects, PolicyFile, Store, Tenant
+from ragfence.core.settings import SERVE_HOST, SERVE_PORT
 
 if TYPE_CHECKING:
     from ragfence.api.serving import Serving
@@ -22,16 +24,17 @@ def serve(
     tenant: Tenant = None,
     policy: PolicyFile = None,
     as_json: Json = False,
-    host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 for any that is free.")] = 8080,
-    workers: Annotated[int, typer.Option("--workers", min=1, max=64, help="Processes.")] = 1,
+    host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = SERVE_HOST,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 for any that is free.")] = SERVE_PORT,
+    workers: Annotated[int, typer.Option("--workers", min=1, max=64, help="How many processes.")] = 1,
     insecure_dev: Annotated[
-        bool, typer.Option("--insecure-dev", help="No API keys: whoever reaches it may do everything. Loopback only.")
+        bool,
+        typer.Option("--insecure-dev", help="No API keys: everybody who can connect may do everything. Loopback only."),
     ] = False,
     tls_cert: Annotated[str | None, typer.Option("--tls-cert", metavar="FILE", help="PEM, with its chain.")] = None,
     tls_key: Annotated[str | None, typer.Option("--tls-key", metavar="FILE", help="PEM.")] = None,
     root_path: Annotated[
-        str, typer.Option("--root-path", metavar="PREFIX", help="Under which a proxy shows it, and takes off.")
+        str, typer.Option("--root-path", metavar="PREFIX", help="The path prefix that a proxy in front of it removes.")
     ] = "",
     max_concurrent: Annotated[
         int, typer.Option("--max-concurrent", min=1, help="Requests under way in one process; others get 503.")
@@ -50,6 +53,8 @@ def serve(
     SIGTERM or Ctrl-C lets requests under way finish, and gives back what does not; a second one ends it at once.
     """
     from ragfence.api import serving as api
+
+    import_module("ragfence.api.app")  # a missing package is an error of this command, not of its workers
 
     serving = api.Serving(
         host=host,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ragfence.errors import RagfenceError
+from ragfence.errors import RagfenceError, hint_on
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -61,9 +61,20 @@ def document(value: Any) -> None:
     sys.stdout.write(text + "\n")
 
 
+def advice(hint: str) -> str:
+    """What to do next, as a command line where there is one; printable."""
+    return plain(hint_on("cli", hint))
+
+
+def as_told(error: RagfenceError) -> dict[str, Any]:
+    """An error in JSON."""
+    hint = hint_on("cli", error.hint)
+    return {"code": error.code, "message": error.message, "hint": hint, "retryable": error.retryable}
+
+
 def error(error: RagfenceError, *, as_json: bool) -> None:
     if as_json:
-        told = {"code": error.code, "message": error.message, "hint": error.hint, "retryable": error.retryable}
+        told = as_told(error)
         if problems := error.details.get("problems"):
             told["problems"] = list(problems)
         document({"error": told})
@@ -71,7 +82,7 @@ def error(error: RagfenceError, *, as_json: bool) -> None:
     console = err()
     console.print(f"error: {plain(error.message or type(error).__name__)}")
     if error.hint:
-        console.print(f"  -> {plain(error.hint)}")
+        console.print(f"  -> {advice(error.hint)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +136,16 @@ def plain(text: str) -> str:
 def key(text: str, *, console: Console) -> str:
     """As much of a key as fits a table; all of it where a program reads."""
     return text[:KEY_DIGITS] if console.is_terminal else text
+
+
+def many(count: int, what: str) -> str:
+    """A number with its noun.
+
+    >>> many(1, "document"), many(2000, "document"), many(0, "physical index")
+    ('1 document', '2,000 documents', '0 physical indexes')
+    """
+    ending = "" if count == 1 else "es" if what.endswith(("x", "ch")) else "s"
+    return f"{count:,} {what}{ending}"
 
 
 def span(ms: float) -> str:

@@ -2,64 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ragfence.cli import show
-from ragfence.cli.opening import Json, Objects, Place, PolicyFile, Since, Store, Tenant, engine_of, opened, rows_of
+from ragfence.cli.opening import Json, Objects, Place, PolicyFile, Since, Store, Tenant, engine_of, opened
 
 if TYPE_CHECKING:
-    from ragfence.cli.holdings import Holding
-    from ragfence.core.rows import Row
-    from ragfence.engine.engine import Engine
-    from ragfence.stores.fences import FenceStore, Marker
-
-
-@dataclass(slots=True)
-class Held:
-    """What a scan found."""
-
-    records: Counter[tuple[str, str]] = field(default_factory=Counter)
-    pending: int = 0
-    quarantined: int = 0
-    oldest: Holding | None = None
-
-    def see(self, held: Holding) -> None:
-        state = held.state.name.lower()
-        self.records[held.kind, state] += 1
-        self.quarantined += state == "quarantined"
-        if held.pending:
-            self.pending += 1
-            if self.oldest is None or held.first_seen_ms < self.oldest.first_seen_ms:
-                self.oldest = held
-
-
-@dataclass(slots=True)
-class Decided:
-    """What the rows tell: all of them, and how often an effect was saved since a moment."""
-
-    since_ms: int
-    rows: int = 0
-    new: int = 0
-    duplicates: int = 0
-
-    def see(self, row: Row) -> None:
-        from ragfence.audit.story import What, what_of
-
-        self.rows += 1
-        if row.ts_ms < self.since_ms:
-            return
-        what = what_of(row)
-        self.new += what in (What.SEALED, What.FAILED)
-        # Not those that were fenced out: they performed the effect, too.
-        self.duplicates += what in (What.REPLAYED, What.HEALED, What.MOVED)
-
-    @property
-    def hit_rate(self) -> float | None:
-        asked = self.new + self.duplicates
-        return self.duplicates / asked if asked else None
+    from ragfence.audit.statistics import FenceStats
+    from ragfence.stores.fences import Marker, Scanned
 
 
 def status(
@@ -70,49 +21,40 @@ def status(
     as_json: Json = False,
     since: Since = "24h",
 ) -> None:
-    """What the stores are and hold, what is stuck, and how much was saved."""
-    from ragfence.audit.decisions import _moment_ms
-
+    """What the stores are and hold, what is stuck, and how much was saved since the full hour of --since."""
     with opened(Place(store, objects, tenant, policy)) as fence:
         engine = engine_of(fence)
         now_ms = engine.fences.now_ms()
-        decided = Decided(_moment_ms(since, now_ms, 0))
-        held = _held(engine, decided)
+        counted = fence.stats(since)
         document = {
             "tenant": engine.tenant,
             "store": engine.fences.url,
             "objects": engine.objects.url if engine.objects is not None else None,
             **_shards(engine.fences.markers()),
+            "documents": counted.documents,
+            "keys": counted.keys,
             "records": [
-                {"kind": kind, "state": state, "count": count} for (kind, state), count in sorted(held.records.items())
+                {"kind": each.kind, "state": each.state, "count": each.count, "estimated": each.estimated}
+                for each in counted.records
             ],
-            "pending": {"count": held.pending, "oldest": _oldest(held.oldest, now_ms)},
-            "quarantined": held.quarantined,
-            "expired": _expired(engine.fences, now_ms),
+            "pending": {"count": counted.pending, "oldest": _oldest(counted.oldest_pending, now_ms)},
+            "quarantined": counted.quarantined,
+            "expired": counted.expired,
+            "average_ttl_s": counted.average_ttl_s,
             "decisions": {
                 "since": since,
-                "new": decided.new,
-                "duplicates": decided.duplicates,
-                "hit_rate": decided.hit_rate,
+                "new": counted.processed,
+                "duplicates": counted.duplicates,
+                "hit_rate": counted.hit_rate,
+                "counted_since": show.iso(counted.counted_since_ms) if counted.counted_since_ms else None,
             },
-            "rows": decided.rows,
-            "bytes": _stored_bytes(engine.fences),
+            "rows": counted.rows,
+            "bytes": counted.bytes,
         }
     if as_json:
         show.document(document)
     else:
-        _print(document, held, decided, now_ms)
-
-
-def _held(engine: Engine, decided: Decided) -> Held:
-    from ragfence.cli.holdings import scanned
-
-    held = Held()
-    for row in show.counted(rows_of(engine), "reading rows"):
-        decided.see(row)
-    for found in show.counted(scanned(engine.fences), "reading records"):
-        held.see(found)
-    return held
+        _print(document, counted, now_ms)
 
 
 def _shards(markers: Iterable[Marker | None]) -> dict[str, Any]:
@@ -128,73 +70,50 @@ def _shards(markers: Iterable[Marker | None]) -> dict[str, Any]:
     }
 
 
-def _oldest(held: Holding | None, now_ms: int) -> dict[str, Any] | None:
+def _oldest(held: Scanned | None, now_ms: int) -> dict[str, Any] | None:
     if held is None:
         return None
+    record = held.record
     return {
         "key": held.key.hex(),
-        "kind": held.kind,
-        "state": held.state.name.lower(),
-        "attempt": held.attempt,
-        "owner": held.owner or None,
-        "first_seen": show.iso(held.first_seen_ms),
-        "age_ms": now_ms - held.first_seen_ms,
+        "kind": record.kind,
+        "state": record.state.name.lower(),
+        "attempt": record.attempt,
+        "owner": record.owner or None,
+        "first_seen": show.iso(record.first_seen_ms),
+        "age_ms": now_ms - record.first_seen_ms,
     }
 
 
-def _expired(fences: FenceStore, now_ms: int) -> int | None:
-    """What had its time and waits for `purge-expired`. Redis drops it by itself, and no other store can be asked."""
-    from ragfence.stores.fences_sqlite import SqliteFences
-
-    fences = getattr(fences, "inner", fences)  # of one that is observed
-    if not isinstance(fences, SqliteFences):
-        return None
-    from ragfence.stores.disk_checkup import expired_records
-
-    return expired_records(fences.path, fences.tenant, now_ms)
-
-
-def _stored_bytes(fences: FenceStore) -> int | None:
-    from ragfence.stores.fences_sqlite import SqliteFences
-
-    fences = getattr(fences, "inner", fences)
-    # Not `stats` where there is another way: it would look at every record once more.
-    if isinstance(fences, SqliteFences):
-        files = (fences.path, fences.path.with_name(f"{fences.path.name}-wal"))
-        return sum(file.stat().st_size for file in files if file.exists())
-    if infos := getattr(fences, "infos", None):
-        return sum(int(info.get("used_memory", 0)) for info in infos())
-    return fences.stats().bytes
-
-
-def _print(document: dict[str, Any], held: Held, decided: Decided, now_ms: int) -> None:
-    console, shards, oldest = show.out(), document["shards"], held.oldest
+def _print(document: dict[str, Any], counted: FenceStats, now_ms: int) -> None:
+    console, shards, oldest = show.out(), document["shards"], counted.oldest_pending
     hydrating = f", {shards['hydrating']} being hydrated" if shards["hydrating"] else ""
-    rate = (
-        "no operations"
-        if decided.hit_rate is None
-        else f"{decided.hit_rate:.1%} of {decided.new + decided.duplicates:,}"
-    )
+    asked = counted.processed + counted.duplicates
+    rate = "no operations" if counted.hit_rate is None else f"{counted.hit_rate:.1%} of {asked:,}"
     lines = {
         "store": document["store"],
         "objects": document["objects"] or "none: as durable as the fence store",
         "tenant": document["tenant"],
         "epoch": f"{document['epoch'] or 'none yet'}, {shards['ready']} of {shards['total']} shards ready{hydrating}",
-        "answered again": f"{rate} in {document['decisions']['since']} ({decided.duplicates:,} without an effect)",
-        "pending": f"{held.pending:,}",
-        "quarantined": f"{held.quarantined:,}",
-        "expired": "-" if document["expired"] is None else f"{document['expired']:,} wait for `ragfence purge-expired`",
-        "decision rows": f"{decided.rows:,} kept",
-        "fence store": show.size(document["bytes"]),
+        "documents": f"{counted.documents:,}",
+        "answered again": f"{rate} in {counted.since} ({counted.duplicates:,} without an effect)",
+        "pending": f"{counted.pending:,}",
+        "quarantined": f"{counted.quarantined:,}",
+        "expired": "-" if counted.expired is None else f"{counted.expired:,} wait for `ragfence purge-expired`",
+        "decision rows": f"{counted.rows:,} not drained",
+        "fence store": show.size(counted.bytes),
     }
+    if counted.counted_since_ms:
+        lines["answered again"] += f", counted since {show.iso(counted.counted_since_ms)}: the ledger cannot be read"
     if oldest is not None:
         key = show.key(oldest.key.hex(), console=console)
-        lines["pending"] += f", the oldest {key} ({oldest.kind}), {show.when(oldest.first_seen_ms, now_ms)}"
+        seen = show.when(oldest.record.first_seen_ms, now_ms)
+        lines["pending"] += f", the oldest {key} ({oldest.record.kind}), {seen}"
     for name, text in lines.items():
         console.print(f"{name:<15} {show.plain(str(text))}", soft_wrap=True)
-    listing = show.Listing(console, "kind", "state", show.Column("records", right=True))
-    for (kind, state), count in sorted(held.records.items()):
-        listing.add(kind, state, f"{count:,}")
-    if held.records:
+    listing = show.Listing(console, "kind", "state", show.Column("keys", right=True))
+    for each in counted.records:
+        listing.add(each.kind, each.state, f"{'about ' if each.estimated else ''}{each.count:,}")
+    if counted.records:
         console.print()
         listing.print()

@@ -12,6 +12,7 @@ import typer
 
 from ragfence.cli import show
 from ragfence.cli.opening import Json, Objects, Place, PolicyFile, Store, opened
+from ragfence.cli.store_options import StoreCommands
 from ragfence.errors import UnknownStore
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from ragfence.stores.objects import ObjectStore
     from ragfence.tenants.dropping import Dropped
 
-tenants = typer.Typer(no_args_is_help=True, help="Whole tenants: list, export, drop.")
+tenants = StoreCommands(no_args_is_help=True, help="Whole tenants: list, export, drop.")
 
 Name = Annotated[str, typer.Argument(metavar="TENANT", help="As `tenants list` has it.")]
 
@@ -97,7 +98,8 @@ def export(
         show.document({**asdict(report), "seconds": round(time.monotonic() - began, 3)})
         return
     show.say(
-        f"{report.tenant}: {report.objects:,} objects ({show.size(report.bytes)}) and {report.rows:,} decision rows in "
+        f"{report.tenant}: {show.many(report.objects, 'object')} ({show.size(report.bytes)}) and "
+        f"{show.many(report.rows, 'decision row')} in "
         f"{report.folder}; {report.copied:,} copied now\n"
         f"  -> `ragfence hydrate --tenant {report.tenant} --store NEW --objects {report.folder}` opens it"
     )

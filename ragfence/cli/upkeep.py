@@ -1,4 +1,4 @@
-"""`ragfence hydrate` and `ragfence purge-expired`: what a store needs now and then."""
+"""`ragfence hydrate`, `ragfence purge-expired` and `ragfence journal reconcile`: what a store needs now and then."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import typer
 
 from ragfence.cli import show
 from ragfence.cli.opening import Json, Objects, Place, PolicyFile, Store, Tenant, engine_of, opened
+from ragfence.cli.store_options import StoreCommands
+
+journal = StoreCommands(no_args_is_help=True)
 
 
 def hydrate(
@@ -72,5 +75,32 @@ def purge_expired(
     else:
         rest = "; there is more, which --limit left" if more else ""
         show.say(
-            f"deleted {total.records:,} records, and {total.objects:,} of {total.scanned:,} objects looked at{rest}"
+            f"deleted {show.many(total.records, 'record')}, and {total.objects:,} of "
+            f"{show.many(total.scanned, 'object')} looked at{rest}"
         )
+
+
+@journal.callback()
+def _journal() -> None:
+    """The journal of effects that ran while the fence store was down (`on_store_error: open`)."""
+
+
+@journal.command("reconcile")
+def reconcile_journal(
+    store: Store = None,
+    objects: Objects = None,
+    tenant: Tenant = None,
+    policy: PolicyFile = None,
+    as_json: Json = False,
+) -> None:
+    """Seals the effects that ran while the fence store was down; ends with 1 if some ran twice or are left."""
+    with opened(Place(store, objects, tenant, policy)) as fence:
+        done = fence.reconcile_journal()
+    if as_json:
+        show.document({"sealed": list(done.sealed), "doubled": list(done.doubled), "left": list(done.left)})
+    else:
+        show.say(f"{len(done.sealed):,} sealed, {len(done.doubled):,} ran twice, {len(done.left):,} left")
+        for key in done.doubled:
+            show.say(f"ran twice: {key}")
+    if done.doubled or done.left:
+        raise typer.Exit(1)

@@ -14,19 +14,32 @@ if TYPE_CHECKING:
     from ragfence.client.retrying import RetryPolicy as RetryPolicy
     from ragfence.client.sync_client import Client as Client
     from ragfence.errors import ApiError as ApiError
+    from ragfence.errors import ApiForbidden as ApiForbidden
     from ragfence.errors import ApiRefused as ApiRefused
+    from ragfence.errors import ApiUnauthorized as ApiUnauthorized
     from ragfence.errors import ApiUnavailable as ApiUnavailable
 
 _WHERE = {
     "ApiError": "ragfence.errors",
+    "ApiForbidden": "ragfence.errors",
     "ApiRefused": "ragfence.errors",
+    "ApiUnauthorized": "ragfence.errors",
     "ApiUnavailable": "ragfence.errors",
     "AsyncClient": "ragfence.client.async_client",
     "Client": "ragfence.client.sync_client",
     "RetryPolicy": "ragfence.client.retrying",
 }
 
-__all__ = ["ApiError", "ApiRefused", "ApiUnavailable", "AsyncClient", "Client", "RetryPolicy"]
+__all__ = [
+    "ApiError",
+    "ApiForbidden",
+    "ApiRefused",
+    "ApiUnauthorized",
+    "ApiUnavailable",
+    "AsyncClient",
+    "Client",
+    "RetryPolicy",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -17,6 +17,8 @@ from ragfence.client.opening import TIMEOUT_S, Asking, core_of
 from ragfence.client.retrying import RetryPolicy
 from ragfence.client.steps import END, Give, Lost, Pause, Pull, Reply, Send, Steps
 from ragfence.core.receipts import Receipt
+from ragfence.documents.batches import OnError
+from ragfence.errors import RagfenceError
 
 if TYPE_CHECKING:
     import httpx
@@ -60,12 +62,13 @@ class AsyncClient:
         timeout_s: float = TIMEOUT_S,
         retry: RetryPolicy | None = None,
         run: str | None = None,
+        allow_http: bool | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         clock: Callable[[], float] | None = None,
     ) -> None:
         self._core = core_of(url, api_key, timeout_s, retry, run, clock)
-        self._asking = Asking(self._core)
+        self._asking = Asking(self._core, allow_http=allow_http)
         self._sleep = sleep
         self._http: httpx.AsyncClient = self._asking.httpx.AsyncClient(**self._asking.options(transport))
 
@@ -100,6 +103,7 @@ class AsyncClient:
         max_batch_bytes: int = ...,
         wait_s: float = ...,
         stream: Literal[False] = ...,
+        on_error: OnError = ...,
     ) -> Awaitable[list[Receipt]]: ...
     @overload
     def ingest_many(
@@ -111,6 +115,7 @@ class AsyncClient:
         max_batch_bytes: int = ...,
         wait_s: float = ...,
         stream: Literal[True],
+        on_error: OnError = ...,
     ) -> AsyncIterator[Receipt]: ...
     def ingest_many(
         self,
@@ -121,9 +126,10 @@ class AsyncClient:
         max_batch_bytes: int = MAX_BATCH_BYTES,
         wait_s: float = WAIT_S,
         stream: bool = False,
+        on_error: OnError = "return",
     ) -> Awaitable[list[Receipt]] | AsyncIterator[Receipt]:
         """As `Client.ingest_many`; the documents may come from an `async for` too."""
-        batching = Batching(progress, batch, max_batch_bytes, wait_s)
+        batching = Batching(progress, batch, max_batch_bytes, wait_s, on_error)
         receipts = self._each(batches.ingest_many(self._core, documents, batching))
         return receipts if stream else _all(receipts)
 
@@ -136,9 +142,10 @@ class AsyncClient:
         batch: int = BATCH,
         max_batch_bytes: int = MAX_BATCH_BYTES,
         wait_s: float = WAIT_S,
+        on_error: OnError = "return",
     ) -> list[Receipt]:
         """As `Client.load`. The loader is read in this thread."""
-        batching = Batching(progress, batch, max_batch_bytes, wait_s)
+        batching = Batching(progress, batch, max_batch_bytes, wait_s, on_error)
         return await _all(self._each(batches.load(self._core, loader, batching, doc_id=doc_id)))
 
     async def close(self) -> None:
@@ -204,4 +211,13 @@ class AsyncClient:
 
 
 async def _all(receipts: AsyncGenerator[Receipt, None]) -> list[Receipt]:
-    return [receipt async for receipt in receipts]
+    """As `collect`."""
+    collected: list[Receipt] = []
+    try:
+        async for receipt in receipts:
+            collected.append(receipt)  # noqa: PERF401  # those before an error are kept
+    except RagfenceError as stopped:
+        if "position" in stopped.details:
+            stopped.details["receipts"] = tuple(collected)
+        raise
+    return collected

@@ -10,13 +10,14 @@ import contextlib
 import json
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ragfence.client.calls import Core
 from ragfence.client.steps import END, Give, Pull, Reply, Steps
 from ragfence.client.telling import error_of
 from ragfence.client.values import document_json, receipt_in
 from ragfence.core.receipts import Decision, Receipt
+from ragfence.documents.batches import OnError
 from ragfence.documents.document import Document
 from ragfence.documents.moving import refused
 from ragfence.documents.progress import meter
@@ -57,12 +58,15 @@ class Batching:
     batch: int = BATCH
     max_batch_bytes: int = MAX_BATCH_BYTES
     wait_s: float = WAIT_S
+    on_error: OnError = "return"
 
     def __post_init__(self) -> None:
         if not 1 <= self.batch <= MAX_BATCH:
             raise ValidationError(f"batch must be from 1 to {MAX_BATCH:,}, not {self.batch}")
         if self.max_batch_bytes < 1:
             raise ValidationError(f"max_batch_bytes must be above 0, not {self.max_batch_bytes}")
+        if self.on_error not in ("return", "raise"):
+            raise ValidationError(f'on_error must be "return" or "raise", not {self.on_error!r}')
 
 
 def ingest_many(core: Core, documents: Documents, batching: Batching) -> Steps[None]:
@@ -87,20 +91,42 @@ def _sent(core: Core, pull: Pull, total: int | None, batching: Batching) -> Step
             given = yield pull
             line = None if given is END else _line(given, position)
             position += 1
-            if line is None or held.is_full(line, batching):
-                receipts = yield from _answered(core, held, batching.wait_s)
-                done += len(receipts)
+            # With `raise`, an invalid document ends the last batch: what comes before it is sent, and nothing after it.
+            last = line is None or (batching.on_error == "raise" and isinstance(line, Refused))
+            if last or (line is not None and held.is_full(line, batching)):
+                outcomes = yield from _answered(core, held, batching.wait_s)
+                for at, outcome in enumerate(outcomes, start=done):
+                    if batching.on_error == "raise" and isinstance(outcome, Refused):
+                        raise _at(outcome.error, at)
+                    yield Give(outcome.receipt if isinstance(outcome, Refused) else outcome)
+                done += len(outcomes)
                 told(done)
-                for each in receipts:
-                    yield Give(each)
                 held = _Held()
+            if last and isinstance(line, Refused):
+                raise _at(line.error, position - 1)
             if line is None:
                 return
             held.add(line)
 
 
-Line = bytes | Receipt
-"""A document as it is sent, or what stands in the place of its receipt because it cannot be."""
+class Refused(NamedTuple):
+    """A document that was not ingested, by this client or by the server."""
+
+    error: RagfenceError
+
+    @property
+    def receipt(self) -> Receipt:
+        """What stands in the place of its receipt."""
+        error = self.error
+        decision = next((decision for kind, decision in _DECISIONS if isinstance(error, kind)), Decision.REFUSED)
+        receipt = refused(error, str(error.details.get("key") or ""), decision)
+        told = {"hint": error.hint, "retryable": error.retryable}
+        return receipt._replace(failure={**(receipt.failure or {}), **told})
+
+
+Outcome = Receipt | Refused
+Line = bytes | Refused
+"""A document as it is sent, or why it cannot be."""
 
 
 @dataclass(slots=True)
@@ -125,19 +151,19 @@ def _line(given: object, position: int) -> Line:
             raise given
         return document_json(given, position=position)[1] + b"\n"  # type: ignore[arg-type]  # it is checked there
     except DocumentInvalid as invalid:
-        return _failed(invalid)
+        return Refused(invalid)
 
 
-def _answered(core: Core, held: _Held, wait_s: float) -> Steps[list[Receipt]]:
+def _answered(core: Core, held: _Held, wait_s: float) -> Steps[list[Outcome]]:
     body = b"".join(line for line in held.lines if isinstance(line, bytes))
     if not body:
-        return [line for line in held.lines if isinstance(line, Receipt)]
+        return [line for line in held.lines if isinstance(line, Refused)]
     count = sum(isinstance(line, bytes) for line in held.lines)
     sent = core.write(
         "POST",
         PATH,
         body,
-        lambda reply: _receipts(reply, count, core.conduct.secret),
+        lambda reply: _outcomes(reply, count, core.conduct.secret),
         key=None,
         headers=_NDJSON,
         budget_s=wait_s,
@@ -146,7 +172,7 @@ def _answered(core: Core, held: _Held, wait_s: float) -> Steps[list[Receipt]]:
     return [next(answers) if isinstance(line, bytes) else line for line in held.lines]
 
 
-def _receipts(reply: Reply, count: int, secret: str) -> list[Receipt] | None:
+def _outcomes(reply: Reply, count: int, secret: str) -> list[Outcome] | None:
     """None: the answer was cut off."""
     *lines, last = [line for line in reply.body.split(b"\n") if line] or [b""]
     try:
@@ -169,17 +195,15 @@ def _receipts(reply: Reply, count: int, secret: str) -> list[Receipt] | None:
         ) from broken
 
 
-def _outcome(told: dict[str, Any], secret: str) -> Receipt:
+def _outcome(told: dict[str, Any], secret: str) -> Outcome:
     if "receipt" in told:
         return receipt_in(told["receipt"])
-    return _failed(error_of(told["problem"], secret, status=told["status"]))
+    return Refused(error_of(told["problem"], secret, status=told["status"]))
 
 
-def _failed(error: RagfenceError) -> Receipt:
-    decision = next((decision for kind, decision in _DECISIONS if isinstance(error, kind)), Decision.NEW)
-    receipt = refused(error, str(error.details.get("key") or ""), decision)
-    told = {"hint": error.hint, "retryable": error.retryable}
-    return receipt._replace(failure={**(receipt.failure or {}), **told})
+def _at(error: RagfenceError, position: int) -> RagfenceError:
+    error.details["position"] = position
+    return error
 
 
 def _entries(loader: Any, doc_id: Callable[[Any], str] | None) -> Iterator[Document | DocumentInvalid]:

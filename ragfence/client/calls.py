@@ -223,14 +223,18 @@ def decisions(
     until: str | None = None,
     kind: str | None = None,
     decision: str | None = None,
+    phase: str | None = None,
     source_id: str | None = None,
     page: int = 100,
 ) -> Steps[None]:
     """Decision rows, the oldest first, fetched page by page while they are read.
 
+    A claim and its seal are two rows; `phase` tells them apart ("seal": what was performed, "replay": what was known).
+
     >>> [row["decision"] for row in client.decisions(since="24h")]  # doctest: +SKIP
     """
-    asked = {"since": since, "until": until, "kind": kind, "decision": decision, "source_id": source_id}
+    asked = {"since": since, "until": until, "kind": kind, "decision": decision}
+    asked |= {"phase": phase, "source_id": source_id}
     yield from _paged(core, "/v1/decisions", asked, page)
 
 

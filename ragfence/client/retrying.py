@@ -133,7 +133,7 @@ class _Exchange(Generic[Result]):
         yield Pause(pause_s)
 
     def _unanswered(self, what: Lost) -> RagfenceError:
-        return error_for(what, self._where, self._attempts, self._conduct.secret)
+        return error_for(what, self._where, self._attempts, self._conduct.secret, self._conduct.url)
 
     @property
     def _left_s(self) -> float:

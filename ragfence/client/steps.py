@@ -63,6 +63,8 @@ class Lost:
     what: str
     cause: Exception | None = None
     timeout: bool = False
+    unconnected: bool = False
+    """nothing was sent: there was no connection"""
 
 
 class End:

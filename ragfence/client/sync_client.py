@@ -17,6 +17,7 @@ from ragfence.client.opening import TIMEOUT_S, Asking, core_of
 from ragfence.client.retrying import RetryPolicy
 from ragfence.client.steps import END, Give, Lost, Pause, Pull, Reply, Send, Steps
 from ragfence.core.receipts import Receipt
+from ragfence.documents.batches import OnError, collect
 from ragfence.documents.document import Document
 from ragfence.errors import ValidationError
 
@@ -48,9 +49,11 @@ def _each(
 class Client:
     """A ragfence server. Any number of threads may share one; it is closed by `close()` or `with`.
 
-    url, api_key   not given: RAGFENCE_URL and RAGFENCE_API_KEY
+    url, api_key   not given: RAGFENCE_URL and RAGFENCE_API_KEY; without those, what `ragfence serve --insecure-dev`
+                   serves on this machine
     timeout_s      for one attempt; `retry` says how long a call may take with all its attempts
     run            a name for one pass of a loader: its keys are then made from content, see docs/client.md
+    allow_http     send the API key over plain http to other hosts than loopback; RAGFENCE_ALLOW_HTTP=1, unless given
     transport      an httpx transport: a proxy, certificates, or an application in this process
 
     >>> Client("https://ingest.example").ingest(ragfence.Document("a", "some text"))  # doctest: +SKIP
@@ -64,12 +67,13 @@ class Client:
         timeout_s: float = TIMEOUT_S,
         retry: RetryPolicy | None = None,
         run: str | None = None,
+        allow_http: bool | None = None,
         transport: httpx.BaseTransport | None = None,
         sleep: Callable[[float], object] = time.sleep,
         clock: Callable[[], float] | None = None,
     ) -> None:
         self._core = core_of(url, api_key, timeout_s, retry, run, clock)
-        self._asking = Asking(self._core)
+        self._asking = Asking(self._core, allow_http=allow_http)
         self._transport = transport
         self._sleep = sleep
         self._fresh()
@@ -105,6 +109,7 @@ class Client:
         max_batch_bytes: int = ...,
         wait_s: float = ...,
         stream: Literal[False] = ...,
+        on_error: OnError = ...,
     ) -> list[Receipt]: ...
     @overload
     def ingest_many(
@@ -116,6 +121,7 @@ class Client:
         max_batch_bytes: int = ...,
         wait_s: float = ...,
         stream: Literal[True],
+        on_error: OnError = ...,
     ) -> Iterator[Receipt]: ...
     def ingest_many(
         self,
@@ -126,15 +132,18 @@ class Client:
         max_batch_bytes: int = MAX_BATCH_BYTES,
         wait_s: float = WAIT_S,
         stream: bool = False,
+        on_error: OnError = "return",
     ) -> list[Receipt] | Iterator[Receipt]:
         """Sends many documents in batches: one receipt each, in their order.
 
-        A document that is invalid, stale or conflicting is an entry with `.failure`; the others of its batch are
-        ingested. `wait_s` is for one batch. `stream=True` returns an iterator that sends while it is read.
+        A document that is invalid, stale or conflicting is an entry with `.failure`, whose decision is `refused`,
+        `stale`, `conflict` or `in_flight`; the others of its batch are ingested. With `on_error="raise"` the first of
+        them raises what `ingest` would; what came before it stays ingested (`error.details["receipts"]`, unless
+        `stream`). `wait_s` is for one batch. `stream=True` returns an iterator that sends while it is read.
         """
-        batching = Batching(progress, batch, max_batch_bytes, wait_s)
+        batching = Batching(progress, batch, max_batch_bytes, wait_s, on_error)
         receipts = self._each(batches.ingest_many(self._core, documents, batching))
-        return receipts if stream else list(receipts)
+        return receipts if stream else collect(receipts)
 
     def load(
         self,
@@ -145,6 +154,7 @@ class Client:
         batch: int = BATCH,
         max_batch_bytes: int = MAX_BATCH_BYTES,
         wait_s: float = WAIT_S,
+        on_error: OnError = "return",
     ) -> list[Receipt]:
         """As `ingest_many`, for a LangChain loader, a LlamaIndex reader, an iterable of documents, or a path.
 
@@ -152,8 +162,8 @@ class Client:
 
         >>> client.load(PyPDFLoader("a.pdf"), doc_id=lambda p: f"a.pdf#{p.metadata['page']}")  # doctest: +SKIP
         """
-        batching = Batching(progress, batch, max_batch_bytes, wait_s)
-        return list(self._each(batches.load(self._core, loader, batching, doc_id=doc_id)))
+        batching = Batching(progress, batch, max_batch_bytes, wait_s, on_error)
+        return collect(self._each(batches.load(self._core, loader, batching, doc_id=doc_id)))
 
     def close(self) -> None:
         self._http.close()

@@ -2,6 +2,8 @@
 
     ApiError             .status, .code, .retryable, .hint; .retry_after_s if the server said
     +-- ApiRefused       also a TerminalError: the same request will be refused again
+        +-- ApiUnauthorized  401: the API key is missing, unknown, expired or revoked; .code says which
+        +-- ApiForbidden     403: the API key lacks a scope; .needed_scopes
     +-- ApiUnavailable   also a TransientError: no answer, or one that may be another later
 
 The API key is in no message: what a server says is shown without it.
@@ -17,7 +19,7 @@ from typing import Any, Final
 
 from ragfence.api.problems import ERRORS, REFUSALS
 from ragfence.client.steps import Lost, Reply
-from ragfence.errors import ApiRefused, ApiUnavailable, InFlight, RagfenceError
+from ragfence.errors import ApiForbidden, ApiRefused, ApiUnauthorized, ApiUnavailable, InFlight, RagfenceError
 from ragfence.indexes.embedders.answers import said_by
 from ragfence.indexes.embedders.retrying import retry_after_s
 
@@ -26,6 +28,7 @@ NO_ANSWER: Final = "DEPENDENCY.unavailable"
 TIMEOUT: Final = "DEPENDENCY.timeout"
 
 _KINDS: Final = {kind.code: kind for kind in ERRORS}
+_REFUSED: Final[Mapping[int, type[ApiRefused]]] = {401: ApiUnauthorized, 403: ApiForbidden}
 _OF_THE_FORM: Final = frozenset({"type", "title", "status", "detail", "code", "retryable", "hint", "retry_after"})
 _TAKEN: Final = frozenset({"self", "message", "hint"})
 """parameters of every error; a problem that has such a field would not fit"""
@@ -66,7 +69,7 @@ def error_in(reply: Reply, secret: str = "", *, where: str = "") -> RagfenceErro
     if problem is not None:
         return error_of(problem, secret, status=reply.status, retry_after_s=wait_s)
     said = cleaned(said_by(reply.body[:4000].decode("utf-8", "replace")), secret)
-    kind = ApiUnavailable if reply.status in SENT_AGAIN else ApiRefused
+    kind = ApiUnavailable if reply.status in SENT_AGAIN else _REFUSED.get(reply.status, ApiRefused)
     return kind(
         f"{where or 'the server'} answered {reply.status}{said}",
         hint="this is no answer of ragfence: look at the address, and at what stands between",
@@ -97,16 +100,21 @@ def error_of(
     retryable = problem.get("retryable")
     if not isinstance(retryable, bool):
         retryable = row.retryable if row else status in SENT_AGAIN
-    kind = ApiUnavailable if retryable else ApiRefused
+    kind = ApiUnavailable if retryable else _REFUSED.get(status, ApiRefused)
     return kind(message, hint=hint, code=code, **extras)
 
 
-def error_for(what: Lost, where: str, attempts: int, secret: str) -> ApiUnavailable:
+def error_for(what: Lost, where: str, attempts: int, secret: str, url: str) -> ApiUnavailable:
     """The error of a request that nobody answered."""
     tries = "once" if attempts == 1 else f"{attempts} times"
     error = ApiUnavailable(
         f"{where} was asked {tries}, and did not answer: {cleaned(what.what, secret)}",
-        hint="check that the server runs and can be reached, then call again",
+        hint=(
+            f"nothing listens at {url}, or it cannot be reached: start a server with `ragfence serve`, or give the "
+            "address of yours in RAGFENCE_URL"
+            if what.unconnected
+            else "check that the server runs and can be reached, then call again"
+        ),
         code=TIMEOUT if what.timeout else NO_ANSWER,
     )
     error.__cause__ = what.cause

@@ -18,7 +18,7 @@ from ragfence.documents.document import Document, Limits, checked
 from ragfence.errors import ApiRefused, DocumentInvalid, NotJson, Unsupported
 from ragfence.indexes.spec import IndexSpec
 
-_NO_LIMITS: Final = Limits(max_text_bytes=2**40, max_metadata_bytes=2**40)
+_NO_LIMITS: Final = Limits(max_text_bytes=2**40, max_metadata_bytes=2**40, allow_empty_text=True)
 """how much a document may take up is the server's to say"""
 
 Model = TypeVar("Model", bound=BaseModel)

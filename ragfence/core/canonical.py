@@ -13,8 +13,8 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
-from unicodedata import normalize
 
+from ragfence.core.composed import nfc
 from ragfence.core.jsonable import (
     MAX_DEPTH,
     JsonValue,
@@ -181,7 +181,7 @@ def _normal_text(text: str, path: Path) -> str:
             f"a lone surrogate at character {broken.start}",
             "decode the text as UTF-8 before sending it",
         )
-    return normalize("NFC", text)
+    return nfc(text)
 
 
 def _utf16_order(name: str) -> bytes:

@@ -29,7 +29,6 @@ from ragfence.core.records import (
     SourceLease,
     SourceRecord,
     State,
-    without_lease,
 )
 
 QUARANTINED = "QUARANTINED"
@@ -294,7 +293,10 @@ def settle_claim(
         payload=claim.payload,
     )
     head = held.source.head if held.source else None
-    return Granted(record, answer.takeover, answer.prior, head), _place(held, claim, record, stamp)
+    # Only a seal settles a document: who takes it over and gives it back leaves it as unsettled as it was.
+    unsettled = answer.takeover and claim.mode is Mode.DOCUMENT
+    change = _place(held, claim, record, stamp, unsettled=unsettled)
+    return Granted(record, answer.takeover, answer.prior, head), change
 
 
 def _place(held: Held, claim: Claim, record: KeyRecord, stamp: int, *, unsettled: bool = False) -> Change:
@@ -449,17 +451,38 @@ def settle_renew(held: Held, lease: LeaseRef, now_ms: int, *, epoch: int) -> tup
 
 
 def settle_release(
-    held: Held, lease: LeaseRef, now_ms: int, *, error: str, expire: bool
+    held: Held,
+    lease: LeaseRef,
+    now_ms: int,
+    *,
+    error: str,
+    expire: bool,
+    refund: bool = False,
+    withdraw: bool = False,
 ) -> tuple[KeyRecord | None, Change | None]:
-    """`expire`: a commit was sent, so the source stays unsettled and the next owner looks for it."""
+    """The record as the attempt held it, for its row; None when the token no longer holds it.
+
+    `expire`: a commit was sent, so the source stays unsettled and the next owner looks for it.
+    `refund`: the attempt does not count, because its effect was not entered or can be repeated without harm.
+    `withdraw`: as `refund`, and of a first attempt for a document that has a head nothing stays, unless the source is
+    unsettled: its guard declined it, so nobody waits for anything.
+    An attempt that ends without a release always counts: its effect may be what killed the process.
+    """
     record = _held_by(held, lease)
     if record is None:
         return None, None
-    if expire:
-        after = record._replace(when_ms=now_ms, error=error)
-    else:
-        after = record._replace(state=State.RELEASED, when_ms=now_ms, error=error)
-    return after, _replaced(held, lease, after)
+    refund = refund or withdraw
+    if withdraw and lease.mode is Mode.DOCUMENT and record.attempt == 1:
+        source = held.source
+        if source and source.head and source.lease and not source.lease.unsettled:
+            return record, Change(source=replace(source, lease=None))
+    after = record._replace(
+        state=State.HELD if expire else State.RELEASED,
+        attempt=max(record.attempt - 1, 0) if refund else record.attempt,
+        when_ms=now_ms,
+        error=error,
+    )
+    return record, _replaced(held, lease, after)
 
 
 def settle_pardon(held: Held, lease: LeaseRef, now_ms: int) -> tuple[KeyRecord | None, Change | None]:
@@ -495,4 +518,5 @@ def _replaced(held: Held, lease: LeaseRef, record: KeyRecord) -> Change:
     if lease.mode is Mode.KEYED:
         return Change(record=record)
     assert held.source is not None
-    return Change(source=replace(without_lease(held.source), lease=SourceLease(lease.digest, record)))
+    assert held.source.lease is not None
+    return Change(source=replace(held.source, lease=replace(held.source.lease, record=record)))

@@ -7,16 +7,17 @@ changed digest would silently perform a user's effects again.
 
 from __future__ import annotations
 
+import hmac
 from functools import cache
 from hashlib import sha256
-from typing import Literal
+from typing import Literal, NoReturn
 
 import xxhash
 
 SHARDS = 64
 _SIZES = [size.to_bytes(8, "big") for size in range(256)]
 
-Algorithm = Literal["xxh3", "sha256"]
+Algorithm = Literal["xxh3", "sha256", "hmac"]
 
 
 def framed(domain: str, parts: tuple[bytes, ...]) -> bytes:
@@ -60,8 +61,52 @@ def shard_framed(frame: bytes) -> int:
     return int(xxhash.xxh3_64_intdigest(frame)) % SHARDS
 
 
-def content_hash(data: bytes, algorithm: Algorithm = "xxh3") -> str:
-    """An algorithm-tagged hash of content: `xxh3:...` for trusted pipelines, `sha256:...` against hostile senders."""
+class ContentKey:
+    """The key of a tenant whose digests of content are keyed, derived from a secret that no store holds.
+
+    The tenant is part of it: two tenants with one secret still have nothing in common.
+    """
+
+    __slots__ = ("_key",)
+
+    def __init__(self, secret: bytes, tenant: str) -> None:
+        self._key = hmac.digest(secret, framed("ragfence/content-key/1", (tenant.encode(),)), "sha256")
+
+    def digest(self, domain: str, *parts: bytes) -> bytes:
+        """As the function `digest`, for nobody but those who have the secret: 32 bytes of HMAC-SHA256."""
+        return hmac.digest(self._key, framed(domain, parts), "sha256")
+
+    def digest_frame(self, frame: bytes) -> bytes:
+        """Of parts that are framed already."""
+        return hmac.digest(self._key, frame, "sha256")
+
+    def __repr__(self) -> str:
+        return "ContentKey(...)"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a content key is not pickled: whoever needs it derives it from the secret")
+
+
+def digest_payload(domain: str, data: bytes, key: ContentKey | None) -> bytes:
+    """What is stored to compare a payload by: keyed for a tenant that has a key."""
+    return digest(domain, data) if key is None else key.digest(domain, data)
+
+
+def digest_part(data: bytes, key: ContentKey | None) -> str:
+    """A part of a request, as it is kept to tell what differs between two of them."""
+    if key is None:
+        return "sha256:" + sha256(data).hexdigest()
+    return "hmac:" + key.digest("ragfence/http-part/1", data).hex()
+
+
+def content_hash(data: bytes, algorithm: Algorithm = "xxh3", key: ContentKey | None = None) -> str:
+    """An algorithm-tagged hash of content: `xxh3:...` for trusted pipelines, `sha256:...` against hostile senders.
+
+    `hmac:...` takes a key: nobody without it can tell whether a text they guess is the one that was hashed.
+    """
+    if algorithm == "hmac":
+        assert key is not None
+        return "hmac:" + key.digest("ragfence/content-hmac/1", data).hex()
     if algorithm == "sha256":
         return "sha256:" + sha256(data).hexdigest()
     return "xxh3:" + xxhash.xxh3_128_hexdigest(data)

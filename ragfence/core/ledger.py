@@ -122,17 +122,17 @@ def row_for_seal(seal: Seal, outcome: SealOutcome, now_ms: int, *, solo: bool) -
     )
 
 
-def row_for_release(lease: LeaseRef, after: KeyRecord, error: str, now_ms: int) -> Row:
+def row_for_release(lease: LeaseRef, record: KeyRecord, error: str, now_ms: int) -> Row:
     return Row(
         token=lease.token,
         position=RELEASE_POSITION,
         ts_ms=now_ms,
         kind=RowKind.NEW,
         key=lease.key,
-        fingerprint=after.fingerprint,
-        attempt=after.attempt,
-        fence=after.fence,
-        first_seen_ms=after.first_seen_ms,
+        fingerprint=record.fingerprint,
+        attempt=record.attempt,
+        fence=record.fence,
+        first_seen_ms=record.first_seen_ms,
         winner=lease.token,
         error_code=error or "RELEASED",
         context=lease.context,

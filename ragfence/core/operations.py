@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from typing import NamedTuple, NewType
 from urllib.parse import quote
 
+from ragfence.core.composed import nfc
 from ragfence.core.hashing import SHARDS, digest, framed, shard_framed, sized
-from ragfence.errors import ValidationError
+from ragfence.errors import Hint, ValidationError
 
 Key = NewType("Key", bytes)
 """One byte of shard, then 32 bytes of digest: a key alone finds its shard."""
@@ -136,7 +136,10 @@ def _frame(tenant: str, kind: str, source_type: str, index_hash: str, action: st
 def checked_text(field: str, value: object, max_bytes: int = MAX_ID_BYTES) -> str:
     """An id or a name as it is stored: NFC, of bounded size, without control characters."""
     if not isinstance(value, str):
-        raise ValidationError(f"{field} must be text, got {type(value).__name__}", hint=f"pass str({field})")
+        raise ValidationError(
+            f"{field} must be text, got {type(value).__name__}",
+            hint=Hint(f"pass str({field})", cli=f"write {field} as text, in quotes"),
+        )
     if value.isascii() and value.isprintable():
         if len(value) <= max_bytes:
             return value
@@ -144,7 +147,7 @@ def checked_text(field: str, value: object, max_bytes: int = MAX_ID_BYTES) -> st
     else:
         if found := _CONTROL.search(value):
             raise ValidationError(f"{field} holds the control character {found.group()!r}: {value[:60]!r}")
-        text = unicodedata.normalize("NFC", value)
+        text = nfc(value)
     if len(text) > max_bytes or len(text.encode()) > max_bytes:
         raise ValidationError(
             f"{field} is longer than {max_bytes} bytes: {text[:40]!r}...",

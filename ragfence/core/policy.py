@@ -16,15 +16,15 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic import ValidationError as PydanticValidationError
 
-from ragfence.core.redaction import DEFAULT_PATTERNS, Redaction
+from ragfence.core.redaction import DEFAULT_PATTERNS, METADATA_PATTERNS, Redaction
 from ragfence.core.retention import WEBHOOK_HORIZONS_HOURS, RetentionClass, shortest_ttl, usual_class
 from ragfence.errors import PolicyError
 
 ROW_FIELDS: Final = frozenset(
     """
-    row_id ts tenant kind decision flags idempotency_key payload_hash effect_id source_type source_id revision
-    index_hash action event_id correlation_id attempt fence owner run_id route winner first_seen sealed_at
-    expires_at waited_ms error_code diff_size saved
+    row_id ts tenant kind decision phase flags idempotency_key payload_hash effect_id source_type source_id revision
+    index_hash action event_id correlation_id attempt fence owner run_id route origin api_key winner first_seen
+    sealed_at expires_at waited_ms error_code diff_size saved
     """.split()  # noqa: SIM905  # thirty lines of quotes say no more
 )
 
@@ -71,7 +71,18 @@ class Stores(_Section):
 
 
 class Logging(_Section):
-    include_fields: Names = ("idempotency_key", "effect_id", "decision", "source_type", "source_id")
+    include_fields: Names = (
+        "idempotency_key",
+        "effect_id",
+        "decision",
+        "source_type",
+        "source_id",
+        "attempt",
+        "winner",
+        "event_id",
+        "correlation_id",
+        "route",
+    )
 
     @field_validator("include_fields")
     @classmethod
@@ -127,6 +138,8 @@ class DocumentRules(_Section):
 
     max_text_bytes: int = Field(default=1 << 24, ge=1, le=1 << 30)
     max_metadata_bytes: int = Field(default=1 << 16, ge=2, le=1 << 24)
+    allow_empty_text: bool = False
+    """else a document without text, or of white space alone, is refused: no search can find it"""
     content_fields: Names = ()
     """metadata fields that count as content: another value is another revision, chunked and embedded anew"""
     chunk_size: int = Field(default=1000, ge=1, le=1 << 20)
@@ -163,6 +176,12 @@ class IndexRules(_Section):
     max_self_recall_sample: int = Field(default=64, ge=0, le=10_000)
     """so many rows of a new build must find themselves before it is sealed"""
     min_self_recall: float = Field(default=0.99, ge=0, le=1)
+    ann_above: int = Field(default=100_000, ge=0, le=1 << 40)
+    """an index with more rows is approximate, unless its spec says which index it is to be"""
+    recall_sample: int = Field(default=128, ge=1, le=10_000)
+    """so many searches of an approximate index are compared with exact ones before it is sealed"""
+    min_ann_recall: float = Field(default=0.9, ge=0, le=1)
+    """the share of what an exact search finds that an approximate index must find; 0 does not look"""
 
 
 class Http(_Section):
@@ -188,6 +207,24 @@ class Http(_Section):
     """that a build over HTTP may name"""
     answer_within_s: float = Field(default=25, gt=0, le=3600)
     """of a request without X-Request-Timeout: then it is told where to ask how far it is"""
+    tenant_share: float = Field(default=1, gt=0, le=64)
+    """a tenant may hold at most so many times what is free of the server: requests, arriving bodies and their bytes"""
+    tenant_threads: int = Field(default=8, ge=1, le=64)
+    """of the server's threads, that one tenant may use at the same time"""
+    max_arriving: int = Field(default=1024, ge=1, le=100_000)
+    """requests of all tenants whose body is still arriving"""
+    max_arriving_bytes: int = Field(default=1 << 28, ge=1, le=1 << 40)
+    """of those bodies together"""
+    max_unfinished_bytes: int = Field(default=1 << 30, ge=1, le=1 << 40)
+    """of the batches that arrive or are worked on, of all tenants: temporary files of this size"""
+    body_grace_s: float = Field(default=10, gt=0, le=3600)
+    """so long a body may take whatever its size; one second more for every `min_body_rate` bytes that came"""
+    min_body_rate: int = Field(default=1 << 14, ge=1, le=1 << 30)
+    """bytes a second"""
+    max_builds: int = Field(default=2, ge=1, le=64)
+    """of one tenant, at the same time in one process; more are answered with 429"""
+    build_threads: int = Field(default=8, ge=1, le=64)
+    """of one process, for the builds of all tenants"""
 
 
 class AuditRules(_Section):
@@ -217,6 +254,20 @@ class RedactionRules(_Section):
     @classmethod
     def _usable_patterns(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
         return Redaction(patterns=patterns).patterns
+
+
+class ContentSecret(_Section):
+    """Where the secret of `content_hash: hmac` is found; never the secret itself. `{tenant}` stands for the tenant."""
+
+    env: str = ""
+    """an environment variable; RAGFENCE_CONTENT_SECRET, unless there is a file"""
+    file: str = ""
+
+    @model_validator(mode="after")
+    def _one_place(self) -> ContentSecret:
+        if self.env and self.file:
+            raise PolicyError("names a file and an environment variable; keep one of them")
+        return self
 
 
 class Kind(_Section):
@@ -276,7 +327,8 @@ class Policy(_Section):
     http: Http = Http()
     audit: AuditRules = AuditRules()
     redaction: RedactionRules = RedactionRules()
-    content_hash: Literal["xxh3", "sha256"] = "xxh3"
+    content_hash: Literal["xxh3", "sha256", "hmac"] = "xxh3"
+    content_secret: ContentSecret = ContentSecret()
     kinds: dict[str, Kind] = {}
     providers: dict[str, Provider] = {}
 
@@ -324,7 +376,15 @@ class Policy(_Section):
 
     @cached_property
     def redactor(self) -> Redaction:
+        """Of payload snapshots, messages and log lines."""
         return Redaction(fields=self.redaction.fields, patterns=self.redaction.patterns)
+
+    @cached_property
+    def metadata_redactor(self) -> Redaction:
+        """Of documents, whose metadata callers get back: phone numbers stay unless `redaction.patterns` names them."""
+        if "patterns" in self.redaction.model_fields_set:
+            return self.redactor
+        return Redaction(fields=self.redaction.fields, patterns=METADATA_PATTERNS)
 
     @cached_property
     def _rules(self) -> dict[str, KindRules]:
@@ -384,6 +444,8 @@ def _broken_promises(policy: Policy) -> Iterator[str]:
                 f"stores.ttl.pending_days: {ttl.pending_days:g} would forget an operation while it runs; "
                 f"{place} allows {rules.max_runtime_ms / 1000:g} s"
             )
+    if policy.content_hash != "hmac" and policy.content_secret != ContentSecret():
+        yield f"content_secret: is for content_hash: hmac, and this policy has {policy.content_hash}"
     if policy.results.inline_max_bytes > policy.results.max_bytes:
         yield f"results.inline_max_bytes: must not be above max_bytes ({policy.results.max_bytes})"
 
@@ -409,6 +471,8 @@ def _explained(error: Any) -> str:
     if error["type"] == "extra_forbidden":
         near = difflib.get_close_matches(str(error["loc"][-1]), _SETTINGS, n=1)
         return f"{place}: no such setting" + (f"; did you mean {near[0]!r}?" if near else "")
+    if place.startswith("content_secret"):  # somebody may have put the secret itself there
+        return f"{place}: must name where the secret is: content_secret: {{env: NAME}} or {{file: PATH}}"
     if error["type"] == "missing":
         return f"{place}: is missing"
     if error["type"] in ("model_type", "dict_type"):
@@ -426,3 +490,16 @@ _SECTIONS: Final[tuple[type[_Section], ...]] = (Policy, *_Section.__subclasses__
 _SETTINGS: Final = frozenset(
     field.alias or name for section in _SECTIONS for name, field in section.model_fields.items()
 )
+
+
+def for_strangers(policy: Policy) -> Policy:
+    """The policy of a server, which differs where a file says nothing of it.
+
+    Contents of strangers are compared by sha256, which nobody can collide. A conflict tells what differs: of documents
+    only digests are kept for that.
+    """
+    given, conflict = policy.model_fields_set, policy.on_conflict
+    differs: dict[str, object] = {} if "content_hash" in given else {"content_hash": "sha256"}
+    if "include_diff" not in conflict.model_fields_set:
+        differs["on_conflict"] = conflict.model_copy(update={"include_diff": True})
+    return policy.model_copy(update=differs)

@@ -15,9 +15,11 @@ class Decision(StrEnum):
     CONFLICT = "conflict"
     IN_FLIGHT = "in_flight"
     STALE = "stale"
+    REFUSED = "refused"
+    """a document that was not ingested because of itself: it is invalid, or its chunker failed; never a decision row"""
 
 
-NEW, DUPLICATE = Decision.NEW, Decision.DUPLICATE
+NEW, DUPLICATE, STALE = Decision.NEW, Decision.DUPLICATE, Decision.STALE
 """as plain names, like those of `decisions.Mode`"""
 
 
@@ -71,6 +73,12 @@ class Receipt(NamedTuple):
     def __hash__(self) -> int:
         # `result` may hold dicts and lists, so equality is by value.
         raise TypeError("receipts are not hashable; receipt.key is")
+
+    def __repr__(self) -> str:
+        if self.failure is None:
+            return f"Receipt({', '.join(f'{name}={value!r}' for name, value in zip(self._fields, self, strict=True))})"
+        code, message = self.failure.get("code", ""), self.failure.get("message", "")
+        return f"Receipt({self.decision.value}: {message} [{code}], key={self.key!r})"
 
     @property
     def is_new(self) -> bool:

@@ -24,13 +24,13 @@ All numbers are big-endian. `when_ms` is the lease's expiry while pending and th
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple
 
 from ragfence.core.operations import Fence
-from ragfence.errors import FormatCorrupt, FormatTooNew, StoreUnsafe
+from ragfence.errors import REHYDRATE, FormatCorrupt, FormatTooNew, StoreUnsafe
 
 VERSION = 1
 FINGERPRINT_BYTES = 16
@@ -181,7 +181,9 @@ class KeyRecord(NamedTuple):
                 ),
             )
         except (struct.error, IndexError, KeyError, ValueError) as broken:
-            raise FormatCorrupt(f"{len(data)} bytes in the fence store are no key record: {broken}") from broken
+            raise FormatCorrupt(
+                f"{len(data)} bytes in the fence store are no key record: {broken}", hint=REHYDRATE
+            ) from broken
 
 
 class Head(NamedTuple):
@@ -206,7 +208,7 @@ class SourceLease:
     digest: bytes
     record: KeyRecord
     unsettled: bool = False
-    """quarantined after an attempt that may have committed"""
+    """an earlier attempt may have committed a row that nobody has sealed"""
 
     @property
     def may_hide_a_commit(self) -> bool:
@@ -245,7 +247,9 @@ class SourceRecord:
                 lease = SourceLease(digest, KeyRecord.decode(data[at : at + size]), bool(flags & _UNSETTLED))
             return cls(stamp, head, lease)
         except (struct.error, IndexError, ValueError) as broken:
-            raise FormatCorrupt(f"{len(data)} bytes in the fence store are no source record: {broken}") from broken
+            raise FormatCorrupt(
+                f"{len(data)} bytes in the fence store are no source record: {broken}", hint=REHYDRATE
+            ) from broken
 
 
 def head_of_source(data: bytes, stamp: bytes | None) -> Head | None:
@@ -259,7 +263,9 @@ def head_of_source(data: bytes, stamp: bytes | None) -> Head | None:
     try:
         return _head_in(data, data[1])[0]
     except (struct.error, IndexError, ValueError) as broken:
-        raise FormatCorrupt(f"{len(data)} bytes in the fence store are no source record: {broken}") from broken
+        raise FormatCorrupt(
+            f"{len(data)} bytes in the fence store are no source record: {broken}", hint=REHYDRATE
+        ) from broken
 
 
 def lease_of_source(data: bytes, stamp: bytes | None) -> SourceLease | None:
@@ -271,18 +277,21 @@ def lease_of_source(data: bytes, stamp: bytes | None) -> SourceLease | None:
 
 
 def mark_of_source(data: bytes, stamp: bytes | None) -> bytes | None:
-    """The digest of the live head's key and its metadata hash, which tell it from any other head; None: there is none.
+    """The digest of a live document's key and its metadata hash, which tell it from any other head; None: not live.
 
-    Cut out, not decoded: a corpus digest takes one for every document. `stamp`: as for `free_head`.
+    The head of an operation with a sequence is not a document's: it holds no record. Nothing is decoded, because a
+    corpus digest takes one for every document. `stamp`: as for `free_head`.
     """
     if data[0] != VERSION:
         _refuse_newer(data[0], "source")
     if data[1] & _LIVE_HEAD != _LIVE_HEAD or (stamp is not None and data[2:10] != stamp):
         return None
     if len(data) < _RECORD_AT:
-        raise FormatCorrupt(f"{len(data)} bytes in the fence store are no source record: cut off")
+        raise FormatCorrupt(f"{len(data)} bytes in the fence store are no source record: cut off", hint=REHYDRATE)
+    if data[66:_RECORD_AT] == _NO_RECORD:
+        return None
     version = data[_RECORD_AT : _RECORD_AT + 1]
-    if version != _THIS_VERSION and data[66:_RECORD_AT] != _NO_RECORD:
+    if version != _THIS_VERSION:
         _refuse_newer(_number(version), "record")
     return data[10:42] + data[50:66]
 
@@ -381,6 +390,12 @@ def refuse_newer_source(data: bytes) -> None:
         SourceRecord.decode(data)
 
 
+def is_parked_below(data: bytes, epoch: int) -> bool:
+    """Whether a stored record is parked, and was so before this epoch. Its stamp comes first, whose first byte is 0."""
+    stamp: int = _STAMP.unpack_from(data)[0]
+    return not data[0] and stamp < epoch
+
+
 def park(stamp: int, record: KeyRecord) -> bytes:
     return _STAMP.pack(stamp) + record.encode()
 
@@ -388,14 +403,10 @@ def park(stamp: int, record: KeyRecord) -> bytes:
 def unpark(data: bytes, stamp: int | None) -> KeyRecord | None:
     """The parked record, or None when it was written before the epoch `stamp` (None: any epoch will do)."""
     if len(data) <= _STAMP.size:
-        raise FormatCorrupt(f"{len(data)} bytes in the fence store are no parked record")
+        raise FormatCorrupt(f"{len(data)} bytes in the fence store are no parked record", hint=REHYDRATE)
     if stamp is not None and _STAMP.unpack_from(data)[0] != stamp:
         return None
     return KeyRecord.decode(data[_STAMP.size :])
-
-
-def without_lease(source: SourceRecord) -> SourceRecord:
-    return replace(source, lease=None)
 
 
 @lru_cache(maxsize=4096)
@@ -445,4 +456,4 @@ def _refuse_newer(version: int, what: str) -> None:
     if version > VERSION:
         raise FormatTooNew(f"a {what} in the fence store has format {version}; this ragfence knows {VERSION}")
     if version == 0:
-        raise FormatCorrupt(f"a {what} in the fence store has format 0")
+        raise FormatCorrupt(f"a {what} in the fence store has format 0", hint=REHYDRATE)

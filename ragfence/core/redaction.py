@@ -17,6 +17,8 @@ from ragfence.core.named_secrets import normal, without_named_secrets
 from ragfence.core.secret_patterns import (
     CARD_LIKE,
     DEFAULT_PATTERNS,
+    METADATA_PATTERNS,
+    PHONE_FIELDS,
     PHONE_LIKE,
     REDACTED,
     Replace,
@@ -25,7 +27,7 @@ from ragfence.core.secret_patterns import (
 )
 from ragfence.errors import PolicyError
 
-__all__ = ["DEFAULT_FIELDS", "DEFAULT_PATTERNS", "REDACTED", "Redaction"]
+__all__ = ["DEFAULT_FIELDS", "DEFAULT_PATTERNS", "METADATA_PATTERNS", "REDACTED", "Redaction"]
 
 DEFAULT_FIELDS: Final = (
     "password",
@@ -51,6 +53,10 @@ DEFAULT_FIELDS: Final = (
 _CARD = 10**12
 """a number from here on may be the number of a card"""
 
+_PHONES = frozenset(map(normal, PHONE_FIELDS))
+_PHONE_DIGITS = 6
+"""in the value of a field named so: `mobile: true` and `phone: home` are not phone numbers"""
+
 _INDEX = re.compile(r"\[(?:\d*+|\*)\]")
 _MEMBER = re.compile(r"\[[\"']?+([^\[\]\"']++)[\"']?+\]")
 
@@ -63,7 +69,7 @@ class Redaction:
     do not count, and case, `-` and `_` do not matter. `$.users[*].email` and `/users/0/email` mean `users.email`.
     A name in a payload that has dots or brackets is a path as well: `db.password` is a secret. A pattern is a
     built-in name (`email`, `phone`, `bearer_token`, `card`) or `re:` and a regular expression. The default fields
-    always apply.
+    always apply. `phone` is also the value of a field such as `phone` or `mobile_number`, if it has six digits or more.
 
     >>> Redaction(fields=("user.email",)).redact({"user": {"email": "a@example.org"}, "apiKey": 1})
     {'apiKey': '[redacted]', 'user': {'email': '[redacted]'}}
@@ -77,6 +83,7 @@ class Redaction:
     _replacements: tuple[Replace, ...] = field(init=False, repr=False, compare=False)
     _custom: tuple[Replace, ...] = field(init=False, repr=False, compare=False)
     _digits_like: re.Pattern[str] = field(init=False, repr=False, compare=False)
+    _phone_names: frozenset[str] = field(init=False, repr=False, compare=False)
     harmless_below: int = field(init=False, repr=False, compare=False)
     """a number nearer to 0 is no secret: too short for a card number; 0 where custom patterns must see them all"""
 
@@ -95,7 +102,9 @@ class Redaction:
         object.__setattr__(self, "_replacements", tuple(replacements.values()))
         object.__setattr__(self, "_custom", custom)
         object.__setattr__(self, "harmless_below", 0 if custom else _CARD)
-        object.__setattr__(self, "_digits_like", PHONE_LIKE if "phone" in self.patterns else CARD_LIKE)
+        phones = "phone" in self.patterns
+        object.__setattr__(self, "_digits_like", PHONE_LIKE if phones else CARD_LIKE)
+        object.__setattr__(self, "_phone_names", _PHONES if phones else frozenset())
 
     def __reduce__(self) -> tuple[type[Redaction], tuple[tuple[str, ...], tuple[str, ...]]]:
         # Policies cross process boundaries; compiled replacements do not.
@@ -115,7 +124,8 @@ class Redaction:
 
     def is_harmless_name(self, name: str) -> bool:
         """Neither a secret itself, nor the name of one that stands in no other."""
-        return not self._is_secret(_steps(name), 0) and self.redact_text(name) == name
+        steps = _steps(name)
+        return not (self._is_secret(steps, 0) or steps[-1] in self._phone_names) and self.redact_text(name) == name
 
     def redact_text(self, text: str) -> str:
         """Free text, such as an error message, without secrets."""
@@ -124,6 +134,8 @@ class Redaction:
         return without_named_secrets(without_url_users(text), self._anywhere)
 
     def _redacted(self, value: JsonValue, path: tuple[str, ...]) -> JsonValue:
+        if path and path[-1] in self._phone_names and _has_phone_digits(value):
+            return REDACTED
         if isinstance(value, str):
             return self.redact_text(value)
         if isinstance(value, list | tuple):  # both are written as arrays
@@ -163,6 +175,12 @@ class Redaction:
             if rules and any(_ends_with(path, at, parents) for parents in rules):
                 return True
         return False
+
+
+def _has_phone_digits(value: JsonValue) -> bool:
+    if isinstance(value, str):
+        return sum(map(str.isdecimal, value)) >= _PHONE_DIGITS
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) >= 10 ** (_PHONE_DIGITS - 1)
 
 
 def _steps(name: str) -> tuple[str, ...]:

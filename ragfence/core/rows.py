@@ -16,7 +16,7 @@ import json
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from functools import lru_cache
 from typing import Any
 
@@ -60,6 +60,47 @@ DECISION_TEXT = {
     RowKind.ENDED: "ended",
 }
 
+
+class Phase(StrEnum):
+    """Which step in the life of a key a row records. A decision alone does not tell a claim from its seal."""
+
+    CLAIM = "claim"
+    """a claim was granted; what came of it is another row"""
+    SEAL = "seal"
+    """the attempt ended with an outcome, and its caller was answered with it"""
+    REPLAY = "replay"
+    """answered with an outcome that was sealed before"""
+    CONFLICT = "conflict"
+    IN_FLIGHT = "in_flight"
+    STALE = "stale"
+    RELEASE = "release"
+    """the attempt ended without an outcome"""
+    LATE_SEAL = "late_seal"
+    """a seal came too late, its lease was gone; the answer to its caller is another row, or an error"""
+    END = "end"
+    """the life of a sealed key ended"""
+
+
+ANSWER_PHASES = (Phase.SEAL, Phase.REPLAY, Phase.CONFLICT, Phase.IN_FLIGHT, Phase.STALE)
+"""rows that answered a caller: counting these counts no call twice (a call that waits has an in_flight row besides)"""
+_ENDS_OF_ATTEMPTS = {FENCED_POSITION: Phase.LATE_SEAL, SEAL_POSITION: Phase.SEAL, RELEASE_POSITION: Phase.RELEASE}
+_ELSEWHERE = {
+    RowKind.NEW: Phase.CLAIM,
+    RowKind.DUPLICATE: Phase.REPLAY,
+    RowKind.CONFLICT: Phase.CONFLICT,
+    RowKind.IN_FLIGHT: Phase.IN_FLIGHT,
+    RowKind.STALE: Phase.STALE,
+    RowKind.ENDED: Phase.END,
+}
+
+
+def phase_of(kind: RowKind, position: int) -> Phase:
+    """Derived, not stored, so that rows written before phases had a name have one too."""
+    if kind in (RowKind.NEW, RowKind.DUPLICATE) and position in _ENDS_OF_ATTEMPTS:
+        return _ENDS_OF_ATTEMPTS[position]
+    return _ELSEWHERE[kind]
+
+
 TAKEOVER, HEALED, REVIVED, METADATA_UPDATED, FENCED_OUT, JOURNALED = 1, 2, 4, 8, 16, 32
 FLAG_TEXT = {
     TAKEOVER: "takeover",
@@ -82,6 +123,8 @@ CONTEXT_FIELDS = (
     "owner",
     "run_id",
     "route",
+    "origin",
+    "api_key",
     "diff_size",
     "saved",
 )
@@ -110,6 +153,10 @@ class Row:
     @property
     def row_id(self) -> str:
         return f"{self.token.hex()}{self.position:02x}"
+
+    @property
+    def phase(self) -> Phase:
+        return phase_of(self.kind, self.position)
 
     def encode(self) -> bytes:
         head = _ROW.pack(
@@ -150,6 +197,7 @@ class Row:
             row_id=self.row_id,
             ts=self.ts_ms,
             decision=DECISION_TEXT[self.kind],
+            phase=self.phase.value,
             flags=[text for bit, text in FLAG_TEXT.items() if self.flags & bit],
             idempotency_key=self.key.hex(),
             payload_hash=self.fingerprint.hex(),

@@ -6,22 +6,69 @@ Work grows linearly with the text: the built-in patterns cannot backtrack, and c
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
+from ragfence.core.calling_codes import WITHOUT_PLUS
 from ragfence.errors import PolicyError
 
 REDACTED: Final = "[redacted]"
-DEFAULT_PATTERNS: Final = ("bearer_token", "card")
+DEFAULT_PATTERNS: Final = ("bearer_token", "card", "phone")
+"""of payload snapshots, messages and log lines"""
+METADATA_PATTERNS: Final = ("bearer_token", "card")
+"""of documents, whose metadata callers get back: a phone number there is data unless the policy says otherwise"""
+
+PHONE_FIELDS: Final = (
+    "phone",
+    "phone_number",
+    "phone_no",
+    "home_phone",
+    "work_phone",
+    "mobile",
+    "mobile_phone",
+    "mobile_number",
+    "cell_phone",
+    "telephone",
+    "telephone_number",
+    "tel",
+    "fax",
+    "fax_number",
+    "msisdn",
+    "whatsapp",
+)
+"""whose values are phone numbers however they are written, if they have enough digits"""
 
 Replace: TypeAlias = Callable[[str], str]
 
 # Every pattern starts where its run of characters starts (the look-behind) and takes the run as a whole
 # (`++`), so no character is looked at more than a few times.
 _EMAIL = re.compile(r"(?<![\w.%+'-])[\w.%+'-]++@(?:[\w-]++\.)+\w{2,}")
+# A phone number without a name in front of it starts with +, 00 or 0, has groups of 3, 3 and 4 digits, or is one run of
+# digits that begins with a calling code and is as long as numbers of that country are. Other groups of digits are as
+# often ids, times and amounts. A number within a word, a path, a version, an address, a
+# decimal or a timestamp is not a phone number. All repetitions are bounded.
+_PHONE_START = r"(?<![\w+/-])(?<!\d[.,:])"
+_PHONE_END = r"(?!\w|[.,:/-]\w)"
 _PHONE = re.compile(
-    r"(?<![\w+])\+\d(?:[ ().-]{0,2}\d){6,14}(?!\d)"  # +49 (0)30 123456
-    r"|(?<!\w)\(?\d{3}\)?[ .-]\d{3}[ .-]\d{4}(?!\w)"  # (555) 123-4567
+    r"(?<![\w+])\+[1-9](?:[ ().\-/]{0,2}\d){6,14}(?!\d)"  # +4930123456, +49 (0)30 123456
+    rf"|{_PHONE_START}(?:(?<!\d )|(?!\d{{3}}(?: \d{{3}}){{2}}(?!\d)))(?:"  # not within 2 001 000 000
+    rf"{WITHOUT_PLUS}"  # 4930123456
+    r"|\(0\) ?(?=[1-9](?:[ /-]?\d){6})\d(?:[ /-]?\d){6,11}"  # (0)30 123456
+    r"|00[1-9]\d{10,12}"  # 004930123456789
+    r"|00[1-9]\d{0,2}[ /-]\(?\d(?:[ ()/-]{0,2}\d){5,11}"  # 0049 30 123456
+    r"|0[1-9]\d{8,9}"  # 01711234567
+    r"|0[1-9](?:(?: \d\d){4}|(?:\.\d\d){4}|(?:-\d\d){4})"  # 01 23 45 67 89
+    r"|(?:\(0[1-9]\d{0,4}\)[ /-]{0,2}"  # (030) 123456
+    r"|(?!0\d[ -][0-3]\d[ -](?:19|20)\d\d(?!\d)|\d\d(?:-\d\d){5}(?!\d))"  # 02-03-2024 10, 01-23-45-67-89-01
+    r"0[1-9]\d{0,4}(?:[ /-]| [/-] ))(?=(?:[ -]?\d){6})\d(?:[ -]?\d){5,9}"  # 030 123456, 0171/1234567
+    r"|(?:1[ .-])?(?:\(\d{3}\)[ .-]?|\d{3}[ .-])\d{3}[ .-]\d{4}"  # (555) 123-4567
+    rf"){_PHONE_END}"
+)
+_NAMED_PHONE = re.compile(
+    r"(?<![^\W_])(tel(?:ephone|efon)?|(?:tele)?phone|mobile|fax|msisdn|whatsapp)"
+    r"(?:[ _-]?(?:number|num|no|nr))?+[\"']?\W{1,4}?(?=[\d(])(\(?\d(?:[ ().\-/]{0,2}\d){6,14})(?!\w)",
+    re.IGNORECASE,
 )
 _BEARER = re.compile(
     r"(?<!\w)bearer\s{1,8}[\w.~+/-]{16,}+=*+"
@@ -31,8 +78,16 @@ _BEARER = re.compile(
 _DIGIT_GROUPS = re.compile(r"(?<!\d)\d++(?:[ -]\d++)*+")
 _DIGITS = re.compile(r"\d++")
 
+_SPACES: Final = "\u00a0\u1680\u2000-\u200f\u202a-\u202f\u205f-\u2064\u2066-\u2069\u3000\ufeff\u00ad"
+"""as web pages and address books put them into numbers and around them; some have no width"""
+_DASHES: Final = "\u2010-\u2015\u2212\ufe58\ufe63\uff0d"
+_WIDE: Final = {"\uff0b": "+", "\uff08": "(", "\uff09": ")", "\uff0e": ".", "\uff0f": "/"}
+
+_DASH = re.compile(f"[{_DASHES}]")
+_ODD = re.compile(rf"(?![0-9])\d|[{_SPACES}{_DASHES}{''.join(_WIDE)}]")
+
 CARD_LIKE = re.compile(r"[\d -]{13}")
-PHONE_LIKE = re.compile(r"[\d ().-]{7}")
+PHONE_LIKE = re.compile(rf"[\d ()./{_SPACES}{_DASHES}{''.join(_WIDE)}-]{{7}}")
 """in every text that holds one, and in some that hold none: a single pass, for texts that mostly hold neither"""
 
 _URL_USER = re.compile(
@@ -87,9 +142,34 @@ def _luhn(digits: str) -> bool:
     return (total + sum(sum(divmod(2 * int(digit), 10)) for digit in digits[-2::-2])) % 10 == 0
 
 
+def _without_phones(text: str) -> str:
+    if PHONE_LIKE.search(text) is None:
+        return text
+    return _without(_NAMED_PHONE, _without(_PHONE, text), 2)
+
+
+def _without(pattern: re.Pattern[str], text: str, group: int = 0) -> str:
+    """What the pattern finds is found however its digits and separators are written; all else stays as it is."""
+    plain = text if text.isascii() else _ODD.sub(_in_ascii, text)  # one character for each, so places are the same
+    pieces, done = [], 0
+    for found in pattern.finditer(plain):
+        pieces += [text[done : found.start(group)], REDACTED]
+        done = found.end(group)
+    return "".join((*pieces, text[done:])) if pieces else text
+
+
+def _in_ascii(found: re.Match[str]) -> str:
+    character = found[0]
+    if character in _WIDE:
+        return _WIDE[character]
+    if character.isdecimal():
+        return str(unicodedata.decimal(character))
+    return "-" if _DASH.match(character) else " "
+
+
 _BUILT_IN: Final[dict[str, Replace]] = {
     "email": lambda text: _EMAIL.sub(REDACTED, text) if "@" in text else text,
-    "phone": lambda text: _PHONE.sub(REDACTED, text),
+    "phone": _without_phones,
     "bearer_token": lambda text: _BEARER.sub(REDACTED, text),
     "card": _without_cards,
 }

@@ -6,20 +6,27 @@ The one module of the core that reads anything. It loads pydantic and YAML only 
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ragfence.errors import PolicyError
+from ragfence.core.text_files import UnreadableFile, read_regular_file, read_text_file
+from ragfence.core.urls import show_url
+from ragfence.errors import ContentSecretError, PolicyError
 
 if TYPE_CHECKING:
-    from ragfence.core.policy import Policy
+    from ragfence.core.policy import ContentSecret, Policy
 
 POLICY_FILE = "ragfence.yml"
+MAX_POLICY_BYTES = 256 * 1024
+SERVE_HOST, SERVE_PORT = "127.0.0.1", 8080
+"""where `ragfence serve` listens, and where a client looks for it, unless they are told otherwise"""
+CONTENT_SECRET = "RAGFENCE_CONTENT_SECRET"
+MIN_SECRET_BYTES, MAX_SECRET_BYTES = 32, 4096
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Settings:
     """`RAGFENCE_STORE`, `RAGFENCE_OBJECTS`, `RAGFENCE_TENANT` and `RAGFENCE_POLICY`; an empty one is unset."""
 
@@ -34,12 +41,24 @@ class Settings:
         given = {name: env.get(f"RAGFENCE_{name.upper()}", "").strip() for name in cls.__slots__}
         return cls(**{name: value for name, value in given.items() if value})
 
+    def __repr__(self) -> str:
+        return repr_without_passwords(self)
+
+
+def repr_without_passwords(settings: Any) -> str:
+    """The repr of a dataclass that holds store URLs."""
+    shown = {name.name: getattr(settings, name.name) for name in fields(settings)}
+    for name in ("store", "objects"):
+        if isinstance(shown.get(name), str):
+            shown[name] = show_url(shown[name])
+    return f"{type(settings).__name__}({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
 
 def load_policy(path: str | os.PathLike[str] | None = None) -> Policy:
     """The policy of this file; without one, that of `ragfence.yml` in the working directory, or the defaults."""
     from ragfence.core.policy import Policy
 
-    if path is None and not Path(POLICY_FILE).is_file():
+    if path is None and not os.path.lexists(POLICY_FILE):
         return Policy()
     file = Path(POLICY_FILE if path is None else path).expanduser()
     try:
@@ -50,18 +69,60 @@ def load_policy(path: str | os.PathLike[str] | None = None) -> Policy:
         raise _refusal(file, refused.message, refused.hint, **refused.details) from refused.__cause__
 
 
+def load_secret(given: ContentSecret, tenant: str) -> bytes:
+    """The secret of a tenant with `content_hash: hmac`, without white space around it. Raises `ContentSecretError`."""
+    from ragfence.core.operations import encoded
+
+    advice = "make one with `openssl rand -hex 32`, keep a copy of it outside the stores, and never change it"
+    if given.file:
+        # Encoded: the name of a tenant may come from a stranger, and must not lead into another folder.
+        file = Path(given.file.replace("{tenant}", encoded(tenant))).expanduser()
+        place = f"the file {file}"
+        try:
+            secret = read_regular_file(file, MAX_POLICY_BYTES).strip()
+        except (OSError, UnreadableFile) as broken:
+            reason = getattr(broken, "strerror", None) or str(broken) or type(broken).__name__
+            raise ContentSecretError(
+                f"The secret of tenant {tenant!r} cannot be read from {place}: {reason}",
+                hint=f"correct content_secret.file in the policy; {advice}",
+            ) from broken
+    else:
+        name = (given.env or CONTENT_SECRET).replace("{tenant}", encoded(tenant))
+        place = f"the environment variable {name}"
+        secret = os.environ.get(name, "").strip().encode("utf-8", "surrogateescape")
+        if not secret:
+            raise ContentSecretError(
+                f"Tenant {tenant!r} has content_hash: hmac, and {place} is not set",
+                hint=f"set it, or name another place as content_secret in the policy; {advice}",
+            )
+    if not MIN_SECRET_BYTES <= len(secret) <= MAX_SECRET_BYTES:
+        size = f"{len(secret)} bytes" if len(secret) <= MAX_SECRET_BYTES else f"more than {MAX_SECRET_BYTES} bytes"
+        raise ContentSecretError(
+            f"The secret of tenant {tenant!r} in {place} has {size}; it takes {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES}",
+            hint=advice,
+        )
+    return secret
+
+
 def _read_yaml(file: Path) -> Mapping[str, Any]:
     import yaml
 
+    from ragfence.core.yaml_files import YamlOutOfBounds, parse_yaml
+
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_text_file(file, MAX_POLICY_BYTES)
     except FileNotFoundError:
         hint = "correct the path (RAGFENCE_POLICY), or remove it to use the defaults"
         raise _refusal(file, "there is no such policy file", hint) from None
-    except (OSError, UnicodeDecodeError) as broken:
+    except UnreadableFile as refused:
+        hint = f"a policy is a YAML file in UTF-8, of at most {MAX_POLICY_BYTES // 1024} KiB"
+        raise _refusal(file, str(refused), hint) from refused
+    except (OSError, ValueError) as broken:
         raise _refusal(file, f"cannot be read: {broken}", "a policy is a YAML file in UTF-8") from broken
     try:
-        content = _parsed(text)
+        content = parse_yaml(text)
+    except YamlOutOfBounds as refused:
+        raise _refusal(file, f"line {refused.line}: {refused.problem}", refused.hint) from refused
     except yaml.MarkedYAMLError as broken:
         where = f" at line {broken.problem_mark.line + 1}" if broken.problem_mark else ""
         raise _refusal(file, f"not YAML{where}: {broken.problem}", "correct the file") from broken
@@ -73,25 +134,6 @@ def _read_yaml(file: Path) -> Mapping[str, Any]:
         hint = "a policy is a mapping, for example `on_conflict: {status: 409}`"
         raise _refusal(file, f"holds a {type(content).__name__} instead of settings", hint)
     return content
-
-
-def _parsed(text: str) -> Any:
-    import yaml
-
-    class UniqueKeys(yaml.SafeLoader):
-        """Refuses a key that stands twice: YAML would keep the last one and say nothing."""
-
-        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-            seen = set()
-            for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-                if key.value in seen:
-                    raise yaml.MarkedYAMLError(
-                        problem=f"the key {key.value!r} stands there twice", problem_mark=key.start_mark
-                    )
-                seen.add(key.value)
-            return super().construct_mapping(node, deep)
-
-    return yaml.load(text, UniqueKeys)
 
 
 def _refusal(file: Path, problem: str, hint: str, **details: Any) -> PolicyError:

@@ -15,7 +15,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, time
+from datetime import date, datetime, time
 from enum import Enum
 from typing import Any
 from uuid import UUID
@@ -183,7 +183,9 @@ def _leaves(value: Any) -> Iterator[Any]:
 def _is_time(value: Any) -> bool:
     if isinstance(value, str):
         return _TIMESTAMP.fullmatch(value) is not None
-    return isinstance(value, date | time) or callable(getattr(value, "isoformat", None))
+    if isinstance(value, date) and not isinstance(value, datetime):
+        return False  # the day a scheduled job is for stays the same with every retry
+    return isinstance(value, datetime | time) or callable(getattr(value, "isoformat", None))
 
 
 def _is_uuid4(value: Any) -> bool:

@@ -3,6 +3,11 @@
 Coordination is in the fence, never in the executor: runs may be retried, backfilled, killed and doubled.
 """
 
+from ragfence._extras import needs_extra
+
+with needs_extra("dagster", "ragfence.dagster"):
+    import dagster as _dagster  # noqa: F401
+
 from ragfence.dagster.assets import ON_NEW_VERSION, build_alias_asset, build_index_asset
 from ragfence.dagster.checks import corpus_matches_index, golden_queries, no_duplicate_effects
 from ragfence.dagster.component import RagIndexComponent
@@ -10,7 +15,9 @@ from ragfence.dagster.fenced import fenced_asset
 from ragfence.dagster.ingest import SHARD_PARTITIONS, build_ingest_asset
 from ragfence.dagster.resource import CORRELATION_TAG, FenceResource
 from ragfence.dagster.sensors import build_source_sensor
+from ragfence.dagster.table_io import TableIOManager, table_io_manager
 from ragfence.dagster.upkeep import JOBS, build_jobs, build_schedules, drain_job, gc_job, purge_expired_job, verify_job
+from ragfence.documents.ingest_table import IngestTable
 
 __all__ = [
     "CORRELATION_TAG",
@@ -18,7 +25,9 @@ __all__ = [
     "ON_NEW_VERSION",
     "SHARD_PARTITIONS",
     "FenceResource",
+    "IngestTable",
     "RagIndexComponent",
+    "TableIOManager",
     "build_alias_asset",
     "build_index_asset",
     "build_ingest_asset",
@@ -32,5 +41,6 @@ __all__ = [
     "golden_queries",
     "no_duplicate_effects",
     "purge_expired_job",
+    "table_io_manager",
     "verify_job",
 ]

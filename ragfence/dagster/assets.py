@@ -45,10 +45,8 @@ def build_index_asset(
             told = said_now_and_then(context, "rows")
             build = opened.indexes.build(wanted, wait_s=wait_s, progress=lambda done, total: told(done))
             made, seal = build.seal.made, build.seal
-            context.log.info(
-                "%s: %s, %d rows, %d embedded", build.index_hash, build.decision, build.rows, made["embedded"]
-            )
             embedded = made["embedded"] if build.decision == "new" else 0
+            context.log.info("%s: %s, %d rows, %d embedded", build.index_hash, build.decision, build.rows, embedded)
             return dg.MaterializeResult(
                 data_version=dg.DataVersion(build.index_hash),
                 metadata={
@@ -61,6 +59,8 @@ def build_index_asset(
                     "started_from": made["base"] or "no other build",
                     "content_digest": build.content_digest,
                     "physical": build.physical,
+                    "index": str(seal.inputs["index"]),
+                    **({"recall": seal.checks["recall"]} if "recall" in seal.checks else {}),
                     "checks": telling.table(
                         [{"check": each, "value": str(value)} for each, value in seal.checks.items()],
                         {"check": "string", "value": "string"},

@@ -6,6 +6,7 @@ attributes:
   alias: handbook
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ from pydantic import Field
 from ragfence.dagster.assets import build_alias_asset, build_index_asset
 from ragfence.dagster.checks import corpus_matches_index, golden_queries, no_duplicate_effects
 from ragfence.dagster.ingest import build_ingest_asset
-from ragfence.dagster.resource import FENCE, FenceResource
+from ragfence.dagster.resource import FENCE, FenceResource, without_passwords
 from ragfence.dagster.sensors import build_source_sensor
 from ragfence.dagster.upkeep import JOBS, build_jobs, build_schedules
 from ragfence.errors import ValidationError
@@ -36,9 +37,10 @@ class RagIndexComponent(dg.Component, dg.Model, dg.Resolvable):
     embedder: str = "wordllama"
     backend: str = "lance"
     metric: Literal["cosine", "dot", "l2"] = "cosine"
-    index: str = "flat"
+    index: str = "auto"
     parameters: dict[str, Any] = Field(default_factory=dict)
     prune: Literal["", "scoped", "full"] = Field(default="", description="retract what the source no longer has")
+    allow_empty_text: bool = Field(default=False, description="accept documents without text")
     shards: bool = Field(default=False, description="partition the documents by the 64 shards")
     golden: str = Field(default="", description="a golden.jsonl, relative to the defs.yaml: a blocking check")
     min_recall: float | None = None
@@ -51,6 +53,9 @@ class RagIndexComponent(dg.Component, dg.Model, dg.Resolvable):
     sensor: bool = Field(default=True, description="look for changes of the source")
     schedules: bool = Field(default=True, description="verify, purge-expired and gc")
     running: bool = Field(default=False, description="start sensor and schedules with the code location")
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        return without_passwords(super().__repr_args__())
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         here = Path(context.path)
@@ -71,7 +76,12 @@ class RagIndexComponent(dg.Component, dg.Model, dg.Resolvable):
             parameters=self.parameters,
         )
         documents = build_ingest_asset(
-            source, name=named["documents"], prune=self.prune or False, shards=self.shards, **common
+            source,
+            name=named["documents"],
+            prune=self.prune or False,
+            allow_empty_text=self.allow_empty_text,
+            shards=self.shards,
+            **common,
         )
         index = build_index_asset(spec, name=named["vector_index"], deps=[documents], **common)
         golden = self._place(self.golden, here) if self.golden else ""

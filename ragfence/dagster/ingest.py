@@ -13,15 +13,23 @@ from ragfence.core.hashing import SHARDS, digest, shard_of
 from ragfence.dagster import telling
 from ragfence.dagster.making import SHOWN, asset_made, said_now_and_then
 from ragfence.dagster.resource import FENCE, opened_in
-from ragfence.documents.sources import Item, Source, source_of
-from ragfence.documents.sync import Prune
-from ragfence.documents.sync_report import SyncReport
+from ragfence.dagster.table_io import REFERENCE, table_io_manager
+from ragfence.documents.ingest_table import COLUMNS, IngestTable
+from ragfence.documents.prune_plan import Prune
+from ragfence.documents.sources import Item, PrefixedSource, Source, source_of
+from ragfence.documents.sync_report import SyncReport, describe_random_ids, describe_skipped
 from ragfence.errors import ValidationError
 from ragfence.fence import Fence
 
 SHARD_PARTITIONS = dg.StaticPartitionsDefinition([f"{shard:02d}" for shard in range(SHARDS)])
 """Never one partition for each document: the 64 shards that the fence has anyway."""
 EVERY_DOCUMENT = "every_document_ingested"
+TABLE_TYPE = dg.PythonObjectDagsterType(IngestTable, name="IngestTable")
+"""One for all: Dagster refuses two types of one name in a code location."""
+ROWS_SHOWN = 10
+"""of the table, in the metadata of a materialization"""
+IDS_SHOWN = 3
+"""of each of these rows"""
 
 Given = Any | Callable[[], Any]
 """a source (a folder, a URL, documents, a `Source`), or a callable that makes one in the run"""
@@ -31,9 +39,18 @@ class InShard:
     """The documents of a source that fall into one shard, with a memory of their own: a run of any partitions, with
     any others or alone, finds what the last one knew of each."""
 
-    def __init__(self, name: str, shard: int, items: Callable[[], Iterator[Item]]) -> None:
-        self.name = f"{name}#{shard:02d}"
+    def __init__(self, whole: Source, shard: int, items: Callable[[], Iterator[Item]]) -> None:
+        self.name = f"{whole.name}#{shard:02d}"
+        self.origin: str = getattr(whole, "origin", whole.name)
+        former: str = getattr(whole, "former_name", "")
+        self.former_name = f"{former}#{shard:02d}" if former else ""
         self.items = items
+        self._whole = whole
+
+    @property
+    def skipped(self) -> Any:
+        """Of the whole source: a file without a reader is in no shard."""
+        return getattr(self._whole, "skipped", None)
 
 
 def build_ingest_asset(
@@ -42,6 +59,10 @@ def build_ingest_asset(
     name: str = "documents",
     prune: Prune = False,
     max_prune_share: float | None = None,
+    allow_empty_text: bool = False,
+    origin: str | None = None,
+    prefix: str = "",
+    take_over: bool = False,
     shards: bool = False,
     using: Callable[[Fence], Any] = lambda fence: fence.documents,
     resource_key: str = FENCE,
@@ -49,7 +70,13 @@ def build_ingest_asset(
 ) -> dg.AssetsDefinition:
     """An asset that ingests what changed in a source, once. Its DataVersion is the corpus digest.
 
+    Its value is an `IngestTable`: doc_id, content_hash, decision and snippet_ids of every document of the source, the
+    snippet_ids being those of the first time. An asset downstream takes it as a parameter, annotated with IngestTable,
+    pyarrow.Table or pandas.DataFrame.
+
+    allow_empty_text  accept documents whose text is empty or only white space, whatever the policy says
     shards  partitioned by the 64 shards; a backfill may run them in any order, in parallel, and again
+    origin, prefix, take_over  whose the documents are, as for `sync`
     using   another chunker or a sink: `lambda fence: fence.documents.using(sink=...)`
     asset   whatever else `@dg.asset` takes
 
@@ -64,28 +91,57 @@ def build_ingest_asset(
     asset.setdefault("kinds", {"ragfence"})
     asset.setdefault("description", "Documents, ingested once per doc_id and content.")
 
-    def documents(context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]
+    most = SHARDS
+    if {"io_manager_key", "io_manager_def"} & asset.keys():
+        most = 1  # Dagster's own IO manager takes one partition per run, and so do most others
+    else:
+        asset["io_manager_def"] = table_io_manager
+
+    def documents(context: dg.AssetExecutionContext) -> dg.MaterializeResult[IngestTable]:
         with opened_in(context, resource_key) as opened, ExitStack() as closing:
             guard = using(opened)
+            if allow_empty_text:
+                guard = guard.using(allow_empty_text=True)
             given = made_of(source)
             found = source_of(given)
             if found is not source and callable(close := getattr(found, "close", None)):
                 closing.callback(close)
+            if prefix:  # before the shards: a document falls into that of its whole doc_id
+                found = PrefixedSource(found, prefix)
             chosen = sorted(int(key) for key in context.partition_keys) if shards else []
             parts = _in_shards(found, opened.tenant, chosen) if chosen else [found]
             told = said_now_and_then(context, "documents")
-            report = _together(
-                [guard.sync(part, prune, max_prune_share=max_prune_share, progress=told) for part in parts],
-                found.name,
-            )
+            reports = [
+                guard.sync(
+                    part,
+                    prune,
+                    max_prune_share=max_prune_share,
+                    progress=told,
+                    table=True,
+                    origin=origin,
+                    take_over=take_over,
+                )
+                for part in parts
+            ]
+            report = _together(reports, found.name)
+            table = report.table or IngestTable()
             version = _digest(opened, chosen)
             _log(context, report)
+            for shard, part in zip(chosen, reports, strict=False):  # each partition has a table of its own
+                reference = (part.table or IngestTable()).to_json()
+                context.add_asset_metadata({REFERENCE: reference}, partition_key=f"{shard:02d}")
             return dg.MaterializeResult(
+                value=table,
                 data_version=dg.DataVersion(version),
-                metadata=_of_report(report) | {"corpus_digest": version},
+                metadata=_of_report(report)
+                | _of_table(table)
+                | {"corpus_digest": version}
+                | ({} if chosen else {REFERENCE: table.to_json()}),
                 check_results=[_every_document(report)],
             )
 
+    # Dagster takes the annotation for that of all outputs, and a check is one, too; the type is given below.
+    del documents.__annotations__["return"]
     key = dg.AssetKey.from_coercible(asset["key"]) if "key" in asset else _key(name, asset)
     return asset_made(
         documents,
@@ -93,7 +149,8 @@ def build_ingest_asset(
         resource_key,
         asset,
         partitions_def=SHARD_PARTITIONS if shards else None,
-        backfill_policy=dg.BackfillPolicy.multi_run(max_partitions_per_run=SHARDS) if shards else None,
+        backfill_policy=dg.BackfillPolicy.multi_run(max_partitions_per_run=most) if shards else None,
+        dagster_type=TABLE_TYPE,
         check_specs=[dg.AssetCheckSpec(EVERY_DOCUMENT, asset=key)],
     )
 
@@ -106,13 +163,11 @@ def made_of(source: Given) -> Any:
 def _in_shards(source: Source, tenant: str, chosen: Sequence[int]) -> list[Source]:
     if len(chosen) == 1:
         (only,) = chosen
-        return [
-            InShard(source.name, only, lambda: (item for item in source.items() if _shard(tenant, item.doc_id) == only))
-        ]
+        return [InShard(source, only, lambda: (item for item in source.items() if _shard(tenant, item.doc_id) == only))]
     by_shard: defaultdict[int, list[Item]] = defaultdict(list)  # it is listed once for all of them
     for item in source.items():
         by_shard[_shard(tenant, item.doc_id)].append(item)
-    return [InShard(source.name, shard, lambda items=by_shard[shard]: iter(items)) for shard in chosen]  # type: ignore[misc]
+    return [InShard(source, shard, lambda items=by_shard[shard]: iter(items)) for shard in chosen]  # type: ignore[misc]
 
 
 def _shard(tenant: str, doc_id: str) -> int:
@@ -133,7 +188,9 @@ def _together(reports: Sequence[SyncReport], source: str) -> SyncReport:
             "metadata_updated",
             "failed",
             "pruned",
+            "kept",
             "repeated",
+            "random_ids",
             "snippets_made",
             "snippets_saved",
             "characters_saved",
@@ -151,6 +208,8 @@ def _together(reports: Sequence[SyncReport], source: str) -> SyncReport:
         pruned_ids=tuple(each for report in reports for each in report.pruned_ids),
         repeated_ids=tuple(each for report in reports for each in report.repeated_ids),
         not_pruned=next((report.not_pruned for report in reports if report.not_pruned), ""),
+        random_ids_hint=next((report.random_ids_hint for report in reports if report.random_ids_hint), ""),
+        table=IngestTable.join(report.table for report in reports if report.table),
         **counted,
     )
 
@@ -175,6 +234,7 @@ def _of_report(report: SyncReport) -> dict[str, Any]:
         "decisions": telling.decisions(report.decisions | {"retracted": report.pruned, "failed": report.failed}),
         "listed": report.listed,
         "not_even_read": report.unread,
+        "skipped": report.skipped,
         "snippets_made": report.snippets_made,
         "snippets_saved": report.snippets_saved,
         "characters_saved": report.characters_saved,
@@ -195,7 +255,31 @@ def _of_report(report: SyncReport) -> dict[str, Any]:
         told["failures"] = telling.table(rows, {"doc_id": "string", "code": "string", "message": "string"})
     if report.not_pruned:
         told["not_pruned"] = report.not_pruned
+    if report.kept:
+        told["kept"] = report.kept
+    if report.random_ids:
+        told["random_ids"] = report.random_ids
+        told["random_ids_hint"] = report.random_ids_hint
+    if report.skipped:
+        told["skipped_extensions"] = report.skipped_extensions
+        told["skipped_special"] = report.skipped_special
     return told
+
+
+def _of_table(table: IngestTable) -> dict[str, Any]:
+    rows = [
+        {**row, "snippet_ids": ", ".join(row["snippet_ids"][:IDS_SHOWN]), "snippets": len(row["snippet_ids"])}
+        for row in table.head(ROWS_SHOWN)
+    ]
+    text, number = "string", "int"
+    columns = {"doc_id": text, "content_hash": text, "decision": text, "snippets": number, "snippet_ids": text}
+    schema = [dg.TableColumn(name, "array<string>" if name == "snippet_ids" else text) for name in COLUMNS]
+    return {
+        "preview": telling.table(rows, columns),
+        "snippets": table.snippets,
+        "dagster/column_schema": dg.TableSchema(columns=schema),
+        "dagster/row_count": table.rows,
+    }
 
 
 def _every_document(report: SyncReport) -> dg.AssetCheckResult:
@@ -204,7 +288,7 @@ def _every_document(report: SyncReport) -> dg.AssetCheckResult:
         passed=report.ok,
         severity=dg.AssetCheckSeverity.WARN,
         description=report.not_pruned or (f"{report.failed} documents were not ingested" if report.failed else ""),
-        metadata={"failed": report.failed, "listed": report.listed},
+        metadata={"failed": report.failed, "listed": report.listed, "skipped": report.skipped},
     )
 
 
@@ -213,3 +297,8 @@ def _log(context: dg.AssetExecutionContext, report: SyncReport) -> None:
     context.log.info("%s: %s; %d not even read", report.source, counted, report.unread)
     for each in report.failures[:SHOWN]:
         context.log.warning("%s: %s [%s]", each.doc_id, each.message, each.code)
+    if report.random_ids:
+        told = describe_random_ids(report.random_ids)
+        context.log.warning("%s: %s; %s", report.source, told, report.random_ids_hint)
+    if report.skipped:
+        context.log.warning("%s: skipped %s", report.source, describe_skipped(report))

@@ -1,6 +1,6 @@
 """The fence as a Dagster resource: opened for a step, closed with it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -8,6 +8,7 @@ import dagster as dg
 from pydantic import Field
 
 import ragfence
+from ragfence.core.urls import show_url
 from ragfence.errors import ValidationError
 from ragfence.fence import Fence
 
@@ -29,6 +30,9 @@ class FenceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     tenant: str = Field(default="", description="empty: RAGFENCE_TENANT, or 'default'")
     policy: str = Field(default="", description="a ragfence.yml; empty: RAGFENCE_POLICY, or the defaults")
 
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        return without_passwords(super().__repr_args__())
+
     @contextmanager
     def opened(self, context: Any = None) -> Iterator[Fence]:
         """Given the context of a step, its run and tags are in the decision rows.
@@ -44,6 +48,12 @@ class FenceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             **_told_of(context),
         ) as fence:
             yield fence
+
+
+def without_passwords(shown: Iterable[tuple[str | None, Any]]) -> Iterator[tuple[str | None, Any]]:
+    """The fields of a repr, with store URLs as they may be logged."""
+    for name, value in shown:
+        yield name, show_url(value) if isinstance(value, str) and name in ("store", "objects", "source") else value
 
 
 def opened_in(context: Any, resource_key: str) -> AbstractContextManager[Fence]:

@@ -108,10 +108,18 @@ def build_schedules(
     running: bool = False,
     jobs: Sequence[dg.JobDefinition] = JOBS,
 ) -> list[dg.ScheduleDefinition]:
-    """Cron times; an empty one leaves its schedule out. `jobs`: those of `build_jobs`, if not the usual ones."""
-    status = dg.DefaultScheduleStatus.RUNNING if running else dg.DefaultScheduleStatus.STOPPED
+    """Cron times; an empty one leaves its schedule out. `jobs`: those of `build_jobs`, if not the usual ones.
+
+    The schedule of purge_expired runs from the start; the others do with `running`.
+    """
+    always = (False, True, False, False)
     return [
-        dg.ScheduleDefinition(name=f"{job.name}_schedule", job=job, cron_schedule=cron, default_status=status)
-        for job, cron in zip(jobs, (verify, purge_expired, gc, drain), strict=True)
+        dg.ScheduleDefinition(
+            name=f"{job.name}_schedule",
+            job=job,
+            cron_schedule=cron,
+            default_status=(dg.DefaultScheduleStatus.RUNNING if running or on else dg.DefaultScheduleStatus.STOPPED),
+        )
+        for job, cron, on in zip(jobs, (verify, purge_expired, gc, drain), always, strict=True)
         if cron
     ]

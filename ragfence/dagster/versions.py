@@ -1,4 +1,4 @@
-"""Which DataVersion an asset stands at, as Dagster recorded it. That of an index asset is its INDEX_HASH.
+"""What Dagster recorded of an asset: its DataVersion, its metadata. The DataVersion of an index is its INDEX_HASH.
 
 Here alone is Dagster's event log read.
 """
@@ -29,6 +29,24 @@ def recorded_versions(instance: Any, key: dg.AssetKey, partitions: Sequence[str]
         key, dg.DagsterEventType.ASSET_MATERIALIZATION, tag_keys=[DATA_VERSION_TAG], asset_partitions=list(partitions)
     )
     return sorted((partition, held.get(DATA_VERSION_TAG, "")) for partition, held in tags.items())
+
+
+def recorded_metadata(instance: Any, key: dg.AssetKey, name: str, partitions: Sequence[str] | None) -> list[Any]:
+    """One entry of the metadata of the newest materialization: of the asset, or of each of these partitions."""
+    if partitions is None:
+        event = instance.get_latest_materialization_event(key)
+        events = [event.asset_materialization] if event is not None else []
+    else:
+        storage_ids = instance.event_log_storage.get_latest_storage_id_by_partition(
+            key, dg.DagsterEventType.ASSET_MATERIALIZATION, set(partitions)
+        )
+        wanted = dg.AssetRecordsFilter(
+            key, storage_ids=[storage_ids[each] for each in partitions if each in storage_ids]
+        )
+        records = instance.fetch_materializations(wanted, limit=len(partitions)).records if wanted.storage_ids else []
+        by_partition = {record.partition_key: record.asset_materialization for record in records}
+        events = [by_partition[each] for each in partitions if each in by_partition]
+    return [event.metadata[name].value for event in events if event is not None and name in event.metadata]
 
 
 def index_hash_at(context: Any, key: dg.AssetKey) -> str:

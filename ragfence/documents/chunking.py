@@ -140,7 +140,11 @@ def pieces_of(chunker: Chunker, text: str, doc_id: str) -> list[Piece]:
     """The pieces a chunker makes of a document, checked: it may be anybody's. Blank pieces are left out."""
     pieces: list[Piece] = []
     last = 0
-    for number, piece in enumerate(chunker.split(text)):
+    try:
+        made = chunker.split(text)
+    except StopIteration:  # in a generator around us it would look like its end, or like a fault of ours
+        _refuse(chunker, doc_id, "split() raised StopIteration")
+    for number, piece in enumerate(made):
         fault = _fault_in(piece, len(text), last)
         if fault:
             _refuse(chunker, doc_id, f"piece {number} {fault}")

@@ -9,6 +9,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -23,16 +24,18 @@ from ragfence.documents.sinks import (
     AFTER_INTENT,
     AFTER_UPSERT,
     BEFORE_DELETE,
+    Foreign,
     Settled,
     Sink,
     SinkPending,
+    VectorSink,
     delete_all,
-    upsert_all,
 )
+from ragfence.documents.upserts import NewSegment, Upserts
 from ragfence.engine import points
 from ragfence.engine.segment_log import LogRow
 from ragfence.engine.segments import BATCH_BYTES, Answer, Move, Moved, SegmentWriter
-from ragfence.errors import RagfenceError, StoreUnavailable
+from ragfence.errors import RagfenceError, SnapshotGone, StoreUnavailable
 from ragfence.stores.fences import FenceStore
 
 BATCH = 500
@@ -63,10 +66,11 @@ class Delivery:
 
     def __init__(
         self,
-        sink: Sink,
+        sink: Sink | VectorSink,
         fences: FenceStore,
         intents: Intents,
         revisions: Revisions,
+        upserts: Upserts,
         reconciler: Reconciler,
         *,
         wait_ms: int,
@@ -77,6 +81,7 @@ class Delivery:
         self._fences = fences
         self._intents = intents
         self._revisions = revisions
+        self._upserts = upserts
         self._reconciler = reconciler
         self._wait_s = wait_ms / 1000
         self._lease_s = lease_ms / 1000
@@ -92,7 +97,7 @@ class Delivery:
 
     def before_commit(self, name: str, rows: Sequence[LogRow]) -> None:
         """The intent, then what is new. If the sink refuses it, nothing of the batch is committed."""
-        upserts = self._upserts(rows)
+        upserts = self._owed_upserts(rows)
         dead = {row.detail.doc_id: snippet_texts(row.detail.dead) for row in rows if row.detail.dead}
         if not upserts and not dead:
             return
@@ -100,10 +105,7 @@ class Delivery:
         placed = {row.detail.doc_id: Placed(row, address) for row in rows if row.detail.doc_id in upserts}
         snippets = self._revisions.snippets(placed, upserts)
         if unread := upserts.keys() - snippets.keys():
-            raise StoreUnavailable(
-                f"the snippets of document {min(unread)!r} cannot be read",
-                hint="a compaction may be under way: try again; if it stays so, run `ragfence verify`",
-            )
+            raise _unreadable(min(unread))
         intent: Intent = {
             doc_id: Owed(list(upserts.get(doc_id, ())), list(dead.get(doc_id, ())))
             for doc_id in dict.fromkeys((*upserts, *dead))
@@ -114,9 +116,11 @@ class Delivery:
         self._intents.put(kept, intent)
         points.reach(AFTER_INTENT)
         try:
-            upsert_all(self._sink, [snippet for told in snippets.values() for snippet in told])
+            self._upserts.give(snippets, placed, _new_segment(address, rows))
+        except SnapshotGone as moved:
+            raise _unreadable(min(upserts)) from moved
         except Exception as refused:
-            refused.add_note(f"the sink {self._sink.name!r} refused snippets: no document of this batch is ingested")
+            refused.add_note(f"{self._upserts.recipient} refused snippets: no document of this batch is ingested")
             raise
         points.reach(AFTER_UPSERT)
 
@@ -174,15 +178,27 @@ class Delivery:
             why = repr(failed) if failed else "somebody else is writing right now"
             self._warn(f"the sink is behind with {len(doc_ids)} document(s), such as {min(doc_ids)!r}: {why}")
 
-    def settle(self, live: Callable[[], Iterable[LogRow]], *, full: bool) -> Settled:
-        """Whatever was left behind by anybody; with `full`, all live documents are compared with the sink."""
+    def settle(
+        self,
+        live: Callable[[], Iterable[LogRow]],
+        history: Callable[[], Iterable[LogRow]],
+        *,
+        full: bool,
+        foreign: Foreign = "keep",
+    ) -> Settled:
+        """Whatever was left behind by anybody; with `full`, all live documents are compared with the sink.
+
+        `history`: every row of the log. What no row of it ever named was not written by us.
+        """
         done, left, failed = self._settle_intents()
         if failed:
             raise failed
-        missing, orphaned, waiting = self._compare(live) if full else (0, 0, 0)
-        return Settled(done, left + waiting, missing, orphaned)
+        if not full:
+            return Settled(done, left)
+        compared = self._compare(live, history, delete_foreign=foreign == "delete")
+        return replace(compared, intents=done, left=left + compared.left)
 
-    def _upserts(self, rows: Sequence[LogRow]) -> dict[str, Sequence[str]]:
+    def _owed_upserts(self, rows: Sequence[LogRow]) -> dict[str, Sequence[str]]:
         """What of each document the sink must be given: what it does not hold yet, or all if it is described anew."""
         live = [row for row in rows if row.live]
         followed = [row for row in live if row.detail.before]
@@ -250,6 +266,7 @@ class Delivery:
                 intent = self._intents.get(name)
                 if intent is None:
                     continue
+                self._remember(name, intent)
                 if self._reconciler.reconcile(touched_by(intent)):
                     left += 1
                 else:
@@ -263,21 +280,29 @@ class Delivery:
         # Somebody may have settled the intent before we were through: a frozen process is taken for a dead one.
         with contextlib.suppress(RagfenceError):
             self._intents.keep(name, intent)
+        self._remember(name, intent)
         with self._lock:
             del self._open[name]
             self._due[name] = touched_by(intent)
+
+    def _remember(self, name: str, intent: Intent) -> None:
+        """What the batch behind an intent has embedded serves whoever sends its documents again."""
+        self._upserts.remember(address_in(name), [each for owed in intent.values() for each in owed.upserts])
 
     def _done(self, name: str) -> None:
         self._intents.delete(name)
         with self._lock:
             self._due.pop(name, None)
 
-    def _compare(self, live: Callable[[], Iterable[LogRow]]) -> tuple[int, int, int]:
-        """(missing, orphaned, documents to be looked at again)
-
-        In this order: ids, intents, heads. A snippet that somebody is bringing in while we look is in his intent; once
-        that is gone, it is live.
-        """
+    def _compare(
+        self,
+        live: Callable[[], Iterable[LogRow]],
+        history: Callable[[], Iterable[LogRow]],
+        *,
+        delete_foreign: bool,
+    ) -> Settled:
+        """In this order: ids, intents, heads. A snippet that somebody is bringing in while we look is in his intent;
+        once that is gone, it is live."""
         listed = getattr(self._sink, "ids", None)
         held = set(listed(None)) if listed else set()
         due = self._owed()
@@ -291,10 +316,12 @@ class Delivery:
                     lacking[row.detail.doc_id] = absent
             waiting += len(self._reconciler.reconcile(lacking))
             missing += sum(map(len, lacking.values()))
-        if orphans:
-            delete_all(self._sink, sorted(orphans))
-            waiting += self._revived(orphans, live)
-        return missing, len(orphans), waiting
+        # Others may keep rows of their own in the same collection: only what the log once had is ours to delete.
+        own = orphans if delete_foreign else named_in_log(orphans, history)
+        if own:
+            delete_all(self._sink, sorted(own))
+            waiting += self._revived(own, live)
+        return Settled(0, waiting, missing, len(own), len(orphans) - len(own))
 
     def _revived(self, deleted: set[str], live: Callable[[], Iterable[LogRow]]) -> int:
         """Whoever brings back what we took for an orphan may have been faster than our delete."""
@@ -318,6 +345,30 @@ class Delivery:
             SinkPending,
             stacklevel=4,
         )
+
+
+def _new_segment(address: Address, rows: Sequence[LogRow]) -> NewSegment:
+    return NewSegment(address, [snippet_id for row in rows for snippet_id, _ in row.detail.fresh])
+
+
+def _unreadable(doc_id: str) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"the snippets of document {doc_id!r} cannot be read",
+        hint="a compaction may be under way: try again; if it stays so, run `ragfence verify`",
+    )
+
+
+def named_in_log(ids: set[str], history: Callable[[], Iterable[LogRow]]) -> set[str]:
+    """Those of the snippet_ids that a row of the log has, or had until it died."""
+    left, found = set(ids), set[str]()
+    for row in history() if left else ():
+        for held in (row.detail.ids, row.detail.dead):
+            own = left.intersection(snippet_texts(held))
+            found |= own
+            left -= own
+        if not left:
+            break
+    return found
 
 
 def _paged(rows: Iterable[LogRow]) -> Iterator[list[LogRow]]:

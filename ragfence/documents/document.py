@@ -6,15 +6,18 @@ of one text, in NFC and NFD, with CRLF and LF, are one content.
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from ragfence.core.canonical import canonical_json
 from ragfence.core.clean_json import CleanJson
+from ragfence.core.composed import nfc
 from ragfence.core.operations import SEQUENCE_MAX, SEQUENCE_MIN, checked_text
-from ragfence.errors import DocumentInvalid, NotJson, ValidationError
+from ragfence.errors import DocumentInvalid, Hint, NotJson, ValidationError
+
+if TYPE_CHECKING:  # the client has documents, and no policy, which takes long to load
+    from ragfence.core.policy import DocumentRules
 
 MAX_URL_BYTES = 4096
 MAX_CONTENT_TYPE_BYTES = 255
@@ -59,6 +62,12 @@ class Limits:
     """of the normalised text, in UTF-8"""
     max_metadata_bytes: int = 64 * 2**10
     """of its canonical JSON"""
+    allow_empty_text: bool = False
+    """else a text that is empty, or white space alone, is refused"""
+
+    @classmethod
+    def of(cls, rules: DocumentRules) -> Limits:
+        return cls(rules.max_text_bytes, rules.max_metadata_bytes, rules.allow_empty_text)
 
 
 class Checked(NamedTuple):
@@ -84,9 +93,7 @@ def normalised(text: str) -> str:
     """
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
-    if text.isascii() or unicodedata.is_normalized("NFC", text):
-        return text
-    return unicodedata.normalize("NFC", text)
+    return nfc(text)
 
 
 def checked(
@@ -107,6 +114,8 @@ def checked(
         text, text_bytes = _checked_text(doc_id, text, limits)
     if len(text_bytes) > limits.max_text_bytes:
         _refuse_size(doc_id, len(text_bytes), limits)
+    if (not text or text.isspace()) and not limits.allow_empty_text:
+        _refuse_empty(doc_id, text)
     if type(metadata) is _NoMetadata or (type(metadata) is dict and not metadata):
         stored = b"{}"
     else:
@@ -132,9 +141,14 @@ def _checked_id(doc_id: object, position: int | None) -> str:
         _refuse(doc_id, position, f"its {wrong.message}", wrong.hint or _MARKS, wrong)
 
 
+_TEXT_OR_NOTHING = Hint(
+    "pass str(...), or leave the document out", cli="write its text in quotes, or leave the document out"
+)
+
+
 def _checked_text(doc_id: str, text: object, limits: Limits) -> tuple[str, bytes]:
     if not isinstance(text, str):
-        hint = "decode it first" if isinstance(text, bytes | bytearray) else "pass str(...), or leave the document out"
+        hint = "decode it first" if isinstance(text, bytes | bytearray) else _TEXT_OR_NOTHING
         _refuse_named(doc_id, f"its text must be text, got {type(text).__name__}", hint)
     # No two characters become less than one byte (CR LF is the worst), so this one need not be normalised.
     if len(text) > 2 * limits.max_text_bytes:
@@ -147,7 +161,10 @@ def _checked_text(doc_id: str, text: object, limits: Limits) -> tuple[str, bytes
         return normal, normal.encode()
     except UnicodeEncodeError:
         at = next(at for at, mark in enumerate(text) if "\ud800" <= mark <= "\udfff")
-        hint = "decode it as UTF-8 with errors='replace', not with 'surrogateescape'"
+        hint = Hint(
+            "decode it as UTF-8 with errors='replace', not with 'surrogateescape'",
+            cli="half of a character was cut off where the text was made; replace it there",
+        )
         _refuse_named(doc_id, f"its text holds a lone surrogate at character {at}", hint)
 
 
@@ -186,7 +203,11 @@ def _checked_name(doc_id: str, field: str, value: object, max_bytes: int) -> str
 
 def _checked_sequence(doc_id: str, sequence: object) -> int:
     if isinstance(sequence, bool) or not isinstance(sequence, int):
-        _refuse_named(doc_id, f"its sequence must be an integer, got {type(sequence).__name__}", "pass int(...)")
+        _refuse_named(
+            doc_id,
+            f"its sequence must be an integer, got {type(sequence).__name__}",
+            Hint("pass int(...)", cli="write a whole number, without quotes"),
+        )
     if not SEQUENCE_MIN <= sequence <= SEQUENCE_MAX:
         # Not the number itself, which may have more digits than Python cares to print.
         hint = "a version number, or a time in microseconds"
@@ -199,6 +220,15 @@ def _refuse_size(doc_id: str, size: int, limits: Limits) -> NoReturn:
         doc_id,
         f"its text has {size:,} bytes or more, and {limits.max_text_bytes:,} are allowed",
         "split the document, or raise documents.max_text_bytes in the policy",
+    )
+
+
+def _refuse_empty(doc_id: str, text: str) -> NoReturn:
+    _refuse_named(
+        doc_id,
+        "its text is only white space" if text else "its text is empty",
+        "check where the text comes from, or leave the document out; documents.allow_empty_text in the policy, or"
+        " ingest --allow-empty-text, accepts it",
     )
 
 

@@ -5,7 +5,7 @@ Without them an auditor would see one content sealed twice, and call it a promis
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from ragfence.engine.expiry import row_for_end
 from ragfence.engine.segment_log import LogRow
 from ragfence.stores.fences import FenceStore
 
-COMPACTED, PURGED, RELEASED = "COMPACTED", "PURGED", "RELEASED"
+COMPACTED, PURGED, RELEASED, GIVEN_UP = "COMPACTED", "PURGED", "RELEASED", "GIVEN_UP"
 AT_ONCE = 1000
 
 
@@ -29,6 +29,18 @@ class Gone(NamedTuple):
     token: bytes
     fence: Fence
     at_ms: int
+
+
+class Told(NamedTuple):
+    """What a decision row tells of a revision: that it was sealed, or that its life ended."""
+
+    of: Gone
+    ended: bool
+
+
+RowsTell = Callable[[Callable[[int, bytes], bool]], Iterable[Told]]
+"""What the decision rows tell of documents that were sealed in some segments: those for which a function of
+(epoch, batch) is true."""
 
 
 def tell(fences: FenceStore, gone: Iterable[Gone], why: str) -> None:
@@ -43,6 +55,18 @@ def gone_of(rows: Iterable[LogRow]) -> Iterator[Gone]:
     """Of rows that leave; one for each content."""
     newest = {row.key: row for row in sorted(rows, key=lambda row: row.fence) if row.live}
     return (Gone(row.detail.doc_id, key, row.token, row.fence, row.detail.at_ms) for key, row in newest.items())
+
+
+def gone_by_rows(told: Iterable[Told]) -> dict[bytes, Gone]:
+    """The newest outcome of each key whose life goes on, as far as its decision rows know."""
+    newest: dict[bytes, Gone] = {}
+    ended: dict[bytes, Fence] = {}
+    for gone, is_end in told:
+        if is_end:
+            ended[gone.key] = max(gone.fence, ended.get(gone.key, gone.fence))
+        elif gone.key not in newest or newest[gone.key].fence < gone.fence:
+            newest[gone.key] = gone
+    return {key: gone for key, gone in newest.items() if key not in ended or ended[key] < gone.fence}
 
 
 def _row(tenant: str, gone: Gone, why: str, now_ms: int) -> Row:

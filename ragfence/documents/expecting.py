@@ -16,6 +16,11 @@ from ragfence.errors import DocumentMoved, ValidationError
 
 NOTHING = ""
 """the version of a document that is not there"""
+ANY = "*"
+"""expects that the document is there, at whatever version"""
+
+Expected = str | frozenset[str]
+"""a version, or several of which any will do"""
 
 Effect = Callable[[Prepared, Granted], Effected]
 
@@ -40,20 +45,28 @@ def is_as_asked(head: Head | None, claim: Claim) -> bool:
     )
 
 
-def check(doc_id: str, head: Head | None, expected: str | None, claim: Claim) -> None:
+def check(doc_id: str, head: Head | None, expected: Expected | None, claim: Claim) -> None:
     """Raises `DocumentMoved`, unless it is as the claim wants it. None expects nothing."""
     if expected is None:
         return
-    if not isinstance(expected, str):
-        raise ValidationError(f"expect is a version, as receipt.fence, not {expected!r}")
+    if not isinstance(expected, str | frozenset):
+        raise ValidationError(f"expect is a version, as receipt.fence, or a frozenset of them, not {expected!r}")
     current = version_of(head)
-    if current != expected and not is_as_asked(head, claim):
+    if isinstance(expected, frozenset):
+        as_expected = current != NOTHING and current in expected
+    else:
+        as_expected = current != NOTHING if expected == ANY else current == expected
+    if not as_expected and not is_as_asked(head, claim):
         where = f"at version {current}" if current else "not there"
         wanted = f"expected at {expected}" if expected else "expected not to be there"
+        if isinstance(expected, frozenset):
+            wanted = f"expected at {' or '.join(sorted(expected)) or 'another, by a weak tag'}"
+        if expected == ANY:
+            wanted = "expected to be there"
         raise DocumentMoved(f"document {doc_id!r} is {where}, and {wanted}", doc_id=doc_id, current=current)
 
 
-def expecting(effect: Effect, expected: str | None) -> Effect:
+def expecting(effect: Effect, expected: Expected | None) -> Effect:
     """The effect, unless the head has moved."""
     if expected is None:
         return effect

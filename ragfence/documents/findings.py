@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from ragfence.errors import Hint
+
 
 class Trouble(StrEnum):
     HEAD_MISSING = "head_missing"
@@ -42,7 +44,10 @@ HARMLESS = frozenset({Trouble.VOID, Trouble.UNSETTLED})
 
 _RELOAD = "`ragfence verify --repair` or `ragfence hydrate` loads the fence store anew"
 _RELEASE = "`ragfence verify --repair` releases it; then ingest the document again, it gets the same snippet_ids"
-_SETTLE = "`fence.documents.using(sink=...).settle(full=True)`, or its `verify(repair=True)`, puts the sink right"
+_SETTLE = Hint(
+    "`fence.documents.using(sink=...).settle(full=True)`, or its `verify(repair=True)`, puts the sink right",
+    cli="the program that writes to this sink has to settle it (docs/sinks.md)",
+)
 TO_DO = {
     Trouble.HEAD_MISSING: _RELOAD,
     Trouble.HEAD_DIFFERS: _RELOAD,
@@ -51,7 +56,9 @@ TO_DO = {
     Trouble.UNSETTLED: f"nothing: whoever sends the document next settles it. {_RELOAD}, which settles it, too",
     Trouble.SNIPPETS_MISSING: _RELEASE,
     Trouble.POSITIONS_MISFIT: _RELEASE,
-    Trouble.ROWS_UNREADABLE: "restore this object from a backup: nothing else knows these documents",
+    Trouble.ROWS_UNREADABLE: "restore this object from a backup: nothing else knows these documents. Without one, "
+    "`ragfence verify --repair --accept-loss` gives them up; then ingest the sources again: what was in it is new, "
+    "or as it was before, and gets the same snippet_ids",
     Trouble.SNIPPETS_UNREADABLE: "restore this object from a backup. Else, for the documents that need it: " + _RELEASE,
     Trouble.TOO_NEW: "upgrade ragfence on this machine",
     Trouble.VOID: "nothing: it counts for nobody. `ragfence verify --repair` and `ragfence compact` delete it",

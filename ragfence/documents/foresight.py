@@ -21,10 +21,10 @@ from ragfence.core.receipts import Receipt
 from ragfence.core.records import Head, KeyRecord, SourceRecord
 from ragfence.core.rows import NO_FENCE
 from ragfence.documents.identity import Place
-from ragfence.documents.moving import effect_of, receipt_of
+from ragfence.documents.moving import as_answered, effect_of, receipt_of
 from ragfence.documents.preparing import Prepared
 from ragfence.engine.refusals import code_of
-from ragfence.engine.segments import Failed, Moved, flags_of
+from ragfence.engine.segments import Answer, Failed, Moved, flags_of
 from ragfence.stores.fences import FenceStore, Lookup
 
 _GONE = b""
@@ -40,25 +40,28 @@ class Foresight:
         self._parked: dict[bytes, bytes] = {}
 
     def receipts(self, documents: Sequence[Prepared]) -> list[Receipt]:
-        """The receipts that these would get now. New ones are chunked, so that their snippet_ids are told."""
+        """The receipts that these would get now. New ones are chunked, so that their snippet_ids are known."""
+        return list(map(receipt_of, documents, self.answers(documents)))
+
+    def answers(self, documents: Sequence[Prepared]) -> list[Answer]:
         claims = [each.claim for each in documents]
         held = self._fences.read([Lookup(claim.key, claim.mode, claim.source) for claim in claims])
         now_ms = self._fences.now_ms()
-        return [self._receipt(document, found, now_ms) for document, found in zip(documents, held, strict=True)]
+        return [self._answer(document, found, now_ms) for document, found in zip(documents, held, strict=True)]
 
     def head(self, place: Place, stored: Head | None) -> Head | None:
         """The head of a source as it would be by now, if the store has this one."""
         source = self._sources.get(bytes((place.shard,)) + place.source)
         return stored if source is None else SourceRecord.decode(source).head
 
-    def _receipt(self, document: Prepared, stored: Held, now_ms: int) -> Receipt:
+    def _answer(self, document: Prepared, stored: Held, now_ms: int) -> Answer:
         claim = document.claim
         held = self._by_now(claim, stored)
         verdict, change = settle_claim(held, claim, now_ms, stamp=0, next_fence=lambda: NO_FENCE)
         self._keep(claim, change)
         if not isinstance(verdict, Granted):
             assert not isinstance(verdict, NotReady)  # a store says that, never a decision
-            return receipt_of(document, verdict)
+            return verdict
         held = self._by_now(claim, stored)
         try:
             effected = effect_of(document)(document, verdict)
@@ -66,7 +69,7 @@ class Foresight:
             lease = LeaseRef(claim.key, claim.token, claim.mode, claim.source)
             _, change = settle_release(held, lease, now_ms, error=code_of(error), expire=False)
             self._keep(claim, change)
-            return receipt_of(document, Failed(error))
+            return as_answered(Failed(error))
         seal = Seal(
             claim.key,
             claim.token,
@@ -82,7 +85,7 @@ class Foresight:
         assert isinstance(outcome, Sealed)  # nobody else is here who could have been faster
         self._keep(claim, change)
         again, flags = verdict.prior is not None, flags_of(verdict, claim)
-        return receipt_of(document, Moved(outcome.record, again, flags, verdict.takeover))
+        return Moved(outcome.record, again, flags, verdict.takeover)
 
     def _by_now(self, claim: Claim, stored: Held) -> Held:
         source, record = self._sources.get(_place(claim)), self._parked.get(claim.key)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import xxhash
 
-from ragfence.core.hashing import SHARDS, Algorithm, framed, sized
+from ragfence.core.hashing import SHARDS, Algorithm, ContentKey, content_hash, framed, sized
 from ragfence.core.operations import Operation
 from ragfence.stores.fences import SOURCE_BYTES
 
@@ -51,19 +51,15 @@ class Identity:
     """The digests of one tenant's documents.
 
     Keys, sources and snippet ids are sha256. What is only compared within one key (fingerprint and metadata hash) is
-    as the tenant's content hash: xxh3 for trusted pipelines, sha256 where documents come from strangers.
+    as the tenant's content hash: xxh3 for trusted pipelines, sha256 where documents come from strangers. With hmac,
+    whatever is made from text or metadata is keyed; keys are sha256 of a content hash that is.
     """
 
-    def __init__(self, tenant: str, algorithm: Algorithm) -> None:
+    def __init__(self, tenant: str, algorithm: Algorithm, key: ContentKey | None = None) -> None:
         self.tenant = tenant
         self.algorithm = algorithm
-        self._compared: Callable[[bytes], bytes] = (
-            xxhash.xxh3_128_digest if algorithm == "xxh3" else lambda data: sha256(data).digest()[:16]
-        )
-        self._algorithm = f"{algorithm}:"
-        self._hexdigest: Callable[[bytes], str] = (
-            xxhash.xxh3_128_hexdigest if algorithm == "xxh3" else lambda data: sha256(data).hexdigest()
-        )
+        self._compared, self._hash = _functions_of(algorithm, key)
+        self._content_key = key
         tenant_bytes = tenant.encode()
         # `framed` joins a tag and length-prefixed parts, so its beginnings can be made ahead.
         self._shard = framed("ragfence/shard/1", (tenant_bytes,))
@@ -130,7 +126,26 @@ class Identity:
 
     def content(self, text: bytes) -> Content:
         # As a tuple, past the constructor: one is made for every document of every batch.
-        return _tuple(Content, (self._algorithm + self._hexdigest(text), len(text)))
+        return _tuple(Content, (self._hash(text), len(text)))
+
+    def state(self, state: str) -> str:
+        """What is noted of the state of an item: that of S3 is often an MD5 of its content."""
+        if self._content_key is None or not state:
+            return state
+        return self._content_key.digest("ragfence/source-state/1", state.encode("utf-8", "surrogatepass"))[:16].hex()
+
+
+def _functions_of(
+    algorithm: Algorithm, key: ContentKey | None
+) -> tuple[Callable[[bytes], bytes], Callable[[bytes], str]]:
+    """How 16 bytes are made of what is compared, and a tagged hash of content."""
+    if algorithm == "xxh3":
+        return xxhash.xxh3_128_digest, lambda data: "xxh3:" + xxhash.xxh3_128_hexdigest(data)
+    if algorithm == "sha256":
+        return lambda data: sha256(data).digest()[:16], lambda data: "sha256:" + sha256(data).hexdigest()
+    if key is None:
+        raise ValueError("the content hash is keyed, and there is no key")
+    return lambda data: key.digest_frame(data)[:16], lambda data: content_hash(data, "hmac", key)
 
 
 def operation_of(tenant: str, doc_id: str, content_hash: str, recipe: str, action: str = INGEST) -> Operation:
@@ -146,23 +161,28 @@ def key_tail(recipe: str, action: str = INGEST) -> bytes:
     return whole[len(framed("ragfence/operation/1", ())) :]
 
 
-def snippet_ids(doc_id: str, recipe: bytes, texts: Sequence[str]) -> list[bytes]:
+def snippet_ids(doc_id: str, recipe: bytes, texts: Sequence[str], key: ContentKey | None = None) -> list[bytes]:
     """Content-addressed: an edited document keeps the ids of its unchanged snippets.
 
     Of several equal texts in one document each has its own id, by its number among them.
     """
     start = b"%b%b%b" % (_SNIPPET, sized(doc_id.encode()), sized(recipe))
+    made = _sha256 if key is None else key.digest_frame
     if len(texts) == 1:  # short documents have one, and most documents are short
         data = texts[0].encode()
-        return [sha256(b"%b%b%b%b" % (start, _size(len(data)), data, _FIRST)).digest()[:SNIPPET_BYTES]]
+        return [made(b"%b%b%b%b" % (start, _size(len(data)), data, _FIRST))[:SNIPPET_BYTES]]
     seen: dict[str, int] = {}
     ids = []
     for text in texts:
         number = seen[text] = seen.get(text, -1) + 1
         data = text.encode()
         frame = b"%b%b%b%b" % (start, _size(len(data)), data, _size(number))
-        ids.append(sha256(frame).digest()[:SNIPPET_BYTES])
+        ids.append(made(frame)[:SNIPPET_BYTES])
     return ids
+
+
+def _sha256(frame: bytes) -> bytes:
+    return sha256(frame).digest()
 
 
 def snippet_texts(ids: bytes) -> tuple[str, ...]:

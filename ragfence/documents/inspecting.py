@@ -40,6 +40,8 @@ class OutlinedRow(NamedTuple):
     """positions and ids are equally many, and the positions are possible"""
     segment: str
     before: str
+    dead: bytes
+    """ids"""
 
 
 @dataclass(slots=True)
@@ -204,6 +206,7 @@ def _outlined(segment: str, row: LogRow) -> OutlinedRow:
         fits=_fits(detail.ids, detail.positions),
         segment=segment,
         before=detail.before,
+        dead=detail.dead,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,11 +10,14 @@ from functools import lru_cache
 from typing import Any
 
 from ragfence.core.decisions import Conflict, Granted, InFlight, Replay, Stale
+from ragfence.core.ledger import row_for_answer
 from ragfence.core.receipts import Decision, Flags, Receipt, default_effect_id
-from ragfence.core.records import HEADER_BYTES, KeyRecord
-from ragfence.core.rows import METADATA_UPDATED, REVIVED
+from ragfence.core.records import HEADER_BYTES, TOKEN_BYTES, KeyRecord
+from ragfence.core.rows import METADATA_UPDATED, REVIVED, RowKind
 from ragfence.documents.chunking import pieces_of
+from ragfence.documents.expecting import expecting
 from ragfence.documents.identity import SNIPPET_BYTES, snippet_ids, snippet_texts
+from ragfence.documents.origins import ContentStands, next_owner
 from ragfence.documents.parquet import encode_snippets
 from ragfence.documents.preparing import Prepared
 from ragfence.documents.segments import (
@@ -44,10 +48,11 @@ from ragfence.engine.segments import (
     SegmentWriter,
     batch_tokens,
 )
-from ragfence.errors import CommitUncertain, EffectFailed, Quarantined, RagfenceError
+from ragfence.errors import CommitUncertain, EffectFailed, OriginConflict, Quarantined, RagfenceError
 from ragfence.errors import Conflict as ConflictError
 from ragfence.errors import InFlight as InFlightError
 from ragfence.errors import Stale as StaleError
+from ragfence.stores.fences import FenceStore
 from ragfence.stores.objects import ObjectStore
 
 AFTER_SNIPPETS = "after_snippets"
@@ -59,25 +64,27 @@ _tuple = tuple.__new__
 
 def ingest_effect(subject: Prepared, grant: Granted) -> Effected:
     """Cuts the document, unless its key was sealed before: then only its head moves."""
-    doc, _, cut, claim = subject
+    doc, _, cut, claim, source, _ = subject
     head, prior = grant.head, grant.prior
     replaced = stored_in(head.record) if head and head.live and head.record else None
+    owner = next_owner(doc.doc_id, claim, source, grant, replaced)
     if prior is not None:
-        _, origin, ids = stored_in(prior)
+        _, origin, ids, _ = stored_in(prior)
         stands = head is not None and head.live and head.digest == claim.digest
         action = METADATA if stands else REVIVE
-        return Effected(result_of(ids, origin), _detail(subject, grant, action, ids, replaced, origin=origin.text))
+        detail = _detail(subject, grant, action, ids, replaced, owner, origin=origin.text)
+        return Effected(result_of(ids, origin, owner=owner), detail)
     pieces = pieces_of(cut.chunker, doc.text, doc.doc_id)
     texts = [doc.text[start:end] for start, end, _ in pieces]
-    made = snippet_ids(doc.doc_id, cut.recipe.digest, texts)
+    made = snippet_ids(doc.doc_id, cut.recipe.digest, texts, cut.content_key)
     ids = b"".join(made)
     fresh = list(zip(made, texts, strict=True))
     if replaced:
         known = frozenset(_each(replaced.ids))
         fresh = [each for each in fresh if each[0] not in known]
     positions = _tuple(Positions, tuple(zip(*pieces, strict=True))) if pieces else NO_POSITIONS
-    detail = _detail(subject, grant, INGEST, ids, replaced, positions=positions, fresh=fresh)
-    return _tuple(Effected, (result_of(ids), detail))
+    detail = _detail(subject, grant, INGEST, ids, replaced, owner, positions=positions, fresh=fresh)
+    return _tuple(Effected, (result_of(ids, owner=owner), detail))
 
 
 def _detail(
@@ -86,12 +93,13 @@ def _detail(
     action: str,
     ids: bytes,
     replaced: Stored | None,
+    owner: bytes,
     *,
     positions: Positions = NO_POSITIONS,
     origin: str = "",
     fresh: Sequence[tuple[bytes, str]] = (),
 ) -> Detail:
-    (doc_id, _, text, metadata, source_url, _, content_type), content, cut, claim = subject
+    (doc_id, _, text, metadata, source_url, _, content_type), content, cut, claim, _, _ = subject
     # As a tuple, past the constructor: one is made for every document that is new.
     return _tuple(
         Detail,
@@ -109,10 +117,17 @@ def _detail(
             positions,
             _without(replaced.ids, ids) if replaced else b"",
             origin,
-            replaced.row.text if replaced else "",
+            replaced.row.text if replaced else _retracted_at(grant),
             fresh,
+            owner.hex(),
         ),
     )
+
+
+def _retracted_at(grant: Granted) -> str:
+    """Where the retraction is that this move follows: it leads to the revisions before it; empty: there was none."""
+    head = grant.head
+    return stored_in(head.record).row.text if head and head.record and not head.live else ""
 
 
 def retract_effect(subject: Prepared, grant: Granted) -> Effected:
@@ -138,7 +153,7 @@ def retract_effect(subject: Prepared, grant: Granted) -> Effected:
 
 
 def effect_of(subject: Prepared) -> Callable[[Prepared, Granted], Effected]:
-    return retract_effect if subject.claim.retract else ingest_effect
+    return expecting(retract_effect if subject.claim.retract else ingest_effect, subject.expected)
 
 
 class SnippetsFirst:
@@ -170,14 +185,12 @@ class SnippetsFirst:
 
 
 class Mover:
-    """Moves batches of prepared documents and makes receipts out of the answers."""
+    """Moves batches of prepared documents."""
 
-    def __init__(self, writer: SegmentWriter, *, wait_ms: int) -> None:
+    def __init__(self, writer: SegmentWriter, fences: FenceStore, *, wait_ms: int) -> None:
         self._writer = writer
+        self._fences = fences
         self._wait_s = wait_ms / 1000
-
-    def move(self, waves: Sequence[Mapping[int, Prepared]]) -> dict[int, Receipt]:
-        return {at: receipt_of(each, answer, waited_s) for at, each, answer, waited_s in self.answers(waves)}
 
     def answers(
         self, waves: Sequence[Mapping[int, Prepared]], *, wait_s: float | None = None
@@ -190,10 +203,46 @@ class Mover:
                 tokens = batch_tokens()
                 moves = [move._replace(claim=move.claim._replace(token=next(tokens))) for move in moves]
             started = time.monotonic()
-            answers = self._writer.move(moves, wait_s=wait_s)
+            try:
+                answers = self._writer.move(moves, wait_s=wait_s)
+            except StopIteration as stopped:  # of a sink or an embedder; in this generator nobody could tell whose
+                raise EffectFailed(
+                    "a sink or an embedder raised StopIteration while documents were moved",
+                    hint="let it raise another error; nothing was acknowledged, so the documents can be sent again",
+                ) from stopped
             waited_s = time.monotonic() - started
+            self._settle_declined(moves, answers)
             for (at, each), answer in zip(wave.items(), answers, strict=True):
-                yield at, each, answer, waited_s
+                yield at, each, as_answered(answer), waited_s
+
+    def _settle_declined(self, moves: Sequence[Move], answers: Sequence[Answer]) -> None:
+        """Moves that were granted and then declined, because another origin owns the document: their rows say so."""
+        declined = [
+            (move, answer.error)
+            for move, answer in zip(moves, answers, strict=True)
+            if isinstance(answer, Failed) and isinstance(answer.error, _DECLINED)
+        ]
+        if not declined:
+            return
+        now_ms = self._fences.now_ms()
+        rows = []
+        for move, error in declined:
+            claim = move.claim._replace(token=os.urandom(TOKEN_BYTES))
+            if isinstance(error, ContentStands):
+                rows.append(row_for_answer(claim, RowKind.DUPLICATE, error.record, now_ms))
+            else:
+                rows.append(row_for_answer(claim, RowKind.CONFLICT, None, now_ms, error=error.code))
+        self._fences.record(rows)
+
+
+_DECLINED = (OriginConflict, ContentStands)
+
+
+def as_answered(answer: Answer) -> Answer:
+    """Content that stands is answered as any duplicate."""
+    if isinstance(answer, Failed) and isinstance(answer.error, ContentStands):
+        return Replay(answer.error.record)
+    return answer
 
 
 def receipt_of(subject: Prepared, answer: Answer, waited_s: float = 0.0) -> Receipt:
@@ -204,7 +253,8 @@ def receipt_of(subject: Prepared, answer: Answer, waited_s: float = 0.0) -> Rece
         decision = Decision.DUPLICATE if answer.again else Decision.NEW
         return _answered(key, answer.record, decision, _flags(answer.record.attempt, answer.takeover, answer.flags))
     error = error_of(subject, answer, waited_s)
-    return refused(error, key.hex(), _DECISIONS.get(type(answer), Decision.NEW))
+    decision = _DECISIONS.get(type(answer), Decision.REFUSED)
+    return refused(error, key.hex(), Decision.CONFLICT if isinstance(error, OriginConflict) else decision)
 
 
 @lru_cache(maxsize=256)
@@ -272,8 +322,8 @@ def replayed(key: bytes, record: bytes) -> Receipt:
     )
 
 
-def refused(error: Exception, key: str = "", decision: Decision = Decision.NEW) -> Receipt:
-    """What stands in the place of a receipt for a document that was not ingested."""
+def refused(error: Exception, key: str = "", decision: Decision = Decision.REFUSED) -> Receipt:
+    """What stands in the place of a receipt for a document that was not ingested. One that is invalid has no key."""
     if isinstance(error, RagfenceError):
         code, message = error.code, error.message
     else:

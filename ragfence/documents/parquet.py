@@ -13,9 +13,15 @@ from ragfence.documents.identity import KIND, SNIPPET_BYTES, snippet_texts
 from ragfence.documents.segments import PLAIN, Address, Detail, Positions, Snippet, address_in, result_of
 from ragfence.engine.segment_log import LogRow, Packed
 from ragfence.engine.segments import BATCH_BYTES
-from ragfence.errors import FormatCorrupt, FormatTooNew
+from ragfence.errors import FormatCorrupt, FormatTooNew, SegmentUnreadable
 
 VERSION = 1
+ROWS_VERSION = 2
+"""of rows; those of format 1 have no `owner`, and are read as documents of no origin"""
+SNIPPETS_HINT = (
+    "restore this object from a backup; without one, `ragfence verify --repair` releases the documents that need it: "
+    "ingest them again then, they get the same snippet_ids"
+)
 
 
 class ParquetCodec:
@@ -29,7 +35,7 @@ class ParquetCodec:
         )
         epochs, counters = _turned(fences, Fence)
         doc_ids, actions, hashes, sizes, metadata, urls, types, recipes, at_ms, *of_snippets = _turned(details, Detail)
-        ids, positions, dead, origins, before, _ = of_snippets
+        ids, positions, dead, origins, before, _, owners = of_snippets
         starts, ends, sections = _turned(positions, Positions)
         columns = {
             "doc_id": pa.array(doc_ids, pa.string()),
@@ -57,8 +63,9 @@ class ParquetCodec:
             "dead": id_lists(dead),
             "origin": pa.array(origins, pa.string()),
             "before": pa.array(before, pa.string()),
+            "owner": pa.array(owners, pa.string()),
         }
-        return _written(columns, "rows", dictionary=["action", "content_type", "recipe", "origin", "before"])
+        return _written(columns, "rows", dictionary=["action", "content_type", "recipe", "origin", "before", "owner"])
 
     def decode(self, name: str, data: bytes) -> Iterator[LogRow]:
         """What the fence store needs of each row; `detail` stays empty: see `whole_rows`."""
@@ -79,11 +86,12 @@ def _packed(name: str, table: Any) -> Iterator[Packed]:
     fence_fields(highest)  # refused, if one does not fit
     kind = short(KIND)
     elsewhere = pc.max(pc.binary_length(table.column("origin"))).as_py() > 0
+    owned = pc.max(pc.binary_length(table.column("owner"))).as_py() > 0
     ordered = table.column("sequence").null_count < count
     for (
         shard,
         digest,
-    ), source, epoch, counter, token, live, fingerprint, described, sequence, origin, ids, at_ms in zip(
+    ), source, epoch, counter, token, live, fingerprint, described, sequence, origin, owner, ids, at_ms in zip(
         struct.iter_unpack("1s32s", _held(table, "key")),
         fixed_values(table, "source"),
         numbers(table, "epoch"),
@@ -94,14 +102,16 @@ def _packed(name: str, table: Any) -> Iterator[Packed]:
         fixed_values(table, "metadata_hash"),
         table.column("sequence").to_pylist() if ordered else [None] * count,
         table.column("origin").to_pylist() if elsewhere else [""] * count,
-        _blobs(table, "snippet_ids"),
+        table.column("owner").to_pylist() if owned else [""] * count,
+        list_blobs(table, "snippet_ids"),
         numbers(table, "at"),
         strict=True,
     ):
         at_home = epoch == here.epoch and token[:BATCH_BYTES] == here.batch
         tail = kind
         if live:
-            tail += (PLAIN + ids) if at_home and not origin else _result(ids, origin, here, at_home)
+            plain = at_home and not origin and not owner
+            tail += (PLAIN + ids) if plain else _result(ids, origin, here, at_home, owner)
         fields = epoch << 8 | counter >> 32, counter & 0xFFFFFFFF
         yield (
             shard + source,
@@ -110,21 +120,33 @@ def _packed(name: str, table: Any) -> Iterator[Packed]:
         )
 
 
-def _result(ids: bytes, origin: str, here: Address, at_home: bool) -> bytes:
+def _result(ids: bytes, origin: str, here: Address, at_home: bool, owner: str) -> bytes:
     positions = address_in(origin) if origin else here
     there = positions if positions != here or not at_home else None
-    return result_of(ids, there, None if at_home else here)
+    return result_of(ids, there, None if at_home else here, bytes.fromhex(owner))
 
 
 def _rows(name: str, table: Any) -> Iterator[LogRow]:
     here = address_in(name)
     columns = [fixed_values(table, column) for column in _OF_FENCES]
     times = table.column("at").cast("int64").to_pylist()
-    for key, source, epoch, counter, token, live, fingerprint, metadata_hash, sequence, origin, ids, at_ms in zip(
-        *columns, _blobs(table, "snippet_ids"), times, strict=True
-    ):
+    for (
+        key,
+        source,
+        epoch,
+        counter,
+        token,
+        live,
+        fingerprint,
+        metadata_hash,
+        sequence,
+        origin,
+        owner,
+        ids,
+        at_ms,
+    ) in zip(*columns, list_blobs(table, "snippet_ids"), times, strict=True):
         at_home = epoch == here.epoch and token[:BATCH_BYTES] == here.batch
-        result = _result(ids, origin, here, at_home) if live else b""
+        result = _result(ids, origin, here, at_home, owner) if live else b""
         fence = Fence(epoch, counter)
         yield LogRow(
             key, source, fence, fingerprint, live, sequence, metadata_hash, "", result, token, None, KIND, at_ms
@@ -142,6 +164,7 @@ _OF_FENCES = [
     "metadata_hash",
     "sequence",
     "origin",
+    "owner",
 ]
 _OF_DETAILS = [
     "doc_id",
@@ -158,6 +181,7 @@ _OF_DETAILS = [
     "sections",
     "origin",
     "before",
+    "owner",
 ]
 
 
@@ -171,11 +195,11 @@ def whole_rows(name: str, data: bytes, *, doc_id: str | None = None) -> Iterator
         table = table.filter(pc.equal(table.column("doc_id"), doc_id)).combine_chunks()
     table = table.set_column(table.schema.get_field_index("at"), "at", table.column("at").cast(pa.int64()))
     columns = [table.column(column).to_pylist() for column in _OF_DETAILS]
-    details = zip(*columns, _blobs(table, "snippet_ids"), _blobs(table, "dead"), strict=True)
+    details = zip(*columns, list_blobs(table, "snippet_ids"), list_blobs(table, "dead"), strict=True)
     for row, values in zip(_rows(name, table), details, strict=True):
-        starts, ends, sections, origin, before, ids, dead = values[9:]
+        starts, ends, sections, origin, before, owner, ids, dead = values[9:]
         positions = Positions(starts, ends, sections)
-        detail = Detail._make((*values[:9], ids, positions, dead, origin, before, ()))
+        detail = Detail._make((*values[:9], ids, positions, dead, origin, before, (), owner))
         yield row._replace(detail=detail)
 
 
@@ -219,6 +243,8 @@ _OF_INDEXES = [
     "starts",
     "ends",
     "sections",
+    "before",
+    "origin",
 ]
 
 
@@ -241,14 +267,25 @@ def table_written(table: Any, what: str, *, dictionary: list[str], statistics: l
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    named = table.replace_schema_metadata({"ragfence": what, "ragfence.version": str(VERSION)})
+    named = table.replace_schema_metadata({"ragfence": what, "ragfence.version": str(_version_of(what))})
     sink = pa.BufferOutputStream()
     pq.write_table(named, sink, compression="zstd", use_dictionary=dictionary, write_statistics=statistics or False)
     return bytes(sink.getvalue())
 
 
+def _version_of(what: str) -> int:
+    return ROWS_VERSION if what == "rows" else VERSION
+
+
 def _read(name: str, data: bytes, what: str, columns: list[str]) -> Any:
-    return read_table(name, data, what, [*columns, "snippet_ids" if what == "rows" else "snippet_id"])
+    # Each name once: Arrow would return a column that is named twice as two.
+    wanted = list(dict.fromkeys([*columns, "snippet_ids" if what == "rows" else "snippet_id"]))
+    table = read_table(name, data, what, wanted)
+    if "owner" in wanted and "owner" not in table.column_names:  # format 1
+        import pyarrow as pa
+
+        table = table.append_column("owner", pa.repeat("", table.num_rows))
+    return table
 
 
 def read_table(name: str, data: bytes, what: str, columns: list[str]) -> Any:
@@ -261,12 +298,19 @@ def read_table(name: str, data: bytes, what: str, columns: list[str]) -> Any:
         told = file.schema_arrow.metadata or {}
         version = int(told.get(b"ragfence.version", b"0"))
         if told.get(b"ragfence") != what.encode() or version < 1:
-            raise FormatCorrupt(f"{name} holds no {what} of ragfence")
-        if version > VERSION:
-            raise FormatTooNew(f"{name} has format {version}; this ragfence knows {VERSION}")
+            raise _unreadable(name, what, "it was not written by ragfence")
+        if version > _version_of(what):
+            raise FormatTooNew(f"{name} has format {version}; this ragfence knows {_version_of(what)}")
         return file.read(columns=columns).combine_chunks()
     except (pa.ArrowException, KeyError, ValueError, OSError) as broken:
-        raise FormatCorrupt(f"{name} is no Parquet object of {what}: {broken}") from broken
+        raise _unreadable(name, what, str(broken)) from broken
+
+
+def _unreadable(name: str, what: str, why: str) -> FormatCorrupt:
+    if what not in ("rows", "snippets"):
+        return FormatCorrupt(f"{name} is not a Parquet object of {what}: {why}")
+    hint = SNIPPETS_HINT if what == "snippets" else None
+    return SegmentUnreadable(f"the {what} of the segment {name} cannot be read: {why}", hint=hint, segment=name)
 
 
 def id_lists(blobs: Sequence[bytes]) -> Any:
@@ -281,7 +325,7 @@ def id_lists(blobs: Sequence[bytes]) -> Any:
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values)
 
 
-def _blobs(table: Any, column: str) -> Iterator[bytes]:
+def list_blobs(table: Any, column: str) -> Iterator[bytes]:
     """The opposite of `id_lists`."""
     lists = table.column(column)
     for chunk in lists.chunks:

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import ParamSpec
+
+from ragfence.errors import TerminalError
+
+P = ParamSpec("P")
 
 Meter = Callable[[int], None]
 """Called with how much is done by now."""
@@ -14,7 +19,7 @@ Gauge = Callable[[int, int | None], None]
 @contextlib.contextmanager
 def meter(progress: bool | Meter, total: int | None, what: str) -> Iterator[Meter]:
     if callable(progress):
-        yield progress
+        yield _without_stop_iteration(progress)
         return
     with gauge(progress, what) as told:
         yield lambda done: told(done, total)
@@ -26,7 +31,7 @@ def gauge(progress: bool | Gauge, what: str) -> Iterator[Gauge]:
         yield lambda done, total: None
         return
     if callable(progress):
-        yield progress
+        yield _without_stop_iteration(progress)
         return
     from rich.console import Console
     from rich.progress import (
@@ -55,3 +60,18 @@ def gauge(progress: bool | Gauge, what: str) -> Iterator[Gauge]:
             bar.update(task, completed=done, total=total, rate=f"{speed:,.0f}/s" if speed else "")
 
         yield told
+
+
+def _without_stop_iteration(progress: Callable[P, object]) -> Callable[P, None]:
+    """In a generator around it, it would look like the end of that, or like a fault of ours."""
+
+    def told(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            progress(*args, **kwargs)
+        except StopIteration as stopped:
+            raise TerminalError(
+                "the callback for progress raised StopIteration",
+                hint="let it raise another error to stop the work; what was acknowledged until then stays",
+            ) from stopped
+
+    return told

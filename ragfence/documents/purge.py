@@ -2,9 +2,10 @@
 
     head moves to none (a `purge` row, under a lease) -> an epoch without the document's other rows -> deletion
 
-The tombstone keeps the doc_id, the top sequence and the ids that died; neither text nor metadata nor address. What the
-fence store had (receipts, and in them ids) is of an older epoch from then on and answers nobody. A purge that was cut
-off anywhere is completed by the next one. The document may be ingested again later, as new.
+The tombstone keeps the doc_id and the top sequence; neither text nor metadata nor address, nor ids of snippets. Its
+receipts in the fence store are dropped. Decision rows and HTTP requests that tell of the document become tombstones as
+well, see `audit.tombstones`. A purge that was cut off anywhere is completed by the next one. The document may be
+ingested again later, as new.
 
 A writer that is under way with the document when it is purged comes either before (and is purged) or after (and the
 document is there again): whoever has to be sure stops its loaders first.
@@ -110,8 +111,12 @@ class Purge:
         if tombstone.detail.action != PURGE:
             return None  # it was ingested again meanwhile: its head has to be moved first
         tell(self._fences, gone_of(rows), PURGED)
+        # Their receipts, which no epoch would overwrite: they hold the ids of snippets.
+        self._fences.forget([gone.key for gone in gone_of(rows)], below=epoch)
         self._report = replace(self._report, epoch=epoch, rows=len(rows) - 1, segments=len(held_in))
-        return self._rewriting.take_out(epoch, segments, {doc_id: [tombstone]}, held_in, keep)
+        # The ids that died were told to the sink when the head moved; they are made from the text, so none is kept.
+        bare = tombstone._replace(detail=tombstone.detail._replace(dead=b""))
+        return self._rewriting.take_out(epoch, segments, {doc_id: [bare]}, held_in, keep)
 
     def _held(self, doc_id: str, segments: Sequence[str], keep: Keep = lambda: None) -> tuple[list[LogRow], list[str]]:
         """The rows of the document in the order of their fences, and the segments that hold them."""

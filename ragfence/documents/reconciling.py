@@ -20,10 +20,11 @@ from ragfence.documents.moving import retract_effect
 from ragfence.documents.preparing import Caller, Preparing
 from ragfence.documents.revisions import Placed, Revisions
 from ragfence.documents.segments import METADATA, NO_POSITIONS, ids_in, result_of, stored_in
-from ragfence.documents.sinks import Sink, delete_all, upsert_all
+from ragfence.documents.sinks import Sink, VectorSink, delete_all
+from ragfence.documents.upserts import Upserts
 from ragfence.engine.hydration import Hydrator
 from ragfence.engine.segments import Effected, Move, SegmentWriter, batch_tokens
-from ragfence.errors import FencedOut, NotReady
+from ragfence.errors import FencedOut, NotReady, SnapshotGone
 from ragfence.stores.fences import FenceStore, Lookup
 
 ATTEMPTS = 10
@@ -76,8 +77,16 @@ def _seen(source: SourceRecord | None, now_ms: int) -> Seen:
 
 
 class Reconciler:
-    def __init__(self, sink: Sink, sources: Sources, revisions: Revisions, takeover: Takeover) -> None:
+    def __init__(
+        self,
+        sink: Sink | VectorSink,
+        sources: Sources,
+        revisions: Revisions,
+        upserts: Upserts,
+        takeover: Takeover,
+    ) -> None:
         self._sink = sink
+        self._upserts = upserts
         self._sources = sources
         self._revisions = revisions
         self._takeover = takeover
@@ -122,7 +131,10 @@ class Reconciler:
         rows = self._revisions.heads(needed)
         snippets = self._revisions.snippets(rows, {doc_id: wanted[doc_id] for doc_id in rows})
         able = [doc_id for doc_id in sources if doc_id in snippets or doc_id not in needed]
-        upsert_all(self._sink, [snippet for told in snippets.values() for snippet in told])
+        try:
+            self._upserts.give(snippets, rows)
+        except SnapshotGone:
+            return []
         delete_all(
             self._sink, [each for doc_id in able for each in sorted(touched[doc_id] - wanted.get(doc_id, set()))]
         )
@@ -186,7 +198,7 @@ def _restated(detail: Any, grant: Granted) -> Effected:
     assert grant.prior is not None  # the head's own record
     stored = stored_in(grant.prior)
     return Effected(
-        result_of(stored.ids, stored.origin),
+        result_of(stored.ids, stored.origin, owner=stored.owner),
         detail._replace(
             action=METADATA,
             ids=stored.ids,
@@ -194,6 +206,7 @@ def _restated(detail: Any, grant: Granted) -> Effected:
             dead=b"",
             origin=stored.origin.text,
             before=stored.row.text,
+            owner=stored.owner.hex(),
         ),
     )
 

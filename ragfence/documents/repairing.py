@@ -7,17 +7,23 @@
   again, and nothing older.
 - What is void is deleted.
 
-Rows that cannot be read are beyond repair, and so is what a newer ragfence wrote: then nothing is changed at all.
+Rows that cannot be read are beyond repair, and so is what a newer ragfence wrote: then nothing is changed at all. With
+`accept_loss`, segments whose rows cannot be read are taken out of the log. Nobody can say what was in them, so their
+documents are as they were before, or unknown, until they are ingested again. A retraction that was in them is lost, and
+a sequence may start again below. What decision rows tell of them, and the log does not any more, gets `ended` rows, so
+that the auditor knows where it went.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from ragfence.core.operations import SEQUENCE_MIN
 from ragfence.core.records import NO_METADATA
-from ragfence.documents.ending import RELEASED, gone_of, tell
+from ragfence.documents.ending import GIVEN_UP, RELEASED, Gone, RowsTell, gone_by_rows, gone_of, tell
 from ragfence.documents.findings import (
     BEYOND_REPAIR,
     IN_THE_FENCE_STORE,
@@ -28,11 +34,12 @@ from ragfence.documents.findings import (
     Verification,
 )
 from ragfence.documents.identity import Content, Identity, key_tail
-from ragfence.documents.rewriting import Plan, Rewriting
-from ragfence.documents.segments import NO_POSITIONS
+from ragfence.documents.rewriting import ATTEMPTS, PAUSE_S, Plan, Rewriting
+from ragfence.documents.segments import NO_POSITIONS, Address, Layout, address_in
 from ragfence.documents.verify import Verifying
 from ragfence.engine.hydration import Hydrator, Keep
 from ragfence.engine.segment_log import LogRow
+from ragfence.errors import NotReady, SegmentUnreadable, StoreUnavailable
 from ragfence.stores.fences import FenceStore
 
 RELEASE = "release"
@@ -48,18 +55,31 @@ class Repair:
         hydrator: Hydrator,
         identity: Callable[[], Identity],
         settle_sink: Callable[[bool], object] | None,
+        rows_tell: RowsTell | None = None,
     ) -> None:
-        """`identity` is asked for only when something is to be released: settings that are wrong have none."""
+        """`identity` is asked for only when something is to be released: settings that are wrong have none.
+
+        `rows_tell`: who reads decision rows; without, nobody is told what was given up.
+        """
         self._verifying = verifying
         self._fences = fences
         self._rewriting = rewriting
         self._hydrator = hydrator
         self._identity = identity
         self._settle_sink = settle_sink
+        self._rows_tell: RowsTell = rows_tell or (lambda concerned: ())
 
-    def run(self) -> Verification:
+    def run(self, *, accept_loss: bool = False) -> Verification:
         before = self._verifying.look()
+        given_up: tuple[Finding, ...] = ()
         troubles = {finding.trouble for finding in before.findings}
+        if accept_loss and Trouble.ROWS_UNREADABLE in troubles and Trouble.TOO_NEW not in troubles:
+            given_up = tuple(each for each in before.findings if each.trouble is Trouble.ROWS_UNREADABLE)
+            segments = {each.place for each in given_up}
+            GivenUp(self._fences, self._rewriting, self._hydrator, segments, self._rows_tell).run()
+            before = self._verifying.look()
+            before = replace(before, findings=(*before.findings, *given_up))
+            troubles = {finding.trouble for finding in before.findings} - {Trouble.ROWS_UNREADABLE} | {Trouble.VOID}
         if troubles & BEYOND_REPAIR:
             return before
         usable = Trouble.SETTINGS not in troubles
@@ -77,6 +97,74 @@ class Repair:
         after = self._verifying.look()
         left = set(after.findings)
         return replace(after, repaired=tuple(finding for finding in before.findings if finding not in left))
+
+
+class GivenUp:
+    """Takes segments whose rows nobody can read out of the log, and what belongs to them."""
+
+    def __init__(
+        self,
+        fences: FenceStore,
+        rewriting: Rewriting,
+        hydrator: Hydrator,
+        segments: AbstractSet[str],
+        rows_tell: RowsTell,
+    ) -> None:
+        self._fences = fences
+        self._rewriting = rewriting
+        self._hydrator = hydrator
+        self._segments = segments
+        self._rows_tell = rows_tell
+
+    def run(self) -> None:
+        for attempt in range(ATTEMPTS):
+            if not self._segments & set(self._rewriting.truth()):
+                return
+            if not self._hydrator.try_hydrate(rewrite=self._rewrite):
+                time.sleep(PAUSE_S * (attempt + 1))  # somebody else rebuilds the fence store, or tries to
+        if self._segments & set(self._rewriting.truth()):
+            raise NotReady("other processes keep rebuilding the fence store", hint="try again")
+
+    def _rewrite(self, epoch: int, segments: list[str], keep: Keep) -> list[str]:
+        left = []
+        for name in segments:
+            keep()
+            if name in self._segments and self._is_unreadable(name):
+                continue
+            left.append(name)
+        tell(self._fences, self._gone({*segments} - {*left}, left, keep), GIVEN_UP)
+        return left
+
+    def _gone(self, given_up: AbstractSet[str], left: Sequence[str], keep: Keep) -> Iterable[Gone]:
+        """What was sealed in these segments, or in others that were rewritten into them, and is not in the log now.
+
+        They cannot be read; but whoever was sealed has a decision row, and its fence and token name its segment.
+        """
+        newest = max((address_in(name).epoch for name in given_up), default=0)
+        rewritten = self._rewriting.rewritten() if given_up else ()
+        layout = Layout(self._fences.tenant)
+
+        def concerned(epoch: int, batch: bytes) -> bool:
+            keep()
+            name = layout.rows_at(Address(epoch, batch))
+            return name in given_up or (epoch < newest and name in rewritten)
+
+        gone = gone_by_rows(self._rows_tell(concerned)) if given_up else {}
+        for name in left if gone else ():
+            keep()
+            for key in self._rewriting.keys(name):
+                gone.pop(key, None)
+        return gone.values()
+
+    def _is_unreadable(self, name: str) -> bool:
+        """Still: somebody may have restored it meanwhile."""
+        try:
+            self._rewriting.rows(name)
+        except SegmentUnreadable:
+            return True
+        except StoreUnavailable:
+            return not self._rewriting.has(name)
+        return False
 
 
 class Release:

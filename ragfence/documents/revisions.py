@@ -23,9 +23,17 @@ class Placed(NamedTuple):
     at: Address
 
 
+class PlacedSnippet(NamedTuple):
+    """A snippet, and the segment beside whose rows its text stands."""
+
+    snippet: SinkSnippet
+    at: Address
+
+
 class _Text(NamedTuple):
     text: str
     tokens: int
+    at: Address
 
 
 class Revisions:
@@ -47,7 +55,7 @@ class Revisions:
 
     def snippets(
         self, rows: Mapping[str, Placed], wanted: Mapping[str, Collection[str]]
-    ) -> dict[str, list[SinkSnippet]]:
+    ) -> dict[str, list[PlacedSnippet]]:
         """The wanted snippets of these revisions, described by these rows; without documents that cannot be read."""
         needed = {doc_id: rows[doc_id] for doc_id, ids in wanted.items() if ids}
         made = self._made(needed)
@@ -77,7 +85,7 @@ class Revisions:
         found: dict[str, _Text] = {}
         for placed in made.values():
             for each, text in placed.row.detail.fresh:  # of a batch that is under way
-                found[each.hex()] = _Text(text, estimated_tokens(text))
+                found[each.hex()] = _Text(text, estimated_tokens(text), placed.at)
         frontier = dict(made)
         while frontier:
             for doc_id in frontier:  # not by `-=`, which would go through all that was found for each document
@@ -88,7 +96,7 @@ class Revisions:
                 if (data := self._objects.get(name)) is not None:
                     for snippet in decode_snippets(name, data):
                         if snippet.snippet_id in missing.get(snippet.doc_id, ()):
-                            found[snippet.snippet_id] = _Text(snippet.text, snippet.tokens)
+                            found[snippet.snippet_id] = _Text(snippet.text, snippet.tokens, address)
             frontier = self._before(
                 {doc_id: p for doc_id, p in frontier.items() if not missing[doc_id] <= found.keys()}
             )
@@ -129,26 +137,25 @@ class Revisions:
         return address, data
 
 
-def _told(row: LogRow, made: LogRow, wanted: Collection[str], texts: Mapping[str, _Text]) -> list[SinkSnippet]:
+def _told(row: LogRow, made: LogRow, wanted: Collection[str], texts: Mapping[str, _Text]) -> list[PlacedSnippet]:
     detail = row.detail
     metadata: Any = parse_json(detail.metadata.encode())
     told = []
     places = zip(snippet_texts(detail.ids), *made.detail.positions, strict=True)
     for ordinal, (snippet_id, start, end, section_id) in enumerate(places):
         if snippet_id in wanted:
-            text, tokens = texts[snippet_id]
-            told.append(
-                SinkSnippet(
-                    snippet_id=snippet_id,
-                    doc_id=detail.doc_id,
-                    text=text,
-                    start=start,
-                    end=end,
-                    section_id=section_id,
-                    ordinal=ordinal,
-                    tokens=tokens,
-                    source_url=detail.source_url,
-                    metadata=metadata,
-                )
+            text, tokens, at = texts[snippet_id]
+            snippet = SinkSnippet(
+                snippet_id=snippet_id,
+                doc_id=detail.doc_id,
+                text=text,
+                start=start,
+                end=end,
+                section_id=section_id,
+                ordinal=ordinal,
+                tokens=tokens,
+                source_url=detail.source_url,
+                metadata=metadata,
             )
+            told.append(PlacedSnippet(snippet, at))
     return told

@@ -18,7 +18,14 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from ragfence.documents.identity import SNIPPET_BYTES
-from ragfence.documents.parquet import ParquetCodec, decode_snippets, encode_snippets, whole_rows
+from ragfence.documents.parquet import (
+    ParquetCodec,
+    decode_snippets,
+    encode_snippets,
+    fixed_values,
+    read_table,
+    whole_rows,
+)
 from ragfence.documents.segments import INGEST, Address, Layout, Snippet, address_in
 from ragfence.engine import points
 from ragfence.engine.epochs import Epochs
@@ -145,6 +152,10 @@ class Rewriting:
     def truth(self) -> list[str]:
         return self._epochs.truth()
 
+    def rewritten(self) -> set[str]:
+        """Segments that counted once and whose rows, as far as they stay, are in others now."""
+        return {*self._epochs.listed(self.newest_epoch(), since=0)} - {*self.truth()}
+
     def newest_epoch(self) -> int:
         return self._epochs.known().newest_complete
 
@@ -154,8 +165,14 @@ class Rewriting:
             raise StoreUnavailable(f"the segment {name} is listed but cannot be read")
         return data
 
+    def has(self, name: str) -> bool:
+        return self._objects.get(name) is not None
+
     def rows(self, name: str, doc_id: str | None = None) -> list[LogRow]:
         return list(whole_rows(name, self.get(name), doc_id=doc_id))
+
+    def keys(self, name: str) -> list[bytes]:
+        return fixed_values(read_table(name, self.get(name), "rows", ["key"]), "key")
 
     def snippets_name(self, name: str) -> str:
         """What holds the snippets of a segment; there is none where its rows made none."""
@@ -229,9 +246,10 @@ class Rewriting:
             return []
         found = []
         layout = self._layout
-        for root in (layout.segments, layout.snippets, layout.vectors, layout.kept_vectors):
+        roots = (layout.segments, layout.snippets, layout.vectors, layout.kept_vectors, layout.vector_parts)
+        for root in roots:
             for entry in self._objects.list(f"{root}/"):
-                address = _address(entry.name)
+                address = _address(entry.name.rpartition("/")[0] if root == layout.vector_parts else entry.name)
                 # Of the newest epoch nothing is void: its writers may be between two objects of a batch.
                 if address and address.epoch < newest and self._layout.rows_at(address) not in named:
                     found.append(entry)

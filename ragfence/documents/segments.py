@@ -11,6 +11,9 @@ The record of a document in the fence store holds, as its result, the ids of its
     d ids                       row and positions are in the segment that epoch and token of the record name
     e origin:16 ids             the positions are in another segment
     x row:16 origin:16 ids      after a compaction: neither is where the record would say
+    D, E, X                     the same, with owner:8 behind the letter: the source that owns the document
+
+The owner is the digest of an origin's name (see `origins`); a document that was never synced from a source has none.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ from ragfence.errors import FormatCorrupt
 INGEST, REVIVE, METADATA, RETRACT, PURGE = "ingest", "revive", "metadata", "retract", "purge"
 
 PLAIN, _ELSEWHERE, _MOVED = b"d", b"e", b"x"
+OWNER_BYTES = 8
+NO_OWNER = b""
 
 
 class Address(NamedTuple):
@@ -65,6 +70,8 @@ class Stored(NamedTuple):
     origin: Address
     ids: bytes
     """one behind the other"""
+    owner: bytes = NO_OWNER
+    """the digest of the origin that the document belongs to"""
 
 
 def stored_in(record: KeyRecord) -> Stored:
@@ -73,28 +80,39 @@ def stored_in(record: KeyRecord) -> Stored:
     tag = data[:1]
     if tag == PLAIN or not data:
         return Stored(here, here, data[1:])
+    owner = NO_OWNER
+    if tag.isupper():
+        owner, data, tag = data[1 : 1 + OWNER_BYTES], data[OWNER_BYTES:], tag.lower()
+    if tag == PLAIN:
+        return Stored(here, here, data[1:], owner)
     if tag == _ELSEWHERE:
-        return Stored(here, _address(data[1:]), data[1 + ADDRESS_BYTES :])
+        return Stored(here, _address(data[1:]), data[1 + ADDRESS_BYTES :], owner)
     if tag == _MOVED:
         origin = _address(data[1 + ADDRESS_BYTES :])
-        return Stored(_address(data[1:]), origin, data[1 + 2 * ADDRESS_BYTES :])
+        return Stored(_address(data[1:]), origin, data[1 + 2 * ADDRESS_BYTES :], owner)
     raise FormatCorrupt(f"the record of a document starts with {tag!r}")
+
+
+_IDS_AT = {PLAIN: 1, _ELSEWHERE: 1 + ADDRESS_BYTES, _MOVED: 1 + 2 * ADDRESS_BYTES, b"": 0}
+_IDS_AT |= {tag.upper(): at + OWNER_BYTES for tag, at in _IDS_AT.items() if tag}
 
 
 def ids_in(result: bytes) -> bytes:
     """The ids alone, which every replay needs."""
-    tag = result[:1]
-    if tag == PLAIN or not result:
-        return result[1:]
-    return result[1 + ADDRESS_BYTES :] if tag == _ELSEWHERE else result[1 + 2 * ADDRESS_BYTES :]
+    at = _IDS_AT.get(result[:1])
+    if at is None:
+        raise FormatCorrupt(f"the record of a document starts with {result[:1]!r}")
+    return result[at:]
 
 
-def result_of(ids: bytes, origin: Address | None = None, row: Address | None = None) -> bytes:
+def result_of(ids: bytes, origin: Address | None = None, row: Address | None = None, owner: bytes = NO_OWNER) -> bytes:
     if row is not None:
-        return b"%b%b%b%b" % (_MOVED, row.encode(), (origin or row).encode(), ids)
-    if origin is not None:
-        return b"%b%b%b" % (_ELSEWHERE, origin.encode(), ids)
-    return PLAIN + ids
+        tag, rest = _MOVED, row.encode() + (origin or row).encode()
+    elif origin is not None:
+        tag, rest = _ELSEWHERE, origin.encode()
+    else:
+        tag, rest = PLAIN, b""
+    return b"%b%b%b%b" % (tag.upper() if owner else tag, owner, rest, ids)
 
 
 class Positions(NamedTuple):
@@ -130,6 +148,8 @@ class Detail(NamedTuple):
     """the segment of the head that this move followed"""
     fresh: Sequence[tuple[bytes, str]] = ()
     """the snippets that nobody has written yet: id and text; they go into the snippets object, not into the row"""
+    owner: str = ""
+    """the digest of the origin that the document belongs to, in hex"""
 
 
 class Snippet(NamedTuple):
@@ -157,6 +177,8 @@ class Layout:
         self.vectors = f"{encoded(tenant)}/vectors"
         """<embedder>/<epoch>/<batch>: of the snippets there; see ragfence.indexes.vectors"""
         self.kept_vectors = f"{encoded(tenant)}/vectors-kept"
+        self.vector_parts = f"{encoded(tenant)}/vectors-parts"
+        """<embedder>/<epoch>/<batch>/<part>"""
 
     def rows_at(self, address: Address) -> str:
         return f"{self.segments}/{address.text}"

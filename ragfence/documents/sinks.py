@@ -11,10 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ragfence.core.operations import checked_text
 from ragfence.errors import ValidationError
+
+if TYPE_CHECKING:
+    from ragfence.indexes.embedders.protocol import Embedder, Vectors
 
 AFTER_INTENT = "after_intent"
 AFTER_UPSERT = "after_upsert"
@@ -26,6 +29,10 @@ SINK_POINTS = (AFTER_INTENT, AFTER_UPSERT, BEFORE_DELETE, AFTER_DELETE)
 PAGE = 1000
 MAX_NAME_BYTES = 80
 """three times as many when encoded: it is one part of an object's name"""
+
+
+Foreign = Literal["keep", "delete"]
+"""what becomes of rows in a sink that ragfence did not write"""
 
 
 class SinkPending(UserWarning):
@@ -60,7 +67,8 @@ class Sink(Protocol):
 
     `ids(doc_ids: Sequence[str] | None = None) -> Iterable[str]`
         the snippet_ids that the sink holds, of these documents or of all. `settle(full=True)` and `verify` ask for all
-        of them: one that is not live is an orphan, a live one that is absent is missing.
+        of them: a live one that is absent is missing; one that is not live, and that the log has or had, is an orphan.
+        One that the log never had is somebody else's and is left alone, unless `settle` is told `foreign="delete"`.
     `keeps_positions: bool`
         True: an edit that only moves a snippet within its document upserts it again. Otherwise start, end, section_id
         and ordinal are those of the revision that brought the snippet in, or of the last change of metadata.
@@ -72,6 +80,27 @@ class Sink(Protocol):
         ...
 
     def upsert(self, snippets: Sequence[SinkSnippet]) -> None: ...
+
+    def delete(self, snippet_ids: Sequence[str]) -> None: ...
+
+
+class VectorSink(Protocol):
+    """A sink that names an embedder, and gets the vectors too. All else is as in `Sink`.
+
+    They are the vectors that builds with the same embedder use: whoever asks first embeds, the other one finds them.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def embedder(self) -> str | Embedder:
+        """As in an `IndexSpec`: a name, or an object. Read once, when the sink is first used."""
+        ...
+
+    def upsert(self, snippets: Sequence[SinkSnippet], vectors: Vectors) -> None:
+        """`vectors`: an array (snippets, dimension) of float32, in their order. It is the sink's to keep."""
+        ...
 
     def delete(self, snippet_ids: Sequence[str]) -> None: ...
 
@@ -88,9 +117,11 @@ class Settled:
     """live snippets that the sink was given again; with `full=True`"""
     orphaned: int = 0
     """snippets that were deleted from the sink because no live document has them; with `full=True`"""
+    foreign: int = 0
+    """rows of the sink that the log does not know: somebody else's, left alone; with `full=True`"""
 
 
-def checked_sink(sink: Sink) -> Sink:
+def checked_sink(sink: Sink | VectorSink) -> Sink | VectorSink:
     """The sink, if it can be one."""
     name = checked_text("the name of a sink", getattr(sink, "name", None), MAX_NAME_BYTES)
     if not name:
@@ -98,14 +129,15 @@ def checked_sink(sink: Sink) -> Sink:
     for method in ("upsert", "delete"):
         if not callable(getattr(sink, method, None)):
             raise ValidationError(f"the sink {name!r} has no {method}()", hint="see ragfence.documents.sinks.Sink")
+    embedder = getattr(sink, "embedder", None)
+    if not (embedder is None or isinstance(embedder, str) or callable(getattr(embedder, "embed", None))):
+        raise ValidationError(
+            f"the sink {name!r} has an `embedder` that is not a valid embedder: {type(embedder).__name__}",
+            hint="use a name or an embedder of ragfence; a sink that embeds by itself calls its own something else",
+        )
     return sink
 
 
-def upsert_all(sink: Sink, snippets: Sequence[SinkSnippet]) -> None:
-    for at in range(0, len(snippets), PAGE):
-        sink.upsert(snippets[at : at + PAGE])
-
-
-def delete_all(sink: Sink, snippet_ids: Sequence[str]) -> None:
+def delete_all(sink: Sink | VectorSink, snippet_ids: Sequence[str]) -> None:
     for at in range(0, len(snippet_ids), PAGE):
         sink.delete(snippet_ids[at : at + PAGE])

@@ -27,6 +27,7 @@ KEPT = 2
 
 _WHAT = b"source"
 _TOLD = frozenset({b"ragfence.name", b"ragfence.content_fields"})
+_ORIGIN = b"ragfence.origin"
 _LAST = 10**20 - 1
 _CHUNK = 1000
 """so many notes become Arrow at a time: as objects of Python they are work for the garbage collector"""
@@ -49,8 +50,10 @@ class Note(NamedTuple):
 class Notes:
     """The documents that a source has brought and nobody has pruned. In Arrow: there may be a million."""
 
-    def __init__(self, number: int, table: Any = None) -> None:
+    def __init__(self, number: int, table: Any = None, *, outdated: bool = False) -> None:
+        """`outdated`: they were written under a former name of the source, or without its origin."""
         self.number = number
+        self.outdated = outdated
         self.table = table
         ids: list[str] = table.column("doc_id").to_pylist() if table is not None else []
         self._places = {doc_id: at for at, doc_id in enumerate(ids)}
@@ -162,8 +165,23 @@ class Changes:
 class States:
     """The log of one source's notes."""
 
-    def __init__(self, tenant: str, source: str, objects: ObjectStore, content_fields: Collection[str]) -> None:
+    def __init__(
+        self,
+        tenant: str,
+        source: str,
+        objects: ObjectStore,
+        content_fields: Collection[str],
+        origin: str = "",
+        former: str = "",
+    ) -> None:
+        """`origin`: of the documents, where it is not the source's name: parts of one source may be noted apart.
+
+        `former`: the name under which the source was noted before it had this one. What is noted there counts until
+        there are notes of this name, so that a source with a new name is not read as a whole again.
+        """
         self._source = source
+        self._former = States(tenant, former, objects, content_fields) if former else None
+        self._origin = origin or source
         self._root = f"{encoded(tenant)}/sources/{sha256(source.encode()).hexdigest()}"
         self._objects = objects
         self._content_fields = sorted(content_fields)
@@ -173,7 +191,8 @@ class States:
             if (notes := self._read(name)) is not None:
                 return notes
             # A newer one was written since we asked, and this one deleted.
-        return Notes(0)
+        before = self._former.newest() if self._former else Notes(0)
+        return Notes(0, before.table, outdated=True) if len(before) else Notes(0)
 
     def add(self, base: Notes, changes: Changes) -> None:
         """Writes what changed since `base`, on top of what others have written meanwhile."""
@@ -203,6 +222,7 @@ class States:
             "ragfence": _WHAT,
             "ragfence.version": str(VERSION),
             "ragfence.name": self._source,
+            "ragfence.origin": self._origin,
             "ragfence.content_fields": json.dumps(self._content_fields),
         }
         sink = pa.BufferOutputStream()
@@ -222,7 +242,29 @@ class States:
 
             unknown = pa.array([""] * table.num_rows, pa.string())
             table = table.set_column(Note._fields.index("state"), "state", unknown)
-        return Notes(_number(name), table)
+        return Notes(_number(name), table, outdated=_ORIGIN not in told)
+
+    def others_naming(self, doc_ids: Collection[str]) -> set[str]:
+        """Which of these documents are noted by a source of another origin, as of its last sync.
+
+        Notes without an origin, of a source that was not synced since there are origins, say nothing: they may be this
+        source's own, under its former name.
+        """
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        wanted, named, ours = pa.array(list(doc_ids), pa.string()), set[str](), self._origin.encode()
+        every = [entry.name for entry in self._objects.list(f"{self._root.rpartition('/')[0]}/")]
+        for _, names in groupby(every, key=lambda name: name.rpartition("/")[0]):
+            for name in names:  # the newest comes first
+                if (data := self._objects.get(name)) is None:
+                    continue
+                told, table = _opened(name, data)
+                if told.get(_ORIGIN, ours) != ours:
+                    column = table.column("doc_id")
+                    named |= set(column.filter(pc.is_in(column, wanted)).to_pylist())
+                break
+        return named
 
 
 def forget(tenant: str, objects: ObjectStore, doc_id: str) -> None:
@@ -242,7 +284,9 @@ def forget(tenant: str, objects: ObjectStore, doc_id: str) -> None:
                 changes = Changes()
                 changes.gone.add(doc_id)
                 fields = json.loads(told[b"ragfence.content_fields"])
-                States(tenant, told[b"ragfence.name"].decode(), objects, fields).add(notes, changes)
+                name = told[b"ragfence.name"].decode()
+                origin = told.get(_ORIGIN, b"").decode()
+                States(tenant, name, objects, fields, origin).add(notes, changes)
         objects.delete(holding)
 
 

@@ -11,12 +11,17 @@ from ragfence.core.receipts import DUPLICATE, Decision, Receipt
 from ragfence.core.records import HEADER_BYTES, Head
 from ragfence.core.rows import METADATA_UPDATED, REVIVED
 from ragfence.documents.identity import SNIPPET_BYTES, snippet_texts
+from ragfence.documents.ingest_table import IngestTable
+from ragfence.documents.random_ids import HINT
 from ragfence.documents.segments import ids_in, stored_in
+from ragfence.documents.sources.content import Skipped
 from ragfence.engine.segments import Moved
 from ragfence.errors import RagfenceError
 
 TOLD = 1000
 """as many failures, retractions and repetitions are named in a report; all are counted"""
+
+SHOWN_EXTENSIONS = 10
 
 _NEW, _DUPLICATE = Decision.NEW.value, Decision.DUPLICATE.value
 """the attribute is looked up by Python; these are for every document"""
@@ -41,7 +46,7 @@ class SyncReport:
     listed: int
     """how many documents the source named"""
     decisions: dict[str, int]
-    """new, duplicate, conflict, stale, in_flight: how many; a document that failed otherwise is in none of them"""
+    """new, duplicate, conflict, in_flight, stale, refused: how many; every listed document is in one of them"""
     unread: int
     """of the duplicates: those that were not even read"""
     revived: int
@@ -54,8 +59,10 @@ class SyncReport:
     """the first ones"""
     not_pruned: str
     """why nothing was pruned, though it was asked for"""
+    kept: int
+    """documents that a prune left alone: this source does not own them, or another source still has them"""
     repeated: int
-    """items whose doc_id the source had named before: of several documents with one id the last one lasts"""
+    """items whose doc_id the source had named before; refused, unless their content is that of the first"""
     repeated_ids: tuple[str, ...]
     snippets_made: int
     snippets_saved: int
@@ -63,6 +70,19 @@ class SyncReport:
     characters_saved: int
     """of the documents that are duplicates"""
     seconds: float
+    table: IngestTable | None = None
+    """doc_id, content_hash, decision and snippet_ids of every document, if it was asked for"""
+    skipped: int = 0
+    """files of the source that were left out although no pattern ignores them; `listed` does not include them"""
+    skipped_extensions: dict[str, int] = field(default_factory=dict)
+    """of these: files that have no reader, by extension, the most frequent first"""
+    skipped_special: int = 0
+    """of these: links that are not followed, pipes, sockets and devices"""
+    random_ids: int = 0
+    """new documents with ids that look random, if their texts are live under other such ids, which the source no longer
+    names: each run ingests them anew; 0 if that was not noticed"""
+    random_ids_hint: str = ""
+    """what to do about it"""
 
     @property
     def ok(self) -> bool:
@@ -81,11 +101,15 @@ class Tally:
     pruned: int = 0
     pruned_ids: list[str] = field(default_factory=list)
     not_pruned: str = ""
+    kept: int = 0
     repeated: int = 0
     repeated_ids: list[str] = field(default_factory=list)
     snippets_made: int = 0
     snippets_saved: int = 0
     characters_saved: int = 0
+    table: IngestTable | None = None
+    skipped: Skipped = field(default_factory=Skipped)
+    random_ids: int = 0
 
     def live(self, snippets: int, characters: int) -> None:
         """It is as it was: nothing was done."""
@@ -147,13 +171,38 @@ class Tally:
             pruned=self.pruned,
             pruned_ids=tuple(self.pruned_ids),
             not_pruned=self.not_pruned,
+            kept=self.kept,
             repeated=self.repeated,
             repeated_ids=tuple(self.repeated_ids),
             snippets_made=self.snippets_made,
             snippets_saved=self.snippets_saved,
             characters_saved=self.characters_saved,
             seconds=seconds,
+            table=self.table,
+            skipped=self.skipped.total,
+            skipped_extensions=dict(self.skipped.extensions.most_common()),
+            skipped_special=self.skipped.special,
+            random_ids=self.random_ids,
+            random_ids_hint=HINT if self.random_ids else "",
         )
+
+
+def describe_random_ids(count: int) -> str:
+    documents = "1 new document has an id that looks" if count == 1 else f"{count:,} new documents have ids that look"
+    return f"{documents} random, and the same texts are live under other random ids: every run ingests them again"
+
+
+def describe_skipped(report: SyncReport) -> str:
+    """What was left out, in words: `3 files without a reader (2 .pdf, 1 .png)`."""
+    parts = []
+    if files := report.skipped - report.skipped_special:
+        most = [f"{count:,} {extension}" for extension, count in report.skipped_extensions.items()]
+        rest = " ..." if len(most) > SHOWN_EXTENSIONS else ""
+        shown = ", ".join(most[:SHOWN_EXTENSIONS]) + rest
+        parts.append(f"{files:,} {'file' if files == 1 else 'files'} without a reader ({shown})")
+    if special := report.skipped_special:
+        parts.append(f"{special:,} {'link or special file' if special == 1 else 'links and special files'}")
+    return " and ".join(parts)
 
 
 def _in_both(before: Head, snippet_ids: Sequence[str]) -> int:
@@ -171,6 +220,6 @@ def failure_of(doc_id: str, receipt: Receipt) -> SyncFailure:
     return SyncFailure(doc_id, failure["code"], failure["message"], hint)
 
 
-def snippets_in(record: bytes) -> int:
-    """How many snippets the encoded record of a live document names."""
-    return len(ids_in(record[HEADER_BYTES + 1 + record[HEADER_BYTES] :])) // SNIPPET_BYTES
+def ids_of_record(record: bytes) -> bytes:
+    """The snippet_ids that the encoded record of a live document names, one behind the other."""
+    return ids_in(record[HEADER_BYTES + 1 + record[HEADER_BYTES] :])

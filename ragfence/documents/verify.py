@@ -136,14 +136,19 @@ class Verifying:
             return
         now = self._held_by_sink()
         live: set[str] = set()
+        named: set[str] = set()
+        suspects = before & now
         for document in log.documents.values():
             head = document.head
             own = set(snippet_texts(head.ids)) if head.live else set()
             live |= own
+            for row in document.rows if suspects else ():
+                named |= suspects.intersection((*snippet_texts(row.ids), *snippet_texts(row.dead)))
             if missing := own - now - before:
                 what = f"the sink lacks {len(missing)} of {len(own)} snippets of {document.doc_id!r}"
                 yield Finding(Trouble.SINK_MISSING, what, document.doc_id, head.key.hex())
-        for each in sorted((before & now) - live):
+        # What the log never named is somebody else's: a collection may be shared.
+        for each in sorted(named - live):
             yield Finding(Trouble.SINK_ORPHAN, "no live document has this snippet of the sink", place=each)
 
 

@@ -15,7 +15,7 @@ from ragfence.engine.background import acquire_async, despite_cancelling, to_the
 from ragfence.engine.joint import Asking, JointClaims
 from ragfence.engine.leases import Lease, entered, left
 from ragfence.engine.performing import Outcome, Performer, Won
-from ragfence.engine.refusals import code_of
+from ragfence.engine.refusals import code_of, is_outage
 from ragfence.engine.requests import Request
 from ragfence.engine.results import checked_effect_id, failure_bytes
 from ragfence.errors import (
@@ -67,18 +67,22 @@ class Claimed:
         wait_ms: int | None,
         verdict: bool,
         joint: JointClaims | None = None,
+        repeatable: bool = False,
     ) -> None:
-        """`joint`: how `async with` asks for it together with others."""
+        """`joint`: how `async with` asks for it together with others. `repeatable`: an outage uses up no attempt."""
         self._performer = performer
         self._joint = joint
         self._asking: Asking | None = None
         self._request = request
         self._wait_ms = wait_ms
         self._verdict_wanted = verdict
+        self._repeatable = repeatable
         self._won: Won | None = None
         self._receipt: Receipt | None = None
         self._open = False
         self._unsure = False
+        self.failure: RagfenceError | None = None
+        """why a block that ends normally seals nothing: an error that its owner has answered already"""
         self.error: RagfenceError | None = None
         """why the claim was refused, when `verdict=True` asked to be told instead of raised at"""
 
@@ -171,7 +175,7 @@ class Claimed:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if won := self._leave():
-            end_without_receipt(self._performer, won, error)
+            end_without_receipt(self._performer, won, error or self.failure)
 
     async def ask(self, timeout_s: float | None = None) -> Replayed | None:
         """What is replayed, if that is near at hand and known within that time. Else `async with` goes on from there.
@@ -218,7 +222,7 @@ class Claimed:
             if isinstance(error, GeneratorExit):  # the loop is gone, and with it all waiting
                 end_without_receipt(self._performer, won, error)
             else:
-                await to_the_end(end_without_receipt, self._performer, won, error)
+                await to_the_end(end_without_receipt, self._performer, won, error or self.failure)
 
     def _refuse_second_use(self) -> None:
         if self._won or self._receipt or self.error:
@@ -237,6 +241,7 @@ class Claimed:
                 raise failed(answer)
             return self
         self._won, self._open = answer, True
+        answer.entered, answer.repeatable = True, self._repeatable
         entered(answer.lease)
         points.reach(points.IN_EFFECT)
         return self
@@ -271,7 +276,7 @@ def end_without_receipt(performer: Performer, won: Won, error: BaseException | N
         except BaseException as broken:
             performer.give_back(won, code_of(broken))
             raise
-    performer.give_back(won, "RELEASED" if error is None else code_of(error))
+    performer.give_back(won, "RELEASED" if error is None else code_of(error), outage=is_outage(error))
     return None
 
 

@@ -157,8 +157,13 @@ class Commits:
     def read(self, operation: Operation, key: str) -> Commit | None:
         return self._at(f"{self._folder(operation)}/{key}")
 
-    def delete(self, operation: Operation) -> None:
-        self._objects.delete([self._name(operation)])
+    def delete(self, operation: Operation, *also: str) -> None:
+        """`also`: other objects of the same key, in the same request."""
+        self._objects.delete([self._name(operation), *also])
+
+    def exists(self, kind: str, source: str, key: str) -> bool:
+        name = f"{self._root}/{encoded(kind)}/{source}/{key}"
+        return any(entry.name == name for entry in self._objects.list(name, limit=1))
 
     def page(self, after: str, limit: int) -> Page:
         """The next `limit` objects behind the name `after`, by key.
@@ -202,10 +207,14 @@ class Commits:
         known = [self._sequence_at(entry) for entry in shown if _unmarked(entry) == f"{folder}{key}"]
         return max((number for number in known if number is not None), default=None), key
 
-    def remove(self, entries: Sequence[Entry]) -> None:
-        """In two steps, so that no crash leaves a commit without the mark that makes older events stale."""
+    def remove(self, entries: Sequence[Entry], *also: str) -> None:
+        """In two steps, so that no crash leaves a commit without the mark that makes older events stale.
+
+        `also`: other objects of the same key, which go with its commit, and not after it.
+        """
         marks = [entry.name for entry in entries if "@" in entry.name]
-        for names in ([entry.name for entry in entries if "@" not in entry.name], marks):
+        commits = [entry.name for entry in entries if "@" not in entry.name]
+        for names in ([*also, *commits] if commits else [], marks):
             if names:
                 self._objects.delete(names)
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import logging
 import os
+import secrets
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,19 +22,36 @@ from ragfence.core.records import KeyRecord, State
 from ragfence.core.rows import context_of
 from ragfence.engine.claiming import Claimed
 from ragfence.engine.commits import Commits
+from ragfence.engine.content_hash import ContentHash, Secret
 from ragfence.engine.epochs import Epochs
 from ragfence.engine.expiry import Expiry, Purged, row_for_end
 from ragfence.engine.hydration import EpochWatch, Hydrator, Progress
 from ragfence.engine.journal import Entry, Journal, Reconciled
+from ragfence.engine.notes import Notes
 from ragfence.engine.once import Once, OnceOptions
 from ragfence.engine.performing import Backing, Outcome, Performer, Won
-from ragfence.engine.refusals import code_of
-from ragfence.engine.requests import MAX_KEPT_PAYLOAD, Request, fingerprint_of
+from ragfence.engine.refusals import Refusal, code_of
+from ragfence.engine.releases import Released, ReleaseQuery, release_matching
+from ragfence.engine.requests import MAX_KEPT_PAYLOAD, Request, acting_key, fingerprint_of
 from ragfence.engine.results import Results
 from ragfence.engine.segment_log import Codec, PlainCodec, SegmentLoader
-from ragfence.errors import Conflict, FencedOut, ObjectsRequired, RagfenceError, Stale, ValidationError
+from ragfence.errors import (
+    Conflict,
+    FencedOut,
+    ObjectsRequired,
+    RagfenceError,
+    Stale,
+    TransientError,
+    ValidationError,
+)
 from ragfence.stores.fences import FenceStore
 from ragfence.stores.objects import ObjectStore
+
+PURGE_LOCK = "purge-expired"
+PURGE_LOCK_MS = 60_000
+CLOSING_S = 5.0
+"""how long `close` waits for the journal to be reconciled"""
+_log = logging.getLogger("ragfence")
 
 
 class Engine:
@@ -42,16 +63,21 @@ class Engine:
         *,
         journal: Path,
         codec: Codec | None = None,
+        secret: Secret | None = None,
         owner: str | None = None,
         run_id: str = "",
         correlation_id: str = "",
         route: str = "",
     ) -> None:
-        """`codec`: how the segments are read that a guard has written. The last three are told by decision rows."""
+        """`codec`: how the segments are read that a guard has written. The last three are told by decision rows.
+
+        `secret`: finds the secret of a tenant with `content_hash: hmac`, when it is needed.
+        """
         self.tenant = fences.tenant
         self.fences = fences
         self.objects = objects
         self.policy = policy
+        self.content_hash = ContentHash(self.tenant, objects, policy.content_hash, secret)
         self.redaction = policy.redactor
         self._owner = owner
         self.run_id = run_id
@@ -62,9 +88,13 @@ class Engine:
         if objects is not None:
             epochs = Epochs(self.tenant, objects)
             hydrator = Hydrator(fences, epochs, SegmentLoader(objects, codec or PlainCodec()))
-            self.backing = Backing(Commits(self.tenant, objects), epochs, hydrator, EpochWatch(fences, epochs))
+            commits, notes = Commits(self.tenant, objects), Notes(self.tenant, objects)
+            self.backing = Backing(commits, notes, epochs, hydrator, EpochWatch(fences, epochs))
         self.performer = Performer(fences, self.backing, results, policy)
         self.journal = Journal(journal, self.tenant, results)
+        self._reconciling = threading.Lock()
+        self._settling_journal = threading.Lock()
+        self._reconciler: threading.Thread | None = None
 
     @property
     def owner(self) -> str:
@@ -80,11 +110,15 @@ class Engine:
         correlation_id: str = "",
         route: str = "",
         kept: object = None,
+        include_diff: bool | None = None,
     ) -> Request:
-        """`kept`: what of the payload may be stored for the diff of a later conflict, if not all of it."""
+        """`kept`: what of the payload may be stored for the diff of a later conflict, if not all of it.
+
+        `include_diff`: whether a conflict shows what differs; as the policy says, unless given.
+        """
         operation = operation.in_tenant(self.tenant)
-        fingerprint, text = fingerprint_of(payload)
-        diff_wanted = self.policy.on_conflict.include_diff
+        fingerprint, text = fingerprint_of(payload, self.content_hash.key())
+        diff_wanted = self.policy.on_conflict.include_diff if include_diff is None else include_diff
         if diff_wanted and kept is not None:
             text = canonical_payload(kept)
         owner = self.owner
@@ -114,11 +148,13 @@ class Engine:
             route=route or self.route,
             # As text: the row is the only place that keeps it, and 0 is a sequence too.
             sequence="" if operation.sequence is None else str(operation.sequence),
+            api_key=acting_key.get(),
         )
 
-    def claim(self, request: Request, *, wait_s: float | None, verdict: bool) -> Claimed:
+    def claim(self, request: Request, *, wait_s: float | None, verdict: bool, repeatable: bool = False) -> Claimed:
+        """`repeatable`: the effect may be performed again without harm, so an outage does not use up attempts."""
         wait_ms = None if wait_s is None else int(wait_s * 1000)
-        return Claimed(self.performer, request, wait_ms=wait_ms, verdict=verdict)
+        return Claimed(self.performer, request, wait_ms=wait_ms, verdict=verdict, repeatable=repeatable)
 
     def once(self, function: Callable[..., Any], options: OnceOptions) -> Callable[..., Any]:
         return Once(self, function, options).wrap()
@@ -139,6 +175,12 @@ class Engine:
             )
         return pardoned or failed
 
+    def release_matching(self, query: ReleaseQuery, *, limit: int, dry_run: bool) -> Released:
+        """As `release`, for pending keys that match a query; see `releases`."""
+        if self.backing:
+            self.backing.hydrator.ensure_ready()
+        return release_matching(self.fences, self.policy, query, limit=limit, dry_run=dry_run)
+
     def hydrate(self, progress: Progress | None = None) -> None:
         """Rebuilds the fence store from the object store, into a new epoch."""
         if self.backing is None:
@@ -156,16 +198,61 @@ class Engine:
         expiry = Expiry(
             self.fences,
             self.backing.commits,
+            self.backing.notes,
             self.backing.hydrator,
             self.policy,
             owner=self.owner,
             run_id=self.run_id,
         )
-        page, removed = expiry.purge(limit, after)
-        return Purged(records, removed, page.scanned, page.after)
+        return expiry.purge_next(records, limit, after)
+
+    def note_refusals(self, refusals: Sequence[Refusal]) -> None:
+        """Called by a guard with what it refused before any claim; see `telemetry.observed.ObservedEngine`."""
+
+    def purge_expired_once(self, steps: int, limit: int) -> bool:
+        """Up to so many steps, under a lock: False if somebody else has it."""
+        token = secrets.token_hex(8)
+        if not self.fences.lock(PURGE_LOCK, token, PURGE_LOCK_MS):
+            return False
+        try:
+            after = ""
+            for _ in range(steps):
+                purged = self.purge_expired(limit, after)
+                after = purged.after
+                if not after and purged.records < limit:
+                    break
+                if not self.fences.lock(PURGE_LOCK, token, PURGE_LOCK_MS):
+                    break
+        finally:
+            with contextlib.suppress(TransientError):
+                self.fences.unlock(PURGE_LOCK, token)
+        return True
+
+    def reconcile_soon(self) -> None:
+        """The store answers: what ran while it did not is sealed in the background, by one thread of the process."""
+        if not self.journal.has_entries():
+            return
+        with self._reconciling:
+            if self._reconciler is not None and self._reconciler.is_alive():
+                return
+            self._reconciler = threading.Thread(target=self._reconcile_all, name="ragfence-journal", daemon=True)
+            self._reconciler.start()
+
+    def _reconcile_all(self) -> None:
+        try:
+            done = self.reconcile_journal()
+        except RagfenceError as error:  # the next call tries again
+            _log.warning("the journal could not be reconciled: %s", error)
+            return
+        if done.doubled:
+            _log.error("effects that ran twice, since the fence store was down: %s", ", ".join(done.doubled))
 
     def reconcile_journal(self) -> Reconciled:
-        """Seals what ran while the store was down."""
+        """Seals what ran while the store was down; one thread of the process at a time."""
+        with self._settling_journal:
+            return self._settle_journal()
+
+    def _settle_journal(self) -> Reconciled:
         settled: dict[str, list[str]] = {"sealed": [], "doubled": [], "left": []}
         done: set[bytes] = set()
         for entry in self.journal.entries():
@@ -178,8 +265,11 @@ class Engine:
         return Reconciled(**{name: tuple(keys) for name, keys in settled.items()})
 
     def close(self) -> None:
+        if self._reconciler is not None and self._reconciler is not threading.current_thread():
+            self._reconciler.join(CLOSING_S)
         if self.backing:
             self.backing.watch.stop()
+            self.backing.notes.flush()
         self.fences.close()
         if self.objects is not None:
             self.objects.close()
@@ -229,7 +319,7 @@ class Engine:
         now_ms = self.fences.now_ms()
         self.fences.record([row_for_end(request.key, ended, why=why, now_ms=now_ms, context=request.context)])
         if self.backing:
-            self.backing.commits.delete(request.operation)
+            self.backing.commits.delete(request.operation, self.backing.notes.name(request.operation))
         self.fences.forget([request.key])
 
     def _kept(self, text: bytes) -> bytes:

@@ -33,6 +33,7 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -44,11 +45,15 @@ from ragfence.core.rows import END_POSITION, Row, RowKind
 from ragfence.engine.commits import Commit, Commits, Kept, Page
 from ragfence.engine.hydration import Hydrator
 from ragfence.engine.leases import Lease, heartbeat
+from ragfence.engine.notes import NotePlace, Notes
 from ragfence.engine.requests import slot_of
 from ragfence.errors import FormatCorrupt, FormatTooNew, LeaseLost, TransientError
 from ragfence.stores.fences import FenceStore, Lookup
 
 EXPIRED = "EXPIRED"
+
+PERFORMED_MS = 60_000
+"""How old a note must be before it is looked at: its effect may be under way, and remove it by itself."""
 
 AT_ONCE_MS = 1
 """How long what a purger gives back is remembered: its record holds the payload of the life that is over."""
@@ -96,14 +101,62 @@ class Expiry:
     """Removes the commits of one tenant whose time is over."""
 
     def __init__(
-        self, fences: FenceStore, commits: Commits, hydrator: Hydrator, policy: Policy, *, owner: str, run_id: str
+        self,
+        fences: FenceStore,
+        commits: Commits,
+        notes: Notes,
+        hydrator: Hydrator,
+        policy: Policy,
+        *,
+        owner: str,
+        run_id: str,
     ) -> None:
         self._fences = fences
         self._commits = commits
+        self._notes = notes
         self._hydrator = hydrator
         self._policy = policy
         self._owner = owner
         self._run_id = run_id
+
+    def purge_next(self, records: int, limit: int, after: str) -> Purged:
+        """The next `limit` objects behind `after`: those of commits first, then the notes."""
+        removed = scanned = 0
+        if not after.startswith(self._notes.root):
+            page, removed = self.purge(limit, after)
+            scanned, after = page.scanned, page.after
+            if after:
+                return Purged(records, removed, scanned, after)
+            if scanned >= limit:
+                return Purged(records, removed, scanned, self._notes.root)
+        notes = self._notes.page("" if after == self._notes.root else after, limit - scanned)
+        removed += self._purge_notes(notes.notes)
+        return Purged(records, removed, scanned + notes.scanned, notes.after)
+
+    def _purge_notes(self, notes: Sequence[NotePlace]) -> int:
+        """Those that a commit made pointless, and those of keys that nobody retried in the lifetime of their kind."""
+        now_ms = self._fences.now_ms()
+        notes = [note for note in notes if note.entry.modified_ms + PERFORMED_MS <= now_ms]
+        if not notes:
+            return 0
+        over = [note for note in notes if self._commits.exists(note.kind, note.source, note.key)]
+        if left := [note for note in notes if note not in over and self._is_note_over(note, now_ms)]:
+            self._hydrator.ensure_ready()
+            lookups = [
+                Lookup(bytes.fromhex(note.key), Mode.SEQUENCED, slot_of(note.kind, note.source)) for note in left
+            ]
+            held = self._fences.read(lookups)
+            over += [note for note, found in zip(left, held, strict=True) if not _holds_key(note.key, found)]
+        self._notes.remove(over)
+        return len(over)
+
+    def _is_note_over(self, note: NotePlace, now_ms: int) -> bool:
+        rules = self._policy.for_kind(note.kind)
+        kept_ms = max(rules.ttl_ms, rules.pending_ttl_ms)
+        return rules.ttl_ms > 0 and note.entry.modified_ms + kept_ms <= now_ms
+
+    def _note_of(self, aged: _Aged) -> str:
+        return self._notes.name_of(aged.kept.kind, aged.kept.source, aged.kept.key)
 
     def purge(self, limit: int, after: str) -> tuple[Page, int]:
         """The page that was looked at, and how many objects of it were removed."""
@@ -175,7 +228,7 @@ class Expiry:
         if _known(aged, held):
             return 0
         self._write_end(aged)
-        self._commits.remove(aged.kept.entries)
+        self._commits.remove(aged.kept.entries, self._note_of(aged))
         return 0 if self._put_back(aged) else len(aged.kept.entries)
 
     def _end(self, aged: _Aged) -> int:
@@ -195,7 +248,7 @@ class Expiry:
                 self._write_end(aged, granted.record.fence)
                 lease.check()
                 sent = True
-                self._commits.remove(aged.kept.entries)
+                self._commits.remove(aged.kept.entries, self._note_of(aged))
         except LeaseLost:
             pass  # somebody else is at it by now
         except BaseException:
@@ -276,7 +329,7 @@ class Expiry:
         """False: somebody else may have held the key since the claim."""
         # A head that came up since we looked stays: a newer revision was sealed.
         source_ttl_ms = AT_ONCE_MS if granted.head is None else max(rules.ttl_ms, rules.pending_ttl_ms)
-        (released,) = self._fences.release([_ref(claim, granted, AT_ONCE_MS, source_ttl_ms)], EXPIRED)
+        (released,) = self._fences.release([_ref(claim, granted, AT_ONCE_MS, source_ttl_ms)], EXPIRED, refund=True)
         return released
 
     def _context(self, aged: _Aged) -> bytes:
@@ -290,11 +343,15 @@ class Expiry:
 
 
 def _known(aged: _Aged, held: Held) -> bool:
+    return _holds_key(aged.kept.key, held)
+
+
+def _holds_key(key: str, held: Held) -> bool:
     """The fence store still holds something of this very key."""
     if held.record is not None:
         return True
     places = (held.source.head, held.source.lease) if held.source else ()
-    return any(place is not None and place.digest == aged.key[1:] for place in places)
+    return any(place is not None and place.digest == bytes.fromhex(key)[1:] for place in places)
 
 
 def _ref(claim: Claim, granted: Granted, pending_ttl_ms: int, source_ttl_ms: int) -> LeaseRef:

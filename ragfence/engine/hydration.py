@@ -21,7 +21,7 @@ from typing import Protocol
 from ragfence.core.records import checked_epoch
 from ragfence.engine import points
 from ragfence.engine.epochs import Epochs
-from ragfence.errors import NotReady, RagfenceError, StoreUnavailable
+from ragfence.errors import NotReady, RagfenceError, SegmentUnreadable, StoreUnavailable
 from ragfence.stores.fences import FenceStore, Loaded, LoadedSource
 
 LOCK = "hydration"
@@ -49,6 +49,10 @@ class Loader(Protocol):
 
     def load(self, segments: Iterable[str]) -> Iterator[Loaded]: ...
 
+    def check(self, segments: Iterable[str]) -> None:
+        """Reads them and keeps nothing. Raises as `load` would."""
+        ...
+
 
 class Hydrator:
     def __init__(
@@ -67,6 +71,8 @@ class Hydrator:
         self._sleep = sleep
         self._pid = 0
         self._lock = threading.Lock()
+        self._damaged = ""
+        """a segment that could not be read: no epoch is begun for nothing while that is so"""
 
     def ensure_ready(self, progress: Progress | None = None) -> None:
         """Returns when the fence store may answer again; raises `NotReady` when that takes too long."""
@@ -94,11 +100,31 @@ class Hydrator:
         if not self._fences.lock(LOCK, token, LOCK_MS):
             return False
         try:
+            current = self._current()
             # Whoever held the lock until now may have done it: a herd of callers starts one epoch, not many.
-            return (only_if_needed and self._current()) or self._hydrate(token, progress, rewrite)
+            if only_if_needed and current:
+                return True
+            if rewrite is None:
+                self._check_log(whole=current)
+            return self._hydrate(token, progress, rewrite)
         finally:
             with contextlib.suppress(RagfenceError):  # it runs out by itself
                 self._fences.unlock(LOCK, token)
+
+    def _check_log(self, *, whole: bool) -> None:
+        """Before the fence store stops answering. All of the log, if it answers now: a segment that cannot be read
+        must not take away what works."""
+        segments = self._epochs.truth() if whole else [self._damaged] if self._damaged else []
+        try:
+            self._loader.check(segments)
+        except SegmentUnreadable as damaged:
+            self._damaged = damaged.segment
+            raise
+        except StoreUnavailable:
+            # Rewritten meanwhile by somebody else, who begins an epoch, or gone for good.
+            if whole and self._epochs.truth() == segments:
+                raise
+        self._damaged = ""
 
     def _hydrate(self, token: str, progress: Progress | None, rewrite: Rewrite | None) -> bool:
         known = [marker.epoch for marker in self._fences.markers() if marker]
@@ -121,6 +147,10 @@ class Hydrator:
                 return False
         except _Overtaken:
             return False
+        except SegmentUnreadable as damaged:
+            # Those of the log; a rewriting reads other objects, too.
+            self._damaged = damaged.segment if rewrite is None else ""
+            raise
         except StoreUnavailable:
             # A newer epoch may have rewritten what this one was reading, and deleted it.
             if self._epochs.newer_than(epoch):

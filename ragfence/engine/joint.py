@@ -236,4 +236,4 @@ class Queue:
         ]
         if refs:
             with contextlib.suppress(TransientError):
-                self._fences.release(refs, CANCELLED)
+                self._fences.release(refs, CANCELLED, refund=True)

@@ -27,6 +27,7 @@ from ragfence.engine.performing import Outcome
 from ragfence.engine.requests import Request
 from ragfence.engine.results import Results
 from ragfence.errors import Conflict, FormatCorrupt, FormatTooNew, StoreUnavailable
+from ragfence.stores.file_modes import make_folders, opener
 
 VERSION = 1
 
@@ -102,7 +103,7 @@ class Journal:
         )
         with self._locked():
             fresh = not self._file.exists()
-            with self._file.open("ab+") as file:
+            with open(self._file, "ab+", opener=opener) as file:
                 if not self._ends_with_a_line(file):
                     file.truncate(len(self._text()))  # else this entry would be the end of the one that was cut off
                 file.write(entry.line().encode() + b"\n")
@@ -131,12 +132,18 @@ class Journal:
         with self._locked():
             return self._parsed()
 
+    def has_entries(self) -> bool:
+        try:
+            return self._file.stat().st_size > 0
+        except OSError:
+            return False
+
     def drop(self, tokens: set[bytes]) -> None:
         """Takes settled entries out. All or nothing: a crash leaves the old file or the new one."""
         with self._locked():
             kept = [entry for entry in self._parsed() if entry.token not in tokens]
             fresh = self._file.with_suffix(".new")
-            with fresh.open("wb") as file:
+            with open(fresh, "wb", opener=opener) as file:
                 file.writelines(entry.line().encode() + b"\n" for entry in kept)
                 file.flush()
                 os.fsync(file.fileno())
@@ -188,8 +195,8 @@ class Journal:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            with self._lock.open("ab") as lock:
+            make_folders(self._file.parent)
+            with open(self._lock, "ab", opener=opener) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 yield
         except OSError as broken:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 from ragfence.core.jsonable import to_jsonable
 from ragfence.core.operations import Operation
 from ragfence.core.receipts import Receipt
+from ragfence.core.records import TOKEN_BYTES
 from ragfence.core.strategies import KeyStrategy
 from ragfence.engine import points
 from ragfence.engine.background import acquire_async, to_the_end
@@ -20,7 +22,7 @@ from ragfence.engine.performing import Outcome, Won
 from ragfence.engine.refusals import code_of
 from ragfence.engine.requests import Request
 from ragfence.engine.results import checked_effect_id
-from ragfence.errors import FencedOut, SealUncertain, StoreUnavailable, TerminalError, ValidationError
+from ragfence.errors import FencedOut, SealUncertain, StoreClosed, StoreUnavailable, TerminalError, ValidationError
 
 if TYPE_CHECKING:
     from ragfence.engine.engine import Engine
@@ -101,25 +103,35 @@ class Once:
         return fenced
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Receipt:
-        request = self._request(args, kwargs)
+        request, recover = self._request(args, kwargs), self._options.recover
+        found: Recovered | None
         while True:
             known = self._engine.journal.find(request) if self._fail_open else None
             try:
                 answer = known or self._performer.acquire(request, wait_ms=self._wait_ms)
-            except StoreUnavailable:
-                if not self._fail_open:
+            except StoreUnavailable as away:
+                if not self._fail_open or isinstance(away, StoreClosed):
                     raise
                 if committed := self._performer.committed(request):
                     return _successful(committed)
-                self._engine.journal.prepare()
-                return self._journal(request, self._function(*args, **kwargs))
+                token, asks = self._prepare_alone(request)
+                found = self._checked(recover(*args, **kwargs)) if asks and recover else None
+                if found is None:
+                    points.reach(points.IN_EFFECT)
+                    found = _Returned(self._function(*args, **kwargs))
+                return self._journal(request, found, token)
+            if self._fail_open and known is None:
+                self._engine.reconcile_soon()
             if isinstance(answer, Receipt):
                 return _successful(answer)
             entered(answer.lease)
             try:
                 found = None
-                if recover := self._recover(answer):
+                asks = recover is not None and self._performer.announce(answer)
+                answer.entered = True
+                if asks and recover:
                     found = self._checked(recover(*args, **kwargs))
+                    answer.entered = found is None
                 if found is None:
                     points.reach(points.IN_EFFECT)
                     found = _Returned(self._function(*args, **kwargs))
@@ -134,26 +146,39 @@ class Once:
                 return receipt
 
     async def _call_async(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Receipt:
-        request = self._request(args, kwargs)
+        request, recover = self._request(args, kwargs), self._options.recover
+        found: Recovered | None
         while True:
             known = await to_the_end(self._engine.journal.find, request) if self._fail_open else None
             try:
                 answer = known or await acquire_async(self._performer, request, self._wait_ms)
-            except StoreUnavailable:
-                if not self._fail_open:
+            except StoreUnavailable as away:
+                if not self._fail_open or isinstance(away, StoreClosed):
                     raise
                 if committed := await to_the_end(self._performer.committed, request):
                     return _successful(committed)
-                await to_the_end(self._engine.journal.prepare)
-                return await to_the_end(self._journal, request, await self._function(*args, **kwargs))
+                token, asks = await to_the_end(self._prepare_alone, request)
+                found = None
+                if asks and recover:
+                    told = await to_the_end(recover, *args, **kwargs)
+                    found = self._checked(await told if inspect.isawaitable(told) else told)
+                if found is None:
+                    points.reach(points.IN_EFFECT)
+                    found = _Returned(await self._function(*args, **kwargs))
+                return await to_the_end(self._journal, request, found, token)
+            if self._fail_open and known is None:
+                self._engine.reconcile_soon()
             if isinstance(answer, Receipt):
                 return _successful(answer)
             entered(answer.lease)
             try:
                 found = None
-                if recover := self._recover(answer):
+                asks = recover is not None and await to_the_end(self._performer.announce, answer)
+                answer.entered = True
+                if asks and recover:
                     told = await to_the_end(recover, *args, **kwargs)
                     found = self._checked(await told if inspect.isawaitable(told) else told)
+                    answer.entered = found is None
                 if found is None:
                     points.reach(points.IN_EFFECT)
                     found = _Returned(await self._function(*args, **kwargs))
@@ -171,10 +196,6 @@ class Once:
             receipt = await to_the_end(self._complete, answer, found)
             if receipt is not None:
                 return receipt
-
-    def _recover(self, won: Won) -> Callable[..., Any] | None:
-        """On a takeover or a retry: the effect may have happened on somebody else's side. Ask them first."""
-        return self._options.recover if won.lease.may_have_happened else None
 
     def _checked(self, found: object) -> Recovered | None:
         if found is not None and not isinstance(found, Recovered):
@@ -218,8 +239,14 @@ class Once:
             error = TerminalError(f"{type(error).__name__}: {error}")
         return end_without_receipt(self._performer, won, error)
 
-    def _journal(self, request: Request, result: object) -> Receipt:
-        return self._engine.journal.add(request, self._outcome(request, _Returned(result)))
+    def _prepare_alone(self, request: Request) -> tuple[bytes, bool]:
+        """Before an effect without a lease: its token, and whether `recover=` has to be asked first."""
+        self._engine.journal.prepare()
+        token = os.urandom(TOKEN_BYTES)
+        return token, self._options.recover is not None and self._performer.announce_alone(request, token)
+
+    def _journal(self, request: Request, done: Recovered, token: bytes) -> Receipt:
+        return self._engine.journal.add(request, self._outcome(request, done), token=token)
 
     def _request(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Request:
         options = self._options

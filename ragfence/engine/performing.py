@@ -39,6 +39,7 @@ from ragfence.core.rows import (
     FENCED_OUT,
     HEALED,
     JOURNALED,
+    NO_FENCE,
     SEAL_POSITION,
     RowKind,
 )
@@ -48,6 +49,7 @@ from ragfence.engine.earlier import EarlierCommits
 from ragfence.engine.epochs import Epochs
 from ragfence.engine.hydration import EpochWatch, Hydrator
 from ragfence.engine.leases import Lease, heartbeat
+from ragfence.engine.notes import Note, Notes
 from ragfence.engine.refusals import Refusals, code_of, refuse_documents, refuse_nested
 from ragfence.engine.requests import Request
 from ragfence.engine.results import Results
@@ -56,6 +58,7 @@ from ragfence.errors import (
     FencedOut,
     LeaseLost,
     SealUncertain,
+    StoreClosed,
     StoreUnavailable,
     TransientError,
 )
@@ -83,6 +86,12 @@ class Won:
     waited_ms: int
     commit_sent: bool = False
     journaled: bool = False
+    entered: bool = False
+    """the caller's code has begun, so the effect may have happened in this attempt"""
+    noted: bool = False
+    """a note in the object store says that the effect was entered"""
+    repeatable: bool = False
+    """the effect may be performed again without harm, so an outage does not use up attempts"""
 
 
 class Outcome(NamedTuple):
@@ -99,6 +108,7 @@ class Backing:
     """What stands behind the fence store where there is an object store."""
 
     commits: Commits
+    notes: Notes
     epochs: Epochs
     hydrator: Hydrator
     watch: EpochWatch
@@ -201,8 +211,43 @@ class Performer:
             return verdict.record
         return None
 
+    def announce(self, won: Won) -> bool:
+        """Notes in the object store that an effect on a foreign system is about to be entered.
+
+        True: an earlier attempt may have performed it, so `recover=` has to be asked first. The note of that attempt
+        tells it, even if the fence store has forgotten the attempt, or an epoch has voided its lease.
+        """
+        if self.backing is None:
+            return won.lease.may_have_happened
+        record = won.granted.record
+        note = Note(
+            won.request.key_text, record.token.hex(), str(record.fence), record.attempt, won.lease.store_now_ms()
+        )
+        first = self.backing.notes.put(won.request.operation, note)
+        won.noted = True
+        return not first or won.lease.may_have_happened
+
+    def announce_alone(self, request: Request, token: bytes) -> bool:
+        """As `announce`, without a lease, while the fence store is away.
+
+        True also where the object store cannot tell: whoever does not know asks.
+        """
+        if self.backing is None:
+            return True
+        note = Note(request.key_text, token.hex(), str(NO_FENCE), 0, time.time_ns() // 1_000_000)
+        try:
+            return not self.backing.notes.put(request.operation, note)
+        except TransientError:
+            return True  # away as well
+
     def complete(self, won: Won, outcome: Outcome) -> Receipt:
         """Commits and seals. The receipt says `fenced_out` when another attempt had committed first."""
+        receipt = self._completed(won, outcome)
+        if won.noted and self.backing:
+            self.backing.notes.drop(won.request.operation, at_once=receipt.failed)
+        return receipt
+
+    def _completed(self, won: Won, outcome: Outcome) -> Receipt:
         if won.lease.inherited:
             raise LeaseLost(f"the lease on {won.lease.key} belongs to the parent process", key=won.lease.key)
         if self.backing:
@@ -278,13 +323,17 @@ class Performer:
         flags = Flags(attempt=found.attempt, healed=True)
         return self.results.receipt(request.key, found.record(), DUPLICATE, flags)
 
-    def give_back(self, won: Won, error: str) -> None:
-        """Ends the lease without an outcome. If that cannot be said to the store, the lease runs out by itself."""
+    def give_back(self, won: Won, error: str, *, outage: bool = False) -> None:
+        """Ends the lease without an outcome. If that cannot be said to the store, the lease runs out by itself.
+
+        The attempt does not count if the effect was not entered, or is repeatable and met an `outage`.
+        """
         heartbeat.remove(won.lease)
         if won.lease.inherited:
             return
+        refund = not won.entered or (won.repeatable and outage)
         try:
-            self.fences.release([won.lease.ref], error, expire=won.commit_sent)
+            self.fences.release([won.lease.ref], error, expire=won.commit_sent, refund=refund)
         except TransientError:
             won.lease.lose()
 
@@ -429,7 +478,7 @@ class Performer:
             try:
                 return self.fences.seal([seal])[0]
             except StoreUnavailable as unavailable:
-                if time.monotonic() >= give_up_at:
+                if time.monotonic() >= give_up_at or isinstance(unavailable, StoreClosed):
                     heartbeat.remove(won.lease)
                     record = self._commit_of(won, outcome).record()
                     receipt = self.results.receipt(won.request.key, record, NEW, self._flags(won))

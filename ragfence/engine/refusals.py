@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import NamedTuple
 
 from ragfence.core.decisions import DOCUMENT, Claim, InFlight
 from ragfence.core.diffs import payload_diff
@@ -14,11 +15,35 @@ from ragfence.core.rows import CONFLICT_POSITION, RowKind, with_context
 from ragfence.engine.leases import current
 from ragfence.engine.requests import Request
 from ragfence.engine.results import Results
+from ragfence.errors import (
+    CommitUncertain,
+    NestedClaim,
+    Quarantined,
+    RagfenceError,
+    StoreAuth,
+    StoreUnavailable,
+    StoreUnsafe,
+    TransientError,
+    ValidationError,
+)
 from ragfence.errors import Conflict as ConflictError
 from ragfence.errors import InFlight as InFlightError
-from ragfence.errors import NestedClaim, Quarantined, RagfenceError, ValidationError
+from ragfence.errors import NotReady as NotReadyError
 from ragfence.errors import Stale as StaleError
 from ragfence.stores.fences import FenceStore
+
+
+class Refusal(NamedTuple):
+    """A document that cannot be ingested as it is. It has no key, so no decision row tells of it."""
+
+    doc_id: str
+    code: str
+    message: str
+    route: str
+
+    @classmethod
+    def of(cls, error: RagfenceError, route: str) -> Refusal:
+        return cls(str(error.details.get("doc_id") or ""), error.code, error.message, route)
 
 
 class Refusals:
@@ -98,9 +123,27 @@ def refuse_documents(request: Request) -> None:
         )
 
 
+STORE_CODES: dict[type[RagfenceError], str] = {
+    StoreUnavailable: "STORE.unavailable",
+    CommitUncertain: "STORE.commit_uncertain",
+    NotReadyError: "STORE.not_ready",
+    StoreAuth: "STORE.auth",
+    StoreUnsafe: "STORE.unsafe",
+}
+"""How records and rows call an attempt that failed because of a store, so that all of them can be found at once."""
+
+
 def code_of(error: BaseException) -> str:
     """What a record says of a failed attempt: our stable code, or the name of the class. Never its message.
 
     Others have a `code`, too, of whatever type: an HTTP status, say.
     """
+    for kind, code in STORE_CODES.items():
+        if isinstance(error, kind):
+            return code
     return (error.code if isinstance(error, RagfenceError) else type(error).__name__)[:100]
+
+
+def is_outage(error: BaseException | None) -> bool:
+    """Whether an attempt failed because of what is around it, and may succeed unchanged later."""
+    return isinstance(error, (TransientError, *STORE_CODES))

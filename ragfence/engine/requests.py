@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import NamedTuple
 
 from ragfence.core.canonical import canonical_payload
 from ragfence.core.decisions import DOCUMENT, KEYED, NOBODY, SEQUENCED, Claim, Granted, LeaseRef, Mode, Seal
-from ragfence.core.hashing import digest
+from ragfence.core.hashing import ContentKey, digest, digest_payload
 from ragfence.core.operations import Operation, key_to_text
 from ragfence.core.policy import KindRules
 from ragfence.core.records import FINGERPRINT_BYTES, NO_METADATA
 from ragfence.stores.fences import SOURCE_BYTES, Lookup
 
+acting_key: ContextVar[str] = ContextVar("ragfence_api_key", default="")
+"""the id of the API key for which something is done right now; the rows of what it causes tell it"""
 MAX_KEPT_PAYLOAD = 16 * 1024
+
+
+@contextlib.contextmanager
+def acting_as(api_key: str) -> Iterator[None]:
+    """For threads that work on behalf of another, whose context they do not have. Empty: as in the context here."""
+    if not api_key:
+        yield
+        return
+    acting = acting_key.set(api_key)
+    try:
+        yield
+    finally:
+        acting_key.reset(acting)
+
+
 _tuple = tuple.__new__
 
 
@@ -168,11 +188,14 @@ _BYTES = (bytes, bytearray, memoryview)
 _OF_NOTHING = digest("ragfence/payload/none/1")[:FINGERPRINT_BYTES]
 
 
-def fingerprint_of(payload: object) -> tuple[bytes, bytes]:
-    """The fingerprint of a payload, and its canonical JSON where it has one (bytes are taken as they are)."""
+def fingerprint_of(payload: object, key: ContentKey | None = None) -> tuple[bytes, bytes]:
+    """The fingerprint of a payload, and its canonical JSON where it has one (bytes are taken as they are).
+
+    `key`: of a tenant whose digests of content are keyed.
+    """
     if payload is None:
         return _OF_NOTHING, b""
     if isinstance(payload, _BYTES):
-        return digest("ragfence/payload/bytes/1", bytes(payload))[:FINGERPRINT_BYTES], b""
+        return digest_payload("ragfence/payload/bytes/1", bytes(payload), key)[:FINGERPRINT_BYTES], b""
     text = canonical_payload(payload)
-    return digest("ragfence/payload/json/1", text)[:FINGERPRINT_BYTES], text
+    return digest_payload("ragfence/payload/json/1", text, key)[:FINGERPRINT_BYTES], text

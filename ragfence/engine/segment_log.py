@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from ragfence.core.decisions import NOBODY
 from ragfence.core.operations import Fence
 from ragfence.core.records import Head, KeyRecord, State, digest_in, live_in, record_in
-from ragfence.errors import FormatCorrupt, FormatTooNew, StoreUnavailable
+from ragfence.errors import FormatTooNew, SegmentUnreadable, StoreUnavailable
 from ragfence.stores.fences import Loaded, LoadedReceipt, LoadedSource
 from ragfence.stores.objects import ObjectStore
 
@@ -117,7 +117,7 @@ class PlainCodec:
                     token=bytes.fromhex(values["token"]),
                 )
         except (ValueError, KeyError, TypeError) as broken:
-            raise FormatCorrupt(f"{name} is no segment: {broken!r}") from broken
+            raise SegmentUnreadable(f"the segment {name} cannot be read: {broken!r}", segment=name) from broken
 
     def packed(self, name: str, data: bytes) -> Iterator[Packed]:
         return (row.packed() for row in self.decode(name, data))
@@ -151,6 +151,11 @@ class SegmentLoader:
             yield LoadedSource(at[0], at[1:], head)
         for key, (_, head) in receipts.items():
             yield LoadedReceipt(key, record_in(head))
+
+    def check(self, segments: Iterable[str]) -> None:
+        for name, data in self._read(segments):
+            for _ in self._codec.packed(name, data):
+                pass
 
     def rows(self, segments: Iterable[str]) -> Iterator[LogRow]:
         for name, data in self._read(segments):

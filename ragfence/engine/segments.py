@@ -40,9 +40,9 @@ from ragfence.engine import points
 from ragfence.engine.epochs import Epochs
 from ragfence.engine.hydration import Hydrator
 from ragfence.engine.leases import BatchLease, heartbeat
-from ragfence.engine.refusals import code_of
+from ragfence.engine.refusals import code_of, is_outage
 from ragfence.engine.segment_log import Codec, LogRow
-from ragfence.errors import CommitUncertain, TransientError
+from ragfence.errors import CommitUncertain, DocumentMoved, OriginConflict, TransientError
 from ragfence.stores.fences import FenceStore
 from ragfence.stores.objects import ObjectStore
 
@@ -79,6 +79,12 @@ class Failed(NamedTuple):
 
     error: Exception
 
+
+class Declined(Exception):
+    """An effect raises it where the guard declines the move under the lease, without anything having failed."""
+
+
+_DECLINING = (Declined, OriginConflict, DocumentMoved)
 
 Answer = Moved | Replay | Conflict | Stale | InFlight | Failed
 
@@ -196,7 +202,7 @@ class SegmentWriter:
                 match verdict:
                     case Granted(record) if wanted[at].open_question and record.fence.epoch != asked:
                         # An epoch was completed since we asked: it may list our segment. Ask again first.
-                        self._fences.release([self._ref(wanted[at].move, verdict)], "LEASE.superseded")
+                        self._fences.release([self._ref(wanted[at].move, verdict)], "LEASE.superseded", refund=True)
                     case Granted():
                         granted[at] = verdict
                     case NotReady():
@@ -236,8 +242,15 @@ class SegmentWriter:
         for at, grant in granted.items():
             part = (grant.record.fence.epoch, grant.record.token[:BATCH_BYTES])
             by_segment.setdefault(part, {})[at] = grant
-        for (epoch, batch), members in by_segment.items():
-            self._perform_in(epoch, batch, members, wanted, answers, asked_at)
+        while by_segment:
+            epoch, batch = next(iter(by_segment))
+            members = by_segment.pop((epoch, batch))
+            try:
+                self._perform_in(epoch, batch, members, wanted, answers, asked_at)
+            except BaseException as failure:
+                for others in by_segment.values():
+                    self._give_back(others, wanted, failure, entered=False)
+                raise
 
     def _perform_in(
         self,
@@ -282,10 +295,8 @@ class SegmentWriter:
             if not superseded:
                 points.reach(points.BEFORE_SEAL)
                 outcomes = dict(zip(seals, self._fences.seal(list(seals.values())), strict=True))
-        except BaseException:
-            refs = [self._ref(wanted[at].move, grant) for at, grant in granted.items() if at in wanted]
-            with contextlib.suppress(TransientError):  # they run out by themselves
-                self._fences.release(refs, "EFFECT.failed", expire=sent)
+        except BaseException as failure:
+            self._give_back(granted, wanted, failure, sent=sent)
             raise
         finally:
             heartbeat.remove(lease)
@@ -316,10 +327,32 @@ class SegmentWriter:
             try:
                 effects[at] = move.effect(move.subject, grant)
             except Exception as error:  # noqa: BLE001  # whatever a chunker of somebody else raises
-                self._fences.release([self._ref(move, grant)], code_of(error))
+                # A move that its guard declines under the lease is no failed attempt: it may be tried for ever, and
+                # nobody waits for it.
+                declined, ref = isinstance(error, _DECLINING), self._ref(move, grant)
+                self._fences.release([ref], code_of(error), refund=is_outage(error), withdraw=declined)
                 answers[at] = Failed(error)
                 del wanted[at]
         return effects
+
+    def _give_back(
+        self,
+        granted: dict[int, Granted],
+        wanted: dict[int, _Wanted],
+        failure: BaseException,
+        *,
+        sent: bool = False,
+        entered: bool = True,
+    ) -> None:
+        """Releases what a batch had won. If the store cannot be told, the leases run out by themselves.
+
+        Neither an outage nor an interruption says anything about the documents, and their effect can be repeated, so
+        the attempts do not count.
+        """
+        refs = [self._ref(wanted[at].move, grant) for at, grant in granted.items() if at in wanted]
+        refund = not entered or is_outage(failure) or not isinstance(failure, Exception)
+        with contextlib.suppress(TransientError):
+            self._fences.release(refs, code_of(failure), expire=sent, refund=refund)
 
     def _answer_from_own_segments(self, wanted: dict[int, _Wanted], answers: dict[int, Answer]) -> int | None:
         """A segment of ours that the newest epoch lists counts, though we could not seal it.

@@ -12,7 +12,7 @@ through; what is not there either is gone for good, and with it the corpus that 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ragfence.documents.identity import SNIPPET_BYTES
 from ragfence.documents.parquet import read_rows, read_snippets
-from ragfence.documents.segments import INGEST, Layout, address_in
+from ragfence.documents.segments import INGEST, Address, Layout, address_in
 from ragfence.errors import SnapshotGone
 from ragfence.indexes.backends.protocol import row_schema
 from ragfence.indexes.corpora import as_texts, heads_of, id_values
@@ -57,6 +57,10 @@ class Descriptions:
     section: Any
     origins: list[str]
     """addresses of the segments that made the revisions"""
+    row: Any
+    """of each document: the address of the segment with its head row"""
+    before: Any
+    """of each document: the address of the row that its head row followed; empty: none"""
 
     def places(self) -> dict[bytes, int]:
         return {each: at for at, each in enumerate(id_values(self.ids))}
@@ -144,6 +148,75 @@ class Log:
         found = [(at, there) for at, there in places if there is not None]
         return (texts, [at for at, _ in found], [there for _, there in found]) if found else None
 
+    def earlier(
+        self, described: Descriptions, snippets: Sequence[int] | Any, wanted: set[bytes], known: Address
+    ) -> Iterator[Address]:
+        """Segments of other revisions of the same documents that had some of the wanted snippets.
+
+        `snippets`: which of the described they are among. `known`: a segment that was looked at already.
+        """
+        import pyarrow as pa
+
+        picked = pa.array(snippets, pa.int64())
+        ids, parent = id_values(described.ids.take(picked)), described.parent.take(picked).to_pylist()
+        of_document: dict[int, set[bytes]] = {}
+        for each, document in zip(ids, parent, strict=True):
+            if each in wanted:
+                of_document.setdefault(document, set()).add(each)
+        starts = {
+            described.doc_id[document].as_py(): (
+                {described.row[document].as_py(), described.before[document].as_py()},
+                held,
+            )
+            for document, held in of_document.items()
+        }
+        yield from self.history(starts, known)
+
+    def history(self, starts: Mapping[str, tuple[set[str], set[bytes]]], known: Address) -> Iterator[Address]:
+        """As `earlier`. `starts`: by doc_id, where its newest rows are, and the snippets that are wanted of it."""
+        todo: dict[str, set[str]] = {}
+        seen: set[tuple[str, str]] = set()
+        told = {known.text}
+        lost: set[str] = set()
+
+        def go_to(address: str, doc_id: str) -> None:
+            if address and (address, doc_id) not in seen:
+                seen.add((address, doc_id))
+                todo.setdefault(address, set()).add(doc_id)
+
+        for doc_id, (addresses, _) in starts.items():
+            for address in addresses - {known.text}:
+                go_to(address, doc_id)
+        while todo:
+            address = max(todo)
+            doc_ids = todo.pop(address)
+            at, table = self._rows_at(address_in(address))
+            if table is None:
+                lost |= doc_ids
+            for row in _rows_of_documents(table, doc_ids):
+                wanted = starts[row["doc_id"]][1]
+                if at.text not in told and not wanted.isdisjoint(row["snippet_ids"]):
+                    told.add(at.text)
+                    yield at
+                go_to(row["before"], row["doc_id"])
+                go_to(row["origin"], row["doc_id"])
+        # A retraction that was compacted is not where the fence store says: then all of the log is looked through.
+        for name in self._truth() if lost else ():
+            at = address_in(name)
+            rows = _rows_of_documents(self._rows(name), lost) if at.text not in told else []
+            if any(not starts[row["doc_id"]][1].isdisjoint(row["snippet_ids"]) for row in rows):
+                told.add(at.text)
+                yield at
+
+    def _rows_at(self, address: Address) -> tuple[Address, Any]:
+        """A segment, also one that a purge has rewritten: then it has the same batch in its name, and a later epoch."""
+        table = self._rows(self._layout.rows_at(address))
+        if table is None:
+            for name in self._truth():
+                if address_in(name).batch == address.batch:
+                    return address_in(name), self._rows(name)
+        return address, table
+
     def _read(self, segments: Sequence[str]) -> list[Any]:
         if len(segments) == 1:
             tables = [self._rows(segments[0])]
@@ -181,7 +254,7 @@ class Log:
             kept = pc.or_(live, made)
             rows = np.flatnonzero(_numpy(kept))
             table = table.take(pa.array(rows))
-            described.append(table.select(["doc_id", "metadata", "source_url"]))
+            described.append(table.select(["doc_id", "metadata", "source_url", "before"]))
             placed.append(table.select(["snippet_ids", "starts", "ends", "sections"]))
             for found, valid, into in ((of_head, live, head_at), (of_key, made, made_at)):
                 wanted = _numpy(valid)[rows]
@@ -195,6 +268,17 @@ class Log:
         who = pa.concat_tables(described).combine_chunks().take(pa.array(head_at))
         where = pa.concat_tables(placed).combine_chunks().take(pa.array(made_at))
         return _descriptions(documents, who, where)
+
+
+def _rows_of_documents(table: Any, doc_ids: set[str]) -> list[dict[str, Any]]:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if table is None:
+        return []
+    chosen = pc.is_in(table.column("doc_id"), value_set=pa.array(sorted(doc_ids), pa.string()))
+    rows: list[dict[str, Any]] = table.select(["doc_id", "before", "origin", "snippet_ids"]).filter(chosen).to_pylist()
+    return rows
 
 
 def _described_by(documents: Any, table: Any) -> Descriptions | None:
@@ -231,6 +315,8 @@ def _descriptions(documents: Any, who: Any, where: Any) -> Descriptions:
         end=pc.list_flatten(where.column("ends").combine_chunks()),
         section=pc.list_flatten(where.column("sections").combine_chunks()),
         origins=_distinct(documents, "origin"),
+        row=documents.column("row").combine_chunks(),
+        before=who.column("before").combine_chunks(),
     )
 
 
@@ -263,7 +349,7 @@ def whole(log: Log, documents: Any, vectors: VectorStore, workers: int) -> Gener
         if len(missing):  # an edit has kept snippets of the revision before it
             of_these = np.unique(_numpy(described.parent)[missing])
             left.append(_Left(members.take(of_these), id_values(described.ids.take(pa.array(missing)))))
-        return _table_of(texts, rows, described, snippets, vectors) if len(rows) else None
+        return _table_of(log, texts, rows, described, snippets, vectors) if len(rows) else None
 
     with ThreadPoolExecutor(workers, thread_name_prefix="ragfence-embed") as pool:
         yield from _ahead(pool, rows_in, by_segment, workers + 1)
@@ -323,16 +409,15 @@ def _joined(log: Log, name: str, described: Descriptions, place: dict[bytes, int
     if found is None:
         return None
     texts, rows, snippets = found
-    return _table_of(texts, rows, described, snippets, vectors)
+    return _table_of(log, texts, rows, described, snippets, vectors)
 
 
-def _table_of(texts: Texts, rows: Any, described: Descriptions, snippets: Any, vectors: VectorStore) -> Any:
+def _table_of(log: Log, texts: Texts, rows: Any, described: Descriptions, snippets: Any, vectors: VectorStore) -> Any:
     """These rows of an object of snippets as a table for a backend. `snippets`: which of the described they are."""
-    values = vectors.of(texts)
+    values = vectors.of(texts, rows, lambda wanted: log.earlier(described, snippets, wanted, texts.address))
     table = texts.table if len(rows) == texts.table.num_rows else texts.table.take(rows)
-    picked = values if len(rows) == len(values) else values[rows]
     text, tokens = table.column("text").combine_chunks(), table.column("tokens").combine_chunks()
-    return described.rows(snippets, text, tokens, picked)
+    return described.rows(snippets, text, tokens, values)
 
 
 def _matched(texts: Texts, described: Descriptions) -> tuple[Any, Any, Any]:
@@ -372,6 +457,7 @@ def _nothing() -> Any:
             "doc_id": pa.array([], pa.string()),
             "metadata": pa.array([], pa.string()),
             "source_url": pa.array([], pa.string()),
+            "before": pa.array([], pa.string()),
             "snippet_ids": pa.array([], pa.list_(pa.binary(SNIPPET_BYTES))),
             "starts": pa.array([], pa.list_(pa.int64())),
             "ends": pa.array([], pa.list_(pa.int64())),

@@ -4,6 +4,8 @@ A purged document leaves them too.
 
 Vectors: the log is rewritten without the document, and its vectors with it; what stays is copied, the old objects go.
 
+A sink that names an embedder gets its vectors from here, see `sink_vectors`.
+
 Indexes: its rows are taken out of every physical index, and no build under way brings them back; see `purging`.
 """
 
@@ -20,7 +22,9 @@ from ragfence.indexes.backends.protocol import Backend
 from ragfence.indexes.builds import Builds
 from ragfence.indexes.catalog import Catalog
 from ragfence.indexes.contents import Contents
+from ragfence.indexes.embedders.protocol import Embedder
 from ragfence.indexes.purging import Purging
+from ragfence.indexes.sink_vectors import SinkVectors
 from ragfence.indexes.spec import shape_in
 from ragfence.indexes.vectors import VectorCopier
 from ragfence.stores.objects import ObjectStore
@@ -30,13 +34,23 @@ class BesideDocuments:
     """What indexes do when documents are compacted or purged."""
 
     def __init__(
-        self, engine: Engine, objects: ObjectStore, builds: Builds, layout: Layout, backend_of: Callable[[str], Backend]
+        self,
+        engine: Engine,
+        objects: ObjectStore,
+        builds: Builds,
+        layout: Layout,
+        backend_of: Callable[[str], Backend],
+        vectors_of: Callable[[str | Embedder], SinkVectors],
     ) -> None:
         self._engine = engine
         self._builds = builds
         self._copier = VectorCopier(objects, layout)
         self._catalog = Catalog(engine.tenant, objects)
         self._backend_of = backend_of
+        self._vectors_of = vectors_of
+
+    def vectors(self, embedder: str | Embedder) -> SinkVectors:
+        return self._vectors_of(embedder)
 
     def copy(self, switch: Switch) -> None:
         self._copier.copy(switch)

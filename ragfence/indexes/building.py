@@ -21,6 +21,7 @@ from ragfence.engine import points
 from ragfence.engine.claiming import Claimed
 from ragfence.engine.engine import Engine
 from ragfence.engine.leases import Lease
+from ragfence.engine.requests import acting_key
 from ragfence.errors import BuildMissing, EmbedderInvalid, FencedOut, LeaseLost, NotReady, RagfenceError, SnapshotGone
 from ragfence.indexes.assembling import Log, whole
 from ragfence.indexes.backends.protocol import PREFIX, Backend
@@ -30,15 +31,16 @@ from ragfence.indexes.catalog import CatalogEntry
 from ragfence.indexes.contents import matrix
 from ragfence.indexes.corpora import Corpora, Snapshot
 from ragfence.indexes.embedders.protocol import Embedder, EmbedderId, without_direction
-from ragfence.indexes.spec import IndexSpec, index_hash_of, inputs_of
-from ragfence.indexes.vectors import VECTOR_POINTS, VectorStore
-from ragfence.indexes.verifying import Sample, verified
+from ragfence.indexes.spec import AUTO, EXACT, IndexSpec, index_hash_of, inputs_of
+from ragfence.indexes.vectors import VECTOR_POINTS, Carried, VectorStore
+from ragfence.indexes.verifying import Sample, VectorSums, sample_size, verified
 from ragfence.stores.objects import ObjectStore
 
 KIND = "index"
 ATTEMPTS = 5
+"""in a row that embed nothing new: a build that is overtaken so often is given up"""
+MOST_ATTEMPTS = 1_000
 MOVED = 2
-EXACT_SAMPLE = 4
 AFTER_ATTEMPT = "after_attempt"
 MID_WRITE = "mid_write"
 BEFORE_VERIFY = "before_verify"
@@ -152,16 +154,41 @@ class Building:
         self._backend = backend
         self._told = told
         self._embedder_id = EmbedderId.of(embedder)
+        self._carried = Carried()
+        self._chosen = spec
         self._shape = spec.shape(self._embedder_id.dimension)
-        backend.check(self._shape)
+        if spec.index != AUTO:
+            backend.check(self._shape)
 
     def inputs(self, corpus_digest: str) -> dict[str, Any]:
-        return inputs_of(self._tools.engine.tenant, corpus_digest, self._embedder_id, self._spec)
+        """Of the INDEX_HASH. Also chooses the index, where the spec leaves that to the policy."""
+        if self._spec.index == AUTO:
+            rows = self._tools.corpora.rows(corpus_digest)
+            if rows is None:
+                raise _Again
+            limit = self._tools.engine.policy.indexes.ann_above
+            self._chosen = self._spec.resolved(rows, self._backend, self._embedder_id, limit)
+            self._shape = self._chosen.shape(self._embedder_id.dimension)
+            self._backend.check(self._shape)
+        return inputs_of(self._tools.engine.tenant, corpus_digest, self._embedder_id, self._chosen)
+
+    def inputs_of_now(self) -> dict[str, Any]:
+        for _ in range(ATTEMPTS):
+            with contextlib.suppress(_Again):  # a document moved between the digest and the count of its rows
+                return self.inputs(self._tools.corpora.digest())
+        raise NotReady("documents move faster than they can be counted", hint="try again")
 
     def run(self, wait_s: float | None, corpus: str | None = None) -> Build:
         """Of the corpus of now, or of one that is stored."""
-        moved = 0
-        for _ in range(ATTEMPTS):
+        moved = stalled = 0
+        embedded_before = 0
+        for _ in range(MOST_ATTEMPTS):
+            if self._carried.embedded > embedded_before:
+                # What was embedded is kept, and the next attempt goes on from there: that is progress.
+                embedded_before, moved, stalled = self._carried.embedded, 0, 0
+            if stalled == ATTEMPTS:
+                break
+            stalled += 1
             digest = corpus or self._tools.corpora.digest(to_build=True)
             try:
                 return self._build(digest, wait_s)
@@ -177,8 +204,9 @@ class Building:
                     if moved > MOVED:
                         raise
         raise NotReady(
-            f"the index could not be built: the corpus or the build's log changed {ATTEMPTS} times meanwhile",
-            hint="nothing is lost, and what was embedded is kept; build again",
+            f"the index could not be built: documents or the build's log changed {stalled} times in a row while it "
+            f"was written; {self._carried.embedded:,} snippets were embedded and are kept",
+            hint="build again when fewer documents are purged or compacted; what was embedded is not embedded again",
         )
 
     def _build(self, digest: str, wait_s: float | None) -> Build:
@@ -192,7 +220,7 @@ class Building:
         snapshot = None if known else self._snapshot(digest)
         number = known.number if known else (newest.number if newest else 0) + 1
         request = tools.engine.request(operation_of(index_hash, number), None)
-        with tools.engine.claim(request, wait_s=wait_s, verdict=False) as op:
+        with tools.engine.claim(request, wait_s=wait_s, verdict=False, repeatable=True) as op:
             if op.is_new:
                 known = self._performed(op, index_hash, number, inputs, snapshot)
                 assert known.seal is not None
@@ -293,10 +321,19 @@ class Building:
         def made(snippets: int) -> None:
             embeds[0] += snippets
 
-        vectors = VectorStore(tools.engine, tools.objects, self._embedder, told=made, check=lease.check)
-        # What compares with every row finds itself; of what is approximate more has to be seen.
-        size = rules.max_self_recall_sample
-        sample = Sample(min(size, EXACT_SAMPLE) if self._shape.index == "flat" else size, snapshot.rows)
+        vectors = VectorStore(
+            tools.engine,
+            tools.objects,
+            self._embedder,
+            told=made,
+            check=lease.check,
+            carried=self._carried,
+            api_key=acting_key.get(),
+        )
+        exact = self._shape.index == EXACT
+        most = rules.max_self_recall_sample if exact else rules.recall_sample
+        size = sample_size(snapshot.rows, most, exact=exact)
+        sample = Sample(size, snapshot.rows, VectorSums(self._shape.dimension, self._shape.metric))
         if base:
             described = tools.log.describe(base.changed)
             with Copied(tools.log, base, self._backend, described, vectors, rules.embed_workers) as copied:
@@ -309,7 +346,7 @@ class Building:
         lease.check()
         written = time.monotonic()
         points.reach(BEFORE_VERIFY)
-        checked = verified(self._backend, attempt.physical, self._shape, snapshot, sample, rules.min_self_recall)
+        checked = verified(self._backend, attempt.physical, self._shape, snapshot, sample, rules)
         seal = Seal(
             index_hash=attempt.index_hash,
             physical=attempt.physical,
@@ -336,7 +373,7 @@ class Building:
 
     def _handed_over(self, lease: Lease, attempt: Attempt, tables: Generator[Any, None, None], sample: Sample) -> None:
         """The rows to the backend, while they are made."""
-        watched = sample.watch(self._watched(lease, tables, sample.total), self._shape.dimension)
+        watched = sample.watch(self._watched(lease, tables, sample.total))
         pulled = _Pulled(watched)
         try:
             self._backend.write(attempt.physical, self._shape, pulled)

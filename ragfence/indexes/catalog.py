@@ -18,7 +18,7 @@ from itertools import islice
 from typing import Any, Literal, get_args
 
 from ragfence.core.operations import encoded
-from ragfence.errors import BuildRetired, FormatCorrupt, FormatTooNew, NotSealed, ValidationError
+from ragfence.errors import BuildRetired, FormatCorrupt, FormatTooNew, Hint, NotSealed, ValidationError
 from ragfence.indexes.builds import BuildEntry, Builds
 from ragfence.indexes.numbered import Numbered, NumberedLog
 from ragfence.stores.objects import ObjectStore
@@ -267,7 +267,11 @@ def _never_sealed(builds: Builds, index_hash: str) -> NotSealed:
     newest = max(attempts, key=lambda each: each.at_ms)
     return NotSealed(
         f"{index_hash} is not sealed: {newest.owner} began to build it and is not done, or failed",
-        hint="wait for it, or call build() again: it joins a build under way, and takes over one that died",
+        hint=Hint(
+            "wait for it, or call build() again: it joins a build under way, and takes over one that died",
+            cli="wait for it, or run `ragfence build` again: it joins a build under way, and takes over one that died",
+            http="wait for it, or POST /v1/builds again: it joins a build under way, and takes over one that died",
+        ),
         index_hash=index_hash,
     )
 

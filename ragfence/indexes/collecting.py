@@ -153,7 +153,9 @@ class Collecting:
             return not head.state.retires(seal, target.index_hash)
 
         try:
-            if report.dry_run:
+            # What cannot be opened nobody can serve: the rest of a drop that was cut off goes without an entry. Else
+            # every gc would append one for a backend that lists what it has dropped.
+            if report.dry_run or not self._backend_of(target.backend).exists(target.physical):
                 wanted(self._catalog.head())
             else:
                 self._append("retire", seal, "its build was made again, or ended", wanted)

@@ -46,7 +46,7 @@ class Contents:
         vectors = matrix(table, self._shape.dimension)
         if not np.isfinite(vectors).all():
             raise BuildUnverified("vectors with NaN or infinity were read back")
-        ids = _id_bytes(table)
+        ids = id_bytes(table)
         canonical = _canonical(vectors, self._shape.metric)
         width = canonical.dtype.itemsize * canonical.shape[1]
         of_vectors = _hashes(memoryview(canonical).cast("B"), range(0, canonical.nbytes + 1, width))
@@ -95,7 +95,7 @@ def _canonical(vectors: Vectors, metric: str) -> Any:
     return np.rint(scaled, out=scaled).astype("<i2")
 
 
-def _id_bytes(table: Any) -> bytes:
+def id_bytes(table: Any) -> bytes:
     """The snippet_ids of a table, one behind the other."""
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -1,6 +1,7 @@
 """Snapshots: which documents, in which revision, a corpus digest stands for.
 
     <tenant>/corpora/<digest>        the live heads that were hashed, as Parquet; put before a build is claimed
+    <tenant>/corpora-rows/<digest>   how many documents and rows an index of it has, so that nobody reads it to know
     <tenant>/corpora-at/<versions>   a cache: the digest of the shards at these versions, for a process that is new
 
 A build reads its snapshot and never the live heads, so it does not matter what is ingested meanwhile, nor who finishes
@@ -23,7 +24,7 @@ from ragfence.documents.identity import SNIPPET_BYTES
 from ragfence.documents.parquet import fixed_matrix, fixed_values, id_lists, read_table, table_written
 from ragfence.documents.segments import stored_in
 from ragfence.engine.collecting import held_off
-from ragfence.errors import FormatCorrupt
+from ragfence.errors import REHYDRATE, FormatCorrupt
 from ragfence.stores.objects import ObjectStore
 
 WHAT = "corpus"
@@ -135,6 +136,8 @@ class Corpora:
         self._corpus = corpus
         self._root = f"{encoded(tenant)}/corpora"
         self._cache = f"{encoded(tenant)}/corpora-at"
+        self._counts = f"{encoded(tenant)}/corpora-rows"
+        self._known_rows: tuple[str, int] | None = None
         self._read: tuple[str, list[Shown]] | None = None
 
     @held_off()
@@ -169,7 +172,31 @@ class Corpora:
         self._objects.put_new(
             self._name(digest), table_written(snapshot.table, WHAT, dictionary=["row", "origin"], statistics=[])
         )
+        self._keep_rows(snapshot)
         return snapshot
+
+    @held_off()
+    def rows(self, digest: str) -> int | None:
+        """How many rows an index of this corpus has; None: it is neither stored nor the one of now."""
+        if self._known_rows and self._known_rows[0] == digest:
+            return self._known_rows[1]
+        data = self._objects.get(f"{self._counts}/{_hex(digest)}")
+        rows = _rows_in(data) if data is not None else None
+        if rows is None and (snapshot := self.get(digest)) is not None:
+            self._keep_rows(snapshot)  # it was stored by a version that did not count
+            rows = snapshot.rows
+        if rows is None:
+            self._read = self._read if self._read and self._read[0] == digest else self._corpus.live()
+            if self._read[0] != digest:
+                return None
+            held = (stored_in(head.record).ids for _, _, head in self._read[1] if head.record)
+            rows = sum(map(len, held)) // SNIPPET_BYTES
+        self._known_rows = digest, rows
+        return rows
+
+    def _keep_rows(self, snapshot: Snapshot) -> None:
+        values = {"version": 1, "documents": snapshot.documents, "rows": snapshot.rows}
+        self._objects.put_new(f"{self._counts}/{_hex(snapshot.digest)}", json.dumps(values).encode())
 
     @held_off()
     def get(self, digest: str) -> Snapshot | None:
@@ -183,7 +210,7 @@ class Corpora:
         return snapshot
 
     def _name(self, digest: str) -> str:
-        return f"{self._root}/{digest.removeprefix('sha256:')}"
+        return f"{self._root}/{_hex(digest)}"
 
     def _keep(self) -> None:
         """For processes to come. Only the newest is of use; whoever misses one reads the heads."""
@@ -220,7 +247,7 @@ def _fixed(values: Sequence[bytes], width: int) -> Any:
 
     held = b"".join(values)
     if len(held) != width * len(values):
-        raise FormatCorrupt(f"a head in the fence store has a digest that is not of {width} bytes")
+        raise FormatCorrupt(f"a head in the fence store has a digest that is not of {width} bytes", hint=REHYDRATE)
     return pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(values), [None, pa.py_buffer(held)])
 
 
@@ -232,6 +259,18 @@ def _digest_of(table: Any) -> str:
     held, width = heads.tobytes(), heads.shape[1]
     each = (held[at : at + width] for at in range(0, len(held), width))
     return digest_of_shards(shard_digests(zip(key[:, 0].tolist(), each, strict=True)))
+
+
+def _hex(digest: str) -> str:
+    return digest.removeprefix("sha256:")
+
+
+def _rows_in(data: bytes) -> int | None:
+    try:
+        values = json.loads(data)
+        return int(values["rows"]) if values["version"] == 1 else None
+    except (ValueError, KeyError, TypeError):
+        return None  # the snapshot itself can tell
 
 
 def _named(versions: Sequence[Version]) -> str:

@@ -4,6 +4,7 @@ sealed      the log of builds says so; the number of the seal
 rows        the backend holds as many rows as were sealed
 dimension   its vectors have the length that was sealed
 golden      the golden queries find what they must
+recall      the share of what an exact search finds that an approximate index finds; of an exact one it is not asked
 coverage    the share of the live documents that are in the build
 overlap     how much of what it finds is what the live build finds, on the golden queries or on texts of its own
 shrinkage   the share of the live build's rows that it lacks
@@ -29,7 +30,9 @@ from ragfence.indexes.backends.protocol import Backend, Found
 from ragfence.indexes.builds import BuildEntry, Seal
 from ragfence.indexes.embedders.protocol import Embedder, EmbedderId, embedded
 from ragfence.indexes.golden import DEFAULT_K, GoldenQuery, load_golden
+from ragfence.indexes.spec import EXACT
 from ragfence.indexes.ties import nearest
+from ragfence.indexes.verifying import measured_recall
 
 if TYPE_CHECKING:
     from ragfence.indexes.embedders.protocol import Vectors
@@ -58,9 +61,11 @@ class Gates:
     """a file, or queries; an empty text: none"""
     min_recall: float | None = None
     overlap_queries: int | None = None
+    min_ann_recall: float | None = None
+    """of an approximate index, compared with exact search"""
 
     def __post_init__(self) -> None:
-        for name in ("max_shrinkage", "min_coverage", "min_overlap", "min_recall"):
+        for name in ("max_shrinkage", "min_coverage", "min_overlap", "min_recall", "min_ann_recall"):
             share = getattr(self, name)
             if share is not None and not 0 <= share <= 1:
                 raise ValidationError(f"{name} must be 0 to 1, not {share!r}")
@@ -86,6 +91,8 @@ class Gates:
             golden_mistake=mistake,
             min_recall=_first(self.min_recall, rules.min_recall),
             overlap_queries=self.overlap_queries or rules.overlap_queries,
+            min_ann_recall=_first(self.min_ann_recall, rules.min_ann_recall),
+            recall_sample=rules.recall_sample,
         )
 
 
@@ -97,6 +104,8 @@ class Limits(NamedTuple):
     golden_mistake: str
     min_recall: float
     overlap_queries: int
+    min_ann_recall: float
+    recall_sample: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +138,16 @@ class Candidate:
             if table.num_rows:
                 return len(table.column("vector")[0].as_py())
         return None
+
+    @property
+    def is_approximate(self) -> bool:
+        return bool(self.seal.inputs.get("index", EXACT) != EXACT)
+
+    def recall(self, sample: int) -> dict[str, Any]:
+        """As it was sealed; measured now if the version that sealed it did not."""
+        if "recall" in self.seal.checks:
+            return self.seal.checks
+        return measured_recall(self._backend, self.seal.physical, self.seal.metric, sample, self.seal.rows)
 
     def texts(self, count: int) -> list[str]:
         """A sample that is the same every time: ids are digests, so the smallest are as good as any."""
@@ -165,6 +184,8 @@ def judge(
         ("rows", lambda: _rows(new)),
         ("dimension", lambda: _dimension(new)),
     ]
+    if new.is_approximate and limits.min_ann_recall > 0:
+        gates.append(("recall", lambda: _recall(limits, new)))
     if limits.golden or limits.golden_mistake:
         gates.append(("golden", lambda: golden_gate(limits, new)))
     if coverage_of is not None and limits.min_coverage > 0:
@@ -194,6 +215,14 @@ def _dimension(new: Candidate) -> GateResult:
     return GateResult(
         "dimension", held in (sealed, None), held, sealed, "" if held is not None else "there are no rows"
     )
+
+
+def _recall(limits: Limits, new: Candidate) -> GateResult:
+    seen = new.recall(limits.recall_sample)
+    detail = f"{new.seal.inputs['index']}: {seen['recall_of']} searches for {seen['recall_k']} rows each"
+    if not (ok := _reaches(seen["recall"], limits.min_ann_recall)):
+        detail += '; build it with the index "flat", or with more exact parameters, or lower min_ann_recall'
+    return GateResult("recall", ok, seen["recall"], limits.min_ann_recall, detail)
 
 
 def golden_gate(limits: Limits, new: Candidate) -> GateResult:

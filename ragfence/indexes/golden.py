@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ragfence.core.text_files import UnreadableFile, read_text_file
 from ragfence.errors import ValidationError
 from ragfence.indexes.backends.protocol import Found
 
@@ -42,12 +43,11 @@ def load_golden(path: str | os.PathLike[str]) -> list[GoldenQuery]:
     """The queries of a file. All its mistakes are told at once, each with its line."""
     file = Path(path)
     try:
-        if file.stat().st_size > MAX_BYTES:
-            raise ValidationError(
-                f"{file} is larger than {MAX_BYTES // 2**20} MiB", hint="fewer golden queries will do"
-            )
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as unreadable:
+        lines = read_text_file(file, MAX_BYTES).splitlines()
+    except UnreadableFile as refused:
+        hint = "fewer golden queries will do" if refused.limit else "golden queries are JSON Lines in UTF-8"
+        raise ValidationError(f"the golden queries {file}: {refused}", hint=hint) from refused
+    except (OSError, ValueError) as unreadable:
         raise ValidationError(
             f"the golden queries {file} cannot be read: {unreadable}", hint="indexes.golden names the file"
         ) from unreadable

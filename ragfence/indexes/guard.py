@@ -25,7 +25,9 @@ from ragfence.indexes.embedders.opening import embedder_of, reopened
 from ragfence.indexes.embedders.protocol import Embedder, EmbedderId
 from ragfence.indexes.explaining import Explained, explained
 from ragfence.indexes.gates import Candidate, GateResult, Gates, Golden, golden_gate
+from ragfence.indexes.sink_vectors import SinkVectors
 from ragfence.indexes.spec import IndexSpec, embedder_in, index_hash_of
+from ragfence.indexes.vectors import VectorStore
 from ragfence.stores.objects import ObjectStore
 
 
@@ -74,7 +76,7 @@ class Indexes:
     def explain(self, spec: IndexSpec | None = None, *, against: str | None = None) -> Explained:
         """What the INDEX_HASH of now is made of, and what of it differs from another build's. Builds nothing."""
         spec = spec or IndexSpec()
-        inputs = self._building(spec, lambda done, total: None).inputs(self._corpora.digest())
+        inputs = self._building(spec, lambda done, total: None).inputs_of_now()
         index_hash = index_hash_of(inputs)
         entry = self.builds_log.newest(against) if against else None
         if against and entry is None:
@@ -161,7 +163,7 @@ class Indexes:
     def beside(self) -> BesideDocuments:
         """What happens to vectors and indexes when documents are compacted or purged."""
         layout = Layout(self._engine.tenant)
-        return BesideDocuments(self._engine, self._objects, self.builds_log, layout, self.backend)
+        return BesideDocuments(self._engine, self._objects, self.builds_log, layout, self.backend, self._sink_vectors)
 
     def close(self) -> None:
         for opened in (*self._backends.values(), *self._embedders.values()):
@@ -190,6 +192,11 @@ class Indexes:
                 known = self._by_name[given] = self.use(embedder_of(given))
             return known
         return self.use(embedder_of(given))
+
+    def _sink_vectors(self, embedder: str | Embedder) -> SinkVectors:
+        opened = self._opened(embedder)
+        store = VectorStore(self._engine, self._objects, opened)
+        return SinkVectors(store, self._tools.log, EmbedderId.of(opened).dimension)
 
     def _storage_options(self) -> dict[str, str]:
         """For LanceDB elsewhere on the S3 that the objects are on."""

@@ -61,17 +61,37 @@ class Searching:
     def search(self, alias: str, text: str, k: int) -> list[Hit]:
         _check(text, k)
         target = self._aliases.resolve(alias)
+        try:
+            return self._search(target, text, k)
+        except BuildMissing as missing:
+            # The alias may have moved since it was resolved, and gc may have dropped what it left.
+            now = self._aliases.resolve(alias)
+            if now.physical == target.physical:
+                raise self._missing(alias, target) from missing
+        try:
+            return self._search(now, text, k)
+        except BuildMissing as missing:
+            raise self._missing(alias, now) from missing
+
+    def _search(self, target: Target, text: str, k: int) -> list[Hit]:
         seal = self._seal(target)
         embedder = self._embedder_of(seal)
         vector = embedded(embedder, EmbedderId.of(embedder), [text])[0]
-        try:
-            found = nearest(self._backend_of(seal.backend), seal, vector, k)
-        except BuildMissing as missing:
-            raise BuildMissing(
-                f"{alias!r} points at build {seal.index_hash}, and its rows are not in the backend",
-                index_hash=seal.index_hash,
-            ) from missing
+        found = nearest(self._backend_of(seal.backend), seal, vector, k)
         return [_hit(each, seal.index_hash, target.generation) for each in found]
+
+    def _missing(self, alias: str, target: Target) -> BuildMissing:
+        """Whose rows are gone, and what the log of the build says of it."""
+        index_hash = target.index_hash
+        newest = self._builds.newest(index_hash)
+        what = f"{alias!r} points at build {index_hash}, and its rows are not in the backend"
+        hint: str | None = None
+        if newest is not None and newest.seal is not None and newest.seal.physical != target.physical:
+            what = f"{alias!r} points at rows of build {index_hash} that are gone; the build was made again since"
+            hint = f"swap the alias to it again: `ragfence swap {alias} {index_hash}`"
+        elif newest is not None and newest.seal is None:
+            what += f": it was retired ({newest.reason or 'no reason was given'})"
+        return BuildMissing(what, hint=hint, index_hash=index_hash)
 
     def _seal(self, target: Target) -> Seal:
         """Entries of a log never change, so each is read once."""

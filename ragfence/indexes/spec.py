@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, get_args
 
 from ragfence.core.canonical import canonical_json
 from ragfence.core.hashing import digest
 from ragfence.errors import NotJson, ValidationError
-from ragfence.indexes.backends.protocol import SCHEMA_VERSION, Metric, Shape
+from ragfence.indexes.backends.protocol import SCHEMA_VERSION, Backend, Metric, Shape
 from ragfence.indexes.embedders.protocol import Embedder, EmbedderId
 
+AUTO = "auto"
+EXACT = "flat"
 NO_PARAMETERS: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -23,7 +25,8 @@ class IndexSpec:
     embedder    a name such as "wordllama", or an `Embedder`
     backend     "lance", beside the objects, or a URL without credentials: another place makes another index
     metric      "cosine", "dot" or "l2"
-    index       "flat" compares with every row; others are approximate, see docs/backends.md
+    index       "flat" compares with every row; others are approximate, see docs/backends.md. "auto" is "flat" up to the
+                policy's `ann_above` rows, and above it what the backend is best at
     parameters  of the index
     analyzer    of full-text search; "none" is the only one so far
     """
@@ -31,7 +34,7 @@ class IndexSpec:
     embedder: str | Embedder = "wordllama"
     backend: str = "lance"
     metric: Metric = "cosine"
-    index: str = "flat"
+    index: str = AUTO
     parameters: Mapping[str, Any] = field(default_factory=lambda: NO_PARAMETERS)
     analyzer: str = "none"
 
@@ -46,10 +49,24 @@ class IndexSpec:
                 raise ValidationError(f"{name} of an index is a name, not {value!r}")
         if not isinstance(self.parameters, Mapping):
             raise ValidationError(f"parameters of an index are a mapping, not {type(self.parameters).__name__}")
+        if self.index == AUTO and self.parameters:
+            raise ValidationError(
+                "parameters of an index need its name", hint='name the index, such as "ivf_pq", or leave them out'
+            )
         try:
             canonical_json(dict(self.parameters))
         except NotJson as wrong:
             raise ValidationError(f"parameters of an index must be JSON: {wrong.message}") from wrong
+
+    def resolved(self, rows: int, backend: Backend, embedder: EmbedderId, ann_above: int) -> IndexSpec:
+        """With the index that "auto" stands for. It depends on the corpus alone: the INDEX_HASH names what is built."""
+        if self.index != AUTO:
+            return self
+        # By dot the nearest of vectors of any length are the longest: what partitions by direction does not find them.
+        suits = self.metric != "dot" or embedder.normalised
+        made = backend.approximate(rows, embedder.dimension) if rows > ann_above and suits else None
+        index, parameters = made or (EXACT, NO_PARAMETERS)
+        return replace(self, index=index, parameters=parameters)
 
     def shape(self, dimension: int) -> Shape:
         return Shape(dimension, self.metric, self.index, dict(self.parameters))

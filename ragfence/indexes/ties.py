@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ragfence.indexes.backends.protocol import Backend, Found
 from ragfence.indexes.backends.shapes import MAX_K
 from ragfence.indexes.builds import Seal
+from ragfence.indexes.spec import EXACT
 
 if TYPE_CHECKING:
     from ragfence.indexes.embedders.protocol import Vectors
@@ -21,7 +22,7 @@ MORE = (4, 64, 1_000)
 
 def nearest(backend: Backend, seal: Seal, vector: Vectors, k: int) -> list[Found]:
     # What is approximate does not know all rows that are as near, and LanceDB's HNSW refuses more rows than its `ef`.
-    exact = seal.inputs.get("index") == "flat"
+    exact = seal.inputs.get("index") == EXACT
     found: list[Found] = []
     for asked in dict.fromkeys(min(k + more, MAX_K) for more in MORE) if exact else (k,):
         found = sorted(backend.search(seal.physical, vector, asked), key=_order)

@@ -1,17 +1,25 @@
-"""Vectors: one create-only object for each object of snippets and each embedder. A snippet is embedded once.
+"""Vectors: kept beside the snippets they are of, for each embedder. A snippet is embedded once.
 
-    <tenant>/vectors/<embedder>/<epoch>/<batch>        the vectors of all snippets of that segment, as an Arrow file
-    <tenant>/vectors-kept/<embedder>/<epoch>/<batch>   of some of them, copied when the log was rewritten
+    <tenant>/vectors/<embedder>/<epoch>/<batch>              of all snippets of that segment, as an Arrow file
+    <tenant>/vectors-parts/<embedder>/<epoch>/<batch>/<n>-*  of some of them, one object after the other
+    <tenant>/vectors-kept/<embedder>/<epoch>/<batch>         of some of them, copied when the log was rewritten
 
-To make one is a claimed operation of its own, so two builds, or a builder and its successor, do not embed the same
-snippets. The object is the commit: whoever finds it needs no claim.
+All of them are create-only. Only what somebody wants is embedded: the snippets of the documents that are live, for a
+build; for a sink, those that it is given, and those of a new segment before it is committed (`sink_vectors`). What was
+embedded for an earlier revision of the document is taken from there, for as long as the log keeps that revision.
+
+Embedding the snippets of a segment is a claimed operation, so two builds, or a builder and its successor, do not embed
+the same ones. What takes long is put down in parts: a builder that dies, or whose segment is rewritten, loses little.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
+import threading
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ragfence.core.operations import Operation
@@ -21,6 +29,7 @@ from ragfence.documents.rewriting import Switch
 from ragfence.documents.segments import Address, Layout, address_in
 from ragfence.engine import points
 from ragfence.engine.engine import Engine
+from ragfence.engine.requests import acting_as
 from ragfence.errors import FencedOut, FormatCorrupt, FormatTooNew, InFlight, SnapshotGone
 from ragfence.indexes.corpora import id_values
 from ragfence.indexes.embedders.protocol import Embedder, EmbedderId, embedded
@@ -33,11 +42,17 @@ VERSION = 1
 KIND = "vectors"
 BATCH = 256
 """texts that an embedder gets at once, unless it says otherwise"""
+PART_S = 1.0
+"""so long is embedded before what was made is put down"""
+CARRIED_BYTES = 64 << 20
 WAIT_S = 60.0
 MID_EMBED = "mid_embed"
 AFTER_EMBEDDED = "after_embedded"
 AFTER_VECTORS = "after_vectors"
 VECTOR_POINTS = (MID_EMBED, AFTER_EMBEDDED, AFTER_VECTORS)
+
+Earlier = Callable[[set[bytes]], Iterable[Address]]
+"""The segments of earlier revisions that had some of these snippets, the likeliest first."""
 
 
 class Texts(NamedTuple):
@@ -53,6 +68,87 @@ class Texts(NamedTuple):
         return self.table.column("snippet_id").combine_chunks()
 
 
+class Carried:
+    """What one caller has embedded lately, in memory: what it put down may have been voided by a rewrite of the log."""
+
+    def __init__(self, most_bytes: int = CARRIED_BYTES) -> None:
+        self._held: OrderedDict[bytes, Vectors] = OrderedDict()
+        self._lock = threading.Lock()
+        self._most_bytes = most_bytes
+        self._bytes = 0
+        self.embedded = 0
+        """snippets, all in all"""
+
+    def add(self, ids: Sequence[bytes], vectors: Vectors) -> None:
+        with self._lock:
+            self.embedded += len(ids)
+            for each, vector in zip(ids, vectors, strict=True):
+                if each not in self._held:
+                    self._held[each] = vector
+                    self._bytes += vector.nbytes
+            while self._bytes > self._most_bytes:
+                self._bytes -= self._held.popitem(last=False)[1].nbytes
+
+    def of(self, ids: Iterable[bytes]) -> dict[bytes, Vectors]:
+        with self._lock:
+            return {each: self._held[each] for each in ids if each in self._held}
+
+
+class VectorObjects:
+    """The vectors of one embedder, as the object store has them."""
+
+    def __init__(self, objects: ObjectStore, layout: Layout, embedder: str, dimension: int | None = None) -> None:
+        self._objects = objects
+        self._layout = layout
+        self._embedder = embedder
+        self._dimension = dimension
+
+    def whole_name(self, address: Address) -> str:
+        return f"{self._layout.vectors}/{self._embedder}/{address.text}"
+
+    def part_name(self, address: Address, number: int, token: str, part: int) -> str:
+        return f"{self._parts(address)}{number:06d}-{token}-{part:06d}"
+
+    def whole(self, address: Address) -> tuple[str, bytes | None]:
+        name = self.whole_name(address)
+        return name, self._objects.get(name)
+
+    def some_names(self, address: Address) -> list[str]:
+        """What may hold vectors of some snippets of the segment."""
+        kept = f"{self._layout.kept_vectors}/{self._embedder}/{address.text}"
+        return [kept, *(entry.name for entry in self._objects.list(self._parts(address)))]
+
+    def read(self, name: str) -> tuple[list[bytes], Vectors] | None:
+        data = self._objects.get(name)
+        if data is None:
+            return None
+        ids, vectors = _decoded(name, data, self._dimension)
+        return id_values(ids), vectors
+
+    def some(self, names: Iterable[str], wanted: set[bytes]) -> dict[bytes, Vectors]:
+        """The wanted vectors that these objects hold."""
+        found: dict[bytes, Vectors] = {}
+        for name in names:
+            held = self.read(name)
+            if held is not None:
+                found |= {each: vector for each, vector in zip(*held, strict=True) if each in wanted}
+        return found
+
+    def at(self, address: Address, wanted: set[bytes]) -> dict[bytes, Vectors]:
+        """The wanted vectors that stand beside a segment."""
+        found = self.some([self.whole_name(address)], wanted)
+        return found if len(found) == len(wanted) else found | self.some(self.some_names(address), wanted)
+
+    def put(self, name: str, ids: Sequence[bytes], vectors: Vectors) -> None:
+        self._objects.put_new(name, encoded_vectors(ids, vectors))
+
+    def delete(self, names: Sequence[str]) -> None:
+        self._objects.delete(names)
+
+    def _parts(self, address: Address) -> str:
+        return f"{self._layout.vector_parts}/{self._embedder}/{address.text}/"
+
+
 class VectorStore:
     """Reads vectors, and makes those that are missing."""
 
@@ -64,52 +160,188 @@ class VectorStore:
         *,
         told: Callable[[int], None] = lambda made: None,
         check: Callable[[], None] = lambda: None,
+        carried: Carried | None = None,
+        api_key: str = "",
     ) -> None:
-        """`told`: how many snippets were embedded, after each batch. `check` raises when it has become useless."""
+        """`told`: how many snippets were embedded, after each batch. `check` raises when it has become useless.
+
+        `api_key`: for which it is done, in whatever thread.
+        """
+        self._api_key = api_key
         self._engine = engine
-        self._objects = objects
         self._layout = Layout(engine.tenant)
         self._embedder = embedder
         self._id = EmbedderId.of(embedder)
+        self._objects = VectorObjects(objects, self._layout, self._id.digest, self._id.dimension)
         self._told = told
         self._check = check
+        self._carried = carried or Carried()
 
-    def of(self, texts: Texts) -> Vectors:
-        """A vector for each snippet of the segment, in the order of its object."""
-        name = self._name(texts.address)
-        revision = 1
-        while (data := self._objects.get(name)) is None:
-            if not self._made(texts, name, revision):
-                revision += 1  # sealed, and yet there is none: somebody deleted it
-        return vectors_in(name, data, texts.ids, self._id.dimension)
+    def of(self, texts: Texts, rows: Any, earlier: Earlier = lambda wanted: ()) -> Vectors:
+        """A vector for each of these rows of a segment's snippets, in their order."""
+        name, data = self._objects.whole(texts.address)
+        if data is not None:
+            vectors = vectors_in(name, data, texts.ids, self._id.dimension)
+            return vectors if len(rows) == len(vectors) else vectors[rows]
+        ids = id_values(texts.ids)
+        wanted = {ids[at]: at for at in (int(row) for row in rows)}
+        text = texts.table.column("text")
+        return self._stacked(
+            list(wanted),
+            self.known_or_made(
+                texts.address,
+                wanted,
+                lambda missing: text.take([wanted[each] for each in missing]).to_pylist(),
+                earlier,
+                in_all=len(ids),
+            ),
+        )
 
-    def _made(self, texts: Texts, name: str, revision: int) -> bool:
-        """False: somebody made it once, and it is not there any more."""
+    def known_or_made(
+        self,
+        address: Address,
+        wanted: Iterable[bytes],
+        texts_of: Callable[[Sequence[bytes]], list[str]],
+        earlier: Earlier,
+        *,
+        in_all: int | None = None,
+    ) -> dict[bytes, Vectors]:
+        """The vectors of the wanted snippets of a segment. `in_all`: how many snippets the segment has."""
+        order = dict.fromkeys(wanted)
+        number = 1
+        while True:
+            names = self._objects.some_names(address)
+            number = max(number, *(_group_in(name) for name in names))
+            found = self._objects.some([self._objects.whole_name(address), *names], set(order))
+            missing = [each for each in order if each not in found]
+            if not missing:
+                return found
+            if not self._made(address, number, missing, texts_of, earlier, whole=len(missing) == in_all):
+                number += 1  # sealed, and yet some are missing: others were wanted then, or somebody deleted it
+
+    def held(self, address: Address, wanted: Iterable[bytes]) -> dict[bytes, Vectors]:
+        """The wanted vectors that somebody has made of snippets of this segment."""
+        return self._objects.at(address, set(wanted))
+
+    def embed_new(
+        self, address: Address, texts: Mapping[bytes, str], earlier: Earlier, *, number: int, whole: bool
+    ) -> dict[bytes, Vectors]:
+        """Of a segment that is not committed yet: nobody else knows it, and no claim is needed.
+
+        `number`: which portion of its snippets this is; `whole`: these are all of them, in their order. If a newer
+        epoch makes the segment void, nothing is kept: its writer finds that out when it commits.
+        """
+
+        def put(address: Address, name: str, made: Mapping[bytes, Vectors]) -> None:
+            with contextlib.suppress(SnapshotGone):
+                self._put(address, name, made)
+
+        return self._put_down(
+            address,
+            f"new{number}",
+            1,
+            list(texts),
+            lambda some: [texts[each] for each in some],
+            earlier,
+            whole,
+            put=put,
+        )
+
+    def _stacked(self, ids: Sequence[bytes], found: Mapping[bytes, Vectors]) -> Vectors:
+        import numpy as np
+
+        return np.stack([found[each] for each in ids]) if ids else np.zeros((0, self._id.dimension), np.float32)
+
+    def _made(
+        self,
+        address: Address,
+        number: int,
+        missing: list[bytes],
+        texts_of: Callable[[Sequence[bytes]], list[str]],
+        earlier: Earlier,
+        *,
+        whole: bool,
+    ) -> bool:
+        """False: somebody has made this number already."""
         operation = Operation(
             kind=KIND,
-            source_id=f"{self._id.digest}/{texts.address.text}",
-            revision=str(revision),
+            source_id=f"{self._id.digest}/{address.text}",
+            revision=f"part {number}",
             index_hash=self._id.digest,
             action="embed",
         )
         try:
-            with self._engine.claim(self._engine.request(operation, None), wait_s=WAIT_S, verdict=False) as op:
+            with acting_as(self._api_key):
+                request = self._engine.request(operation, None)
+            with self._engine.claim(request, wait_s=WAIT_S, verdict=False, repeatable=True) as op:
                 if not op.is_new:
-                    return self._objects.get(name) is not None
-                if self._objects.get(name) is None:  # else: put by an attempt that died before its seal
-                    points.reach(MID_EMBED)
-                    data = self._embedded(texts)
-                    points.reach(AFTER_EMBEDDED)
-                    op.lease.check()
-                    self._objects.put_new(name, data)
-                    points.reach(AFTER_VECTORS)
-                    self._refuse_void(texts.address, name)
-                op.seal(effect_id=name, result={"rows": texts.table.num_rows})
+                    return False
+                found = self._objects.at(address, set(missing))  # put by an attempt that died before its seal
+                left = [each for each in missing if each not in found]
+                points.reach(MID_EMBED)
+                token = op.lease.ref.token.hex()
+                self._put_down(address, token, number, left, texts_of, earlier, whole and not found, op.lease.check)
+                op.seal(effect_id=f"{address.text}/{number}", result={"rows": len(left)})
         except FencedOut:
             pass  # a successor made the same
         except InFlight:
             self._check()  # somebody is still embedding: wait on, unless nobody needs it any more
         return True
+
+    def _put_down(
+        self,
+        address: Address,
+        token: str,
+        number: int,
+        missing: Sequence[bytes],
+        texts_of: Callable[[Sequence[bytes]], list[str]],
+        earlier: Earlier,
+        whole: bool,
+        check: Callable[[], None] = lambda: None,
+        put: Callable[[Address, str, Mapping[bytes, Vectors]], None] | None = None,
+    ) -> dict[bytes, Vectors]:
+        """Takes what is known from elsewhere, embeds the rest, and puts it down in parts, or as a whole."""
+        put = put or self._put
+        made: dict[bytes, Vectors] = dict(self._carried.of(missing))
+        self._take_over(made, missing, earlier)
+        done: dict[bytes, Vectors] = {}
+        parts = 0
+        began = time.monotonic()
+        left = [each for each in missing if each not in made]
+        size = max(1, int(getattr(self._embedder, "batch", BATCH)))
+        for first in range(0, len(left), size):
+            self._check()
+            portion = left[first : first + size]
+            vectors = embedded(self._embedder, self._id, texts_of(portion))
+            self._carried.add(portion, vectors)
+            self._told(len(portion))
+            made |= zip(portion, vectors, strict=True)
+            if time.monotonic() - began >= PART_S and first + size < len(left):
+                parts += 1
+                put(address, self._objects.part_name(address, number, token, parts), made)
+                done, made, began = done | made, {}, time.monotonic()
+        points.reach(AFTER_EMBEDDED)
+        check()
+        if made:
+            ordered = {each: made[each] for each in missing if each in made}
+            name = self._objects.part_name(address, number, token, parts + 1)
+            put(address, self._objects.whole_name(address) if whole and not parts else name, ordered)
+        points.reach(AFTER_VECTORS)
+        return done | made
+
+    def _take_over(self, made: dict[bytes, Vectors], missing: Sequence[bytes], earlier: Earlier) -> None:
+        """What an earlier revision of the same document had is not embedded again."""
+        left = {each for each in missing if each not in made}
+        for address in earlier(left) if left else ():
+            found = self._objects.at(address, left)
+            made |= found
+            left -= found.keys()
+            if not left:
+                return
+
+    def _put(self, address: Address, name: str, made: Mapping[bytes, Vectors]) -> None:
+        self._objects.put(name, list(made), self._stacked(list(made), made))
+        self._refuse_void(address, name)
 
     def _refuse_void(self, address: Address, name: str) -> None:
         """The log may have been rewritten without this segment meanwhile, and what was void deleted before we put: who
@@ -122,34 +354,11 @@ class VectorStore:
         self._objects.delete([name])
         raise SnapshotGone(f"{address.text} is not in the log any more: it was compacted, or a document was purged")
 
-    def _embedded(self, texts: Texts) -> bytes:
-        import numpy as np
 
-        ids = id_values(texts.ids)
-        made = np.zeros((len(ids), self._id.dimension), dtype=np.float32)
-        missing = list(range(len(ids)))
-        kept_name = self._kept_name(texts.address)
-        if (data := self._objects.get(kept_name)) is not None:
-            kept_ids, kept = _decoded(kept_name, data, self._id.dimension)
-            place = {each: at for at, each in enumerate(id_values(kept_ids))}
-            missing = [at for at, each in enumerate(ids) if each not in place]
-            for at, each in enumerate(ids):
-                if each in place:
-                    made[at] = kept[place[each]]
-        column = texts.table.column("text")
-        size = max(1, int(getattr(self._embedder, "batch", BATCH)))
-        for first in range(0, len(missing), size):
-            self._check()
-            portion = missing[first : first + size]
-            made[portion] = embedded(self._embedder, self._id, column.take(portion).to_pylist())
-            self._told(len(portion))
-        return encoded_vectors(ids, made)
-
-    def _name(self, address: Address) -> str:
-        return f"{self._layout.vectors}/{self._id.digest}/{address.text}"
-
-    def _kept_name(self, address: Address) -> str:
-        return f"{self._layout.kept_vectors}/{self._id.digest}/{address.text}"
+def _group_in(name: str) -> int:
+    """The number of the claim under which a part was made; 1 for what is not a part."""
+    number, _, rest = name.rpartition("/")[2].partition("-")
+    return int(number) if rest and number.isdigit() else 1
 
 
 class VectorCopier:
@@ -166,9 +375,9 @@ class VectorCopier:
         """Before the new segments count: what is known of their snippets goes to the new addresses."""
         for embedder in self._embedders():
             place: dict[bytes, tuple[str, int]] = {}
-            for segment in switch.replaced:
-                for root in (self._layout.vectors, self._layout.kept_vectors):
-                    name = f"{root}/{embedder}/{address_in(segment).text}"
+            held = VectorObjects(self._objects, self._layout, embedder)
+            for address in map(address_in, switch.replaced):
+                for name in (held.whole_name(address), *held.some_names(address)):
                     for at, each in enumerate(self._read(name)[0]):
                         place[each] = (name, at)
             if place:
@@ -199,7 +408,7 @@ class VectorCopier:
 
     def _embedders(self) -> Iterator[str]:
         seen = set()
-        for root in (self._layout.vectors, self._layout.kept_vectors):
+        for root in (self._layout.vectors, self._layout.kept_vectors, self._layout.vector_parts):
             after = ""
             while entry := next(iter(self._objects.list(f"{root}/", start_after=after, limit=1)), None):
                 embedder = entry.name[len(root) + 1 :].partition("/")[0]

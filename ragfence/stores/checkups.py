@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from ragfence.core.policy import Policy
-from ragfence.errors import RagfenceError
+from ragfence.errors import Hint, RagfenceError
 from ragfence.stores.fences import Marker
 
 
@@ -68,8 +68,12 @@ def journal_check(folder: str, waiting: int, *, oldest_age: str = "") -> Check:
         return ok("journal", f"nothing waits in {folder}")
     return warn(
         "journal",
-        f"{waiting} effects ran while the fence store was down and are not sealed yet ({folder}, oldest {oldest_age})",
-        "call `fence.reconcile_journal()` on this machine: until then other machines may perform them again",
+        f"{waiting} effect{'s' * (waiting != 1)} ran while the fence store was down, not sealed yet ({folder}, oldest "
+        f"{oldest_age})",
+        Hint(
+            "call fence.reconcile_journal() on this machine: until then other machines may perform them again",
+            cli="run `ragfence journal reconcile` on this machine: until then other machines may perform them again",
+        ),
     )
 
 

@@ -6,16 +6,20 @@ step. Expiry is decided by the store's own clock. `ragfence.testing.FenceStoreCo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from ragfence.core.decisions import Ask, Claim, Held, LeaseRef, Mode, Seal, SealOutcome, Verdict
-from ragfence.core.records import TOKEN_BYTES, Head, KeyRecord
+from ragfence.core.records import TOKEN_BYTES, Head, KeyRecord, State
 from ragfence.core.rows import Row
+from ragfence.core.tallies import Tallies
 
 SOURCE_BYTES = 20
 """How much of a source's digest names it in the fence store."""
+PENDING_SEEN = 2_000
+"""How many attempts `stats` reads at most, about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +78,52 @@ class Scanned:
     key: bytes
     record: KeyRecord
     expires_ms: int | None
+    source: bytes = b""
+    """where it stands, if that is the record of a source"""
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Attempts without an outcome: held, released, or quarantined."""
+
+    count: int = 0
+    """exact"""
+    seen: tuple[Scanned, ...] = ()
+    """as many of them as are read; all of them unless there are thousands"""
+
+    def by_state(self) -> Counter[tuple[str, str]]:
+        """(kind, state) -> how many; where not all were read, as many as their share of those that were."""
+        found = Counter((each.record.kind, each.record.state.name.lower()) for each in self.seen)
+        if not self.seen or self.count <= len(self.seen):
+            return found
+        return Counter({what: round(count * self.count / len(self.seen)) for what, count in found.items()})
+
+    @property
+    def oldest(self) -> Scanned | None:
+        """Of those that wait for their outcome: quarantined ones wait for somebody to release them."""
+        waiting = (each for each in self.seen if each.record.state is not State.QUARANTINED)
+        return min(waiting, key=lambda each: each.record.first_seen_ms, default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    records: dict[tuple[str, str], int] = field(default_factory=dict)
-    """(kind, state) -> how many"""
-    sources: int = 0
+    """What a store holds, from counts that it keeps as it answers: no record is looked for."""
+
+    documents: int = 0
+    """live ones, exact, of the shards that may answer"""
+    records: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """(kind, state) -> how many keys, without documents. Of those that ended it is an estimate: see `Tallies`"""
+    pending: Pending = field(default_factory=Pending)
+    average_ttl_s: float | None = None
+    """how long those that ended and expire are still held, on average: an estimate, too"""
     rows: int = 0
+    """decision rows, or entries of them, that are not drained yet"""
     bytes: int | None = None
+
+
+def stats_of(documents: int, pending: Pending, tallies: Tallies, now_ms: int, rows: int, size: int | None) -> Stats:
+    ended, average_ttl_s = tallies.live_keys(now_ms)
+    return Stats(documents, ended + pending.by_state(), pending, average_ttl_s, rows, size)
 
 
 class Writing(Protocol):
@@ -143,14 +184,28 @@ class FenceStore(Protocol):
 
     def seal(self, seals: Sequence[Seal]) -> list[SealOutcome]: ...
 
-    def release(self, leases: Sequence[LeaseRef], error: str = "", *, expire: bool = False) -> list[bool]: ...
+    def release(
+        self,
+        leases: Sequence[LeaseRef],
+        error: str = "",
+        *,
+        expire: bool = False,
+        refund: bool = False,
+        withdraw: bool = False,
+    ) -> list[bool]:
+        """Ends leases without an outcome. `refund`: the attempts do not count; `withdraw`: nor is anything left of
+        first ones; see `core.decisions.settle_release`."""
+        ...
 
     def pardon(self, leases: Sequence[LeaseRef]) -> list[bool]: ...
 
     def read(self, lookups: Sequence[Lookup]) -> list[Held]: ...
 
     def heads(self, shard: int) -> Iterator[tuple[bytes, Head]]:
-        """May show a head twice, and one that moves meanwhile as it was or as it is."""
+        """The heads of documents. The head of an operation with a sequence is not one of them.
+
+        May show a head twice, and one that moves meanwhile as it was or as it is.
+        """
         ...
 
     def all_heads(self) -> Iterator[tuple[int, bytes, Head]]:
@@ -158,7 +213,7 @@ class FenceStore(Protocol):
         ...
 
     def marks(self, shard: int | None = None) -> Iterator[tuple[int, bytes]]:
-        """(shard, source + digest of its key + metadata hash) of every live head, or of those of one shard.
+        """(shard, source + digest of its key + metadata hash) of every live document, or of those of one shard.
 
         What a corpus digest is made of, for less than the heads cost. As them, one may come twice.
         """
@@ -172,11 +227,27 @@ class FenceStore(Protocol):
         """Attempts that stand in the record of their source: those of documents, and of operations with a sequence."""
         ...
 
-    def forget(self, keys: Sequence[bytes]) -> None:
-        """Drops ended records. Whoever calls it has written the row that ends their lives."""
+    def forget(self, keys: Sequence[bytes], *, below: int = 0, pending: bool = False) -> None:
+        """Drops ended records. Whoever calls it has written the row that ends their lives.
+
+        `pending`: also records of attempts that failed, were given back, or whose lease has run out, with what is kept
+        of their payloads. A record whose lease is live is never dropped.
+
+        Receipts of superseded documents go only if they are of an epoch below `below`: they answer nobody any more.
+        """
         ...
 
-    def stats(self) -> Stats: ...
+    def scrub(self) -> None:
+        """What was deleted before is in no file of the store any more, as far as the store decides that."""
+        ...
+
+    def stats(self) -> Stats:
+        """At a cost that does not grow with what is held, but with what is pending."""
+        ...
+
+    def tallies(self, since_ms: int = 0) -> Tallies:
+        """What was answered, by hours, from the hour of a moment on; as far back as counts are kept."""
+        ...
 
     def purge_expired(self, limit: int = 1000) -> int: ...
 
@@ -225,7 +296,9 @@ class FenceStore(Protocol):
 
     def unlock(self, name: str, token: str) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Calls that are under way end, or raise `StoreClosed`, as every later one does. Nothing is left open."""
+        ...
 
 
 @runtime_checkable

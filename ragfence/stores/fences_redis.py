@@ -11,7 +11,6 @@ process that answers. After a restart, failover or flush they are hydrated from 
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeVar
@@ -41,16 +40,19 @@ from ragfence.core.records import (
     unpark,
 )
 from ragfence.core.rows import Row
+from ragfence.core.tallies import HOUR_MS, Tallies, label_of_row
 from ragfence.errors import RagfenceError, StoreUnavailable
-from ragfence.stores.fences import Loaded, LoadedSource, Lookup, Marker, Replays, RowEntry, Scanned, Stats
+from ragfence.stores.fences import Loaded, LoadedSource, Lookup, Marker, Replays, RowEntry, Scanned, Stats, stats_of
 from ragfence.stores.redis_asking import Asking, Needed, always
 from ragfence.stores.redis_batches import Item, ScriptBatches
+from ragfence.stores.redis_counts import StoreCounts
 from ragfence.stores.redis_errors import REDIS_ERRORS, in_our_words, understood
 from ragfence.stores.redis_link import Call, Link, ServerLink
 from ragfence.stores.redis_loop import LoopLines
 from ragfence.stores.redis_reading import Reader, Snapshot
 from ragfence.stores.redis_replays import BulkReplays
-from ragfence.stores.redis_rows import RowStreams
+from ragfence.stores.redis_replies import list_of, number
+from ragfence.stores.redis_rows import NewRows, RowStreams
 from ragfence.stores.redis_safety import Confirmation, refuse_unsafe, refuse_without_aof
 from ragfence.stores.redis_scripts import Alone, scripts
 from ragfence.stores.redis_urls import open_link
@@ -72,8 +74,9 @@ LOADED_AT_ONCE = 8
 """shards: the server stores what was sent of them while the next are packed"""
 
 Answered = TypeVar("Answered", Verdict, SealOutcome)
-_FOR_ONE = {"claim": (b"", b"1"), "seal": (b"1",)}
-"""What stands between the ARGV of a shard and its single item: its number, and before that a claim's other rows."""
+_FOR_ONE = {"claim": (b"", b"", b"1"), "seal": (b"1",)}
+"""What stands between the ARGV of a shard and its single item: its number, and before that a claim's other rows and
+what these are counted under."""
 
 
 def _tells_of_a_seal(replies: list[Any]) -> bool:
@@ -114,6 +117,7 @@ class RedisFences:
         self._reader = Reader(self._link, self._names, test_clock)
         self._rows = RowStreams(self._asking, self._names, self._most_rows, real_clock=test_clock is None)
         self._bulk = BulkReplays(self._reader, self._names, self._rows, self._held)
+        self._counts = StoreCounts(self._asking, self._reader, self._names, solo=solo)
         self._loop_lines = LoopLines(self._server.lines, patience_s) if self._server else None
         try:
             self._refuse_unsafe_servers()
@@ -124,11 +128,13 @@ class RedisFences:
     def claim(self, claims: Sequence[Claim]) -> list[Verdict]:
         if len(claims) == 1:
             return [verdict_of(self._alone("claim", claims[0], pack_claim(claims[0]), _tells_of_a_seal))]
-        hits, rows = self._bulk.of_claims(claims) if claims else ([], {})
+        if not claims:
+            return []
+        hits, rows = self._bulk.of_claims(claims)
         misses = [claim for claim, hit in zip(claims, hits, strict=True) if hit is None]
         if not misses:
             return [hit for hit in hits if hit is not None]
-        confirm = always if rows else _tells_of_a_seal
+        confirm = always if rows.encoded else _tells_of_a_seal
         rest = iter(self._batches.run("claim", misses, pack_claim, verdict_of, b"", rows=rows, confirm=confirm))
         return [hit or next(rest) for hit in hits]
 
@@ -149,8 +155,21 @@ class RedisFences:
     def renew(self, leases: Sequence[LeaseRef]) -> list[bool]:
         return self._lease_call("renew", leases)
 
-    def release(self, leases: Sequence[LeaseRef], error: str = "", *, expire: bool = False) -> list[bool]:
-        return self._lease_call("expire" if expire else "release", leases, short(error)[1:])
+    def release(
+        self,
+        leases: Sequence[LeaseRef],
+        error: str = "",
+        *,
+        expire: bool = False,
+        refund: bool = False,
+        withdraw: bool = False,
+    ) -> list[bool]:
+        return self._lease_call(
+            "expire" if expire else "release",
+            leases,
+            short(error)[1:],
+            refund=b"2" if withdraw else b"1" if refund else b"0",
+        )
 
     def pardon(self, leases: Sequence[LeaseRef]) -> list[bool]:
         return self._lease_call("pardon", leases)
@@ -180,7 +199,7 @@ class RedisFences:
     def _heads_in(self, wanted: int | None) -> Iterator[tuple[int, bytes, Head]]:
         for shard, source, data, stamp in self._sources_in(wanted):
             head = head_of_source(data, stamp)
-            if head is not None:
+            if head is not None and head.record is not None:
                 yield shard, source, head
 
     def _sources_in(self, wanted: int | None) -> Iterator[tuple[int, bytes, bytes, bytes | None]]:
@@ -194,9 +213,9 @@ class RedisFences:
             yield shard, name[start:], data, None if self.solo else stamps[shard]
 
     def leases(self, shard: int | None = None) -> Iterator[Scanned]:
-        for held_in, _, data, stamp in self._sources_in(shard):
+        for held_in, source, data, stamp in self._sources_in(shard):
             if lease := lease_of_source(data, stamp):
-                yield Scanned(bytes((held_in,)) + lease.digest, lease.record, None)
+                yield Scanned(bytes((held_in,)) + lease.digest, lease.record, None, source)
 
     def scan(self, shard: int | None = None) -> Iterator[Scanned]:
         for held_in, name, data, expires_ms in self._reader.scan_expiring(b"k", shard):
@@ -206,26 +225,29 @@ class RedisFences:
             if record:
                 yield Scanned(key, record, expires_ms)
 
-    def forget(self, keys: Sequence[bytes]) -> None:
+    def forget(self, keys: Sequence[bytes], *, below: int = 0, pending: bool = False) -> None:
         by_shard: dict[int, list[bytes]] = {}
         for key in keys:
             by_shard.setdefault(key[0], []).append(self._names.record(key))
         if by_shard:
-            self._epoch_call("forget_ended", records=by_shard)
+            self._epoch_call("forget_pending" if pending else "forget_ended", below, records=by_shard)
+
+    def scrub(self) -> None:
+        """Redis frees what it deletes; its files (RDB, AOF) are rewritten when the server decides."""
 
     def stats(self) -> Stats:
-        counted = Counter((found.record.kind, found.record.state.name.lower()) for found in self.scan())
-        sources = 0
-        for _, _, data, stamp in self._sources_in(None):
-            sources += 1
-            if lease := lease_of_source(data, stamp):
-                counted[lease.record.kind, lease.record.state.name.lower()] += 1
+        now_ms = self.now_ms()
         rows = sum(self._rows.lengths(range(len(self._names.rows))))
-        return Stats(counted, sources, rows, sum(int(info.get("used_memory", 0)) for info in self.infos()))
+        size = sum(int(info.get("used_memory", 0)) for info in self.infos())
+        documents, pending = self._counts.documents(), self._counts.pending(now_ms)
+        return stats_of(documents, pending, self._rows.tallies(0, now_ms), now_ms, rows, size)
+
+    def tallies(self, since_ms: int = 0) -> Tallies:
+        return self._rows.tallies(since_ms, self.now_ms())
 
     def infos(self) -> list[dict[str, Any]]:
         """What each server that takes writes says of itself: its INFO, and `node`, its address."""
-        with understood(self.url):
+        with understood(self.url), self._link.commands():
             return [{**client.info(), "node": name} for name, client in self._link.primaries()]
 
     def purge_expired(self, limit: int = 1000) -> int:
@@ -233,10 +255,11 @@ class RedisFences:
         return 0
 
     def record(self, rows: Sequence[Row]) -> None:
-        entries: dict[int, list[bytes]] = {}
+        by_hour: dict[int, NewRows] = {}
         for row in rows:
-            entries.setdefault(row.key[0], []).append(row.encode())
-        self._rows.add(entries)
+            hour = row.ts_ms // HOUR_MS
+            by_hour.setdefault(hour, NewRows(hour * HOUR_MS)).add(row.key[0], row.encode(), label_of_row(row))
+        self._rows.add(list(by_hour.values()))
 
     def rows(self, since_ms: int = 0, shard: int | None = None) -> Iterator[Row]:
         return self._rows.read(since_ms, shard)
@@ -293,16 +316,16 @@ class RedisFences:
 
     def lock(self, name: str, token: str, ttl_ms: int) -> bool:
         key = self._names.lock(name)
-        with understood(self.url):
-            if self._link.client.set(key, token, nx=True, px=ttl_ms):
+        with understood(self.url), self._link.commands() as client:
+            if client.set(key, token, nx=True, px=ttl_ms):
                 return True
-            return bool(self._link.client.get(key) == token.encode() and self._link.client.pexpire(key, ttl_ms))
+            return bool(client.get(key) == token.encode() and client.pexpire(key, ttl_ms))
 
     def unlock(self, name: str, token: str) -> None:
         key = self._names.lock(name)
-        with understood(self.url):
-            if self._link.client.get(key) == token.encode():
-                self._link.client.delete(key)
+        with understood(self.url), self._link.commands() as client:
+            if client.get(key) == token.encode():
+                client.delete(key)
 
     def close(self) -> None:
         if self._loop_lines is not None:
@@ -329,8 +352,10 @@ class RedisFences:
             there = None
         return Held(found, there)
 
-    def _lease_call(self, action: str, leases: Sequence[LeaseRef], error: bytes = b"") -> list[bool]:
-        return self._batches.run("lease", leases, pack_lease, lease_done, action, error)
+    def _lease_call(
+        self, action: str, leases: Sequence[LeaseRef], error: bytes = b"", *, refund: bytes = b"0"
+    ) -> list[bool]:
+        return self._batches.run("lease", leases, pack_lease, lease_done, action, error, refund)
 
     def _alone(self, script: str, item: Claim | Seal, packed: bytes, confirm: Needed) -> Any:
         """The reply to a batch of one, which most are: nothing to group, nothing to put in order."""
@@ -346,7 +371,7 @@ class RedisFences:
         shard, made = item.key[0], self._scripts[script]
         keys, args = self._heads[script][shard]
         given = (*self._common, b"", *args, *_FOR_ONE[script], packed)
-        call = Call(shard, made.call((*keys, *self._names.keys_of(item)), given))
+        call = Call(shard, made.call((*keys, *self._names.keys_of(item)), given), list_of(1, bytes))
         return self._asking.called(made, [call], confirm)[0][0]
 
     def _packed_ahead(self, script: str) -> list[Alone]:
@@ -393,15 +418,18 @@ class RedisFences:
             else:
                 names.append(self._names.record(item.key))
                 values.append(park(epoch, item.record))
-        return Call(shard, self._scripts["epoch"].call(names, (b"load", epoch, *values)))
+        return Call(shard, self._scripts["epoch"].call(names, (b"load", epoch, *values)), number)
 
     def _epoch_call(self, action: str, epoch: int = 0, records: Mapping[int, Sequence[bytes]] | None = None) -> bool:
         """About the markers of all shards, at once unless it is a cluster; or about these records, shard by shard."""
         script, markers = self._scripts["epoch"], self._names.markers
         if records is None and not self._link.clustered:
-            return all(self._asking.called(script, [Call(0, script.call(markers, (action, epoch)))]))
+            return all(self._asking.called(script, [Call(0, script.call(markers, (action, epoch)), number)]))
         shards = dict.fromkeys(range(len(markers)), ()) if records is None else records
-        calls = [Call(shard, script.call([markers[shard], *names], (action, epoch))) for shard, names in shards.items()]
+        calls = [
+            Call(shard, script.call([markers[shard], *names], (action, epoch)), number)
+            for shard, names in shards.items()
+        ]
         return all(self._asking.called(script, calls))
 
     def _refuse_unsafe_servers(self) -> None:

@@ -23,6 +23,7 @@ from ragfence.errors import (
     UnknownStore,
     ValidationError,
 )
+from ragfence.stores.file_modes import make_folder, make_folders, modes_in
 from ragfence.stores.objects import Entry, Put, check_listing, check_name, is_name
 from ragfence.stores.objects_local_temp import Inode, TempFiles
 
@@ -43,8 +44,9 @@ class LocalObjects:
         self._temp = TempFiles(self._root / ".tmp")
         self._durable: set[Path] = set()  # folders whose own entry this process has synced
         try:
-            _make_folders(self._objects)
-            _make_folders(self._root / ".tmp")
+            for folder in (self._objects, self._root / ".tmp"):
+                make_folders(folder, made=lambda made: _sync_folder(made.parent))
+            self._temp.modes = self._modes = modes_in(self._root)
             self._temp.sweep()
         except (FileExistsError, NotADirectoryError) as error:
             raise UnknownStore(
@@ -66,6 +68,13 @@ class LocalObjects:
             return None
         except OSError as error:
             raise self._failed(f"read {name}", error) from error
+
+    def check_folder(self) -> None:
+        """Raises if the folder is gone, of which no `get` tells: an object that is not there is no error."""
+        try:
+            os.stat(self._objects)
+        except OSError as error:
+            raise self._failed("find the objects", error) from error
 
     def put_new(self, name: str, data: bytes) -> Put:
         check_name(name)
@@ -173,7 +182,7 @@ class LocalObjects:
             return
         self._make_folder(folder.parent)
         with contextlib.suppress(FileExistsError):
-            folder.mkdir()
+            make_folder(folder, self._modes)
         if not folder.is_dir():
             raise _both(folder.relative_to(self._objects).as_posix())
         _sync_folder(folder.parent)
@@ -248,15 +257,6 @@ def _both(name: str) -> ValidationError:
         f"{name} would be both an object and the folder of others",
         hint="choose names of which none is a folder of another",
     )
-
-
-def _make_folders(folder: Path) -> None:
-    if folder.is_dir():
-        return
-    if folder.parent != folder:
-        _make_folders(folder.parent)
-    folder.mkdir(exist_ok=True)
-    _sync_folder(folder.parent)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -17,6 +17,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
+from ragfence.stores.file_modes import PRIVATE, open_file
+
 STALE_S = 24 * 3600
 
 Inode = tuple[int, int]
@@ -39,6 +41,7 @@ class Temp(NamedTuple):
 class TempFiles:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self.modes = PRIVATE
 
     def write(self, data: bytes) -> Temp:
         temp = self._new()
@@ -84,7 +87,7 @@ class TempFiles:
     def _new(self) -> Temp:
         while True:
             path = self._folder / f"{MACHINE}-{secrets.token_hex(16)}"
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            descriptor = open_file(path, os.O_RDWR | os.O_EXCL, self.modes)
             if _locked(descriptor) is not False and os.fstat(descriptor).st_nlink:
                 return Temp(path, descriptor)
             os.close(descriptor)  # somebody swept it before it was held

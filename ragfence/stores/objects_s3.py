@@ -21,12 +21,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 from boto3.session import Session
 from botocore.config import Config
 
+from ragfence.core.urls import show_url
 from ragfence.errors import CommitUncertain, RagfenceError, StoreUnavailable, StoreUnsafe, UnknownStore
+from ragfence.stores.object_address import check_endpoint
 from ragfence.stores.objects import Entry, Put, check_listing, check_name, is_name
 from ragfence.stores.objects_s3_errors import BotoError, brief, is_absent, leaves_open, never_sent, translate
 from ragfence.stores.objects_s3_listing import PAGE, Page, flat, walk
@@ -85,16 +87,12 @@ class S3Objects:
         prefix = prefix.strip("/")
         if prefix:
             check_name(prefix)
-        if not bucket or len(prefix) > MAX_PREFIX_BYTES:
+        if not bucket or "@" in bucket or len(prefix) > MAX_PREFIX_BYTES:
             raise UnknownStore(
-                f"cannot open s3://{bucket}/{prefix}",
+                f"cannot open {show_url(f's3://{bucket}/{prefix}')}",
                 hint=f"name a bucket: s3://bucket/prefix, with a prefix of at most {MAX_PREFIX_BYTES} bytes",
             )
-        if "@" in (endpoint_url or ""):
-            raise UnknownStore(
-                "credentials do not belong into the URL of an endpoint, which ends up in messages",
-                hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead",
-            )
+        check_endpoint(endpoint_url)
         self._bucket = bucket
         self._root = f"{prefix}/" if prefix else ""
         self._endpoint_url, self._region = endpoint_url, region
@@ -114,6 +112,15 @@ class S3Objects:
     @property
     def url(self) -> str:
         return f"s3://{self._bucket}/{self._root}".rstrip("/")
+
+    @property
+    def address(self) -> str | None:
+        """The URL with endpoint and region, so that another process can open the store; None with a given client."""
+        if self._given is not None:
+            return None
+        more = {"endpoint_url": self._endpoint_url, "region": self._region}
+        query = urlencode({name: value for name, value in more.items() if value})
+        return f"{self.url}?{query}" if query else self.url
 
     def get(self, name: str) -> bytes | None:
         check_name(name)

@@ -19,6 +19,7 @@ from botocore.exceptions import (
 from botocore.parsers import ResponseParserError
 
 from ragfence.errors import (
+    Hint,
     RagfenceError,
     StoreAuth,
     StoreUnavailable,
@@ -54,7 +55,10 @@ _HINTS = {
     "RequestTimeTooSkewed": "the clock of this machine is wrong: set it",
     "ExpiredToken": "the session has expired: log in again",
     "AuthorizationHeaderMalformed": "the region is probably wrong: check AWS_REGION",
-    "PermanentRedirect": "the bucket is in another region: set AWS_REGION or region=",
+    "PermanentRedirect": Hint(
+        "the bucket is in another region: set AWS_REGION or region=",
+        cli="the bucket is in another region: set AWS_REGION, or add ?region=NAME to the URL",
+    ),
 }
 
 

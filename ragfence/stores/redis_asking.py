@@ -11,7 +11,8 @@ from redis.exceptions import NoScriptError
 
 from ragfence.errors import StoreUnavailable
 from ragfence.stores.redis_errors import REDIS_ERRORS, in_our_words, understood
-from ragfence.stores.redis_link import Begun, Call, Command, Exchange, Link
+from ragfence.stores.redis_link import Begun, Call, Exchange, Link
+from ragfence.stores.redis_replies import Command
 from ragfence.stores.redis_safety import Confirmation
 from ragfence.stores.redis_scripts import Script
 
@@ -67,7 +68,7 @@ class Asking:
             try:
                 for at, done in enumerate(exchanges):
                     if any(isinstance(reply, NoScriptError) for reply in done.replies):
-                        done = self._again(script, kept[at], after)
+                        done = self._repeat_unknown(script, kept[at], done, after)
                     replies = _accepted(done)
                     if after and confirm and confirm(replies):
                         self._refuse_unconfirmed(done.after)
@@ -75,10 +76,17 @@ class Asking:
             except REDIS_ERRORS as error:
                 raise in_our_words(self.link.url, error) from error
 
-    def _again(self, script: Script, calls: Sequence[Call], after: Sequence[Command]) -> Exchange:
-        """On every server concerned; what was answered already is answered the same again."""
-        self.link.exchange(self._loads(script, calls))
-        return self.link.exchange(calls, after)
+    def _repeat_unknown(
+        self, script: Script, calls: Sequence[Call], done: Exchange, after: Sequence[Command]
+    ) -> Exchange:
+        """Loads the script where it is unknown and repeats the calls that were refused: no others, which were made."""
+        refused = [at for at, reply in enumerate(done.replies) if isinstance(reply, NoScriptError)]
+        again = [calls[at] for at in refused]
+        self.link.exchange(self._loads(script, again))
+        replies, answers = self.link.exchange(again, after)
+        for at, reply, answer in zip(refused, replies, answers, strict=True):
+            done.replies[at], done.after[at] = reply, answer
+        return done
 
     def _loads(self, script: Script, calls: Sequence[Call]) -> list[Call]:
         """A server that does not know one script knows none, and gets all; those of a cluster get the one they lack."""

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple, TypeVar
 from ragfence.core.decisions import KEYED, Claim, LeaseRef, Seal
 from ragfence.stores.redis_asking import Asking, Needed
 from ragfence.stores.redis_link import Call
-from ragfence.stores.redis_wire import Names
+from ragfence.stores.redis_replies import list_of
+from ragfence.stores.redis_rows import NewRows
+from ragfence.stores.redis_wire import Names, pack_answers
 
 PART = 250
 """items: while the server works on one part, the next is packed, and the one before is read"""
@@ -58,22 +60,21 @@ class ScriptBatches:
         pack: Callable[[Item], bytes],
         read: Callable[[Any], Answer],
         *common: Any,
-        rows: Mapping[int, Sequence[bytes]] | None = None,
+        rows: NewRows | None = None,
         confirm: Needed | None = None,
     ) -> list[Answer]:
         """The answers, in the order of the items; `rows` are written besides.
 
         What is of one shard is decided in one step, and nothing else is promised: a cluster has a call for each.
         """
-        parts = self._parts(items, rows or {})
+        parts = self._parts(items, rows.encoded if rows else {})
         calls = (self._calls(script, part, items, pack, common, rows) for part in parts)
         answers: dict[int, Answer] = {}
         made = self._asking.scripts[script]
         for part, replies in zip(parts, self._asking.in_parts(made, calls, confirm), strict=True):
+            places = [at for group in part for at in group.members]
             told = (one for reply in replies for one in reply)
-            for group in part:
-                for at in group.members:
-                    answers[at] = read(next(told))
+            answers.update((at, read(one)) for at, one in zip(places, told, strict=True))
         return [answers[at] for at in range(len(items))]
 
     def _parts(self, items: Sequence[Item], rows: Mapping[int, Sequence[bytes]]) -> list[list[_Group]]:
@@ -100,7 +101,7 @@ class ScriptBatches:
         items: Sequence[Item],
         pack: Callable[[Item], bytes],
         common: Sequence[Any],
-        rows: Mapping[int, Sequence[bytes]] | None,
+        rows: NewRows | None,
     ) -> list[Call]:
         """One call, or on a cluster one per shard."""
         return [
@@ -115,7 +116,7 @@ class ScriptBatches:
         items: Sequence[Item],
         pack: Callable[[Item], bytes],
         common: Sequence[Any],
-        rows: Mapping[int, Sequence[bytes]] | None,
+        rows: NewRows | None,
     ) -> Call:
         solo, most_rows = self._first
         heads, records, prefixes = self.heads[script], self._names.records, self._names.prefixes
@@ -126,7 +127,8 @@ class ScriptBatches:
             keys += before
             args += first
             if rows is not None:
-                args.append(b"".join(rows.get(shard, ())))
+                args.append(b"".join(rows.encoded.get(shard, ())))
+                args.append(pack_answers(rows.answers.get(shard, {})))
             args.append(len(members))
             record, prefix = records[shard], prefixes[shard] + b"s"
             for at in members:
@@ -135,4 +137,6 @@ class ScriptBatches:
                 if item.mode is not KEYED:
                     keys.append(prefix + item.source)
                 args.append(pack(item))
-        return Call(groups[0].shard, self._asking.scripts[script].call(keys, args))
+        kinds = (bytes, int) if script == "lease" else (bytes,)
+        shape = list_of(sum(len(group.members) for group in groups), *kinds)
+        return Call(groups[0].shard, self._asking.scripts[script].call(keys, args), shape)

@@ -49,7 +49,7 @@ def look(url: str, tenant: str, durability: Durability, *, timeout_s: float = 5.
         # The health checks of redis-py are PINGs, and a server that cannot save refuses even those.
         link.client.connection_pool.connection_kwargs["health_check_interval"] = 0
     try:
-        with understood(link.url):
+        with understood(link.url), link.commands():
             return [_facts(node, client, names, durability) for node, client in link.primaries()]
     finally:
         link.close()
@@ -90,10 +90,21 @@ def needed_commands(key: bytes, durability: Durability) -> dict[str, tuple[Any, 
         "xadd": ("XADD", key, "NOMKSTREAM", "*", "f", "v"),
         "xrange": ("XRANGE", key, "-", "+", "COUNT", 1),
         "xlen": ("XLEN", key),
+        "hmget": ("HMGET", key, "f"),
+        "hgetall": ("HGETALL", key),
+        "hlen": ("HLEN", key),
+        "hdel": ("HDEL", key, "f"),
+        "zrem": ("ZREM", key, "m"),
+        "zcount": ("ZCOUNT", key, 0, 1),
+        "zrangebyscore": ("ZRANGEBYSCORE", key, 0, 1),
+        "zadd": ("ZADD", key, "XX", 0, "m"),
         "script|load": ("SCRIPT", "LOAD", "return 1"),
         "evalsha": ("EVALSHA", "0" * 40, 0),
-        # The one that writes; the two after it take it away again.
+        # These write, as far as the type of the value lets them; the two after them remove the key again.
         "incr": ("INCR", key),
+        "incrby": ("INCRBY", key, 1),
+        "hset": ("HSET", key, "f", 1),
+        "hincrby": ("HINCRBY", key, "f", 1),
         "pexpire": ("PEXPIRE", key, 1000),
         "del": ("DEL", key),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import redis
@@ -15,13 +15,15 @@ from ragfence.stores.redis_link import (
     BROKEN,
     RETRIES,
     Call,
-    Command,
     Exchange,
     Line,
     Lines,
+    refuse_closed,
     replies_of,
     send_to,
+    shapes_of,
 )
+from ragfence.stores.redis_replies import Command, refuse_others
 
 
 class ClusterLink:
@@ -36,6 +38,7 @@ class ClusterLink:
         self._slots = [self.client.keyslot(tag) for tag in hash_tags]
         self._lines: dict[str, Lines] = {}
         """by the name of the node"""
+        self._closed = False
         self._backoff = ExponentialBackoff(cap=0.5, base=0.02)
 
     def exchange(self, calls: Sequence[Call], after: Sequence[Command] = ()) -> Exchange:
@@ -61,8 +64,26 @@ class ClusterLink:
     def primaries(self) -> list[tuple[str, Any]]:
         return [(node.name, self.client.get_redis_connection(node)) for node in self.client.get_primaries()]
 
+    @contextlib.contextmanager
+    def commands(self) -> Iterator[Any]:
+        refuse_closed(self.url, closed=self._closed)
+        try:
+            yield self.client
+        finally:
+            self._tidy_if_closed()
+
     def close(self) -> None:
-        self.client.close()
+        self._closed = True
+        for lines in list(self._lines.values()):
+            lines.close()
+        self._tidy_if_closed()
+
+    def _tidy_if_closed(self) -> None:
+        """redis-py's own connections, such as those that asked for the map of slots."""
+        if self._closed:
+            for node in self.client.get_nodes():
+                if node.redis_connection:
+                    node.redis_connection.connection_pool.disconnect(inuse_connections=False)
 
     def _round(
         self, calls: Sequence[Call], left: Sequence[int], after: Sequence[Command], done: Exchange
@@ -86,7 +107,7 @@ class ClusterLink:
                 try:
                     if not failed:
                         failed = True
-                        replies = replies_of(line.connection, len(members) + len(after))
+                        replies = replies_of(line.connection, shapes_of([calls[at] for at in members], after))
                         failed = False
                 except BROKEN as broken:
                     again, error = [*again, *members], broken
@@ -111,7 +132,10 @@ class ClusterLink:
     def _lines_to(self, node: Any) -> Lines:
         lines = self._lines.get(node.name)
         if lines is None:
-            lines = self._lines[node.name] = Lines(self.client.get_redis_connection(node).connection_pool)
+            pool = self.client.get_redis_connection(node).connection_pool
+            lines = self._lines[node.name] = Lines(pool, self.url)
+        if self._closed:  # maybe before these were there to be closed
+            lines.close()
         return lines
 
     def _by_node(self, calls: Sequence[Call], left: Sequence[int]) -> list[tuple[Any, list[int]]]:
@@ -126,14 +150,17 @@ class ClusterLink:
         if not isinstance(reply, AskError | TryAgainError):
             return reply
         try:
-            return self.client.execute_command(*call.command)
+            with self.commands() as client:
+                reply = client.execute_command(*call.command)
         except redis.ResponseError as refused:
             return refused
+        refuse_others([call.shape], [reply])
+        return reply
 
     def _learn_slots(self) -> None:
         # What is known may still do; the next round tells.
-        with contextlib.suppress(redis.RedisError, redis.exceptions.RedisClusterException):
-            self.client.nodes_manager.initialize()
+        with self.commands() as client, contextlib.suppress(redis.RedisError, redis.exceptions.RedisClusterException):
+            client.nodes_manager.initialize()
 
 
 class AnsweredByCluster:

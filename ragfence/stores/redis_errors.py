@@ -14,12 +14,6 @@ from ragfence.errors import RagfenceError, StoreAuth, StoreUnavailable, StoreUns
 REDIS_ERRORS = (redis.RedisError, RedisClusterException)
 
 
-def without_credentials(url: str) -> str:
-    scheme, separator, rest = url.partition("://")
-    # The query too: redis-py takes ?password= as well.
-    return f"{scheme}{separator}{rest.rpartition('@')[2].partition('?')[0]}"
-
-
 @contextlib.contextmanager
 def understood(url: str) -> Iterator[None]:
     """Redis errors as ours, each with what to do next."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import threading
 import time
 import weakref
 from collections import deque
@@ -18,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ragfence.stores.redis_link import Line, Lines
+from ragfence.stores.redis_replies import single
 
 _hiredis: Any
 try:
@@ -60,12 +62,22 @@ class LoopLines:
         return None
 
     def close(self) -> None:
-        """From any thread."""
+        """From any thread. Once it returns, no loop looks at a connection any more, and these may be closed."""
         self._closed = True
+        try:
+            here: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+        except RuntimeError:
+            here = None
         for loop, line in list(self._of.items()):
-            if isinstance(line, LoopLine):
-                with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody reads any more
-                    loop.call_soon_threadsafe(line.break_off)
+            if not isinstance(line, LoopLine):
+                continue
+            if loop is here or not loop.is_running():
+                line.break_off()
+                continue
+            done = threading.Event()
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody reads any more
+                loop.call_soon_threadsafe(_break_off, line, done)
+                done.wait(self._timeout_s)
 
     def _opened(self, loop: asyncio.AbstractEventLoop, taken: asyncio.Future[Line]) -> None:
         self._of[loop] = time.monotonic() + AGAIN_S
@@ -85,6 +97,13 @@ class LoopLines:
         self._of[loop] = LoopLine(loop, there, line.run_id, self._timeout_s, broken)
 
 
+def _break_off(line: LoopLine, done: threading.Event) -> None:
+    try:
+        line.break_off()
+    finally:
+        done.set()
+
+
 class LoopLine:
     """A connection that belongs to one event loop. Replies come in the order of what was sent."""
 
@@ -99,6 +118,8 @@ class LoopLine:
         self.run_id = run_id
         self._loop = loop
         self._socket = there
+        self._fileno = there.fileno()
+        """a socket that was closed has forgotten it, and the loop knows it by nothing else"""
         self._timeout_s = timeout_s
         self._broken = broken
         self._reader = _hiredis.Reader()
@@ -109,10 +130,13 @@ class LoopLine:
         self._replies: Replies = []
         self._timer: asyncio.TimerHandle | None = None
         there.setblocking(False)
-        loop.add_reader(there, self._readable)
+        loop.add_reader(self._fileno, self._readable)
 
     def send(self, commands: Sequence[bytes], told: Told) -> None:
         """`commands` are packed."""
+        if self._over:
+            self._loop.call_soon(told, None)
+            return
         data = b"".join(commands)
         self._waiting.append((self._loop.time(), len(commands), told))
         if self._timer is None:
@@ -132,11 +156,14 @@ class LoopLine:
             self._timer.cancel()
             self._timer = None
         waiting, self._waiting = self._waiting, deque()
-        self._loop.remove_reader(self._socket)
-        self._loop.remove_writer(self._socket)
-        self._broken()
-        for _, _, told in waiting:
-            told(None)
+        try:
+            if not self._loop.is_closed():
+                self._loop.remove_reader(self._fileno)
+                self._loop.remove_writer(self._fileno)
+            self._broken()
+        finally:
+            for _, _, told in waiting:
+                told(None)
 
     def _writable(self) -> None:
         try:
@@ -149,9 +176,9 @@ class LoopLine:
             return
         self._unsent = self._unsent[sent:]
         if self._unsent and not self._writing:
-            self._loop.add_writer(self._socket, self._writable)
+            self._loop.add_writer(self._fileno, self._writable)
         elif self._writing and not self._unsent:
-            self._loop.remove_writer(self._socket)
+            self._loop.remove_writer(self._fileno)
         self._writing = bool(self._unsent)
 
     def _readable(self) -> None:
@@ -172,7 +199,7 @@ class LoopLine:
             self.break_off()
 
     def _replied(self, reply: Any) -> None:
-        if not self._waiting:
+        if not self._waiting or not (single(reply) or isinstance(reply, Exception)):
             raise _Refused
         self._replies.append(reply)
         _, count, told = self._waiting[0]

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from ragfence.errors import REHYDRATE, FormatCorrupt
 from ragfence.stores.redis_errors import understood
-from ragfence.stores.redis_link import Call, Command, Link, run_id_in
+from ragfence.stores.redis_link import Call, Link, run_id_in
+from ragfence.stores.redis_replies import Command
 from ragfence.stores.redis_wire import Names
 
 SCAN_PAGE = 1000
@@ -46,16 +48,19 @@ class Reader:
         epochs: dict[int, int | None] = {}
         values: list[bytes | None] = [None] * len(wanted)
         for batch, members, reply, (info, *time) in zip(batches, places, done.replies, done.after, strict=True):
-            found = iter(reply)
-            now_ms = max(now_ms, int(next(found)) if self._test_clock else _milliseconds(time[0]))
+            if self._test_clock:
+                clock, *reply = reply
+                now_ms = max(now_ms, int(clock))
+            else:
+                now_ms = max(now_ms, _milliseconds(time[0]))
             run_id = run_id_in(info)
-            for shard in batch:
-                markers[shard] = marker = next(found)
+            for shard, marker in zip(batch, reply[: len(batch)], strict=True):
+                markers[shard] = marker
                 epochs[shard] = _usable(marker, run_id)
             if len(batches) == 1:
-                values = list(found)
+                values = reply[len(batch) :]
             else:
-                for at, value in zip(members, found, strict=True):
+                for at, value in zip(members, reply[len(batch) :], strict=True):
                     values[at] = value
         return Snapshot(now_ms, markers, epochs, values)
 
@@ -89,7 +94,7 @@ class Reader:
         self, what: bytes, shard: int | None
     ) -> Iterator[tuple[int, list[tuple[int, bytes]], list[bytes | None]]]:
         """The time, names with their shards, and their values."""
-        with understood(self._link.url):
+        with understood(self._link.url), self._link.commands():
             for _, client in self._link.primaries():
                 names = client.scan_iter(self._names.pattern(what, shard), count=SCAN_COUNT)
                 while page := [(self._names.shard_of(name), name) for name in islice(names, SCAN_PAGE)]:
@@ -117,5 +122,8 @@ def _milliseconds(time: Sequence[bytes]) -> int:
 def _usable(marker: bytes | None, run_id: bytes) -> int | None:
     if marker is None:
         return None
-    state, epoch, run = marker.split(b":", 2)
-    return int(epoch) if state == b"R" and run == run_id else None
+    try:
+        state, epoch, run = marker.split(b":", 2)
+        return int(epoch) if state == b"R" and run == run_id else None
+    except ValueError as broken:
+        raise FormatCorrupt(f"{marker!r} is not a valid marker of a shard", hint=REHYDRATE) from broken

@@ -6,15 +6,17 @@ from collections.abc import Callable, Sequence
 
 from ragfence.core.decisions import DOCUMENT, KEYED, SEQUENCED, Ask, Claim, Held, Replay, Verdict, decide
 from ragfence.core.ledger import row_for_claim
-from ragfence.core.records import KeyRecord, free_head, refuse_newer_source
+from ragfence.core.records import HEADER_BYTES, KeyRecord, free_head, refuse_newer_source, short
+from ragfence.core.tallies import Outcome, make_label
 from ragfence.stores.fences import Replays
 from ragfence.stores.redis_reading import Reader
-from ragfence.stores.redis_rows import RowStreams
+from ragfence.stores.redis_rows import NewRows, RowStreams
 from ragfence.stores.redis_wire import Names, row_of_ask, row_of_replay
 
 Hold = Callable[[Claim, bytes | None, bytes | None, int | None], Held]
 """what a record and its source come to in an epoch"""
 _tuple = tuple.__new__
+_DUPLICATE = Outcome.DUPLICATE.value
 
 
 class BulkReplays:
@@ -27,7 +29,7 @@ class BulkReplays:
         found = self._reader.snapshot([(ask[0][0], sources[ask[0][0]] + ask[1]) for ask in asks])
         stamps = {shard: b"" if epoch is None else epoch.to_bytes(8, "big") for shard, epoch in found.epochs.items()}
         ts = found.now_ms.to_bytes(6, "big")
-        rows: dict[int, list[bytes]] = {}
+        rows = NewRows(found.now_ms)
         unclear: set[bytes] = set()
         records: list[bytes | None] = []
         for ask, data in zip(asks, found.values, strict=True):
@@ -40,14 +42,11 @@ class BulkReplays:
             if record is None:  # it may be claimed: whoever comes after it in this batch must wait for that
                 unclear.add(source)
                 continue
-            row = row_of_ask(ask, record, ts)
-            if (written := rows.get(key[0])) is None:
-                rows[key[0]] = [row]
-            else:
-                written.append(row)
-        return Replays(records, self._rows.begin(rows) if rows else None)
+            kind = record[HEADER_BYTES + 1 : HEADER_BYTES + 1 + record[HEADER_BYTES]]
+            rows.add(key[0], row_of_ask(ask, record, ts), make_label(_DUPLICATE, "0", kind, ask[6]))
+        return Replays(records, self._rows.begin(rows) if rows.encoded else None)
 
-    def of_claims(self, claims: Sequence[Claim]) -> tuple[list[Verdict | None], dict[int, list[bytes]]]:
+    def of_claims(self, claims: Sequence[Claim]) -> tuple[list[Verdict | None], NewRows]:
         """The claims that an MGET can answer: sealed, same payload, and no lease anywhere near.
 
         Where that is all of them, their rows are written; where not, they are returned, for whoever claims the rest.
@@ -67,7 +66,7 @@ class BulkReplays:
                 behind.append((shard, names.source(shard, claim.source)))
         found = self._reader.snapshot(wanted + behind)
         sources = iter(found.values[len(claims) :])
-        rows: dict[int, list[bytes]] = {}
+        rows = NewRows(found.now_ms)
         answers: list[Verdict | bytes | None] = []
         epochs, ts, misses = found.epochs, found.now_ms.to_bytes(6, "big"), False
         for claim, data in zip(claims, found.values, strict=False):
@@ -85,10 +84,8 @@ class BulkReplays:
                 misses = True
                 continue
             answers.append(answer)
-            if (written := rows.get(shard)) is None:
-                written = rows[shard] = []
-            written.append(row)
-        if misses or not rows:
+            rows.add(shard, row, make_label(_DUPLICATE, "0", short(claim.kind)[1:], claim.context))
+        if misses or not rows.encoded:
             return _read(answers), rows
         # The answers are read while the server writes their rows.
         writing = self._rows.begin(rows)
@@ -97,7 +94,7 @@ class BulkReplays:
             writing.settle()
         finally:
             writing.drop()
-        return answered, {}
+        return answered, NewRows(found.now_ms)
 
     def _of_source(
         self, claim: Claim, data: bytes | None, source: bytes | None, epoch: int | None, now_ms: int

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ragfence.errors import StoreUnsafe
-from ragfence.stores.redis_link import Command
+from ragfence.stores.redis_replies import Command
 
 OLDEST = (6, 2)
 WAITAOF_SINCE = (7, 2)

@@ -9,7 +9,8 @@ from hashlib import sha1
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from ragfence.stores.redis_link import Command, packed_parts
+from ragfence.stores.redis_link import packed_parts
+from ragfence.stores.redis_replies import Command
 
 DIGEST_BYTES = 32
 

@@ -10,6 +10,7 @@ What follows a `?` are redis-py's own options, for example `ssl_ca_certs=/path/c
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,9 +19,10 @@ from redis.backoff import NoBackoff
 from redis.connection import SSLConnection, parse_url
 from redis.retry import Retry
 
+from ragfence.core.urls import show_url
 from ragfence.errors import StoreUnavailable
 from ragfence.stores.redis_cluster import ClusterLink
-from ragfence.stores.redis_errors import understood, without_credentials
+from ragfence.stores.redis_errors import understood
 from ragfence.stores.redis_link import Link, ServerLink, once_more
 
 SENTINEL, CLUSTER = "+sentinel", "+cluster"
@@ -28,16 +30,16 @@ SENTINEL, CLUSTER = "+sentinel", "+cluster"
 
 def open_link(url: str, *, timeout_s: float, hash_tags: Sequence[bytes]) -> Link:
     """Connects nothing yet, but for a cluster, whose map of slots has to be known."""
-    shown = without_credentials(url)
-    try:
-        hosts, service, options = _parsed(url)
-    except ValueError:
-        # Not its words: they quote what was taken for the port, which may be the start of a password.
+    shown, parsed = show_url(url), None
+    with contextlib.suppress(ValueError):  # its words quote what was taken for the port: the start of a password, maybe
+        parsed = _parsed(url)
+    if parsed is None:
         raise StoreUnavailable(
             f"{shown} is no Redis URL",
             hint="redis://user:password@host:6379/0, redis+sentinel://host:26379,host:26379/service/0 or "
             "redis+cluster://host:6379,host:6379, with / ? # and @ in the password percent-encoded",
-        ) from None
+        )
+    hosts, service, options = parsed
     options |= {
         "socket_timeout": timeout_s,
         "socket_connect_timeout": min(timeout_s, 3.0),

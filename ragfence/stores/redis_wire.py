@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -42,11 +43,12 @@ from ragfence.core.records import (
 )
 from ragfence.core.rows import VERSION as ROW_VERSION
 from ragfence.core.rows import RowKind, six_bytes
-from ragfence.errors import FormatCorrupt, FormatTooNew
+from ragfence.errors import REHYDRATE, FormatCorrupt, FormatTooNew
 
 _CLAIM = struct.Struct(f">BB{TOKEN_BYTES}sBI32s{FINGERPRINT_BYTES}sq{METADATA_HASH_BYTES}s")
 _TERMS = struct.Struct(">HIHHIHI")
 _LENGTH = struct.Struct(">I").pack
+_ANSWER = struct.Struct(">IH").pack
 _SEAL = struct.Struct(f">BB{TOKEN_BYTES}s32sQIq{METADATA_HASH_BYTES}s12sBI{TOKEN_BYTES}s")
 _TTLS = struct.Struct(">HIHI")
 _LEASE = struct.Struct(f">B{TOKEN_BYTES}s32s7sHIHIHI")
@@ -68,6 +70,11 @@ class Names:
         self.counters = [prefix + b"n" for prefix in self.prefixes]
         self.rows = [prefix + b"r" for prefix in self.prefixes]
         self.moves = [prefix + b"v" for prefix in self.prefixes]
+        self.counts = [prefix + b"c" for prefix in self.prefixes]
+        self.pending = [prefix + b"p" for prefix in self.prefixes]
+        """keys without an outcome, by when they expire"""
+        self.leased = [prefix + b"q" for prefix in self.prefixes]
+        """the same of sources"""
         self.records = [prefix + b"k" for prefix in self.prefixes]
         """how the names of records begin; their digest follows"""
 
@@ -76,6 +83,9 @@ class Names:
 
     def source(self, shard: int, source: bytes) -> bytes:
         return self.prefixes[shard] + b"s" + source
+
+    def tallies(self, shard: int, day: int) -> bytes:
+        return b"%bh%d" % (self.prefixes[shard], day)
 
     def lock(self, name: str) -> bytes:
         return b"rf{%s}l" % self.tenant.encode() + name.encode()
@@ -196,12 +206,26 @@ def pack_lease(lease: LeaseRef) -> bytes:
     return head + _LENGTH(len(lease.context)) + lease.context
 
 
+def pack_answers(answers: Mapping[bytes, int]) -> bytes:
+    """Per label: count:4, length:2 + label."""
+    return b"".join(_ANSWER(count, len(label)) + label for label, count in answers.items())
+
+
 REPLAYED = b"R"
 """How the reply to a claim starts that is answered with a seal."""
 
 
 def verdict_of(reply: bytes) -> Verdict:
     """See claim.lua."""
+    try:
+        return _verdict_of(reply)
+    except (struct.error, IndexError) as broken:
+        raise FormatCorrupt(
+            f"the fence store answered {len(reply)} bytes that are not a verdict", hint=REHYDRATE
+        ) from broken
+
+
+def _verdict_of(reply: bytes) -> Verdict:
     match reply[:1]:
         case b"R":
             return Replay(_record_or_none(reply[1:]))
@@ -247,7 +271,7 @@ def lease_done(reply: Any) -> bool:
 def _refused(code: bytes, data: bytes) -> FormatTooNew | FormatCorrupt:
     if data and data[0] > 1:
         return FormatTooNew(f"a record in the fence store has format {data[0]}; this ragfence knows 1")
-    return FormatCorrupt(f"the fence store answered {code!r}")
+    return FormatCorrupt(f"the fence store answered {code!r}", hint=REHYDRATE)
 
 
 def _long_at(data: bytes, at: int) -> tuple[bytes, int]:

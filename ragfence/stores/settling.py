@@ -15,11 +15,13 @@ from ragfence.core.decisions import (
     Ask,
     Change,
     Claim,
+    Fenced,
     Held,
     LeaseRef,
     Mode,
     NotReady,
     Seal,
+    Sealed,
     SealOutcome,
     Verdict,
     settle_claim,
@@ -31,8 +33,29 @@ from ragfence.core.decisions import (
 from ragfence.core.hashing import SHARDS
 from ragfence.core.ledger import row_for_answer, row_for_claim, row_for_release, row_for_seal
 from ragfence.core.operations import Fence
-from ragfence.core.records import Head, KeyRecord, SourceRecord, checked_epoch, free_head, park, source_with, unpark
+from ragfence.core.records import (
+    Head,
+    KeyRecord,
+    SourceRecord,
+    checked_epoch,
+    free_head,
+    live_in,
+    park,
+    short,
+    source_with,
+    unpark,
+)
 from ragfence.core.rows import Row, RowKind
+from ragfence.core.tallies import (
+    BEGUN,
+    HOUR_MS,
+    NO_KEY,
+    Outcome,
+    hours_of,
+    label_of_row,
+    make_label,
+    outcome_of,
+)
 from ragfence.stores.fences import Loaded, LoadedSource, Lookup, Marker, Replays
 
 
@@ -61,6 +84,14 @@ class Shelf(Protocol):
     def next_counter(self, shard: int) -> int: ...
     def count_move(self, shard: int) -> None: ...
     def moves(self, shard: int) -> int: ...
+    def count_documents(self, shard: int, change: int) -> None: ...
+    def reset_documents(self, shard: int) -> None: ...
+    def documents(self, shard: int) -> int: ...
+    def tally(self, hour: int, label: bytes, count: int = 1) -> None: ...
+    def counts(self) -> bool:
+        """Whether anything was ever tallied, as far back as that is kept."""
+        ...
+
     def add_row(self, row: Row) -> None: ...
 
 
@@ -85,6 +116,8 @@ def claim_all(shelf: Shelf, claims: Sequence[Claim]) -> list[Verdict]:
             write(shelf, claim, change, epoch, claim.pending_ttl_ms, claim.source_ttl_ms)
         if row := row_for_claim(claim, verdict, shelf.now_ms):
             shelf.add_row(row)
+            if outcome := outcome_of(row):
+                _tally(shelf, outcome, "0", claim.kind, row)
         verdicts.append(verdict)
     return verdicts
 
@@ -104,7 +137,10 @@ def replay_all(shelf: Shelf, asks: Sequence[Ask]) -> list[bytes | None]:
             unclear.add(ask.source)
             continue
         answered = Claim(ask.key, ask.fingerprint, ask.token, Mode.DOCUMENT, ask.source, context=ask.context)
-        shelf.add_row(row_for_answer(answered, RowKind.DUPLICATE, KeyRecord.decode(record), shelf.now_ms))
+        held = KeyRecord.decode(record)
+        row = row_for_answer(answered, RowKind.DUPLICATE, held, shelf.now_ms)
+        shelf.add_row(row)
+        _tally(shelf, Outcome.DUPLICATE, "0", held.kind, row)
     return records
 
 
@@ -115,15 +151,64 @@ def seal_all(shelf: Shelf, seals: Sequence[Seal]) -> list[SealOutcome]:
         if epoch is None:
             outcomes.append(NotReady())
             continue
-        outcome, change = settle_seal(read_one(shelf, seal, epoch), seal, shelf.now_ms, epoch=epoch)
+        held = read_one(shelf, seal, epoch)
+        outcome, change = settle_seal(held, seal, shelf.now_ms, epoch=epoch)
         if change:
             write(shelf, seal, change, epoch, seal.ttl_ms, seal.source_ttl_ms)
             if seal.mode is Mode.DOCUMENT:
                 shelf.count_move(seal.key[0])
+                if moved := _is_live(change.source) - _is_live(held.source):
+                    shelf.count_documents(seal.key[0], moved)
         if row := row_for_seal(seal, outcome, shelf.now_ms, solo=shelf.solo):
             shelf.add_row(row)
+            if isinstance(outcome, Sealed):
+                _tally_seal(shelf, seal, outcome.record, change, row)
+            else:
+                _tally(
+                    shelf,
+                    Outcome.FENCED_OUT,
+                    "0",
+                    outcome.record.kind if isinstance(outcome, Fenced) and outcome.record else "",
+                    row,
+                )
         outcomes.append(outcome)
     return outcomes
+
+
+def _is_live(source: SourceRecord | None) -> bool:
+    return source is not None and source.head is not None and source.head.live
+
+
+def _tally_seal(shelf: Shelf, seal: Seal, record: KeyRecord, change: Change | None, row: Row) -> None:
+    """Counts a seal once, by whether it left a key behind: one that is repeated changes nothing."""
+    if change is None:
+        return
+    outcome = Outcome.HEALED if seal.duplicate else Outcome.FAILED if seal.failed else Outcome.NEW
+    # None: it is in the head of its document; or the receipt stood there before, and only the top sequence moved.
+    lifetime = NO_KEY if change.record is None else hours_of(seal.ttl_ms)
+    _tally(shelf, outcome, lifetime, record.kind, row)
+
+
+def _tally(shelf: Shelf, outcome: Outcome, lifetime: str, kind: str, row: Row) -> None:
+    shelf.tally(row.ts_ms // HOUR_MS, make_label(outcome, lifetime, short(kind)[1:], row.context))
+
+
+def record_all(shelf: Shelf, rows: Sequence[Row]) -> None:
+    for row in rows:
+        shelf.add_row(row)
+        if label := label_of_row(row):
+            shelf.tally(row.ts_ms // HOUR_MS, label)
+
+
+def tally_forgotten(shelf: Shelf, record: KeyRecord, expires_ms: int | None) -> None:
+    """An ended key was dropped before its time."""
+    lifetime = hours_of(expires_ms - record.when_ms) if expires_ms is not None else "0"
+    shelf.tally(record.when_ms // HOUR_MS, make_label(Outcome.FORGOTTEN, lifetime, short(record.kind)[1:], b""))
+
+
+def count_documents(shelf: Shelf) -> int:
+    """The live documents of the shards that may answer."""
+    return sum(shelf.documents(shard) for shard in range(SHARDS) if shelf.solo or ready_epoch(shelf, shard) is not None)
 
 
 def renew_all(shelf: Shelf, leases: Sequence[LeaseRef]) -> list[bool]:
@@ -139,19 +224,23 @@ def renew_all(shelf: Shelf, leases: Sequence[LeaseRef]) -> list[bool]:
     return kept
 
 
-def release_all(shelf: Shelf, leases: Sequence[LeaseRef], error: str, expire: bool) -> list[bool]:
+def release_all(
+    shelf: Shelf, leases: Sequence[LeaseRef], error: str, expire: bool, refund: bool, withdraw: bool
+) -> list[bool]:
     released = []
     for lease in leases:
         epoch = usable_epoch(shelf, lease.key[0])
-        after = None
+        record = None
         if epoch is not None:
             held = read_one(shelf, lease, epoch)
-            after, change = settle_release(held, lease, shelf.now_ms, error=error, expire=expire)
+            record, change = settle_release(
+                held, lease, shelf.now_ms, error=error, expire=expire, refund=refund, withdraw=withdraw
+            )
             if change:
                 write(shelf, lease, change, epoch, lease.pending_ttl_ms, lease.source_ttl_ms)
-            if after:
-                shelf.add_row(row_for_release(lease, after, error, shelf.now_ms))
-        released.append(after is not None)
+            if record:
+                shelf.add_row(row_for_release(lease, record, error, shelf.now_ms))
+        released.append(record is not None)
     return released
 
 
@@ -247,6 +336,9 @@ def begin_epoch(shelf: Shelf, epoch: int) -> bool:
         return False
     for shard in range(SHARDS):
         shelf.put_marker(shard, (False, epoch, shelf.run_id))
+        shelf.reset_documents(shard)
+    if not shelf.counts():  # a new store, or one that has forgotten what it had counted
+        shelf.tally(shelf.now_ms // HOUR_MS, BEGUN, shelf.now_ms)
     return True
 
 
@@ -256,7 +348,12 @@ def load_all(shelf: Shelf, epoch: int, items: Sequence[Loaded]) -> bool:
         if not hydrating(shelf, shard, epoch):
             return False
         if isinstance(item, LoadedSource):
+            # A batch may be loaded twice, after a lost reply.
+            before = shelf.get_source(shard, item.source)
+            counted = before is not None and SourceRecord.decode(before).stamp == epoch
             shelf.put_source(shard, item.source, source_with(epoch, item.head), 0)
+            if moved := live_in(item.head) - (counted and before is not None and _is_live(SourceRecord.decode(before))):
+                shelf.count_documents(shard, moved)
         else:
             shelf.put_record(item.key, park(epoch, item.record), 0, item.record, parked=True)
     return True
@@ -308,9 +405,17 @@ class ShelvedFences(ABC):
         with self._transaction() as shelf:
             return seal_all(shelf, seals)
 
-    def release(self, leases: Sequence[LeaseRef], error: str = "", *, expire: bool = False) -> list[bool]:
+    def release(
+        self,
+        leases: Sequence[LeaseRef],
+        error: str = "",
+        *,
+        expire: bool = False,
+        refund: bool = False,
+        withdraw: bool = False,
+    ) -> list[bool]:
         with self._transaction() as shelf:
-            return release_all(shelf, leases, error, expire)
+            return release_all(shelf, leases, error, expire, refund, withdraw)
 
     def pardon(self, leases: Sequence[LeaseRef]) -> list[bool]:
         with self._transaction() as shelf:
@@ -319,6 +424,10 @@ class ShelvedFences(ABC):
     def read(self, lookups: Sequence[Lookup]) -> list[Held]:
         with self._transaction(write=False) as shelf:
             return read_all(shelf, lookups)
+
+    def record(self, rows: Sequence[Row]) -> None:
+        with self._transaction() as shelf:
+            record_all(shelf, rows)
 
     @abstractmethod
     def heads(self, shard: int) -> Iterator[tuple[bytes, Head]]: ...

@@ -15,6 +15,9 @@ import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from ragfence.errors import StoreClosed
+from ragfence.stores.file_modes import make_empty_file
+
 # SQLite forbids to close a connection that was inherited by a fork: here it is never even collected.
 _parents: list[sqlite3.Connection] = []
 _all: weakref.WeakSet[Connections] = weakref.WeakSet()
@@ -53,24 +56,31 @@ class Connections:
         self._local = threading.local()
         self._open: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._changing = threading.Lock()
+        self._closed = False
         _all.add(self)
 
     def of_this_thread(self) -> Connection:
+        self.refuse_closed()
         known: Connection | None = getattr(self._local, "connection", None)
         # Nobody keeps one to a file that was replaced or deleted.
         if known is not None and known.pid == os.getpid() and known.run_id.endswith(identity(self._path)):
             return known
         with self._changing:  # preparing is a transaction too
+            self.refuse_closed()
             made = self._make()
             self._open.add(made)
         self._local.connection = made
         return made
 
     def _make(self) -> Connection:
+        with contextlib.suppress(OSError):  # SQLite says what is wrong
+            make_empty_file(self._path)
+        # The files beside it, the log and the memory that connections share, get its mode from SQLite.
         db = sqlite3.connect(self._path, timeout=self._busy_timeout_s, isolation_level=None, check_same_thread=False)
         try:
             self._use_wal(db)
             db.execute("PRAGMA synchronous = FULL")
+            db.execute("PRAGMA secure_delete = ON")  # what is purged must not be left in free pages
             return Connection(db, self._prepare(db))
         except BaseException:
             db.close()
@@ -89,7 +99,17 @@ class Connections:
                     raise
                 time.sleep(0.01)
 
+    def refuse_closed(self) -> None:
+        if self._closed:
+            raise StoreClosed(f"the fence file {self._path} was closed here")
+
     def close(self) -> None:
+        """What is inside a transaction ends; all else is `StoreClosed`."""
+        self._closed = True
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Of the file. Whoever asks again opens it again."""
         with self._changing:
             for connection in list(self._open):
                 connection.close()

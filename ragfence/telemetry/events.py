@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from ragfence.core.decisions import Ask, Claim, LeaseRef, Seal, SealOutcome, Verdict
 from ragfence.core.rows import Row
+from ragfence.engine.refusals import Refusal
 
 if TYPE_CHECKING:
     from ragfence.telemetry.observed import Observed
@@ -86,6 +87,14 @@ class KeyMade(NamedTuple):
     seconds: float
 
 
+class DocumentsRefused(NamedTuple):
+    """Documents that were not even claimed, because they are invalid. No decision row tells of them."""
+
+    store: str
+    tenant: str
+    refusals: Sequence[Refusal]
+
+
 class StoreOpened(NamedTuple):
     store: Observed
 
@@ -106,6 +115,7 @@ Event = (
     | Called
     | CallFailed
     | KeyMade
+    | DocumentsRefused
     | StoreOpened
     | StoreClosing
 )

@@ -10,19 +10,19 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from ragfence.errors import Unsupported
+from ragfence._extras import needs_extra
 
-try:
-    from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
+with needs_extra("audit", "The exposition of metrics"):
+    from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
     from prometheus_client.metrics_core import Metric
     from prometheus_client.multiprocess import MultiProcessCollector
     from prometheus_client.registry import Collector
-except ModuleNotFoundError as missing:
-    raise Unsupported(f"{missing.name} is not installed", hint="pip install 'ragfence[audit]'") from missing
 
 from ragfence.telemetry.metrics import Metrics
 
 MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""the format that every Prometheus reads; names are plain ASCII, so newer ones add nothing"""
 
 
 def exposition(registry: CollectorRegistry | None = None) -> tuple[bytes, str]:
@@ -36,7 +36,7 @@ def exposition(registry: CollectorRegistry | None = None) -> tuple[bytes, str]:
         MultiProcessCollector(of_all)  # type: ignore[no-untyped-call]  # theirs has no annotations
         of_all.register(_OfTheStores(Metrics(registry).gauges))
         registry = of_all
-    return generate_latest(registry), CONTENT_TYPE_LATEST
+    return generate_latest(registry), CONTENT_TYPE
 
 
 class _OfTheStores(Collector):

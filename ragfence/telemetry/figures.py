@@ -1,20 +1,16 @@
-"""What a fence store holds right now, in numbers. Asking may read every record; `gauges` does it seldom."""
+"""What a fence store holds right now, in numbers."""
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from ragfence.audit.statistics import count_expired
 from ragfence.core.records import State
 from ragfence.core.rows import decode_rows
-from ragfence.stores.disk_checkup import expired_records
-from ragfence.stores.fences import FenceStore, Stats, all_of
+from ragfence.stores.fences import FenceStore
 
-_PENDING = frozenset((State.HELD, State.RELEASED))
-_PENDING_NAMES = frozenset(state.name.lower() for state in _PENDING)
 _QUARANTINED = State.QUARANTINED.name.lower()
 _ENTRIES = 200
 
@@ -25,7 +21,7 @@ class Figures:
 
     records: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """(kind, state) -> how many"""
-    sources: int = 0
+    documents: int = 0
     quarantined: int = 0
     oldest_pending_s: float = 0.0
     undrained_rows: int = 0
@@ -40,24 +36,18 @@ class Figures:
 def figures_of(store: FenceStore) -> Figures:
     stats, now_ms = store.stats(), store.now_ms()
     infos = store.infos() if hasattr(store, "infos") else None
+    oldest = stats.pending.oldest
     return Figures(
         records=stats.records,
-        sources=stats.sources,
+        documents=stats.documents,
         quarantined=sum(count for (_, state), count in stats.records.items() if state == _QUARANTINED),
-        oldest_pending_s=_oldest_pending_ms(store, stats, now_ms) / 1000,
+        oldest_pending_s=max(now_ms - oldest.record.first_seen_ms, 0) / 1000 if oldest else 0.0,
         undrained_rows=stats.rows,
         lag_s=_lag_ms(store, now_ms) / 1000 if stats.rows else 0.0,
         bytes=stats.bytes,
-        expired=_expired(store, now_ms, is_redis=infos is not None),
+        expired=count_expired(store, now_ms),
         memory_ratio=max(map(_memory_ratio, infos)) if infos else None,
     )
-
-
-def _oldest_pending_ms(store: FenceStore, stats: Stats, now_ms: int) -> int:
-    if not any(state in _PENDING_NAMES for _, state in stats.records):
-        return 0
-    seen = (each.record.first_seen_ms for each in all_of(store) if each.record.state in _PENDING)
-    return max(now_ms - min(seen, default=now_ms), 0)
 
 
 def _lag_ms(store: FenceStore, now_ms: int) -> int:
@@ -67,18 +57,6 @@ def _lag_ms(store: FenceStore, now_ms: int) -> int:
     """
     oldest_ms = min((next(decode_rows(entry.data)).ts_ms for entry in store.row_entries("", _ENTRIES)), default=now_ms)
     return max(now_ms - oldest_ms, 0)
-
-
-def _expired(store: FenceStore, now_ms: int, *, is_redis: bool) -> int | None:
-    if is_redis:  # drops by itself what had its time
-        return 0
-    path = getattr(store, "path", None)
-    if not isinstance(path, Path):
-        return None
-    try:
-        return expired_records(path, store.tenant, now_ms)
-    except sqlite3.Error:
-        return None
 
 
 def _memory_ratio(info: Mapping[str, Any]) -> float:

@@ -1,8 +1,9 @@
 """Gauges: what the stores hold, asked when Prometheus scrapes, but not more often than they can bear.
 
-To count the records of a store may mean to read them all. So a scrape is answered with what is known, and a thread of
-its own asks again when that is older than 15 s and than twenty times what asking took: at most a twentieth of the time
-goes into it. `ragfence_stats_age_seconds` tells how old the numbers are. Only the first scrapes wait for them, briefly.
+The stores keep counts, so asking is cheap; but a store may be slow or away. So a scrape is answered with what is known,
+and a thread of its own asks again when that is older than 15 s and than twenty times what asking took: at most a
+twentieth of the time goes into it. `ragfence_stats_age_seconds` tells how old the numbers are. Only the first scrapes
+wait for them, briefly.
 """
 
 from __future__ import annotations
@@ -163,7 +164,7 @@ class _Families:
         by_tenant, by_store = ("tenant",), ("store",)
         self.hit_ratio = _Family("hit_ratio", "Hits among hits and misses, since the start", by_tenant)
         self.keys = _Family("active_keys", "Records of keys", ("kind", "state", "tenant"), _sum)
-        self.sources = _Family("active_sources", "Documents, and sources with sequences", by_tenant, _sum)
+        self.documents = _Family("documents", "Live documents", by_tenant, _sum)
         self.quarantined = _Family("quarantined_keys", "Keys that wait for `release`", by_tenant, _sum)
         self.oldest = _Family("oldest_pending_seconds", "Age of the oldest key without an outcome", by_tenant)
         self.rows = _Family("undrained_rows", "Decision rows that are not in the ledger yet", by_tenant, _sum)
@@ -177,7 +178,7 @@ class _Families:
         tenant, store = self._tenant(tenant), self._store(url)
         for (kind, state), count in figures.records.items():
             self.keys.put(count, self._kind(kind), state, tenant)
-        self.sources.put(figures.sources, tenant)
+        self.documents.put(figures.documents, tenant)
         self.quarantined.put(figures.quarantined, tenant)
         self.oldest.put(figures.oldest_pending_s, tenant)
         self.rows.put(figures.undrained_rows, tenant)

@@ -17,14 +17,18 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TextIO
 
+from ragfence._extras import needs_extra
 from ragfence.audit.story import What, what_of
 from ragfence.core.decisions import Ask, Claim, Replay
 from ragfence.core.policy import Policy
-from ragfence.errors import RagfenceError, Unsupported
+from ragfence.core.receipts import Decision
+from ragfence.engine.refusals import Refusal
+from ragfence.errors import RagfenceError
 from ragfence.telemetry.events import (
     Call,
     CallFailed,
     ClaimsAnswered,
+    DocumentsRefused,
     Event,
     LeasesReleased,
     ReplaysAnswered,
@@ -34,10 +38,8 @@ from ragfence.telemetry.events import (
 from ragfence.telemetry.rates import DuplicateRates
 from ragfence.telemetry.telling import Telling
 
-try:
+with needs_extra("audit", "Observing with logs"):
     import structlog
-except ModuleNotFoundError as missing:
-    raise Unsupported(f"{missing.name} is not installed", hint="pip install 'ragfence[audit]'") from missing
 
 EACH_UP_TO: Final = 100
 _LOUD: Final = frozenset((What.CONFLICTED, What.QUARANTINED, What.FENCED_OUT, What.FAILED, What.TAKEN_OVER))
@@ -91,6 +93,8 @@ class Logs:
                     message=self._telling.clean(str(error)),
                     seconds=round(call.seconds, 6),
                 )
+            case DocumentsRefused(_, tenant, refusals):
+                self._say_refused(tenant, refusals)
             case ReplaysAnswered(call, asks, records) if len(asks) > self._each_up_to:
                 answered = [ask for ask, record in zip(asks, records, strict=True) if record is not None]
                 if answered:
@@ -105,6 +109,24 @@ class Logs:
                 self._watch(call, [claim for claim, verdict in pairs if isinstance(verdict, Replay)])
             case SealsAnswered(call=call) | LeasesReleased(call=call) | RowsRecorded(call=call):
                 self._say_each(call, event)
+
+    def _say_refused(self, tenant: str, refusals: Sequence[Refusal]) -> None:
+        """Many that are refused together are one line with a count, as are many replays."""
+        clean = self._telling.clean
+        told = refusals if len(refusals) <= self._each_up_to else refusals[:1]
+        more = {} if told is refusals else {"count": len(refusals)}
+        for refusal in told:
+            named = {"source_id": clean(refusal.doc_id), "route": clean(refusal.route)}
+            self._logger.warning(
+                "refused",
+                tenant=clean(tenant),
+                kind="document",
+                decision=Decision.REFUSED.value,
+                **{name: value for name, value in named.items() if value},
+                error_code=refusal.code,
+                message=clean(refusal.message),
+                **more,
+            )
 
     def _say_each(self, call: Call, event: Event) -> None:
         for told in self._telling.decisions(event, self._now_ms()):

@@ -14,15 +14,17 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
+from ragfence._extras import needs_extra
 from ragfence.core.decisions import Fenced, Granted, InFlight, Replay, Sealed
 from ragfence.core.records import KeyRecord
 from ragfence.core.rows import FENCED_OUT, Row
-from ragfence.errors import RagfenceError, Unsupported
+from ragfence.errors import RagfenceError
 from ragfence.telemetry.events import (
     Call,
     Called,
     CallFailed,
     ClaimsAnswered,
+    DocumentsRefused,
     Event,
     KeyMade,
     LeasesReleased,
@@ -45,16 +47,16 @@ from ragfence.telemetry.verdicts import (
     seen_before_ms,
 )
 
-try:
+with needs_extra("audit", "Observing with metrics"):
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
-except ModuleNotFoundError as missing:
-    raise Unsupported(f"{missing.name} is not installed", hint="pip install 'ragfence[audit]'") from missing
 
 from ragfence.telemetry.gauges import Gauges
 
 M = TypeVar("M", Counter, Histogram)
 
 MAX_TENANTS = 100
+MAX_API_KEYS = 500
+"""of all tenants; every further one is `other`"""
 DOCUMENT = "document"
 
 _CALL_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -92,6 +94,9 @@ class Instruments:
         self.decisions = counter(
             "decisions", "What callers were told, as in the ledger", "kind", "decision", "tenant", "endpoint"
         )
+        self.documents_refused = counter(
+            "documents_refused", "Invalid documents, which have no decision row", "code", "tenant", "endpoint"
+        )
         self.hits = counter("hits", "Answered with the receipt of an earlier call", "kind", "tenant")
         self.misses = counter("misses", "Performed: nobody had done it before", "kind", "tenant")
         self.effects = counter("effects", "How performed effects ended", "kind", "outcome")
@@ -103,6 +108,13 @@ class Instruments:
         self.doubled = counter("double_effects_detected", "Effects that were performed and fenced out", "kind")
         self.calls = counter("store_calls", "Calls to the fence store, failed ones too", "store", "method")
         self.errors = counter("store_errors", "Calls to the fence store that failed", "store", "method", "error")
+        self.refused_credentials = counter(
+            "auth_failures", "Requests refused for their credentials, or for a scope they lack", "reason"
+        )
+        self.api_key = Bounded(MAX_API_KEYS)
+        self.api_requests = counter(
+            "api_key_requests", "Requests that were served, by the API key that sent them", "tenant", "api_key"
+        )
         self.lock_wait = histogram("lock_wait", "How long those waited who met a lease first", _WAIT_S, "kind")
         self.key_generation = histogram("key_generation", "Making a key and a fingerprint", _KEY_S, "kind")
         self.dedup_check = histogram("dedup_check", "One call that asks what is known", _CALL_S, "store", "method")
@@ -150,6 +162,15 @@ class Metrics:
     def gauges(self) -> Gauges:
         return self._told.gauges
 
+    def count_refusal(self, reason: str) -> None:
+        """A request of the ingestion API that was refused for its credentials. Addresses are no label."""
+        self._told.refused_credentials(reason).inc()
+
+    def count_request(self, tenant: str, api_key: str) -> None:
+        """A request of the ingestion API that was let in."""
+        told = self._told
+        told.api_requests(told.tenant(tenant), told.api_key(api_key)).inc()
+
     def see(self, event: Event) -> None:
         match event:
             case ReplaysAnswered():
@@ -176,6 +197,11 @@ class Metrics:
                 told.errors(told.store(call.store), call.method, told.error(name_of(error))).inc()
             case KeyMade(kind, seconds):
                 self._told.key_generation(self._told.kind(kind)).observe(seconds)
+            case DocumentsRefused(_, tenant, refusals):
+                told = self._told
+                for refusal in refusals:
+                    labels = told.error(refusal.code), told.tenant(tenant), told.endpoint(refusal.route)
+                    told.documents_refused(*labels).inc()
             case StoreOpened(store):
                 self._told.gauges.watch(store)
             case StoreClosing(store):

@@ -16,7 +16,9 @@ from ragfence.core.decisions import Ask, Claim, Held, LeaseRef, Seal, SealOutcom
 from ragfence.core.operations import Operation
 from ragfence.core.records import Head
 from ragfence.core.rows import Row
+from ragfence.core.tallies import Tallies
 from ragfence.engine.engine import Engine
+from ragfence.engine.refusals import Refusal
 from ragfence.engine.requests import Request
 from ragfence.stores.fences import FenceStore, Loaded, Lookup, Marker, Replays, RowEntry, Scanned, SoonFences, Stats
 from ragfence.telemetry.events import (
@@ -24,6 +26,7 @@ from ragfence.telemetry.events import (
     Called,
     CallFailed,
     ClaimsAnswered,
+    DocumentsRefused,
     Event,
     KeyMade,
     LeasesReleased,
@@ -136,10 +139,18 @@ class Observed:
             "seal", lambda: self.inner.seal(seals), lambda call, outcomes: SealsAnswered(call, seals, outcomes)
         )
 
-    def release(self, leases: Sequence[LeaseRef], error: str = "", *, expire: bool = False) -> list[bool]:
+    def release(
+        self,
+        leases: Sequence[LeaseRef],
+        error: str = "",
+        *,
+        expire: bool = False,
+        refund: bool = False,
+        withdraw: bool = False,
+    ) -> list[bool]:
         return self._watched(
             "release",
-            lambda: self.inner.release(leases, error, expire=expire),
+            lambda: self.inner.release(leases, error, expire=expire, refund=refund, withdraw=withdraw),
             lambda call, released: LeasesReleased(call, leases, released, error, expire),
         )
 
@@ -164,11 +175,17 @@ class Observed:
     def leases(self, shard: int | None = None) -> Iterator[Scanned]:
         return self.inner.leases(shard)
 
-    def forget(self, keys: Sequence[bytes]) -> None:
-        self._watched("forget", lambda: self.inner.forget(keys), _called)
+    def forget(self, keys: Sequence[bytes], *, below: int = 0, pending: bool = False) -> None:
+        self._watched("forget", lambda: self.inner.forget(keys, below=below, pending=pending), _called)
+
+    def scrub(self) -> None:
+        self._watched("scrub", self.inner.scrub, _called)
 
     def stats(self) -> Stats:
         return self._watched("stats", self.inner.stats, _called)
+
+    def tallies(self, since_ms: int = 0) -> Tallies:
+        return self._watched("tallies", lambda: self.inner.tallies(since_ms), _called)
 
     def purge_expired(self, limit: int = 1000) -> int:
         return self._watched("purge_expired", lambda: self.inner.purge_expired(limit), _called)
@@ -267,7 +284,7 @@ class Observed:
 
 
 class ObservedEngine(Engine):
-    """Tells, too, how long it takes to make a key."""
+    """Also notifies listeners of the time it takes to make a key, and of documents that were refused."""
 
     def request(
         self,
@@ -278,14 +295,25 @@ class ObservedEngine(Engine):
         correlation_id: str = "",
         route: str = "",
         kept: object = None,
+        include_diff: bool | None = None,
     ) -> Request:
         started = time.perf_counter()
         made = super().request(
-            operation, payload, event_id=event_id, correlation_id=correlation_id, route=route, kept=kept
+            operation,
+            payload,
+            event_id=event_id,
+            correlation_id=correlation_id,
+            route=route,
+            kept=kept,
+            include_diff=include_diff,
         )
         if isinstance(self.fences, Observed):
             self.fences.tell(KeyMade(operation.kind, time.perf_counter() - started))
         return made
+
+    def note_refusals(self, refusals: Sequence[Refusal]) -> None:
+        if isinstance(self.fences, Observed) and refusals:
+            self.fences.tell(DocumentsRefused(self.fences.url, self.tenant, refusals))
 
 
 def _called(call: Call, _: object) -> Event:

@@ -60,11 +60,16 @@ class Telling:
         self._policy = policy
         self._redact = policy.redactor.redact_text
 
-    def decisions(self, event: Event, now_ms: int) -> Iterator[Told]:
-        """What was decided, in the order of the call."""
+    def decisions(self, event: Event, now_ms: int, *, all_conflicts: bool = False) -> Iterator[Told]:
+        """What was decided, in the order of the call.
+
+        `all_conflicts`: also those whose row is written by the caller, in a call of its own, once the diff is known.
+        """
         match event:
             case ClaimsAnswered(_, claims, verdicts):
                 for claim, verdict in zip(claims, verdicts, strict=True):
+                    if all_conflicts and isinstance(verdict, Conflict):
+                        claim = claim._replace(row_on_conflict=True)
                     if (row := row_for_claim(claim, verdict, now_ms)) is not None:
                         yield self._of_claim(row, claim, verdict, now_ms)
             case ReplaysAnswered(_, asks, records):

@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final
 
+from ragfence._extras import needs_extra
 from ragfence._version import __version__
 from ragfence.audit.story import what_of
 from ragfence.core.policy import Policy
-from ragfence.errors import RagfenceError, Unsupported
+from ragfence.errors import RagfenceError
 from ragfence.telemetry.events import (
     Call,
     CallFailed,
@@ -30,10 +31,8 @@ from ragfence.telemetry.events import (
 )
 from ragfence.telemetry.telling import Telling
 
-try:
+with needs_extra("audit", "Observing with traces"):
     from opentelemetry import trace
-except ModuleNotFoundError as missing:
-    raise Unsupported(f"{missing.name} is not installed", hint="pip install 'ragfence[audit]'") from missing
 
 SPANS: Final = frozenset(("claim", "replays", "seal", "release"))
 
@@ -85,7 +84,7 @@ class Traces:
     def _describe(self, span: trace.Span, call: Call, event: Event, count: int) -> None:
         span.set_attribute("db.system", call.store.partition("://")[0])
         span.set_attribute("ragfence.count", count)
-        told = list(self._telling.decisions(event, self._now_ms()))
+        told = list(self._telling.decisions(event, self._now_ms(), all_conflicts=True))
         if count == 1 and told:
             for name, value in self._telling.fields(told[0], call.tenant).items():
                 span.set_attribute(f"ragfence.{name}", value)

@@ -17,6 +17,7 @@ from ragfence.api.apikeys import FOLDER as APIKEYS
 from ragfence.core.operations import encoded
 from ragfence.engine.epochs import Epochs
 from ragfence.errors import ObjectsRequired, StoreUnavailable, ValidationError
+from ragfence.stores.file_modes import make_folders, opener
 from ragfence.stores.objects import MAX_PART_BYTES, Entry
 from ragfence.tenants.fences import Told
 from ragfence.tenants.listing import parts_of
@@ -204,9 +205,9 @@ def _paired(left: Iterator[Entry], right: Iterator[Entry]) -> Iterator[tuple[Ent
 def _write(file: Path, data: bytes) -> None:
     """Whole or not at all."""
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(file.parent)
         part = file.with_name(f"{file.name}{PART}")
-        with part.open("wb") as opened:
+        with open(part, "wb", opener=opener) as opened:
             opened.write(data)
             opened.flush()
             os.fsync(opened.fileno())

@@ -71,6 +71,9 @@ _TABLES: Final = {
     "decision_rows": "seq",
     "counters": "tenant, shard",
     "moves": "tenant, shard",
+    "documents": "tenant, shard",
+    "tallies": "tenant, hour, label",
+    "row_counts": "tenant",
     "locks": "tenant, name",
 }
 """and what tells their rows apart"""
@@ -131,7 +134,9 @@ class _Sqlite:
         version = db.execute("PRAGMA user_version").fetchone()[0]
         if version > SCHEMA_VERSION:
             raise FormatTooNew(f"{self._path} has schema {version}; this ragfence knows {SCHEMA_VERSION}")
-        return tuple(_TABLES) if version else ()
+        # A file of an older schema lacks some of them until it is opened for work.
+        present = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        return tuple(table for table in _TABLES if table in present)
 
     def _names(self, db: sqlite3.Connection, table: str) -> Iterator[str]:
         """From one to the next by the index, however many rows each has."""

@@ -92,8 +92,6 @@ def read_all(backend: Backend, physical: str, columns: list[str] | None = None) 
 class BackendContract:
     fences_pointer: ClassVar[bool] = True
     """whether an older generation is refused"""
-    forgets_names_at_once: ClassVar[bool] = True
-    """False: `physicals` may list a dropped index for a while"""
     many: ClassVar[int] = 3_000
     """rows, a multiple of 30"""
     lasting: ClassVar[int] = 12
@@ -257,6 +255,15 @@ class BackendContract:
                 backend.write("rf-a", shape, [rows(3)])
         assert not backend.exists("rf-a")
 
+    def test_the_approximate_index_for_so_many_rows_is_one_that_it_has(self, backend: Backend) -> None:
+        for rows in (0, 1, 257, 1_000_000):
+            for dimension in (1, 7, 256):
+                made = backend.approximate(rows, dimension)
+                assert made == backend.approximate(rows, dimension)
+                if made is not None:
+                    assert made[0] != "flat"
+                    backend.check(Shape(dimension, "cosine", *made))
+
     def test_removed_documents_are_gone_and_all_others_stay(self, backend: Backend) -> None:
         table = rows(100)
         backend.write("rf-a", Shape(DIMENSION, "l2"), [table])
@@ -316,8 +323,7 @@ class BackendContract:
         assert sorted(backend.physicals()) == names
         for name in names[3:]:
             backend.drop(name)
-        if self.forgets_names_at_once:
-            assert sorted(backend.physicals()) == names[:3]
+        assert sorted(backend.physicals()) == names[:3], "a dropped index is not listed, not even for a while"
 
     def test_a_pointer_is_set_moved_and_deleted(self, backend: Backend) -> None:
         for name in ("rf-a", "rf-b"):

@@ -31,6 +31,7 @@ from ragfence.core.decisions import (
     Stale,
 )
 from ragfence.core.records import NO_METADATA, TOKEN_BYTES, State
+from ragfence.stores.fences import Lookup
 from ragfence.testing.contract_fences_keeping import KeepingContract
 from ragfence.testing.fence_calls import (
     ALL_MODES,
@@ -196,6 +197,52 @@ class AttemptContract:
         asked = claim(mode, by="one")
         fences.store.release([lease(asked, granted(fences.store, asked))])
         assert granted(fences.store, asked).record.attempt == 2
+
+    @ALL_MODES
+    @pytest.mark.parametrize("expire", [False, True], ids=["released", "expired"])
+    def test_a_refunded_attempt_does_not_count(self, fences: FencesUnderTest, mode: Mode, expire: bool) -> None:
+        for by in "123456":
+            asked = claim(mode, by=by, max_attempts=2)
+            answer = granted(fences.store, asked)
+            assert answer.record.attempt == 1
+            ref = lease(asked, answer)
+            assert fences.store.release([ref], "STORE.unavailable", expire=expire, refund=True) == [True]
+            assert answer.takeover == (expire and by != "1")
+        asked = claim(mode, by="7", max_attempts=2)
+        answer = granted(fences.store, asked)
+        assert (answer.record.attempt, answer.record.error) == (1, "STORE.unavailable")
+        fences.store.release([lease(asked, answer)], "TIMEOUT")
+        assert granted(fences.store, claim(mode, by="8", max_attempts=2)).record.attempt == 2
+
+    @ALL_MODES
+    def test_a_refund_gives_back_one_attempt_and_no_more(self, fences: FencesUnderTest, mode: Mode) -> None:
+        for attempt in (1, 2):
+            asked = claim(mode, by=f"{attempt}")
+            fences.store.release([lease(asked, granted(fences.store, asked))], "TIMEOUT")
+        asked = claim(mode, by="three")
+        ref = lease(asked, granted(fences.store, asked))
+        assert fences.store.release([ref], "STORE.unavailable", refund=True) == [True]
+        assert fences.store.release([ref], "STORE.unavailable", refund=True) == [False]
+        assert granted(fences.store, claim(mode, by="four")).record.attempt == 3
+
+    @ALL_MODES
+    def test_only_the_current_token_is_refunded(self, fences: FencesUnderTest, mode: Mode) -> None:
+        late = claim(mode, by="one")
+        ref = lease(late, granted(fences.store, late))
+        fences.clock.advance(LEASE_MS)
+        second = granted(fences.store, claim(mode, by="two"))
+        assert fences.store.release([ref], "STORE.unavailable", refund=True) == [False]
+        fences.clock.advance(LEASE_MS)
+        assert second.record.attempt == 2
+        assert granted(fences.store, claim(mode, by="three")).record.attempt == 3
+
+    @ALL_MODES
+    def test_the_row_of_a_refunded_attempt_tells_which_one_it_was(self, fences: FencesUnderTest, mode: Mode) -> None:
+        asked = claim(mode, by="one")
+        ref = lease(asked, granted(fences.store, asked))
+        fences.store.release([ref], "STORE.unavailable", refund=True)
+        (row,) = [row for row in fences.store.rows() if row.error_code]
+        assert (row.attempt, row.error_code) == (1, "STORE.unavailable")
 
     @ALL_MODES
     @pytest.mark.parametrize("how", ["release", "expire"])
@@ -551,6 +598,68 @@ class DocumentContract:
         move = granted(fences.store, _document("A", by="two"))
         assert move.takeover
         assert move.prior == receipt
+
+    @pytest.mark.parametrize("expire", [False, True], ids=["released", "expired"])
+    @pytest.mark.parametrize("revision", ["A", "B", "C"])
+    def test_a_document_that_was_taken_over_and_given_back_stays_unsettled(
+        self, fences: FencesUnderTest, revision: str, expire: bool
+    ) -> None:
+        """The row that the first lease may have committed is still there: only a seal settles it."""
+        receipt = sealed(fences.store, _document("A"))
+        granted(fences.store, _document("B", by="lost"))
+        fences.clock.advance(LEASE_MS)
+        for by in ("two", "three"):
+            taker = _document(revision, by=by)
+            ref = lease(taker, granted(fences.store, taker))
+            assert fences.store.renew([ref._replace(epoch=1)]) == [True]
+            assert fences.store.release([ref], "STORE.unavailable", expire=expire, refund=True) == [True]
+        move = granted(fences.store, _document("A", by="four"))
+        assert move.takeover
+        assert move.prior == receipt
+
+    def test_of_an_attempt_that_is_withdrawn_nothing_stays(self, fences: FencesUnderTest) -> None:
+        receipt = sealed(fences.store, _document("A"))
+        for by in ("one", "two"):
+            asked = _document("B", by=by)
+            answer = granted(fences.store, asked)
+            assert (answer.record.attempt, answer.takeover) == (1, False)
+            assert fences.store.stats().pending.count == 1
+            ref = lease(asked, answer)
+            assert fences.store.release([ref], "CONFLICT.origin", withdraw=True) == [True]
+            assert fences.store.release([ref], "CONFLICT.origin", withdraw=True) == [False]
+            (held,) = fences.store.read([Lookup(asked.key, asked.mode, asked.source)])
+            assert held.source
+            assert held.source.lease is None
+            assert held.source.head
+            assert held.source.head.record == receipt
+            assert fences.store.stats().pending.count == 0
+            assert list(fences.store.leases()) == []
+        rows = [row.error_code for row in fences.store.rows() if row.error_code]
+        assert rows == ["CONFLICT.origin"] * 2
+
+    def test_withdrawn_without_a_head_or_after_a_failure_it_is_a_refund(self, fences: FencesUnderTest) -> None:
+        asked = _document("A", by="one")
+        fences.store.release([lease(asked, granted(fences.store, asked))], "CONFLICT.origin", withdraw=True)
+        asked = _document("A", by="two")
+        answer = granted(fences.store, asked)
+        assert (answer.record.attempt, answer.record.error) == (1, "CONFLICT.origin")
+        fences.store.release([lease(asked, answer)], "TIMEOUT")
+        sealed(fences.store, _document("A", by="three"))
+        asked = _document("B", by="one")
+        fences.store.release([lease(asked, granted(fences.store, asked))], "TIMEOUT")
+        for by in ("two", "three"):
+            asked = _document("B", by=by)
+            answer = granted(fences.store, asked)
+            assert answer.record.attempt == 2
+            fences.store.release([lease(asked, answer)], "CONFLICT.origin", withdraw=True)
+
+    def test_a_withdrawn_attempt_leaves_a_source_unsettled(self, fences: FencesUnderTest) -> None:
+        sealed(fences.store, _document("A"))
+        granted(fences.store, _document("B", by="lost"))
+        fences.clock.advance(LEASE_MS)
+        asked = _document("C", by="two")
+        fences.store.release([lease(asked, granted(fences.store, asked))], "CONFLICT.origin", withdraw=True)
+        assert granted(fences.store, _document("A", by="three")).takeover
 
     def test_a_pardoned_document_stays_unsettled(self, fences: FencesUnderTest) -> None:
         sealed(fences.store, _document("A"))

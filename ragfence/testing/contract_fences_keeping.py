@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -34,8 +36,9 @@ from ragfence.core.rows import (
     Row,
     RowKind,
 )
-from ragfence.errors import FormatTooNew, StoreUnsafe
-from ragfence.stores.fences import FenceStore, Loaded, LoadedReceipt, LoadedSource, Lookup, Marker
+from ragfence.errors import FormatTooNew, StoreClosed, StoreUnsafe
+from ragfence.stores.fences import FenceStore, Loaded, LoadedReceipt, LoadedSource, Lookup, Marker, RowEntry
+from ragfence.testing.contract_fences_counting import CountContract
 from ragfence.testing.contract_fences_draining import DrainContract
 from ragfence.testing.fence_calls import (
     ALL_MODES,
@@ -59,6 +62,27 @@ from ragfence.testing.fence_calls import (
 )
 
 FROM_THE_LOG = KeyRecord(State.SEALED, b"f" * 16, NOBODY, Fence(1, 9), 1, 0, 0, effect_id="ef_log", result=b"j1")
+
+
+AFTER_CLOSING: dict[str, Callable[[FenceStore, Claim, list[RowEntry]], object]] = {
+    "claim": lambda store, held, _: store.claim([held]),
+    "claim of many": lambda store, held, _: store.claim([held, claim(Mode.KEYED, "B")]),
+    "renew": lambda store, held, _: store.renew([lease(held)]),
+    "release": lambda store, held, _: store.release([lease(held)]),
+    "read": lambda store, held, _: store.read([Lookup(held.key)]),
+    "heads": lambda store, held, _: list(store.heads(SHARD)),
+    "scan": lambda store, held, _: list(store.scan()),
+    "rows": lambda store, held, _: list(store.rows()),
+    "record": lambda store, held, _: store.record(
+        [Row(b"t" * TOKEN_BYTES, 0, 1, RowKind.NEW, held.key, held.fingerprint)]
+    ),
+    "drop_rows": lambda store, held, entries: store.drop_rows(entries),
+    "stats": lambda store, held, _: store.stats(),
+    "markers": lambda store, held, _: store.markers(),
+    "begin_epoch": lambda store, held, _: store.begin_epoch(9),
+    "lock": lambda store, held, _: store.lock("name", "token", 1000),
+    "unlock": lambda store, held, _: store.unlock("name", "token"),
+}
 
 
 class EpochContract:
@@ -663,13 +687,12 @@ class ExpiryContract:
 class UpkeepContract:
     """Looking around and tidying up."""
 
-    @WITH_A_SOURCE
-    def test_heads_are_listed_by_shard(self, fences: FencesUnderTest, mode: Mode) -> None:
+    def test_heads_are_listed_by_shard(self, fences: FencesUnderTest) -> None:
         for number in range(6):
             shard = 1 + number % 2
-            asked = claim(mode, "A", by="one", source=f"{number}", shard=shard, sequence=number)
+            asked = claim(Mode.DOCUMENT, "A", by="one", source=f"{number}", shard=shard, sequence=number)
             sealed(fences.store, asked)
-        granted(fences.store, claim(mode, "A", by="two", source="pending", shard=1))
+        granted(fences.store, claim(Mode.DOCUMENT, "A", by="two", source="pending", shard=1))
         found = dict(fences.store.heads(1))
         assert {source: head.sequence for source, head in found.items()} == {
             source_of("0"): 0,
@@ -677,6 +700,17 @@ class UpkeepContract:
             source_of("4"): 4,
         }
         assert list(fences.store.heads(3)) == []
+
+    def test_the_head_of_an_operation_with_a_sequence_is_no_document(self, fences: FencesUnderTest) -> None:
+        """Else a webhook would change the corpus digest, and be a row of an index."""
+        sealed(fences.store, claim(Mode.DOCUMENT, "A", by="one", source="document"))
+        sealed(fences.store, claim(Mode.SEQUENCED, "A", by="two", source="webhook", sequence=3))
+        (head,) = fences.store.heads(SHARD)
+        assert head[0] == source_of("document")
+        assert [(shard, source) for shard, source, _ in fences.store.all_heads()] == [(SHARD, head[0])]
+        mark = (SHARD, head[0] + head[1].digest + head[1].metadata_hash)
+        assert set(fences.store.marks()) == set(fences.store.marks(SHARD)) == {mark}
+        assert fences.store.stats().documents == 1
 
     def test_a_scan_shows_every_record_once(self, fences: FencesUnderTest) -> None:
         """Also those with bytes in their keys that mean something to the store."""
@@ -856,7 +890,7 @@ class UpkeepContract:
         sealed(fences.store, claim(Mode.DOCUMENT, "A"))
         stats = fences.store.stats()
         assert stats.records == {("ticket", "sealed"): 3, ("webhook", "failed"): 1, ("webhook", "held"): 1}
-        assert stats.sources == 1
+        assert stats.documents == 1
         assert stats.rows > 0
         assert stats.bytes is None or stats.bytes > 0
 
@@ -876,6 +910,35 @@ class UpkeepContract:
         fences.store.forget([claim(Mode.KEYED, "absent").key, pending.key, superseded.key])
         assert fences.store.renew([lease(pending, first)]) == [True]
         assert granted(fences.store, superseded).prior == receipt
+
+    def test_pending_records_that_nobody_holds_can_be_forgotten(self, fences: FencesUnderTest) -> None:
+        """With what is kept of their payloads; the one whose lease is live stays."""
+        held, over, given_back = (claim(Mode.KEYED, name, by="one") for name in ("held", "over", "given back"))
+        granted(fences.store, over)
+        fences.clock.advance(LEASE_MS + 1)
+        fences.store.release([lease(given_back, granted(fences.store, given_back))], "STORE.unavailable")
+        first = granted(fences.store, held)
+        keys = [each.key for each in (held, over, given_back)]
+        fences.store.forget(keys)
+        assert len(list(fences.store.scan())) == 3
+        fences.store.forget(keys, pending=True)
+        assert {found.key for found in fences.store.scan()} == {held.key}
+        assert fences.store.renew([lease(held, first)]) == [True]
+        for each in (over, given_back):
+            assert granted(fences.store, each._replace(fingerprint=b"f" * 16)).record.attempt == 1
+
+    def test_receipts_of_superseded_documents_are_forgotten_once_their_epoch_is_over(
+        self, fences: FencesUnderTest
+    ) -> None:
+        """What a purge leaves behind in the store answers nobody, and still tells."""
+        receipt = sealed(fences.store, claim(Mode.DOCUMENT, "A"))
+        sealed(fences.store, claim(Mode.DOCUMENT, "B"))
+        superseded = claim(Mode.DOCUMENT, "A", by="two")
+        epoch = receipt.fence.epoch
+        fences.store.forget([superseded.key], below=epoch)
+        assert fences.store.read([Lookup(superseded.key, Mode.DOCUMENT, superseded.source)])[0].record == receipt
+        fences.store.forget([superseded.key], below=epoch + 1)
+        assert granted(fences.store, superseded).prior is None
 
     def test_a_lock_has_one_holder_until_it_is_unlocked(self, fences: FencesUnderTest) -> None:
         other = fences.reopen()
@@ -942,15 +1005,64 @@ class FormatContract:
         assert rows_of(fences.store) == []
 
 
+class ClosingContract:
+    """A handle that was closed answers nobody. Others on the same data are not concerned."""
+
+    @pytest.mark.parametrize("call", list(AFTER_CLOSING))
+    def test_a_closed_store_refuses_every_call(self, fences: FencesUnderTest, call: str) -> None:
+        store = fences.reopen()
+        held = claim(Mode.KEYED, by="held")
+        granted(store, held)
+        entries = store.row_entries()
+        store.close()
+        store.close()
+        with pytest.raises(StoreClosed, match="was closed here"):
+            AFTER_CLOSING[call](store, held, entries)
+        assert verdict(fences.store, claim(Mode.KEYED, "B")).record.attempt == 1  # type: ignore[union-attr]
+
+    def test_calls_under_way_while_a_store_is_closed_end_or_are_refused(self, fences: FencesUnderTest) -> None:
+        """Each is answered as ever, or told that the store is closed; nobody meets an error of what is beneath."""
+        for turn in range(5):
+            store = fences.reopen()
+            told: list[object] = []
+            started = threading.Barrier(5)
+
+            def work(caller: int, store: FenceStore = store, turn: int = turn, told: list[object] = told) -> None:
+                started.wait()  # noqa: B023
+                for number in range(200):
+                    try:
+                        granted(store, claim(Mode.KEYED, f"{turn} {caller} {number}", by=f"{turn} {caller} {number}"))
+                    except StoreClosed:
+                        told.append("closed")
+                        return
+                    except BaseException as error:  # noqa: BLE001  # whatever it is, it fails the test
+                        told.append(error)
+                        return
+                told.append("done")
+
+            threads = [threading.Thread(target=work, args=(caller,)) for caller in range(4)]
+            for thread in threads:
+                thread.start()
+            started.wait()
+            time.sleep(0.003 * turn)
+            store.close()
+            for thread in threads:
+                thread.join()
+            assert set(told) <= {"closed", "done"}
+            assert len(told) == len(threads)
+
+
 class KeepingContract(
     EpochContract,
     SoloContract,
     BatchContract,
     RowContract,
     DrainContract,
+    CountContract,
     ExpiryContract,
     UpkeepContract,
     FormatContract,
+    ClosingContract,
 ):
     """Everything that is not about the answer to one claim."""
 

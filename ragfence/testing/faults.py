@@ -19,6 +19,7 @@ from typing import Generic, Literal, TypeVar
 from ragfence.core.decisions import Ask, Claim, Held, LeaseRef, Seal, SealOutcome, Verdict
 from ragfence.core.records import Head, digest_in
 from ragfence.core.rows import Row
+from ragfence.core.tallies import Tallies
 from ragfence.errors import StoreUnavailable
 from ragfence.stores.fences import FenceStore, Loaded, LoadedSource, Lookup, Marker, Replays, RowEntry, Scanned, Stats
 
@@ -138,7 +139,9 @@ FenceMethod = Literal[
     "scan",
     "leases",
     "forget",
+    "scrub",
     "stats",
+    "tallies",
     "purge_expired",
     "record",
     "rows",
@@ -188,8 +191,20 @@ class FaultyFences(FaultyCalls[FenceMethod]):
     def seal(self, seals: Sequence[Seal]) -> list[SealOutcome]:
         return self._call("seal", _keys(seals), lambda: self.inner.seal(seals))
 
-    def release(self, leases: Sequence[LeaseRef], error: str = "", *, expire: bool = False) -> list[bool]:
-        return self._call("release", _keys(leases), lambda: self.inner.release(leases, error, expire=expire))
+    def release(
+        self,
+        leases: Sequence[LeaseRef],
+        error: str = "",
+        *,
+        expire: bool = False,
+        refund: bool = False,
+        withdraw: bool = False,
+    ) -> list[bool]:
+        return self._call(
+            "release",
+            _keys(leases),
+            lambda: self.inner.release(leases, error, expire=expire, refund=refund, withdraw=withdraw),
+        )
 
     def pardon(self, leases: Sequence[LeaseRef]) -> list[bool]:
         return self._call("pardon", _keys(leases), lambda: self.inner.pardon(leases))
@@ -212,11 +227,19 @@ class FaultyFences(FaultyCalls[FenceMethod]):
     def leases(self, shard: int | None = None) -> Iterator[Scanned]:
         return self._call("leases", ["" if shard is None else f"{shard:02x}"], lambda: self.inner.leases(shard))
 
-    def forget(self, keys: Sequence[bytes]) -> None:
-        self._call("forget", [key.hex() for key in keys] or [""], lambda: self.inner.forget(keys))
+    def forget(self, keys: Sequence[bytes], *, below: int = 0, pending: bool = False) -> None:
+        self._call(
+            "forget", [key.hex() for key in keys] or [""], lambda: self.inner.forget(keys, below=below, pending=pending)
+        )
+
+    def scrub(self) -> None:
+        self._call("scrub", [""], self.inner.scrub)
 
     def stats(self) -> Stats:
         return self._call("stats", [""], self.inner.stats)
+
+    def tallies(self, since_ms: int = 0) -> Tallies:
+        return self._call("tallies", [""], lambda: self.inner.tallies(since_ms))
 
     def purge_expired(self, limit: int = 1000) -> int:
         return self._call("purge_expired", [""], lambda: self.inner.purge_expired(limit))

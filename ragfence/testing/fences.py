@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ragfence.core.hashing import SHARDS
-from ragfence.core.records import Head, KeyRecord, SourceRecord, unpark
+from ragfence.core.records import Head, KeyRecord, SourceRecord, is_parked_below, unpark
 from ragfence.core.rows import Row
+from ragfence.core.tallies import HOUR_MS, Tallies
 from ragfence.stores import settling
-from ragfence.stores.fences import RowEntry, Scanned, Stats
+from ragfence.stores.fences import Pending, RowEntry, Scanned, Stats, stats_of
 from ragfence.stores.settling import ShelvedFences
 from ragfence.testing.clock import VirtualClock
 
@@ -28,6 +29,8 @@ class _Content:
     markers: dict[int, tuple[bool, int, str]] = field(default_factory=dict)
     counters: Counter[int] = field(default_factory=Counter)
     moves: Counter[int] = field(default_factory=Counter)
+    documents: Counter[int] = field(default_factory=Counter)
+    tallies: Counter[tuple[int, bytes]] = field(default_factory=Counter)
     rows: dict[str, Row] = field(default_factory=dict)
     places: dict[str, int] = field(default_factory=dict)
     """row_id -> the how-manieth row it was"""
@@ -77,13 +80,14 @@ class MemoryFences(ShelvedFences):
             self.run_id = uuid.uuid4().hex
 
     def heads(self, shard: int) -> Iterator[tuple[bytes, Head]]:
-        return ((source, record.head) for source, record in self._sources_in(shard) if record.head)
+        heads = ((source, record.head) for source, record in self._sources_in(shard))
+        return ((source, head) for source, head in heads if head is not None and head.record is not None)
 
     def leases(self, shard: int | None = None) -> Iterator[Scanned]:
         for each in range(SHARDS) if shard is None else (shard,):
-            for _, record in self._sources_in(each):
+            for source, record in self._sources_in(each):
                 if record.lease:
-                    yield Scanned(bytes((each,)) + record.lease.digest, record.lease.record, None)
+                    yield Scanned(bytes((each,)) + record.lease.digest, record.lease.record, None, source)
 
     def _sources_in(self, shard: int) -> Iterator[tuple[bytes, SourceRecord]]:
         with self._lock:
@@ -106,17 +110,33 @@ class MemoryFences(ShelvedFences):
                 if record:
                     yield Scanned(key, record, expires_ms)
 
-    def forget(self, keys: Sequence[bytes]) -> None:
+    def forget(self, keys: Sequence[bytes], *, below: int = 0, pending: bool = False) -> None:
         with self._lock:
             for key in keys:
-                data, _, parked = self.content.records.get(key, (b"", None, True))
-                if not parked and KeyRecord.decode(data).ended:
+                data, expires_ms, parked = self.content.records.get(key, (b"", None, True))
+                if data and is_parked_below(data, below):
+                    del self.content.records[key]
+                elif not parked and (record := KeyRecord.decode(data)).ended:
+                    del self.content.records[key]
+                    settling.tally_forgotten(self._shelf(), record, expires_ms)
+                elif not parked and pending and not record.held_at(self._clock()):
                     del self.content.records[key]
 
+    def scrub(self) -> None:
+        """Memory that is freed is gone."""
+
     def stats(self) -> Stats:
-        found = (*self.scan(), *self.leases())
-        counted = Counter((each.record.kind, each.record.state.name.lower()) for each in found)
-        return Stats(dict(counted), len(self.content.sources), len(self.content.rows))
+        with self._lock:
+            # A dict has no index of what is pending; this store is for tests.
+            found = tuple(each for each in (*self.scan(), *self.leases()) if not each.record.ended)
+            pending, documents = Pending(len(found), found), settling.count_documents(self._shelf())
+            return stats_of(documents, pending, self.tallies(), self._clock(), len(self.content.rows), None)
+
+    def tallies(self, since_ms: int = 0) -> Tallies:
+        first = since_ms // HOUR_MS
+        with self._lock:
+            counts = {where: count for where, count in self.content.tallies.items() if where[0] >= first}
+            return Tallies.of(counts, range(SHARDS))
 
     def purge_expired(self, limit: int = 1000) -> int:
         with self._lock:
@@ -128,11 +148,6 @@ class MemoryFences(ShelvedFences):
             for spot in left[: limit - len(gone[:limit])]:
                 del self.content.sources[spot]
             return min(len(gone) + len(left), limit)
-
-    def record(self, rows: Sequence[Row]) -> None:
-        with self._lock:
-            for row in rows:
-                self.content.add_row(row)
 
     def rows(self, since_ms: int = 0, shard: int | None = None) -> Iterator[Row]:
         with self._lock:
@@ -227,6 +242,21 @@ class _MemoryShelf:
 
     def moves(self, shard: int) -> int:
         return self._content.moves[shard]
+
+    def count_documents(self, shard: int, change: int) -> None:
+        self._content.documents[shard] += change
+
+    def reset_documents(self, shard: int) -> None:
+        self._content.documents[shard] = 0
+
+    def documents(self, shard: int) -> int:
+        return self._content.documents[shard]
+
+    def tally(self, hour: int, label: bytes, count: int = 1) -> None:
+        self._content.tallies[hour, label] += count
+
+    def counts(self) -> bool:
+        return bool(self._content.tallies)
 
     def add_row(self, row: Row) -> None:
         self._content.add_row(row)

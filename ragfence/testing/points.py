@@ -17,6 +17,7 @@ __all__ = ["HYDRATION_POINTS", "OPERATION_POINTS", "at_point", "freeze_at", "kil
 def every_point() -> tuple[str, ...]:
     """Those of operations, hydration, documents and their sinks, rewriting, builds, aliases, gc, purging, drains."""
     from ragfence.audit.draining import DRAIN_POINTS
+    from ragfence.audit.tombstones import TOMBSTONE_POINTS
     from ragfence.documents.moving import DOCUMENT_POINTS
     from ragfence.documents.rewriting import REWRITING_POINTS
     from ragfence.documents.sinks import SINK_POINTS
@@ -27,7 +28,8 @@ def every_point() -> tuple[str, ...]:
 
     documents = (*DOCUMENT_POINTS, *SINK_POINTS, *REWRITING_POINTS)
     indexes = (*BUILD_POINTS, *ALIAS_POINTS, *COLLECTING_POINTS, *PURGING_POINTS)
-    return tuple(dict.fromkeys((*OPERATION_POINTS, *HYDRATION_POINTS, *documents, *indexes, *DRAIN_POINTS)))
+    audit = (*DRAIN_POINTS, *TOMBSTONE_POINTS)
+    return tuple(dict.fromkeys((*OPERATION_POINTS, *HYDRATION_POINTS, *documents, *indexes, *audit)))
 
 
 @contextlib.contextmanager

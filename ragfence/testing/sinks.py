@@ -17,10 +17,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from os import PathLike
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ragfence.documents.sinks import SinkSnippet
 from ragfence.testing.faults import FaultyCalls
+
+if TYPE_CHECKING:
+    from ragfence.indexes.embedders.protocol import Embedder, Vectors
 
 __all__ = ["ListSink", "SinkMethod", "SqliteSink"]
 
@@ -29,25 +32,36 @@ SinkMethod = Literal["upsert", "delete", "ids"]
 
 class ListSink(FaultyCalls[SinkMethod]):
     """A sink in memory. `.on(...)` gives orders as to a faulty store; a pattern is matched against doc_ids, or the
-    snippet_ids of a `delete`."""
+    snippet_ids of a `delete`. With an `embedder` it gets vectors, too."""
 
     def __init__(
-        self, name: str = "list", *, keeps_positions: bool = False, sleep: Callable[[float], None] = time.sleep
+        self,
+        name: str = "list",
+        *,
+        keeps_positions: bool = False,
+        embedder: str | Embedder | None = None,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         super().__init__(sleep)
         self.name = name
         self.keeps_positions = keeps_positions
+        self.embedder = embedder
         self.held: dict[str, SinkSnippet] = {}
+        self.vectors: dict[str, Any] = {}
+        """by snippet_id, with an embedder"""
         self.upserted: list[str] = []
         """every snippet_id that was ever given, in order"""
         self.deleted: list[str] = []
         self._held_lock = threading.Lock()
 
-    def upsert(self, snippets: Sequence[SinkSnippet]) -> None:
+    def upsert(self, snippets: Sequence[SinkSnippet], vectors: Vectors | None = None) -> None:
         def act() -> None:
             with self._held_lock:
-                self.upserted += [snippet.snippet_id for snippet in snippets]
+                ids = [snippet.snippet_id for snippet in snippets]
+                self.upserted += ids
                 self.held |= {snippet.snippet_id: snippet for snippet in snippets}
+                if vectors is not None:
+                    self.vectors |= dict(zip(ids, vectors, strict=True))
 
         self._call("upsert", [snippet.doc_id for snippet in snippets], act)
 
@@ -57,6 +71,7 @@ class ListSink(FaultyCalls[SinkMethod]):
                 self.deleted += snippet_ids
                 for snippet_id in snippet_ids:
                     self.held.pop(snippet_id, None)
+                    self.vectors.pop(snippet_id, None)
 
         self._call("delete", snippet_ids, act)
 

@@ -14,8 +14,9 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from ragfence import Policy
-from ragfence.api.apikeys import ApiKeys, Role
+from ragfence.api.apikeys import ApiKeys
 from ragfence.api.app import create_app
+from ragfence.api.scopes import Role
 from ragfence.opening import open_objects_of
 
 _numbers = itertools.count(1)
@@ -59,6 +60,9 @@ class Served:
 
     def caller(self, tenant: str = "acme", role: Role = Role.ADMIN, principal: str = "") -> Caller:
         return Caller(self.client, self.keys.create(tenant, role, principal=principal).token)
+
+    def scoped(self, *scopes: str, tenant: str = "acme", principal: str = "") -> Caller:
+        return Caller(self.client, self.keys.create(tenant, scopes=scopes, principal=principal).token)
 
 
 @contextmanager

@@ -17,19 +17,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragfence.api.apikeys import (
+    ABSENT_S,
     FOLDER,
     MAX_TOKEN_CHARACTERS,
     UNKNOWN,
     ApiKeys,
     Asker,
     CachedKeys,
-    Role,
+    Denial,
     _checksum,
     _digest,
     _packed,
     _token,
     parsed,
 )
+from ragfence.api.scopes import KeyScope, Role
 from ragfence.core.operations import encoded
 from ragfence.errors import FormatCorrupt, FormatTooNew, StoreUnavailable, ValidationError
 from ragfence.stores.objects_local import LocalObjects
@@ -54,19 +56,44 @@ class Hands:
         return self.now
 
 
-def test_roles_are_ordered_as_powers_and_not_as_words() -> None:
-    assert Role.READ < Role.WRITE < Role.ADMIN
-    assert Role.ADMIN >= Role.WRITE >= Role.WRITE > Role.READ
-    assert not Role.ADMIN < Role.READ
-    assert sorted([Role.ADMIN, Role.READ, Role.WRITE]) == [Role.READ, Role.WRITE, Role.ADMIN]
-    assert Role("write") is Role.WRITE
-    assert max(Role) is Role.ADMIN
+def test_a_role_is_a_set_of_scopes_and_none_but_admin_may_administer() -> None:
+    assert Role.READ.scopes < Role.WRITE.scopes < Role.ADMIN.scopes == frozenset(KeyScope)
+    assert Role.READ.scopes == {KeyScope.SEARCH, KeyScope.AUDIT}
+    assert KeyScope.ADMIN not in Role.WRITE.scopes
+
+
+def test_a_key_has_the_scopes_it_was_given_and_a_role_is_stored_as_ever() -> None:
+    objects = MemoryObjects()
+    keys = ApiKeys(objects)
+    made = keys.create("acme", scopes=["search", "ingest"])
+    asker = keys.check(made.token)
+    assert asker is not None
+    assert asker.scopes == made.scopes == {KeyScope.INGEST, KeyScope.SEARCH}
+    (stored,) = keys.list("acme")
+    assert (stored.role, stored.grants()) == (None, "ingest search")
+    values = json.loads(objects.get(f"acme/{FOLDER}/{made.key_id}/made") or b"")
+    assert (values["version"], values["scopes"]) == (2, ["ingest", "search"])
+    old = keys.create("acme", "write")
+    values = json.loads(objects.get(f"acme/{FOLDER}/{old.key_id}/made") or b"")
+    assert (values["version"], values["role"], "scopes" in values) == (1, "write", False)
+
+
+def test_a_key_that_was_stored_with_a_role_keeps_working() -> None:
+    """As the first version wrote it, byte for byte."""
+    objects = MemoryObjects()
+    stored = (
+        b'{"created_ms":1,"digest":"ed78cbf89a9c03abd4fc9924619f92a5d608a17000fe301aab1ee0f51ced6a4e",'
+        b'"expires_ms":null,"note":"","principal":"loader","role":"write","version":1}'
+    )
+    objects.put_new(f"acme/{FOLDER}/abcdefghij234567/made", stored)
+    assert ApiKeys(objects).check(GOLDEN) == Asker("acme", "loader", Role.WRITE.scopes, "abcdefghij234567")
+    assert ApiKeys(objects).list("acme")[0].encode() == stored
 
 
 def test_a_token_lets_in_whom_it_was_made_for(tmp_path: Path) -> None:
     keys = ApiKeys(LocalObjects(tmp_path))
     made = keys.create("acme", "admin", principal="loader", note="of the night shift")
-    assert keys.check(made.token) == Asker("acme", "loader", Role.ADMIN, made.key_id)
+    assert keys.check(made.token) == Asker("acme", "loader", frozenset(KeyScope), made.key_id)
     assert ApiKeys(LocalObjects(tmp_path)).check(made.token) is not None
     (stored,) = keys.list("acme")
     assert (stored.key_id, stored.role, stored.note) == (made.key_id, Role.ADMIN, "of the night shift")
@@ -131,8 +158,8 @@ def test_garbage_lets_nobody_in_and_raises_nothing(text: str) -> None:
     cached = CachedKeys(keys)
     for token in (text, f"rf_{text}", f"rf_{text}_{'a' * 16}_{'a' * 59}", text * 50):
         assert keys.check(token) is None
-        assert cached.known(token) in (UNKNOWN, None)
-        assert cached.check(token) is None
+        assert cached.known(token) in (UNKNOWN, Denial.INVALID)
+        assert cached.check(token) is Denial.INVALID
 
 
 @given(st.binary(min_size=1, max_size=300), st.binary(min_size=32, max_size=32), st.booleans())
@@ -258,7 +285,10 @@ def test_a_revocation_that_comes_between_the_two_questions_of_a_check_counts() -
         ("no object can be", {"tenant": ""}),
         ("no object can be", {"tenant": "é" * 100}),
         ("control character", {"tenant": "a\nb"}),
-        ("no role", {"role": "root"}),
+        ("not a valid role", {"role": "root"}),
+        ("not a valid scope", {"scopes": ["ingest", "root"]}),
+        ("at least one scope", {"scopes": []}),
+        ("not both", {"scopes": ["ingest"], "role": "read"}),
         ("cannot expire", {"ttl_s": 0}),
         ("cannot expire", {"ttl_s": float("nan")}),
         ("longer than", {"note": "n" * 201}),
@@ -279,7 +309,7 @@ def test_a_stored_key_of_a_newer_format_is_refused_and_not_guessed() -> None:
     name = f"acme/{FOLDER}/{made.key_id}/made"
     values = json.loads(objects.get(name) or b"")
     for data, error in (
-        (json.dumps({**values, "version": 2}), FormatTooNew),
+        (json.dumps({**values, "version": 3}), FormatTooNew),
         ("{}", FormatCorrupt),
         ("[", FormatCorrupt),
     ):
@@ -297,11 +327,10 @@ def test_what_is_known_is_answered_without_asking() -> None:
     made, wrong = keys.create("acme"), _token("acme", "b" * 16, bytes(32))
     assert cached.known(made.token) is UNKNOWN
     asker = cached.check(made.token)
-    assert cached.check(wrong) is None
+    assert cached.check(wrong) is Denial.INVALID
     objects.on("get").fail_before(times=100)
     assert cached.known(made.token) == asker == cached.check(made.token)
-    assert cached.known(wrong) is None
-    assert cached.check(wrong) is None
+    assert cached.known(wrong) is cached.check(wrong) is Denial.INVALID
 
 
 def test_a_revoked_key_is_refused_once_it_is_not_fresh() -> None:
@@ -312,11 +341,11 @@ def test_a_revoked_key_is_refused_once_it_is_not_fresh() -> None:
     cached.check(made.token)
     keys.revoke("acme", made.key_id)
     clock.now += 9.9
-    assert cached.known(made.token) is not None
+    assert isinstance(cached.known(made.token), Asker)
     clock.now += 0.1
     assert cached.known(made.token) is UNKNOWN
-    assert cached.check(made.token) is None
-    assert cached.known(made.token) is None
+    assert cached.check(made.token) is Denial.REVOKED
+    assert cached.known(made.token) is Denial.REVOKED
 
 
 def test_a_new_key_that_was_refused_before_it_was_there_gets_in_once_that_is_not_fresh() -> None:
@@ -327,11 +356,11 @@ def test_a_new_key_that_was_refused_before_it_was_there_gets_in_once_that_is_not
     data = objects.get(name) or b""
     objects.delete([name])
     cached = CachedKeys(keys, clock=clock)
-    assert cached.check(made.token) is None
+    assert cached.check(made.token) is Denial.INVALID
     objects.put_new(name, data)
-    assert cached.check(made.token) is None
-    clock.now += 10
-    assert cached.check(made.token) is not None
+    assert cached.check(made.token) is Denial.INVALID
+    clock.now += ABSENT_S
+    assert isinstance(cached.check(made.token), Asker)
 
 
 def test_a_slow_answer_is_fresh_from_when_it_was_asked() -> None:
@@ -347,7 +376,7 @@ def test_a_slow_answer_is_fresh_from_when_it_was_asked() -> None:
     keys = ApiKeys(Slow())
     made = keys.create("acme")
     cached = CachedKeys(keys, fresh_s=10.0, clock=clock)
-    assert cached.check(made.token) is not None  # 12 seconds
+    assert isinstance(cached.check(made.token), Asker)  # 12 seconds
     assert cached.known(made.token) is UNKNOWN
 
 
@@ -356,14 +385,14 @@ def test_who_cannot_be_checked_is_not_let_in() -> None:
     keys = ApiKeys(objects)
     cached = CachedKeys(keys, clock=clock)
     made = keys.create("acme")
-    assert cached.check(made.token) is not None
+    assert isinstance(cached.check(made.token), Asker)
     objects.on("get").fail_before(times=2)
     clock.now += 10
     for _ in range(2):
         with pytest.raises(StoreUnavailable):
             cached.check(made.token)
         assert cached.known(made.token) is UNKNOWN
-    assert cached.check(made.token) is not None
+    assert isinstance(cached.check(made.token), Asker)
 
 
 def test_a_flood_of_wrong_tokens_pushes_out_nobody_who_was_let_in() -> None:
@@ -373,12 +402,39 @@ def test_a_flood_of_wrong_tokens_pushes_out_nobody_who_was_let_in() -> None:
     made = [keys.create("acme") for _ in range(10)]
     for each in made:
         cached.check(each.token)
-    wrong = [_token("acme", "b" * 16, number.to_bytes(32, "big")) for number in range(200)]
+    wrong = [_token("acme", _packed(number.to_bytes(10, "big")), bytes(32)) for number in range(200)]
     for token in wrong:
-        assert cached.check(token) is None
+        assert cached.check(token) is Denial.INVALID
     assert all(isinstance(cached.known(each.token), Asker) for each in made)
-    assert [cached.known(token) for token in wrong[-10:]] == [None] * 10
+    assert [cached.known(token) for token in wrong[-10:]] == [Denial.INVALID] * 10
     assert cached.known(wrong[0]) is UNKNOWN  # bounded
+
+
+def test_wrong_secrets_of_one_key_ask_the_store_once_and_lock_nobody_out() -> None:
+    objects = FaultyObjects(MemoryObjects())
+    keys = ApiKeys(objects)
+    cached = CachedKeys(keys, clock=Hands())
+    made = keys.create("acme")
+    objects.calls.clear()
+    for number in range(200):
+        assert cached.check(_token("acme", made.key_id, number.to_bytes(32, "big"))) is Denial.INVALID
+    for number in range(200):  # an id that is not there, many secrets
+        assert cached.check(_token("acme", "b" * 16, number.to_bytes(32, "big"))) is Denial.INVALID
+    assert isinstance(cached.known(made.token), Asker)
+    assert objects.calls == {"get": 4}
+
+
+def test_that_a_key_has_ended_is_said_to_its_holder_only() -> None:
+    now = [1_000_000]
+    keys = ApiKeys(MemoryObjects(), now_ms=lambda: now[0])
+    expired, revoked = keys.create("acme", ttl_s=60), keys.create("acme")
+    keys.revoke("acme", revoked.key_id)
+    now[0] += 60_000
+    cached = CachedKeys(keys)
+    assert cached.check(expired.token) is Denial.EXPIRED
+    assert cached.check(revoked.token) is Denial.REVOKED
+    for made in (expired, revoked):
+        assert cached.check(_token("acme", made.key_id, bytes(32))) is Denial.INVALID
 
 
 def test_of_the_keys_that_were_let_in_the_one_not_seen_for_longest_makes_room() -> None:
@@ -411,15 +467,17 @@ def test_threads_that_ask_at_once_get_the_same_answer(tmp_path: Path) -> None:
     tokens = [keys.create("acme").token for _ in range(6)]
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(cached.check, tokens * 40))
-    assert {asker.key_id for asker in found if asker} == {parts.key_id for token in tokens if (parts := parsed(token))}
-    assert None not in found
+    assert {asker.key_id for asker in found if isinstance(asker, Asker)} == {
+        parts.key_id for token in tokens if (parts := parsed(token))
+    }
+    assert all(isinstance(asker, Asker) for asker in found)
 
 
 def test_keys_work_on_s3(moto_server: S3Server, s3_env: None) -> None:
     with closing(S3Objects(moto_server.bucket, secrets.token_hex(8), endpoint_url=moto_server.url)) as objects:
         keys = ApiKeys(objects)
         one, other = keys.create("größe/7", "read"), keys.create("größe/7", note="second")
-        assert keys.check(one.token) == Asker("größe/7", one.key_id, Role.READ, one.key_id)
+        assert keys.check(one.token) == Asker("größe/7", one.key_id, Role.READ.scopes, one.key_id)
         assert keys.revoke("größe/7", one.key_id)
         assert not keys.revoke("größe/7", one.key_id)
         assert keys.check(one.token) is None

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ragfence.api import documents
-from ragfence.api.apikeys import Role
+from ragfence.api.scopes import Role
 from ragfence.core.canonical import canonical_json
 from tests.api.serving import Caller, Served, served
 from tests.chaos.crew import until
@@ -118,10 +118,12 @@ def test_a_put_replaces_only_what_its_sender_has_read(caller: Caller) -> None:
     assert caller.put("/v1/documents/a", {"text": "five"}, headers={"If-Match": "nonsense"}).status_code == 400
 
 
-def test_a_412_uses_up_no_key(caller: Caller) -> None:
-    etag = caller.put("/v1/documents/a", {"text": "one"}).headers["etag"]
-    assert caller.put("/v1/documents/a", {"text": "two"}, key="k", headers={"If-Match": '"9.9"'}).status_code == 412
-    assert caller.put("/v1/documents/a", {"text": "two"}, key="k", headers={"If-Match": etag}).status_code == 201
+def test_a_412_is_not_kept(caller: Caller) -> None:
+    condition = {"If-None-Match": "*"}
+    caller.put("/v1/documents/a", {"text": "one"})
+    assert caller.put("/v1/documents/a", {"text": "two"}, key="k", headers=condition).status_code == 412
+    caller.delete("/v1/documents/a")
+    assert caller.put("/v1/documents/a", {"text": "two"}, key="k", headers=condition).status_code == 201
 
 
 def test_a_retracted_document_is_gone_and_comes_back_with_its_snippet_ids(caller: Caller) -> None:
@@ -284,3 +286,17 @@ def test_the_service_tells_that_it_is_alive_and_ready(api: Served) -> None:
     assert api.client.get("/healthz").json() == {"status": "alive"}
     assert api.client.get("/readyz").json() == {"status": "ready"}
     assert api.client.get("/openapi.json").json()["info"]["title"] == "ragfence"
+
+
+def test_an_unhandled_500_carries_the_idempotency_headers(
+    api: Served, caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr("ragfence.indexes.aliases.Aliases.rollback", fail)
+    refused = caller.post("/v1/aliases/docs:rollback", {}, key="k")
+    assert refused.status_code == 500
+    assert refused.headers["x-idempotency-key"] == "k"
+    assert refused.headers["x-idempotency-status"] == "MISS"
+    assert "secret" not in refused.text

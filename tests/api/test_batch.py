@@ -18,6 +18,7 @@ from ragfence.api import Answer, Call, Contract
 from ragfence.api import batch as batch_module
 from ragfence.api.batch import NDJSON, Batches, read_body
 from ragfence.api.problems import Refused
+from ragfence.api.shares import Shares, UnfinishedBatch
 from ragfence.api.streaming import Spool, Streamed
 from ragfence.errors import FormatTooNew, StoreUnavailable
 from tests.api.conftest import OpenFence
@@ -45,7 +46,7 @@ class Server:
             for at in range(0, len(data), 1000):
                 yield data[at : at + 1000]
 
-        read = await read_body(pieces(), self._fence.policy.http)
+        read = await read_body(pieces(), self._fence.policy.http, UnfinishedBatch(Shares(1 << 30), "acme"))
         call = Call(
             "POST", "/v1/documents:batch", headers=(("idempotency-key", key), ("content-type", NDJSON), *headers)
         )
@@ -92,7 +93,7 @@ def test_every_line_has_its_outcome_and_a_replay_the_same_bytes(stored: Fence) -
         (3, "d1", 200),
     ]
     assert one["receipt"]["snippet_ids"] == twin["receipt"]["snippet_ids"] != []
-    assert done == {"done": True, "lines": 3, "new": 2, "duplicate": 1, "failed": 0}
+    assert done == {"done": True, "lines": 3, "new": 2, "duplicate": 1, "failed": 0, "refused": 0}
     assert again == first
     assert (told["idempotency-status"], told["x-idempotency-status"]) == ("stored", "MISS")
     assert (again_told["idempotency-status"], again_told["x-idempotency-status"]) == ("replayed", "HIT")
@@ -133,7 +134,8 @@ def test_a_line_that_is_wrong_is_its_own_problem(fence: Fence) -> None:
         (11, 409),
         (13, 201),
     ]
-    assert done == {"done": True, "lines": 11, "new": 2, "duplicate": 0, "failed": 9}
+    assert done == {"done": True, "lines": 11, "new": 2, "duplicate": 0, "failed": 9, "refused": 7}
+    assert [each["decision"] for each in outcomes] == ["new", *["refused"] * 7, "stale", "conflict", "new"]
     assert all({"code", "retryable", "hint"} <= set(each["problem"]) for each in outcomes if each["status"] > 201)
     assert [each["doc_id"] for each in outcomes] == [
         "good", None, None, None, None, "a", "a", "a", "old", "old", "last",
@@ -150,7 +152,7 @@ def test_another_body_under_the_same_key_is_a_conflict_and_nothing_is_ingested(f
 
 def test_an_empty_batch_is_done_at_once(fence: Fence) -> None:
     (_, first, _), (_, again, _) = answered(fence, b"", b"")
-    assert lines_of(first) == [{"done": True, "lines": 0, "new": 0, "duplicate": 0, "failed": 0}]
+    assert lines_of(first) == [{"done": True, "lines": 0, "new": 0, "duplicate": 0, "failed": 0, "refused": 0}]
     assert again == first
 
 
@@ -295,7 +297,7 @@ def test_a_store_that_goes_away_cuts_the_answer_off_and_the_retry_finds_what_was
     assert [each["status"] for each in lines_of(cut_off)] == [201, 201]
     *outcomes, done = lines_of(whole)
     assert [each["status"] for each in outcomes] == [200, 200, 201]
-    assert done == {"done": True, "lines": 3, "new": 1, "duplicate": 2, "failed": 0}
+    assert done == {"done": True, "lines": 3, "new": 1, "duplicate": 2, "failed": 0, "refused": 0}
     assert told["idempotency-status"] == "stored"
     assert "the store did not answer" in caplog.text
 
@@ -362,7 +364,9 @@ def test_a_key_may_be_optional(open_fence: OpenFence) -> None:
             yield documents(1)
 
         call = Call("POST", "/v1/documents:batch", headers=(("content-type", NDJSON),))
-        streamed = await batches.answer(call, "me", await read_body(pieces(), fence.policy.http))
+        streamed = await batches.answer(
+            call, "me", await read_body(pieces(), fence.policy.http, UnfinishedBatch(Shares(1 << 30), "acme"))
+        )
         assert isinstance(streamed, Streamed)
         assert lines_of(b"".join([piece async for piece in streamed.pieces]))[-1]["new"] == 1
 

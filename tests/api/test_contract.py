@@ -121,13 +121,13 @@ def test_a_conflict_never_shows_a_secret(fence: Fence) -> None:
     assert json.loads(secret_only.body)["diff"] == []
 
 
-def test_the_policy_may_choose_422(open_fence: OpenFence) -> None:
-    fence = open_fence(on_conflict={"status": 422})
+def test_the_policy_may_choose_422_and_no_diff(open_fence: OpenFence) -> None:
+    fence = open_fence(on_conflict={"status": 422, "include_diff": False})
     _, refused = answers(Contract(fence), Handler(), call(), call(body={"amount": 2}))
     assert refused.status == 422
     problem = json.loads(refused.body)
     assert problem["status"] == 422
-    assert "diff" not in problem  # payloads are kept only where the policy says so
+    assert "diff" not in problem
 
 
 def test_keys_of_other_people_routes_methods_and_tenants_are_other_keys(open_fence: OpenFence) -> None:

@@ -496,3 +496,40 @@ def test_what_a_dependency_commits_before_the_answer_is_sealed_with_it(fence: Fe
 
     post(app, "/do", "k")
     assert order == ["performed", "committed", "answered"]
+
+
+def test_a_conflict_shows_what_differs_unless_the_policy_says_otherwise(open_fence: OpenFence) -> None:
+    async def echo(request: Request) -> Response:
+        return PlainTextResponse("done")
+
+    for policy, shown in (({}, True), ({"include_diff": False}, False)):
+        app = fenced(open_fence(tenant=f"diff-{shown}".lower(), on_conflict=policy), echo)
+        assert post(app, "/do", "k", json={"amount": 1, "password": "hunter2"}).status_code == 200
+        conflict = post(app, "/do", "k", json={"amount": 2, "password": "hunter3"})
+        assert conflict.status_code == 409
+        patch = [{"op": "replace", "path": "/amount", "value": 2}] if shown else None
+        assert conflict.json().get("diff") == patch
+
+
+def test_an_unhandled_500_carries_the_idempotency_headers(fence: Fence) -> None:
+    async def fails(request: Request) -> Response:
+        raise RuntimeError("secret detail")
+
+    refused = post(fenced(fence, fails), "/do", "k")
+    assert refused.status_code == 500
+    assert refused.headers["x-idempotency-key"] == "k"
+    assert refused.headers["x-idempotency-status"] == "MISS"
+    assert refused.json()["code"] == "TRANSIENT.unexpected"
+    assert "secret" not in refused.text
+
+
+def test_an_application_answers_its_errors_itself(fence: Fence) -> None:
+    async def fails(request: Request) -> Response:
+        raise RuntimeError
+
+    async def handler(request: Request, error: Exception) -> Response:
+        return PlainTextResponse("our own", 500)
+
+    app = fenced(fence, fails)
+    app.add_exception_handler(Exception, handler)
+    assert post(app, "/do", "k").text == "our own"

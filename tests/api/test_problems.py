@@ -8,7 +8,7 @@ import pytest
 
 from ragfence import errors
 from ragfence.api.problems import ERRORS, REFUSALS, page, problem_of, refusal, table
-from ragfence.errors import Conflict, InFlight, RagfenceError, StoreUnavailable, TerminalError
+from ragfence.errors import Conflict, InFlight, RagfenceError, StoreUnavailable, TerminalError, hint_on
 
 ROOT = Path(__file__).resolve().parents[2]
 FAMILIES = [
@@ -63,7 +63,7 @@ def test_a_problem_has_all_members_of_rfc_9457_and_ours() -> None:
         "detail": "known",
         "code": "CONFLICT.idempotency.payload_mismatch",
         "retryable": False,
-        "hint": Conflict.default_hint,
+        "hint": hint_on("http", Conflict.default_hint),
         "key": "k",
         "diff": [{"op": "remove", "path": "/a"}],
     }

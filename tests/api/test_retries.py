@@ -11,9 +11,9 @@ import pytest
 
 import ragfence
 from ragfence import Document
-from ragfence.api.apikeys import Role
 from ragfence.api.documents import _compared
 from ragfence.api.reading import operation_of
+from ragfence.api.scopes import Role
 from tests.api.serving import Served, served
 
 DOCUMENT = {"doc_id": "a", "text": "Thirty days of leave a year."}
@@ -23,7 +23,7 @@ DOCUMENT = {"doc_id": "a", "text": "Thirty days of leave a year."}
 def held(place: Path, text: str) -> Iterator[None]:
     """Somebody else is at it: the key of this document, sent by `loader`, is claimed."""
     operation = operation_of("k1", "loader", "POST", "/v1/documents", "acme")
-    body = _compared(Document("a", text))
+    body = _compared(Document("a", text), None)
     payload = {"method": "POST", "path": "/v1/documents", "query": "", "body": body}
     elsewhere = contextvars.Context()  # not the test's own, in which the server runs
     with ragfence.open(place / "fence", objects=place / "objects", tenant="acme") as fence:

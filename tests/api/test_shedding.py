@@ -39,6 +39,7 @@ class Site:
             Route("/take", self.take, methods=["POST"]),
             Route("/v1/documents:batch", self.take, methods=["POST"]),
             Route("/large", self.large),
+            Route("/whole", self.whole),
             *(Route(path, self.fine) for path in ("/healthz", "/readyz", "/metrics", "/fine")),
         ]
         self.app = Starlette(routes=routes)
@@ -63,6 +64,11 @@ class Site:
                 self.begun -= 1
 
         return StreamingResponse(pieces())
+
+    async def whole(self, request: Request) -> Response:
+        """Much more than the buffers of two sockets hold."""
+        self.begun += 1
+        return Response(b"x" * (16 * MIB))
 
     async def fine(self, request: Request) -> Response:
         return PlainTextResponse("fine")
@@ -102,8 +108,9 @@ def served(app: Any, protocol: Any = None, **limits: Any) -> Iterator[int]:
             assert not thread.is_alive()
 
 
-def connected(port: int) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", port), timeout=30)
+def connected(port: int, source: str = "127.0.0.1") -> socket.socket:
+    """`source`: any address of 127/8 is this machine, and one of its own for the server."""
+    return socket.create_connection(("127.0.0.1", port), timeout=30, source_address=(source, 0))
 
 
 def head(method: str, path: str, *headers: str) -> bytes:
@@ -329,13 +336,80 @@ def test_a_client_that_reads_slowly_gets_everything(site: Site, protocol: Any) -
 
 
 def test_there_are_so_many_connections_and_no_more(site: Site, protocol: Any) -> None:
-    with served(site.app, protocol, most=3) as port, ExitStack() as stack:
+    with served(site.app, protocol, most=3, address_share=3) as port, ExitStack() as stack:
         for _ in range(3):
-            connection = stack.enter_context(connected(port))
-            connection.sendall(head("GET", "/fine"))
-            assert answer(connection)[0] == 200
-        status, _, body = answer(stack.enter_context(connected(port)))
+            stack.enter_context(connected(port)).sendall(head("GET", "/slow"))
+        wait_until(lambda: site.begun == 3, "three requests are under way")
+        for source in ("127.0.0.1", HOSTILE):
+            status, _, body = answer(stack.enter_context(connected(port, source)))
+            assert (status, code(body)) == (503, "DEPENDENCY.overloaded")
+        site.may_go_on.set()
+
+
+HOSTILE = "127.0.0.66"
+
+
+def test_idle_connections_of_one_address_leave_room_for_others(site: Site, protocol: Any) -> None:
+    with served(site.app, protocol, most=20, header_timeout_s=600) as port, ExitStack() as stack:
+        idle = [stack.enter_context(connected(port, HOSTILE)) for _ in range(40)]
+        for _ in range(5):
+            other = stack.enter_context(connected(port))
+            other.sendall(head("GET", "/fine"))
+            assert answer(other)[0] == 200
+        # Those that were idle for longest made room for the others of their address.
+        assert all(connection.recv(1) == b"" for connection in idle[:20])
+        idle[-1].sendall(head("GET", "/fine"))
+        assert answer(idle[-1])[0] == 200
+
+
+def test_an_address_with_its_share_of_connections_in_use_gets_no_more(site: Site, protocol: Any) -> None:
+    with served(site.app, protocol, most=20) as port, ExitStack() as stack:
+        busy = [stack.enter_context(connected(port, HOSTILE)) for _ in range(10)]
+        for connection in busy:
+            connection.sendall(head("GET", "/slow"))
+        wait_until(lambda: site.begun == 10, "ten requests are under way")
+        status, headers, body = answer(stack.enter_context(connected(port, HOSTILE)))
         assert (status, code(body)) == (503, "DEPENDENCY.overloaded")
+        assert headers["connection"] == "close"
+        assert int(headers["retry-after"]) >= 1
+        assert asked(port, head("GET", "/fine"))[0] == 200
+        # None that is in use is closed for it; and one that has ended makes room.
+        site.may_go_on.set()
+        assert [answer(connection)[0] for connection in busy] == [200] * 10
+        busy[0].close()
+        again = stack.enter_context(connected(port, HOSTILE))
+        again.sendall(head("GET", "/fine"))
+        assert answer(again)[0] == 200
+
+
+def test_unfinished_heads_of_one_address_are_bounded_by_their_bytes(site: Site, protocol: Any) -> None:
+    with served(site.app, protocol, max_held_bytes=256 * KIB) as port, ExitStack() as stack:
+        patient = stack.enter_context(connected(port))
+        patient.sendall(b"GET /fine HTTP/1.1\r\nHost: test\r\nX-Long: " + b"y" * 20 * KIB)
+        heads = [stack.enter_context(connected(port, HOSTILE)) for _ in range(20)]
+        for connection in heads:
+            connection.sendall(b"GET /fine HTTP/1.1\r\nHost: test\r\nX-Long: " + b"y" * 40 * KIB)
+            assert asked(port, head("GET", "/fine"))[0] == 200
+        # The first to be held back were the first to go; the last one, and that of another address, were not touched.
+        assert is_closed(heads[0])
+        for connection in (heads[-1], patient):
+            connection.sendall(b"\r\n\r\n")
+            assert answer(connection)[0] == 200
+
+
+def test_answers_that_one_address_does_not_read_are_bounded_by_their_bytes(site: Site, protocol: Any) -> None:
+    with served(site.app, protocol, max_held_bytes=64 * MIB) as port, ExitStack() as stack:
+        patient = stack.enter_context(connected(port))
+        patient.sendall(head("GET", "/whole"))
+        hostile = [stack.enter_context(connected(port, HOSTILE)) for _ in range(6)]
+        for number, connection in enumerate(hostile, start=2):
+            connection.sendall(head("GET", "/whole"))
+            wait_until(lambda: site.begun == number, "the answer is made")  # noqa: B023
+            assert asked(port, head("GET", "/fine"))[0] == 200
+        with pytest.raises((AssertionError, ConnectionError)):
+            answer(hostile[0])
+        assert len(answer(hostile[-1])[2]) == 16 * MIB
+        assert len(answer(patient)[2]) == 16 * MIB
 
 
 NOISE: list[Callable[[random.Random], bytes]] = [

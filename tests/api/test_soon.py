@@ -279,6 +279,38 @@ def test_a_seal_that_nobody_answers_is_sealed_by_a_thread_also_for_a_client_that
     answered(fence, story)
 
 
+@pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("where", ["in the loop", "in a thread"])
+def test_whoever_waits_when_the_store_is_closed_is_told(fence: Fence, kind: str, where: str) -> None:
+    """The loop lets go of the connection before it is closed: a closed socket has no number to be removed by."""
+    fences = redis_of(fence)
+    troubles: list[dict[str, Any]] = []
+
+    async def asked() -> list[Verdict] | None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: troubles.append(context))
+        await connected(fences)
+        told: asyncio.Future[list[Verdict] | None] = loop.create_future()
+        assert fences.claim_soon([claim_of(fence, "closed")], told.set_result)
+        if where == "in the loop":
+            fences.close()
+        else:
+            # Before the loop can read the reply: it stands still until the thread closes.
+            closing = loop.run_in_executor(None, fences.close)
+            time.sleep(0.2)
+            await closing
+        found = await asyncio.wait_for(told, 10)
+        assert not fences.claim_soon([claim_of(fence, "closed")], told.set_result)
+        return found
+
+    make = asyncio.new_event_loop if kind == "asyncio" else pytest.importorskip("uvloop").new_event_loop
+    with asyncio.Runner(loop_factory=make) as runner:
+        found = runner.run(asked())
+    assert not troubles
+    if where == "in the loop":
+        assert found is None
+
+
 def test_loops_have_connections_of_their_own(fence: Fence) -> None:
     async def story(name: str) -> None:
         await connected(redis_of(fence))

@@ -17,7 +17,7 @@ from ragfence.audit.decisions import Audit
 from ragfence.audit.ledger import DRAINED, Ledger, by_day
 from ragfence.core.operations import Fence
 from ragfence.core.records import TOKEN_BYTES
-from ragfence.core.rows import SEAL_POSITION, Row, RowKind
+from ragfence.core.rows import END_POSITION, SEAL_POSITION, Row, RowKind
 from ragfence.errors import Conflict, FencedOut
 from ragfence.testing.clock import VirtualClock
 from ragfence.testing.fences import MemoryFences
@@ -198,6 +198,46 @@ def test_a_ledger_is_checked_in_shares_that_fit_into_memory(honest: list[Row], m
     shares = checked(honest)
     assert (shares.rows, shares.keys, shares.ok) == (whole.rows, whole.keys, True)
     assert not checked(sealed_twice(honest)).ok
+
+
+def test_after_a_loss_only_what_the_object_store_has_needs_no_seal(tmp_path: Path) -> None:
+    """A store that forgot answers from what was loaded. An outcome that is not in the log was made up."""
+    objects, clock = MemoryObjects(), VirtualClock()
+    documents = [ragfence.Document(f"d{n}", f"It rains in town {n}.") for n in range(4)]
+    fences = MemoryFences(clock=clock)
+    with ragfence.open(fences, objects=objects, journal=tmp_path / "journal") as fence:
+        for n in range(300):  # rows of every shard
+            with fence.claim(Operation(kind="ticket", source_id=f"t{n}")) as op:
+                op.seal()
+        clock.advance(10)
+        fence.audit.drain()
+        fence.documents.ingest_many(documents)
+    clock.advance(10)
+    forgotten = MemoryFences(clock=clock)
+    with ragfence.open(forgotten, objects=objects, journal=tmp_path / "journal") as fence:
+        assert {str(each.decision) for each in fence.documents.ingest_many(documents)} == {"duplicate"}
+        assert fence.audit.check().ok, str(fence.audit.check())
+        answer = next(row for row in forgotten.rows() if row.kind is RowKind.DUPLICATE)
+        forged = replace(answer, token=OTHER, winner=OTHER, key=answer.key[:1] + b"k" * 32)
+        forgotten.record([forged])
+        (found,) = fence.audit.check().findings
+        assert (found.invariant, found.rows) == ("known_winner", (forged.row_id,))
+        assert "the log of documents does not have" in found.text
+        ended = replace(forged, position=END_POSITION, kind=RowKind.ENDED, ts_ms=forged.ts_ms + 1)
+        forgotten.record([ended])
+        assert fence.audit.check().ok, "it left the log later"
+
+
+def test_a_store_that_did_not_forget_must_have_every_seal(tmp_path: Path) -> None:
+    """Of its newest epoch: being in the object store is no excuse for an outcome that nobody sealed."""
+    objects, fences = MemoryObjects(), MemoryFences(clock=VirtualClock())
+    with ragfence.open(fences, objects=objects, journal=tmp_path / "journal") as fence:
+        for _ in range(2):
+            fence.documents.ingest(ragfence.Document("a", "It rains."))
+        assert fence.audit.check().ok
+        answer = next(row for row in fences.rows() if row.kind is RowKind.DUPLICATE)
+        fences.record([replace(answer, token=OTHER, winner=OTHER)])
+        assert "known_winner" in {each.invariant for each in fence.audit.check().findings}
 
 
 def test_what_is_too_old_to_be_there_is_not_asked_for(honest: list[Row]) -> None:

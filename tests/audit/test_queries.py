@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from datetime import timedelta
 from typing import Any
 
@@ -55,6 +56,32 @@ def test_counts_are_by_day_and_by_what_one_likes(memory_place: Place, where: str
     assert by_decision == {"new": 16, "duplicate": 5}
     assert len({line["day"] for line in table.to_pylist()}) in (4, 5)
     assert memory_place.audit().counts(since="2100-01-01").num_rows == 0
+
+
+def test_counts_tell_what_callers_were_told_and_by_phase_every_row(place: Place) -> None:
+    """A claim and its seal both say `new`: counting them both would double every figure."""
+    fence = place.open()
+    told: Counter[str] = Counter()
+    for _ in range(2):
+        for receipt in fence.documents.ingest_many(Document(f"d{n}", f"It rains in town {n}.") for n in range(3)):
+            told[str(receipt.decision)] += 1
+    _perform(fence, "a", {"amount": 1})
+    with pytest.raises(Conflict):
+        _perform(fence, "a", {"amount": 2})
+    told += Counter(new=1, conflict=1)
+    with pytest.raises(ZeroDivisionError), fence.claim(Operation(kind="ticket", source_id="fails")):
+        raise ZeroDivisionError
+    for where in ("in the store", "drained"):
+        if where == "drained":
+            fence.audit.drain()
+        counted: Counter[str] = Counter()
+        for line in fence.audit.counts().to_pylist():
+            counted[line["decision"]] += line["count"]
+        assert counted == told == {"new": 4, "duplicate": 3, "conflict": 1}
+        phases = {line["phase"]: line["count"] for line in fence.audit.counts(by=("phase",)).to_pylist()}
+        assert phases == {"claim": 5, "seal": 4, "replay": 3, "conflict": 1, "release": 1}
+        assert fence.audit.decisions(phase="seal").num_rows == 4
+        assert set(fence.audit.decisions(phase="claim").column("decision").to_pylist()) == {"new"}
 
 
 def test_counts_by_what_is_no_text_are_refused(memory_place: Place) -> None:

@@ -6,6 +6,8 @@
     part 4   the ingest asset of Dagster, beside the bare call
     part 5   the HTTP API, beside a FastAPI route that does nothing and asgi-idempotency-header
     part 6   the audit: questions to a large ledger, and what the rows cost
+    part 7   one tenant while another attacks the server, beside an unrelated process of the same load
+    part 8   what grows with the store: status, statistics and metrics; and searches in a large index
 
 python -m tests.bench                 all; writes out/bench.json, and out/bench-*.json for the other parts
 python -m tests.bench --part 2        one of them
@@ -56,6 +58,8 @@ def main() -> int:
         4: _dagster,
         5: _api,
         6: _audit,
+        7: _tenants,
+        8: _size,
     }
     for part in [options.part] if options.part else parts:
         parts[part](options, console)
@@ -142,6 +146,38 @@ def _audit(options: argparse.Namespace, console: Console) -> None:
     console.print(f"written to {_beside(options.json, 'audit')}")
 
 
+def _tenants(options: argparse.Namespace, console: Console) -> None:
+    from tests.bench import tenants_report, tenants_run, tenants_scale
+
+    scale = tenants_scale.QUICK if options.quick else tenants_scale.FULL
+    if options.rounds is not None:
+        scale = replace(scale, rounds=options.rounds)
+    if options.quick:
+        console.print(
+            f"quick: {scale.rounds} rounds of {scale.seconds:g} s instead of {tenants_scale.FULL.seconds:g} s"
+        )
+    measured = tenants_run.measure(scale, _dim(console))
+    run.write(_beside(options.json, "tenants"), measured)
+    tenants_report.show(console, measured)
+    console.print(f"written to {_beside(options.json, 'tenants')}")
+
+
+def _size(options: argparse.Namespace, console: Console) -> None:
+    from tests.bench import size_report, size_run, size_scale
+
+    scale = size_scale.QUICK if options.quick else size_scale.FULL
+    if options.rounds is not None:
+        scale = replace(scale, rounds=options.rounds)
+    if options.documents is not None:
+        scale = replace(scale, documents=options.documents)
+    if options.quick:
+        console.print(f"quick: {scale.rounds} rounds, {scale.documents:,} documents, {scale.rows:,} rows")
+    measured = size_run.measure(scale, _dim(console))
+    run.write(_beside(options.json, "size"), measured)
+    size_report.show(console, measured)
+    console.print(f"written to {_beside(options.json, 'size')}")
+
+
 def _peer(options: argparse.Namespace, name: str, console: Console) -> Path | None:
     python = python_of(options.peers / name)
     if python is None:
@@ -161,19 +197,20 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tests.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--part", type=int, choices=(1, 2, 3, 4, 5, 6), help="all, unless given")
+    parser.add_argument("--part", type=int, choices=range(1, 9), help="all, unless given")
     parser.add_argument("--rounds", type=int, help="another number of rounds than the scale says")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", type=Path, default=Path("out/bench.json"), help="of part 1; the others lie beside it")
     parser.add_argument("--peers", type=Path, default=ENVIRONMENTS, help="the folder of the peers' environments")
     parser.add_argument("--ledger", type=Path, help="of part 6: a folder that keeps its rows for the next run")
+    parser.add_argument("--documents", type=int, help="of part 8: how many the large stores hold")
     parser.add_argument("--write-docs", action="store_true", help=f"write {PAGE} out of the JSON")
     return parser.parse_args()
 
 
 def _write_docs(operations: Path, console: Console) -> int:
     """The other parts may be missing, part 1 may not: the page is made around it."""
-    from tests.bench import api_report, dagster_overhead
+    from tests.bench import api_report, dagster_overhead, size_report, tenants_report
 
     if not operations.exists():
         console.print(f"{operations} is not there: run `make bench` first")
@@ -185,13 +222,17 @@ def _write_docs(operations: Path, console: Console) -> int:
         ("dagster", dagster_overhead.section),
         ("api", api_report.section),
         ("audit", audit_report.section),
+        ("tenants", tenants_report.section),
+        ("size", size_report.section),
     )
+    unmeasured = {"tenants": tenants_report.UNMEASURED, "size": size_report.UNMEASURED}
     for part, section in found:
         path = _beside(operations, part)
         if path.exists():
             sections.append(section(json.loads(path.read_text())))
         else:
             console.print(f"{path} is not there: the page goes without {part}")
+            sections.append(unmeasured.get(part, ""))
     PAGE.write_text(docs.page(json.loads(operations.read_text()), "".join(sections)))
     console.print(f"written to {PAGE}")
     return 0

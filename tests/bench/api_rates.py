@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests import servers
-from tests.bench import api_servers
+from tests.bench import api_servers, machine
 from tests.bench.api_load import KNOWN
 from tests.bench.api_scale import ApiScale
 from tests.bench.api_servers import Generator, Running
@@ -75,9 +74,9 @@ class Cell:
         """The seconds of one request, so that their number in a second is the rate."""
         server = self._asked.server
         seconds = _WARM_UP_S if number == WARM_UP else self._seconds
-        effects, cpu = self._effects(), _cpu_s(server.process.pid)
+        effects, cpu = self._effects(), machine.cpu_s(server.process.pid)
         told = _load(self._generator, self._asked, self._run, self._connections, seconds=seconds)
-        cpu = _cpu_s(server.process.pid) - cpu
+        cpu = machine.cpu_s(server.process.pid) - cpu
         expected = told["requests"] if self._run == NEW else 0
         if self._asked.counts and self._effects() - effects != expected:
             raise RuntimeError(f"{self.name}: {self._effects() - effects} effects, not {expected}")
@@ -159,12 +158,3 @@ def _load(
         has=has,
         lacks=lacks,
     )
-
-
-def _cpu_s(pid: int) -> float:
-    """What the process has used so far, of its user's and the system's time; 0 where nobody tells."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -7,8 +7,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +32,22 @@ class Running:
     port: int
     versions: dict[str, str]
     token: str = ""
+    """of the first tenant"""
+    tokens: Mapping[str, str] = field(default_factory=dict)
+    """tenant -> token"""
 
 
 @contextlib.contextmanager
-def ragfence_serve(store: str, objects: Path) -> Iterator[Running]:
-    """`ragfence serve`, with a key that may write."""
+def ragfence_serve(store: str, objects: Path, *, tenants: Sequence[str] = ("bench",)) -> Iterator[Running]:
+    """`ragfence serve`, with a key that may write for each of these tenants."""
     shared = open_objects_of(store, objects)
     assert shared is not None
     with contextlib.closing(shared):
-        token = ApiKeys(shared).create("bench", Role.WRITE).token
+        keys = ApiKeys(shared)
+        tokens = {tenant: keys.create(tenant, Role.WRITE).token for tenant in tenants}
     argv = ["-m", "ragfence", "serve", "--port", "0", "--json", "--store", store, "--objects", str(objects)]
     with _started([sys.executable, *argv]) as (process, told):
-        yield Running(process, told["port"], {}, token)
+        yield Running(process, told["port"], {}, tokens[tenants[0]], tokens)
 
 
 @contextlib.contextmanager
@@ -75,22 +79,26 @@ def ceiling() -> Iterator[Running]:
 
 
 class Generator:
-    """The load, on the other side of two pipes."""
+    """The load, on the other side of two pipes: a line is asked, a line is told."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
-    def run(self, **asked: Any) -> dict[str, float]:
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def run(self, **asked: Any) -> dict[str, Any]:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(asked) + "\n")
         self._process.stdin.flush()
-        told: dict[str, float] = _line(self._process)
+        told: dict[str, Any] = _line(self._process)
         return told
 
 
 @contextlib.contextmanager
-def generator() -> Iterator[Generator]:
-    with _started([sys.executable, "-m", "tests.bench.api_load"]) as (process, _):
+def generator(module: str = "tests.bench.api_load") -> Iterator[Generator]:
+    with _started([sys.executable, "-m", module]) as (process, _):
         yield Generator(process)
 
 

@@ -30,7 +30,9 @@ $ .venv/bin/python -m tests.bench --write-docs
 The first measures, prints, and writes `out/bench.json`, and `out/bench-*.json` for the other parts, with every round's
 rates and the machine's load; the second writes this page. `python -m tests.bench --quick` takes less time, with fewer
 rounds and smaller stores; `--part 1` measures operations alone, `--part 2` [documents](#documents), `--part 3`
-[indexes](#indexes), `--part 4` Dagster, `--part 5` the HTTP API, `--part 6` the audit.
+[indexes](#indexes), `--part 4` Dagster, `--part 5` the HTTP API, `--part 6` the audit, `--part 7`
+[one tenant beside a hostile one](#one-tenant-beside-a-hostile-one), `--part 8`
+[what grows with the store](#what-grows-with-the-store).
 
 ## Goals: {summary}
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -123,10 +127,18 @@ def environment(**more: str) -> dict[str, str]:
     }
 
 
+@functools.cache
+def _pycache() -> str:
+    """Bytecode of all nurseries of this process: each would compile everything anew, which takes half a minute."""
+    folder = tempfile.mkdtemp(prefix="ragfence-pycache-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
 @contextlib.contextmanager
 def nursery(folder: Path, module: str = "tests.chaos.nursery") -> Iterator[Nursery]:
     """`module`: who forks; what its workers do is its own affair."""
-    env = environment(PYTHONPYCACHEPREFIX=str(folder / "pycache"))
+    env = environment(PYTHONPYCACHEPREFIX=_pycache())
     env.pop("PYTHONDONTWRITEBYTECODE", None)
     process = subprocess.Popen(
         [sys.executable, "-m", module],
@@ -150,7 +162,7 @@ class Worker:
         job.save(path)
         nursery.say("start", path)
         self._known = str(path)
-        until(lambda: self._known in nursery.pids, "the worker is born", within_s=30.0)
+        until(lambda: self._known in nursery.pids, "the worker is born", within_s=120.0)
 
     def __repr__(self) -> str:
         return f"{self.path.stem} (pid {self._nursery.pids[self._known]})"

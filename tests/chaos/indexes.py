@@ -19,12 +19,14 @@ from tests.chaos.work import Strike
 from tests.indexes.attack import races, strikes
 from tests.indexes.attack.corpus import PARAGRAPHS, groups, prepared
 from tests.indexes.attack.crew import IndexCrew
-from tests.indexes.attack.judge import Verdict, judge, swept
-from tests.indexes.attack.work import build, ingest
+from tests.indexes.attack.judge import ALIAS, Verdict, judge, opened, swept
+from tests.indexes.attack.work import build, ingest, publish
 
 # Servers are started, and so forked off, by who has LanceDB already.
 warnings.filterwarnings("ignore", message="lancedb fork")
 
+AT_ONCE = {"index": {"lease_ttl_s": 0.05, "max_runtime_s": 0.05}}
+"""whoever began an attempt has long gone; only the clock of gc does not know"""
 LONG_S = 30.0
 """a lease that nobody loses"""
 
@@ -43,6 +45,9 @@ def planned() -> Iterator[Scenario]:
     for backend in (SQLITE, VALKEY_FOLDER):
         for seed in range(10):
             yield Scenario(f"builds: purge meanwhile, {seed}", backend, purged(seed), lease_s=LONG_S)
+    for backend in (SQLITE, VALKEY_FOLDER, VALKEY_S3):
+        yield Scenario("purge against builds", backend, contended(), backend == VALKEY_FOLDER, lease_s=LONG_S)
+        yield Scenario("gc to a fixed point", backend, collected(), backend == VALKEY_S3, lease_s=LONG_S)
     yield Scenario("builds: 100,000 searches meanwhile", VALKEY_FOLDER, searched(100_000, rounds=20), lease_s=LONG_S)
     yield Scenario("builds: 4,000 searches meanwhile", VALKEY_S3, searched(4_000, rounds=4), lease_s=LONG_S)
 
@@ -83,6 +88,59 @@ def edited() -> Judged:
 
 def purged(seed: int) -> Judged:
     return lambda stage: _evidence(races.purged_meanwhile(stage.site, _crew(stage), seed))
+
+
+def contended() -> Judged:
+    """Builders against purgers. Every builder ends, and a purge makes nobody embed again what it did not take."""
+
+    def attack(stage: Stage) -> Evidence:
+        found = races.purged_again_and_again(stage.site, _crew(stage))
+        if found.twice:
+            found.problems.append(f"{len(found.twice)} texts were embedded twice: {sorted(found.twice)[:3]}")
+        return _evidence(found)
+
+    return attack
+
+
+def collected(*, rounds: int = 4) -> Judged:
+    """Edited, built and swapped, with a builder killed in between; gc, and what comes after it changes nothing."""
+
+    def attack(stage: Stage) -> Evidence:
+        crew, names = _crew(stage), groups(3, 3)
+        prepared(stage.site, names)
+        for edition in range(1, rounds + 1):
+            crew.run([ingest([names[0][0]], edition=edition), publish(ALIAS)])
+        victims = crew.start(
+            [ingest([names[1][0]], edition=1), build()], strike=Strike("kill", "mid_write", task=1), embed_workers=1
+        )
+        stage.crew.wait_struck(*victims)
+        crew.run([build()])
+        found = judge(stage.site, crew)
+        with opened(stage.site, kinds=AT_ONCE, indexes={"keep_targets": 1}) as fence:
+            first = fence.indexes.gc(dry_run=False, min_age_s=0)
+        if len(first.retired) < rounds - 2 or first.failed:
+            found.problems.append(f"the first gc: {first}")
+        before = _objects_of(stage)
+        for _ in range(2):
+            with opened(stage.site, kinds=AT_ONCE, indexes={"keep_targets": 1}) as fence:
+                report = fence.indexes.gc(dry_run=False, min_age_s=0)
+                if done := [*report.retired, *report.dropped, *report.failed, *report.unknown, *report.missing]:
+                    found.problems.append(f"gc did not come to an end: {done}")
+                audited = fence.audit.check()
+                found.problems += [f"the auditor, after the last gc: {finding}" for finding in audited.findings]
+            if (after := _objects_of(stage)) != before:
+                found.problems.append(f"gc changed objects though nothing was left to do: {sorted(after ^ before)[:3]}")
+        return _evidence(found)
+
+    return attack
+
+
+def _objects_of(stage: Stage) -> set[tuple[str, int]]:
+    """Names and sizes of all objects that builds and the catalog have; audits drain rows into the ledger meanwhile."""
+    objects = stage.site._objects()
+    assert objects is not None
+    listed = {(entry.name, entry.size) for entry in objects.list(f"{stage.site.tenant}/")}
+    return {(name, size) for name, size in listed if not name.startswith(f"{stage.site.tenant}/ledger/")}
 
 
 def searched(searches: int, *, rounds: int) -> Judged:

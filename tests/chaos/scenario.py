@@ -22,6 +22,8 @@ class Scenario:
     may_lose: bool = False
     """Redis without objects may lose what it acknowledged; it must say so, and then the effect happens again"""
     lease_s: float = 1.0
+    performed_once: bool = False
+    """not even an execution may be repeated: a foreign system was asked before"""
 
     @property
     def name(self) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from ragfence.engine.points import AFTER_COMMIT, HYDRATION_POINTS, OPERATION_POINTS
 from ragfence.errors import TransientError
 from tests import servers
-from tests.chaos import api, attacks, documents, indexes, ledger
+from tests.chaos import api, attacks, documents, indexes, ledger, outages
 from tests.chaos.attacks import Outage, Stage
 from tests.chaos.crew import Crew, Nursery, Stopped
 from tests.chaos.evidence import Evidence, gather
@@ -39,7 +39,7 @@ class Outcome:
 
 def all_scenarios() -> list[Scenario]:
     plain = [*_kills(), *_freezes(), *_hydrations(), *_disturbances(), *_storms(), *_faults(), *_crowds()]
-    return [*plain, *_documents(), *indexes.planned(), *api.planned(), *ledger.planned()]
+    return [*plain, *_documents(), *indexes.planned(), *api.planned(), *ledger.planned(), *outages.planned()]
 
 
 def _kills() -> Iterator[Scenario]:
@@ -172,8 +172,10 @@ def _judged(scenario: Scenario, stage: Stage, tasks: list[Task], *, at_most: int
     for left in reversed(range(at_most)):
         try:
             before = stage.site.epochs()
-            stage.crew.wait(stage.crew.start(shuffled(tasks, stage.dice)))
+            stage.crew.wait(stage.crew.start(shuffled(tasks, stage.dice), recovers=scenario.performed_once))
             found = gather(stage.site, stage.crew, tasks, may_lose=scenario.may_lose)
+            if scenario.performed_once and found.redone:
+                found.problems.append(f"{found.redone} effects were performed again, though they could be found")
             if not left or stage.site.epochs() == before:
                 return found
         except TransientError:

@@ -113,6 +113,8 @@ class Job:
     strike: Strike | None = None
     stream: Load | None = None
     """instead of `tasks`; patience is then that of each call"""
+    recovers: bool = False
+    """effects are those of a foreign system, which can be asked whether they happened"""
     policy: dict[str, Any] = field(default_factory=dict)
     """beside what every worker's policy says"""
     journal: str | None = None
@@ -132,9 +134,9 @@ class Job:
 
 
 def lines(path: str) -> list[dict[str, Any]]:
-    """What workers wrote down; one that never got so far has no file."""
+    """What workers wrote down; one that never got so far has no file, and one that was killed may leave half a line."""
     try:
         with open(path) as file:
-            return [json.loads(line) for line in file]
+            return [json.loads(line) for line in file if line.endswith("\n")]
     except FileNotFoundError:
         return []

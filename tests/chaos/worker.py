@@ -27,7 +27,7 @@ from ragfence.core.hashing import shard_of
 from ragfence.engine import hydration
 from ragfence.errors import FencedOut, LeaseLost, RagfenceError, SealUncertain, Stale
 from ragfence.testing.points import freeze_at, kill_at
-from tests.chaos.work import KEYED, OPENING, SEQUENCED, SETTLING, Job, Task
+from tests.chaos.work import KEYED, OPENING, SEQUENCED, SETTLING, Job, Task, lines
 
 ANSWERED, BROKEN, GAVE_UP = 0, 1, 2
 
@@ -60,7 +60,9 @@ class Worker:
         current = OPENING
         try:
             fence = self._patiently(OPENING, lambda: _opened(self._job))
-            perform = fence.once(kind=KEYED, key=lambda task: task["source"])(self._effect)
+            self._record_reconciliations(fence)
+            recover = self._recover if self._job.recovers else None
+            perform = fence.once(kind=KEYED, key=lambda task: task["source"], recover=recover)(self._effect)
             strike = self._job.strike
             with _struck(self._job) if strike and strike.task is None else contextlib.nullcontext():
                 for at, task in enumerate(self._tasks()):
@@ -110,12 +112,23 @@ class Worker:
         elif self._journaled:  # the store is back
             self._settle(fence)
 
+    def _record_reconciliations(self, fence: Any) -> None:
+        """Every report counts, also those of the thread that reconciles the journal by itself."""
+        engine = fence._engine
+        reconcile = engine.reconcile_journal
+
+        def reconcile_and_record() -> Any:
+            settled = reconcile()
+            self._answers.add(task=SETTLING, reconciled=asdict(settled))
+            return settled
+
+        engine.reconcile_journal = reconcile_and_record
+
     def _settle(self, fence: Any, *, to_the_end: bool = False) -> None:
         """Seals what ran while the store was down; what cannot be settled yet is tried again at the next answer."""
         while self._journaled:
             settled = fence.reconcile_journal()
             self._journaled = bool(settled.left)
-            self._answers.add(task=SETTLING, reconciled=asdict(settled))
             if not to_the_end:
                 return
             if time.monotonic() >= self._give_up_at:
@@ -137,6 +150,9 @@ class Worker:
 
     def _move(self, fence: Any, task: Task) -> Any:
         operation = ragfence.Operation(kind=SEQUENCED, source_id=task.source, sequence=task.sequence)
+        if self._job.recovers:
+            once = fence.once(kind=SEQUENCED, key=lambda _: operation, recover=self._recover)
+            return once(self._effect)(task.payload)
         with fence.claim(operation, payload=task.payload) as op:
             if op.is_new:
                 try:
@@ -146,6 +162,14 @@ class Worker:
                         raise
                     return lost.receipt
         return op.receipt
+
+    def _recover(self, payload: dict[str, Any]) -> ragfence.Recovered | None:
+        """What the foreign system knows: the first execution of the task, by whomever."""
+        name = Task(**payload).name
+        for line in lines(self._job.effects):
+            if line["task"] == name:
+                return ragfence.Recovered({"execution": line["execution"]})
+        return None
 
     def _effect(self, payload: dict[str, Any]) -> dict[str, Any]:
         execution = uuid.uuid4().hex

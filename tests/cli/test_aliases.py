@@ -292,7 +292,7 @@ def test_a_search_is_told_with_its_citations(place: Site, built: Built) -> None:
     assert first.endswith(f"0-{len(LEASES)}")
     assert url.strip() == "https://e.example/leases"
     assert text.strip() == "# Leases A lease expires on the clock of the store."
-    assert foot == f"1 snippets from docs: INDEX_HASH {built.first}, generation 1"
+    assert foot == f"1 snippet from docs: INDEX_HASH {built.first}, generation 1"
     told = place.json("search", "docs", "fence number", "-k", "2")
     assert (told["alias"], told["k"], told["index_hash"], told["generation"]) == ("docs", 2, built.first, 1)
     nearest, other = told["hits"]

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ragfence.api.apikeys import ApiKeys, Role
+from ragfence.api.apikeys import ApiKeys
+from ragfence.api.scopes import KeyScope, Role
+from ragfence.cli.apikeys import RoleName, ScopeName
 from ragfence.stores.objects_local import LocalObjects
 from tests.cli.conftest import Site, run
 
@@ -24,7 +26,7 @@ def test_the_token_stands_alone_on_stdout_and_what_to_do_on_stderr(keys: ApiKeys
     assert done.exit_code == 0
     asker = keys.check(done.stdout.removesuffix("\n"))
     assert asker is not None
-    assert (asker.tenant, asker.principal, asker.role) == ("default", "loader", Role.WRITE)
+    assert (asker.tenant, asker.principal, asker.scopes) == ("default", "loader", Role.WRITE.scopes)
     assert "not shown again" in done.stderr
     assert f"ragfence apikeys revoke {asker.key_id}" in done.stderr
     assert done.stdout.strip() not in done.stderr
@@ -35,7 +37,26 @@ def test_a_key_has_the_role_it_was_given(keys: ApiKeys, role: Role) -> None:
     told = json.loads(run("apikeys", "create", "--role", role, "--tenant", "acme", "--json").stdout)
     asker = keys.check(told["token"])
     assert asker is not None
-    assert (asker.role, asker.tenant, told["role"], told["expires"]) == (role, "acme", role, None)
+    assert (asker.scopes, asker.tenant, told["role"], told["expires"]) == (role.scopes, "acme", role, None)
+
+
+def test_a_key_has_the_scopes_it_was_given(keys: ApiKeys) -> None:
+    made = run("apikeys", "create", "--scope", "search", "--scope", "ingest", "--expires", "90d", "--json")
+    told = json.loads(made.stdout)
+    asker = keys.check(told["token"])
+    assert asker is not None
+    assert (sorted(asker.scopes), told["role"], told["scopes"]) == (["ingest", "search"], None, ["ingest", "search"])
+    (listed,) = json.loads(run("apikeys", "list", "--json").stdout)["keys"]
+    assert (listed["role"], listed["scopes"]) == (None, ["ingest", "search"])
+    assert "ingest search" in run("apikeys", "list", env={"COLUMNS": "200"}).stdout
+    assert "ingest search" in run("apikeys", "create", "--scope", "ingest", "--scope", "search").stderr
+    for wrong in (("--scope", "root"), ("--scope", "ingest", "--role", "read")):
+        assert run("apikeys", "create", *wrong).exit_code == 2
+
+
+def test_every_scope_can_be_given() -> None:
+    assert [name.value for name in ScopeName] == [scope.value for scope in KeyScope]
+    assert [name.value for name in RoleName] == [role.value for role in Role]
 
 
 def test_the_list_shows_states_and_no_secret(keys: ApiKeys) -> None:

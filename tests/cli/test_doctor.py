@@ -19,11 +19,17 @@ import redis
 
 import ragfence
 from ragfence import Operation
+from ragfence.core.urls import holds_password
 from tests import servers
 from tests.cli.conftest import Site, perform, run
 from tests.faulty_http import Fault, FaultyProxy
 from tests.unit.test_objects_s3 import lying
 from tests.unit.worlds import eventually
+
+WARNING = (
+    "WARNING: the password in --store can be read by every user of this machine (ps); "
+    "use --store-env NAME, --store-file FILE, or RAGFENCE_STORE instead."
+)
 
 
 def found(*options: str, code: int | None = None) -> list[dict[str, Any]]:
@@ -31,7 +37,9 @@ def found(*options: str, code: int | None = None) -> list[dict[str, Any]]:
     done = run("doctor", *options, "--json")
     told = json.loads(done.stdout)
     fails = any(check["level"] == "fail" for check in told["checks"])
-    assert done.stderr == ""
+    store = options[options.index("--store") + 1] if "--store" in options else ""
+    warned = [WARNING] if holds_password(store) else []
+    assert [line for line in done.stderr.splitlines() if line] == warned
     assert done.exit_code == (int(fails) if code is None else code), done.stdout
     for check in told["checks"]:
         assert (check["level"] == "ok") == (check["advice"] is None), check
@@ -181,7 +189,7 @@ def test_effects_that_wait_in_the_journal_are_a_warning(embedded: Site, tmp_path
     assert mail("a@example.org").flags.journaled
     perform(embedded.open(), "a")
     checks = found()
-    assert level_of(checks, "1 effects ran while the fence store was down") == "warn"
+    assert level_of(checks, "1 effect ran while the fence store was down") == "warn"
     assert level_of(found("--journal", str(tmp_path / "other")), "nothing waits") == "ok"
     (file,) = Path(".ragfence/journal").glob("*.jsonl")
     file.write_text("{broken\n")

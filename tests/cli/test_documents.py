@@ -57,7 +57,7 @@ def test_snippets_are_shown_with_their_places(place: Site) -> None:
 
 
 def test_a_document_without_text_has_no_snippets(place: Site) -> None:
-    place.open().documents.ingest(Document("empty", ""))
+    place.open().documents.using(allow_empty_text=True).ingest(Document("empty", ""))
     assert place.json("snippets", "empty")["snippets"] == []
     assert "empty: 0 snippets of 0 bytes" in place.run("snippets", "empty").stdout
 
@@ -152,7 +152,7 @@ def test_what_is_lost_is_found_told_and_repaired(place: Site) -> None:
     assert "--repair" in finding["to_do"]
     done = place.run("verify")
     assert done.exit_code == 1
-    assert "1 findings" in done.stdout
+    assert "1 finding" in done.stdout
     assert "snippets_missing\n  -> `ragfence verify --repair`" in done.stdout
     assert "the first" not in done.stdout
     assert place.json("verify", "--repair")["repaired"] == told["findings"]
@@ -169,6 +169,24 @@ def test_only_so_many_findings_are_shown(embedded: Site) -> None:
     done = embedded.run("verify", "--limit", "2")
     assert "the first 2 of 3; --limit 0 shows all" in done.stdout
     assert len(embedded.json("verify", "--limit", "1", code=1)["findings"]) == 3
+
+
+def test_a_segment_that_cannot_be_read_is_given_up_only_when_that_is_said(embedded: Site) -> None:
+    ingest(embedded, "a")
+    (segment,) = (file for file in Path(".ragfence/objects").glob("**/segments/**/*") if file.is_file())
+    ingest(embedded, "b")
+    segment.chmod(0o600)
+    segment.write_bytes(segment.read_bytes()[:-40])
+    refused = embedded.run("hydrate")
+    assert refused.exit_code == 1
+    assert "verify --repair --accept-loss" in refused.stderr
+    assert embedded.run("verify", "--accept-loss").exit_code == 2
+    told = embedded.json("verify", "--repair", code=1)
+    assert told["findings"][0]["trouble"] == "rows_unreadable"
+    assert embedded.json("verify", "--repair", "--accept-loss")["ok"]
+    assert embedded.run("hydrate").exit_code == 0
+    ingest(embedded, "a", "b")
+    assert embedded.json("verify")["documents"] == 2
 
 
 def test_the_log_is_compacted(place: Site) -> None:

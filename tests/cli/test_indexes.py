@@ -68,7 +68,7 @@ def test_a_build_is_made_and_told(place: Site) -> None:
         "embedded_now": "1 of 4 snippets",
     }
     assert before in done.stdout  # what it was taken from
-    assert "4 of 4 rows, 4 of 4 vectors as written, self-recall 100.0% of 4" in done.stdout
+    assert "4 of 4 rows, 4 of 4 vectors as written, self-recall 100.0% of every row" in done.stdout
     assert place.open().indexes.get(told["INDEX_HASH"].strip()) is not None
 
 
@@ -155,7 +155,8 @@ def test_a_retired_build_cannot_be_compared_with(place: Site) -> None:
         (["--backend", "chroma"], 1, "'chroma' names no index backend"),
         (["--backend", "qdrant+http://ada:geheim@h:6333"], 1, "credentials do not belong into the URL"),
         (["--index", "nope"], 1, "lance has no index 'nope'"),
-        (["--param", "x=1"], 1, "has no parameter 'x'"),
+        (["--index", "flat", "--param", "x=1"], 1, "has no parameter 'x'"),
+        (["--param", "x=1"], 1, "parameters of an index need its name"),
         (["--explain", "--against", "nobody"], 1, "'nobody' is no INDEX_HASH"),
         (["--explain", "--against", "abcdef0123"], 1, "no build begins with abcdef0123"),
         (["--explain", "--against", "0" * 64], 1, "there is no build 000"),
@@ -252,7 +253,7 @@ def test_gc_only_says_what_it_would_do_until_it_is_told(place: Site) -> None:
         [unused["physical"]],
     )
     assert not backend.exists(unused["physical"])
-    assert "retired: 0 builds; dropped: 0 physical indexes; kept: 1 builds" in place.run("gc", "--yes").stdout
+    assert "retired: 0 builds; dropped: 0 physical indexes; kept: 1 build" in place.run("gc", "--yes").stdout
     assert place.run("gc", "--min-age", "0s").stdout.endswith("nothing to do\n")
 
 

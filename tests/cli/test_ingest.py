@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -57,8 +58,8 @@ def live(site: Site) -> set[str]:
 def test_a_folder_is_ingested_and_the_second_time_not_even_read(place: Site) -> None:
     fill("docs", 30)
     first = place.json("ingest", "docs")
-    assert (first["source"], first["listed"], first["dry_run"]) == ("folder:docs", 30, False)
-    assert first["decisions"] == {"new": 30, "duplicate": 0, "conflict": 0, "in_flight": 0, "stale": 0}
+    assert (first["source"], first["listed"], first["dry_run"]) == (f"folder:{Path('docs').resolve()}", 30, False)
+    assert first["decisions"] == {"new": 30, "duplicate": 0, "conflict": 0, "in_flight": 0, "stale": 0, "refused": 0}
     assert (first["snippets_made"], first["snippets_saved"], first["failures"]) == (30, 0, [])
     again = place.json("ingest", "docs")
     assert (again["decisions"]["duplicate"], again["unread"], again["snippets_saved"]) == (30, 30, 30)
@@ -79,7 +80,7 @@ def test_it_is_a_summary_for_people(place: Site) -> None:
     done = place.run("ingest", "docs")
     assert (done.exit_code, done.stderr) == (0, "")
     head, columns, *lines, saved = done.stdout.splitlines()
-    assert head.startswith("folder:docs: 4 documents in ")
+    assert head.startswith(f"folder:{Path('docs').resolve()}: 4 documents in ")
     assert columns.split() == ["decision", "documents"]
     assert [line.split() for line in lines] == [
         ["new", "2", "2", "snippets"],
@@ -159,9 +160,9 @@ def test_documents_that_fail_are_listed_and_it_ends_with_1(place: Site) -> None:
     assert done.exit_code == 1
     assert done.stderr.count("failed: ") == 20
     assert "bad-00.txt" in done.stderr
-    assert "  -> save it as utf-8" in done.stderr
+    assert "  -> convert it to text, or ignore it" in done.stderr
     assert "and 5 more that failed" in done.stderr
-    assert ["failed", "25"] in [line.split() for line in done.stdout.splitlines()]
+    assert ["refused", "25"] in [line.split() for line in done.stdout.splitlines()]
 
 
 def test_a_line_that_is_no_document_keeps_the_prune_away(place: Site) -> None:
@@ -174,13 +175,53 @@ def test_a_line_that_is_no_document_keeps_the_prune_away(place: Site) -> None:
     assert live(place) == {"a", "b"}
 
 
-def test_a_doc_id_that_comes_twice_is_warned_of(place: Site) -> None:
+def test_a_doc_id_that_comes_twice_with_different_content_is_refused(place: Site) -> None:
     write("docs.jsonl", '{"id": "a", "text": "first"}\n{"id": "a", "text": "last"}')
     done = place.run("ingest", "docs.jsonl", "--name", "crm")
-    assert done.exit_code == 0
+    assert done.exit_code == 1
     assert "jsonl:crm: 2 documents" in done.stdout
-    assert "warning: 1 documents have a doc_id that the source had named before (a)" in done.stderr
-    assert [snippet["text"] for snippet in place.json("snippets", "a")["snippets"]] == ["last"]
+    assert "warning: 1 document has a doc_id that the source had listed before (a); the first one counts" in done.stderr
+    assert "failed: jsonl:crm lists a more than once, with different content" in done.stderr
+    assert [snippet["text"] for snippet in place.json("snippets", "a")["snippets"]] == ["first"]
+
+
+def test_two_folders_of_one_name_conflict_until_they_are_put_apart_or_taken_over(place: Site) -> None:
+    write("one/docs/README.md", "of one")
+    write("two/docs/README.md", "of two")
+    assert place.json("ingest", "one/docs")["decisions"]["new"] == 1
+    done = place.run("ingest", "two/docs")
+    assert done.exit_code == 1
+    assert "which owns the doc_id" in done.stderr
+    assert "--prefix" in done.stderr
+    told = place.json("ingest", "two/docs", code=1)
+    assert (told["decisions"]["conflict"], told["failures"][0]["code"]) == (1, "CONFLICT.origin")
+    assert place.json("ingest", "two/docs", "--prefix", "two/")["decisions"]["new"] == 1
+    assert live(place) == {"README.md", "two/README.md"}
+    assert place.json("ingest", "two/docs", "--take-over")["decisions"]["new"] == 1
+    assert [snippet["text"] for snippet in place.json("snippets", "README.md")["snippets"]] == ["of two"]
+    assert place.json("ingest", "one/docs", code=1)["decisions"]["conflict"] == 1
+
+
+def test_a_checkout_under_another_path_keeps_its_documents_by_its_origin(place: Site) -> None:
+    write("build-1/docs/a.md", "first")
+    write("build-2/docs/a.md", "second")
+    for build in ("build-1", "build-2"):
+        assert place.json("ingest", f"{build}/docs", "--origin", "handbook")["decisions"]["new"] == 1
+
+
+def test_what_a_prune_leaves_to_others_is_told(place: Site) -> None:
+    write("one/a.md", "same")
+    write("two/a.md", "same")
+    write("two/b.md", "b")
+    for folder in ("one", "two"):
+        place.run("ingest", folder)
+    Path("two/a.md").unlink()
+    done = place.run("ingest", "two", "--prune", "scoped")
+    assert done.exit_code == 0
+    assert "1 document was not pruned: this source does not own it, or another source still has it" in done.stderr
+    assert live(place) == {"a.md", "b.md"}
+    write("two/a.md", "same")
+    assert place.json("ingest", "two", "--prune", "scoped")["kept"] == 0
 
 
 @pytest.mark.parametrize("name", ["one.md", "docs.jsonl.gz"])
@@ -203,6 +244,64 @@ def test_which_files_are_taken_and_how_they_are_read_can_be_said(place: Site) ->
     write("note.rst")
     assert place.json("ingest", "note.rst", code=2)["error"]["code"] == "VALIDATION"
     assert place.json("ingest", "note.rst", "--ext", "rst")["decisions"]["new"] == 1
+
+
+def test_what_is_skipped_is_counted_and_told_and_strict_ends_with_1(place: Site) -> None:
+    for name in ("a.md", "b.pdf", "c.pdf", "d.png", "Makefile"):
+        write(f"docs/{name}")
+    done = place.json("ingest", "docs")
+    assert (done["listed"], done["skipped"], done["skipped_special"]) == (1, 4, 0)
+    assert next(iter(done["skipped_extensions"].items())) == (".pdf", 2)
+    assert done["skipped_extensions"] == {".pdf": 2, ".png": 1, "(none)": 1}
+    told = place.run("ingest", "docs")
+    assert told.exit_code == 0
+    assert "skipped: 4 files without a reader (2 .pdf, 1 " in " ".join(told.stdout.split())
+    assert place.run("ingest", "docs", "--strict").exit_code == 1
+    assert place.json("ingest", "docs", "--strict", code=1)["skipped"] == 4
+    ignored = ("--ignore", "*.pdf", "--ignore", "*.png", "--ignore", "Makefile")
+    assert place.json("ingest", "docs", "--strict", *ignored)["skipped"] == 0
+
+
+def test_an_empty_file_is_refused_and_retracts_nothing_unless_it_is_asked_for(place: Site) -> None:
+    write("docs/a.md", "some words")
+    write("docs/b.md", "other words")
+    place.json("ingest", "docs")
+    write("docs/b.md", " \n")
+    told = place.json("ingest", "docs", "--prune", "scoped", "--max-prune-share", "1", code=1)
+    assert (told["decisions"]["refused"], told["pruned"]) == (1, 0)
+    assert [failed["message"] for failed in told["failures"]] == ["document 'b.md': its text is only white space"]
+    assert place.open().documents.snippets("b.md")[0].text == "other words"
+    done = place.run("ingest", "docs")
+    assert done.exit_code == 1
+    assert "--allow-empty-text" in done.stderr
+    assert place.json("ingest", "docs", "--allow-empty-text")["decisions"]["new"] == 1
+    assert place.open().documents.snippets("b.md") == []
+
+
+def test_random_ids_are_noticed_and_explained_once(place: Site) -> None:
+    def export() -> None:
+        lines = [json.dumps({"id": str(uuid.uuid4()), "text": f"text {number}"}) for number in range(5)]
+        write("export.jsonl", "\n".join(lines))
+
+    export()
+    assert place.json("ingest", "export.jsonl")["random_ids"] == 0
+    export()
+    done = place.run("ingest", "export.jsonl")
+    assert done.exit_code == 0
+    told = " ".join(done.stderr.split())
+    assert told.count("5 new documents have ids that look random") == 1
+    assert "-> give every document an id that stays the same" in told
+    export()
+    told = place.json("ingest", "export.jsonl")
+    assert told["random_ids"] == 5
+    assert "an id that stays the same" in told["random_ids_hint"]
+
+
+def test_a_folder_of_nothing_but_what_has_no_reader_says_so(place: Site) -> None:
+    write("docs/a.pdf")
+    error = place.json("ingest", "docs", code=2)["error"]
+    told = "holds no documents: skipped 1 file without a reader (1 .pdf)"
+    assert error["message"] == f"folder:{Path('docs').resolve()} {told}"
 
 
 def test_the_right_encoding_the_second_time_reads_again(place: Site) -> None:
@@ -279,7 +378,7 @@ def test_what_was_done_before_an_error_is_told_and_it_ends_with_1(place: Site, m
     monkeypatch.setattr(FolderSource, "items", breaking)
     done = place.run("ingest", "docs")
     assert done.exit_code == 1
-    assert "folder:docs: 5 documents in" in done.stdout
+    assert f"folder:{Path('docs').resolve()}: 5 documents in" in done.stdout
     assert "error: the drive is gone\n  -> mount it\n" in done.stderr
     told = place.json("ingest", "docs", code=1)
     assert told["error"]["code"] == "DEPENDENCY.unavailable"

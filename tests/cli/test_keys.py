@@ -167,7 +167,7 @@ def test_the_status_counts_what_is_held_and_what_was_saved(full: Site) -> None:
     assert (told["tenant"], told["quarantined"], told["pending"]["count"]) == (fence.tenant, 1, 2)
     assert told["pending"]["oldest"]["key"] == key_of(fence, "held")
     assert told["pending"]["oldest"]["age_ms"] >= 0
-    assert told["decisions"] == {"since": "24h", "new": 2, "duplicates": 3, "hit_rate": 0.6}
+    assert told["decisions"] == {"since": "24h", "new": 2, "duplicates": 3, "hit_rate": 0.6, "counted_since": None}
     assert told["rows"] == len(list(fence.audit.rows()))
     assert told["bytes"] > 1000
     assert told["store"] == engine_of(fence).fences.url
@@ -187,9 +187,16 @@ def test_the_hit_rate_is_that_of_the_time_asked_for(embedded: Site) -> None:
     fence = embedded.open()
     perform(fence, "a")
     told = embedded.json("status", "--since", "2030-01-01T00:00:00")
-    assert told["decisions"] == {"since": "2030-01-01T00:00:00", "new": 0, "duplicates": 0, "hit_rate": None}
+    assert told["decisions"] == {
+        "since": "2030-01-01T00:00:00",
+        "new": 0,
+        "duplicates": 0,
+        "hit_rate": None,
+        "counted_since": None,
+    }
     assert told["rows"] == 2
-    assert "no operations" in embedded.run("status", "--since", "1ms").stdout
+    assert "no operations" in embedded.run("status", "--since", "2030-01-01T00:00:00").stdout
+    assert embedded.json("status", "--since", "1ms")["decisions"]["new"] == 1  # of the hour
 
 
 def test_the_status_does_not_hydrate_and_tells_what_waits(embedded: Site) -> None:
@@ -213,7 +220,7 @@ def test_expired_records_that_wait_to_be_purged_are_counted(embedded: Site) -> N
         db.execute("UPDATE records SET expires_ms = 1 WHERE key = ?", (bytes.fromhex(key_of(fence, "a")),))
     told = embedded.json("status")
     assert told["expired"] == 1
-    assert [one["count"] for one in told["records"]] == [1]
+    assert [(one["count"], one["estimated"]) for one in told["records"]] == [(2, True)]
 
 
 def test_a_password_is_never_shown(request: pytest.FixtureRequest, embedded: Site) -> None:

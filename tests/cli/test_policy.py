@@ -34,6 +34,17 @@ def test_the_effective_settings_are_shown(tmp_path: Path) -> None:
     assert lines["ticket"] == ["api", "72", "10", "5", "3600", "60"]
 
 
+def test_what_a_server_does_differently_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "p.yml").write_text("lease: {ttl_s: 20}\n")
+    shown = [line.split() for line in run("policy", "check", "p.yml").stdout.splitlines()]
+    assert ["on_conflict.include_diff", "false", "(over", "HTTP:", "true)"] in shown
+    told = json.loads(run("policy", "check", "p.yml", "--json").stdout)
+    assert told["over_http"] == {"content_hash": "sha256", "on_conflict.include_diff": "true"}
+    (tmp_path / "p.yml").write_text("content_hash: sha256\non_conflict: {include_diff: false}\n")
+    assert "over HTTP" not in run("policy", "check", "p.yml").stdout
+    assert "over_http" not in json.loads(run("policy", "check", "p.yml", "--json").stdout)
+
+
 def test_they_are_one_json_document_too(tmp_path: Path) -> None:
     (tmp_path / "p.yml").write_text(GOOD)
     done = run("policy", "check", "p.yml", "--json")
@@ -84,3 +95,16 @@ def test_a_policy_of_a_command_is_checked_before_anything_is_opened(tmp_path: Pa
     done = run("status", "--policy", "p.yml")
     assert done.exit_code == 1
     assert "no such setting" in done.stderr
+
+
+def test_a_policy_with_a_secret_says_whether_it_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "ragfence.yml"
+    file.write_text("content_hash: hmac\ncontent_secret: {env: HUSH}\n")
+    monkeypatch.setenv("COLUMNS", "200")
+    lacking = run("policy", "check", str(file))
+    assert lacking.exit_code == 0
+    assert "the environment variable HUSH is not set: writes of this tenant would be refused here" in lacking.stdout
+    monkeypatch.setenv("HUSH", "0123456789abcdef" * 2)
+    found = run("policy", "check", str(file), "--json")
+    assert json.loads(found.stdout)["content_secret"] == "The secret of tenant 'default' is found, and long enough."
+    assert "0123456789abcdef" not in found.stdout

@@ -152,7 +152,7 @@ def test_wrong_usage_ends_with_2(embedded: Site, wrong: list[str]) -> None:
 def test_the_audit_passes_on_what_is_honest(site: Site) -> None:
     perform(site.open(), "a")
     assert site.json("audit", "check") == {"ok": True, "rows": 2, "keys": 1, "findings": []}
-    assert "2 rows over 1 keys: every promise kept" in site.run("audit", "check").stdout
+    assert "2 rows over 1 key: every promise kept" in site.run("audit", "check").stdout
 
 
 def test_the_audit_ends_with_1_and_names_what_is_broken(site: Site) -> None:

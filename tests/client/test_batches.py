@@ -71,6 +71,7 @@ def test_failures_are_entries_in_their_places(client: Asks, server: Scripted) ->
     assert first.decision is Decision.NEW
     assert not first.failed
     assert local.failure["type"] == "DocumentInvalid"
+    assert (local.decision, local.is_new, local.key) == (Decision.REFUSED, False, "")
     assert late.decision is Decision.STALE
     assert (late.failure["type"], late.failure["code"], late.key) == ("Stale", "CONFLICT.sequence.stale", "2a")
     assert late.failure["hint"]
@@ -83,7 +84,35 @@ def test_failures_are_entries_in_their_places(client: Asks, server: Scripted) ->
 def test_documents_that_cannot_be_sent_need_no_request(client: Asks, server: Scripted) -> None:
     refused = client.ingest_many([Document("", "x"), Document("a", "\0"), "no document"])
     assert [receipt.failure["type"] for receipt in refused] == ["DocumentInvalid"] * 3
+    assert [(receipt.decision, receipt.is_new) for receipt in refused] == [(Decision.REFUSED, False)] * 3
     assert not server.asked
+
+
+def test_a_batch_stops_at_a_document_that_cannot_be_sent(client: Asks, server: Scripted) -> None:
+    server.script(outcomes)
+    with pytest.raises(errors.DocumentInvalid) as stopped:
+        client.ingest_many([*documents(2), Document("", "x"), *documents(5)[3:]], on_error="raise")
+    assert ids(stopped.value.details["receipts"]) == ["d0", "d1"]
+    assert stopped.value.details["position"] == 2
+    assert [line["doc_id"] for asked in server.asked for line in asked.lines()] == ["d0", "d1"]
+
+
+def test_a_batch_stops_at_a_document_that_the_server_refuses(client: Asks, server: Scripted) -> None:
+    stale = problem_of(errors.Stale("older than 7", key="2a", newest=7)).body()
+    server.script(
+        outcomes,
+        ndjson([outcome(1, "d2"), {"line": 2, "doc_id": "d3", "status": 409, "problem": stale}]),
+    )
+    with pytest.raises(errors.Stale, match="older than 7") as stopped:
+        client.ingest_many(documents(6), batch=2, on_error="raise")
+    assert ids(stopped.value.details["receipts"]) == ["d0", "d1", "d2"]
+    assert stopped.value.details["position"] == 3
+    assert len(server.asked) == 2
+
+
+def test_an_unknown_way_with_errors_is_refused(client: Asks) -> None:
+    with pytest.raises(errors.ValidationError, match="on_error"):
+        client.ingest_many(documents(1), on_error="ignore")
 
 
 @pytest.mark.parametrize("cut", [0, 1, 200, -2, -1, None])

@@ -12,8 +12,9 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import pytest
 
 from ragfence import Document, IndexSpec, errors
-from ragfence.api.problems import ERRORS, REFUSALS
-from ragfence.client import ApiError, ApiRefused, AsyncClient, Client
+from ragfence.api.problems import ERRORS, REFUSALS, refusal
+from ragfence.api.scopes import KeyScope, missing_scope
+from ragfence.client import ApiError, ApiForbidden, ApiRefused, ApiUnauthorized, AsyncClient, Client
 from ragfence.client.steps import Reply
 from ragfence.client.telling import error_in
 from ragfence.indexes.embedders.functions import FunctionEmbedder
@@ -138,7 +139,7 @@ def test_indexes_are_built_named_and_searched(client: Asks, server: Scripted) ->
         said({"alias": "docs", "hits": [HIT]}),
     )
     assert client.build().index_hash == HASH
-    assert client.build(IndexSpec(metric="dot", parameters={"m": 8})).rows == 7
+    assert client.build(IndexSpec(metric="dot", index="hnsw", parameters={"m": 8})).rows == 7
     assert client.builds()[0]["rows"] == 7
     assert client.swap("docs", HASH).generation == 4
     assert client.swap("docs", HASH, expect=None, force=True, reason="why").changed
@@ -149,7 +150,7 @@ def test_indexes_are_built_named_and_searched(client: Asks, server: Scripted) ->
     (hit,) = client.search("docs", "how many days & nights?", k=3)
     assert (hit.doc_id, hit.score, hit.index_hash) == ("a", 0.5, HASH)
     sent = [(asked.method, asked.path, asked.body) for asked in server.asked]
-    spec = b'{"backend":"lance","embedder":"wordllama","index":"flat","metric":"dot","parameters":{"m":8}}'
+    spec = b'{"backend":"lance","embedder":"wordllama","index":"hnsw","metric":"dot","parameters":{"m":8}}'
     assert sent[:2] == [("POST", "/v1/builds", b"{}"), ("POST", "/v1/builds", spec)]
     assert sent[3] == ("POST", "/v1/aliases/docs:swap", f'{{"index_hash":"{HASH}"}}'.encode())
     assert sent[4][2] == f'{{"expect":null,"force":true,"index_hash":"{HASH}","reason":"why"}}'.encode()
@@ -248,6 +249,24 @@ def test_a_conflict_shows_what_differs(client: Asks, server: Scripted) -> None:
     assert conflict.value.diff == diff
 
 
+@pytest.mark.parametrize("code", ["AUTH.missing", "AUTH.invalid", "AUTH.expired", "AUTH.revoked"])
+def test_a_key_that_lets_nobody_in_is_an_error_of_its_own(client: Asks, server: Scripted, code: str) -> None:
+    server.script(said(refusal(code).body(), 401))
+    with pytest.raises(ApiUnauthorized) as refused:
+        client.stats()
+    assert (refused.value.code, refused.value.status, len(server.asked)) == (code, 401, 1)
+
+
+def test_a_missing_scope_is_named(client: Asks, server: Scripted) -> None:
+    problem_ = missing_scope(frozenset({KeyScope.SEARCH}), frozenset({KeyScope.SWAP, KeyScope.AUDIT}))
+    assert problem_ is not None
+    server.script(said(problem_.body(), 403))
+    with pytest.raises(ApiForbidden, match="needs the scope swap or audit; the API key has search") as refused:
+        client.stats()
+    assert refused.value.needed_scopes == ["swap", "audit"]
+    assert (refused.value.code, refused.value.scopes) == ("AUTH.forbidden", ["search"])
+
+
 def test_no_message_shows_the_api_key(client: Asks, server: Scripted) -> None:
     secret = "rf_secret"
     server.script(
@@ -268,8 +287,6 @@ def test_no_message_shows_the_api_key(client: Asks, server: Scripted) -> None:
 def test_url_and_key_come_from_the_environment(
     opened: Opening, server: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(errors.ValidationError, match="RAGFENCE_URL"):
-        opened()
     monkeypatch.setenv("RAGFENCE_URL", server.url + "/v1/")
     monkeypatch.setenv("RAGFENCE_API_KEY", "rf_env\n")
     opened().ingest(Document("a", "x"))
@@ -284,7 +301,9 @@ def test_a_server_may_live_below_a_prefix(opened: Opening, server: Scripted) -> 
     assert server.asked[0].path == "/ingest/v1/documents"
 
 
-@pytest.mark.parametrize("url", ["ftp://x", "x", "http://", "http://u:p@host", "http://h?q", "http://h:0", "http://[x"])
+@pytest.mark.parametrize(
+    "url", ["", "ftp://x", "x", "http://", "http://u:p@host", "http://h?q", "http://h:0", "http://[x"]
+)
 def test_an_address_that_is_none_is_refused(opened: Opening, url: str) -> None:
     with pytest.raises(errors.ValidationError):
         opened(url)
@@ -328,3 +347,25 @@ def test_a_receipt_is_a_receipt_of_the_library(client: Asks) -> None:
     assert receipt.is_new
     assert not receipt.failed
     assert receipt == receipt._replace(fence="9.9")
+
+
+@pytest.mark.parametrize("url", ["http://ingest.example", "http://10.0.0.7:8080", "http://localhost.example"])
+def test_an_api_key_is_not_sent_over_plain_http_to_other_hosts(
+    opened: Opening, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    with pytest.raises(errors.InsecureUrl, match="over plain HTTP") as refused:
+        opened(url, "rf_secret")
+    assert "allow_http" in refused.value.hint
+    assert "rf_secret" not in str(refused.value)
+    opened(url, "")
+    opened(url.replace("http:", "https:"), "rf_secret")
+    opened(url, "rf_secret", allow_http=True)
+    monkeypatch.setenv("RAGFENCE_ALLOW_HTTP", "1")
+    opened(url, "rf_secret")
+    with pytest.raises(errors.InsecureUrl):
+        opened(url, "rf_secret", allow_http=False)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://localhost:1", "http://[::1]:1"])
+def test_an_api_key_may_be_sent_over_plain_http_on_this_machine(opened: Opening, url: str) -> None:
+    opened(url, "rf_secret")

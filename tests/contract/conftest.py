@@ -10,7 +10,11 @@ from typing import Any
 
 import pytest
 
-pytest.register_assert_rewrite("ragfence.testing.contract_fences", "ragfence.testing.contract_fences_keeping")
+pytest.register_assert_rewrite(
+    "ragfence.testing.contract_fences",
+    "ragfence.testing.contract_fences_keeping",
+    "ragfence.testing.contract_fences_counting",
+)
 
 
 from ragfence.core.operations import encoded  # noqa: E402
@@ -81,13 +85,13 @@ class SqliteUnderTest:
 
     def restart(self) -> None:
         """The file is replaced by a copy, as a restore does it."""
-        self.close()
+        self._let_go()
         shutil.copy(self._file, self._file.with_suffix(".copy"))
         self._file.with_suffix(".copy").replace(self._file)
         self.store = self.reopen()
 
     def flush(self) -> None:
-        self.close()
+        self._let_go()
         self._file.unlink()
         self.store = self.reopen()
 
@@ -100,6 +104,11 @@ class SqliteUnderTest:
     def close(self) -> None:
         for handle in self._handles:
             handle.close()
+
+    def _let_go(self) -> None:
+        """Of the file, as if nobody had it open; the handles open it again."""
+        for handle in self._handles:
+            handle._connections.let_go()
 
     def _insert(self, where: str, *values: Any) -> None:
         db = sqlite3.connect(self._file)

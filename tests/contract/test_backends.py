@@ -25,7 +25,6 @@ class TestLance(BackendContract):
 
 @pytest.mark.xdist_group("seaweedfs")  # slow to start: one worker only
 class TestLanceOnSeaweedFS(BackendContract):
-    forgets_names_at_once = False  # an emptied folder is listed until the server tidies up
     lasting = 4
 
     @pytest.fixture

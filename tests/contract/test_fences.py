@@ -6,12 +6,21 @@ from typing import Any
 
 import pytest
 
+from ragfence.core.records import TOKEN_BYTES
+from ragfence.core.rows import Row, RowKind
 from ragfence.stores.fences import FenceStore
 from ragfence.testing.contract_fences import FenceStoreContract, FencesUnderTest
 from ragfence.testing.faults import FaultyFences
 
 
-class TestMemory(FenceStoreContract):
+class _NeverClosed:
+    """A store in memory is its own server: fences are opened on it and closed, one after the other."""
+
+    test_a_closed_store_refuses_every_call = None
+    test_calls_under_way_while_a_store_is_closed_end_or_are_refused = None
+
+
+class TestMemory(_NeverClosed, FenceStoreContract):
     @pytest.fixture
     def fences(self, memory_fences: FencesUnderTest) -> FencesUnderTest:
         return memory_fences
@@ -38,8 +47,20 @@ class TestCluster(FenceStoreContract):
     def fences(self, cluster_fences: FencesUnderTest) -> FencesUnderTest:
         return cluster_fences
 
+    def test_a_script_that_one_node_forgot_is_run_once_on_the_others(self, fences: FencesUnderTest) -> None:
+        store = fences.store
+        for shard in range(0, 64, 4):
+            token = shard.to_bytes(TOKEN_BYTES, "big")
+            store.record([Row(token, 0, store.now_ms(), RowKind.NEW, bytes((shard,)) + b"k" * 32, b"f" * 16)])
+        entries = store.row_entries()
+        assert len(entries) == 16
+        store.drop_rows([each._replace(data=b"another") for each in entries])  # every node knows the script
+        _, node = store._link.primaries()[0]  # type: ignore[attr-defined]
+        node.script_flush()
+        assert store.drop_rows(entries) == len(entries)
 
-class TestFaultyWithoutFaults(FenceStoreContract):
+
+class TestFaultyWithoutFaults(_NeverClosed, FenceStoreContract):
     @pytest.fixture
     def fences(self, memory_fences: FencesUnderTest) -> FencesUnderTest:
         return _Wrapped(memory_fences)

@@ -60,7 +60,12 @@ steps = st.one_of(
     st.tuples(st.just("claim"), claims),
     st.tuples(st.just("seal"), seals, st.booleans()),
     st.tuples(st.just("renew"), st.sampled_from(KEYS), st.sampled_from(TOKENS)),
-    st.tuples(st.just("release"), st.sampled_from(KEYS), st.sampled_from(TOKENS), st.booleans()),
+    st.tuples(
+        st.just("release"),
+        st.sampled_from(KEYS),
+        st.sampled_from(TOKENS),
+        *(st.booleans(), st.booleans(), st.booleans()),
+    ),
     st.tuples(st.just("pardon"), st.sampled_from(KEYS), st.sampled_from(TOKENS)),
     st.tuples(st.just("pass"), st.sampled_from([1, 29_999, 30_000])),
     st.tuples(st.just("epoch"), st.booleans()),
@@ -119,9 +124,10 @@ def test_lua_decides_as_python_does(any_redis, mode, solo, script):
                     marker = ours.markers()[7]
                     lease = LeaseRef(key=key, token=token, **where, **ttls, epoch=marker.epoch if marker else 0)
                     both(lambda store, lease=lease: store.renew([lease]))
-                case ("release", key, token, expire):
+                case ("release", key, token, expire, refund, withdraw):
                     lease = LeaseRef(key=key, token=token, **where, **ttls, context=b"{}")
-                    both(lambda store, lease=lease, expire=expire: store.release([lease], "E.2", expire=expire))
+                    how = {"expire": expire, "refund": refund, "withdraw": withdraw}
+                    both(lambda store, lease=lease, how=how: store.release([lease], "E.2", **how))
                 case ("pardon", key, token):
                     lease = LeaseRef(key=key, token=token, **where, **ttls)
                     both(lambda store, lease=lease: store.pardon([lease]))
@@ -136,4 +142,10 @@ def test_lua_decides_as_python_does(any_redis, mode, solo, script):
             assert [row for row in store.rows() if row.key[0] != 7] == []
         by_id = [{row.row_id: row for row in reversed(list(store.rows()))} for store in (ours, theirs)]
         assert by_id[0] == by_id[1]
+        assert ours.tallies() == theirs.tallies()
+        counted = [store.stats() for store in (ours, theirs)]
+        assert counted[0].documents == counted[1].documents
+        assert counted[0].records == counted[1].records
+        pending = [{each.key: each.record for each in each.pending.seen} for each in counted]
+        assert (counted[0].pending.count, pending[0]) == (counted[1].pending.count, pending[1])
         theirs.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import unicodedata
+import uuid
 from xml.etree import ElementTree
 
 import dagster as dg
@@ -12,6 +13,7 @@ import pytest
 from ragfence.core.hashing import shard_of
 from ragfence.dagster import SHARD_PARTITIONS, build_alias_asset, build_index_asset, build_ingest_asset
 from ragfence.documents.document import Document
+from ragfence.documents.sources import DocumentsSource
 from ragfence.errors import ValidationError
 from ragfence.indexes.gates import Gates
 from tests.dagster_guard.world import ALIAS, NAMES, World, checked, plain, told, version
@@ -110,6 +112,39 @@ def test_a_document_that_fails_fails_the_check_and_spoils_nothing_else(world: Wo
     assert told(result, "vector_index")["documents"] == 3
     world.write("bad", "this is good")
     assert checked(world.run(), "every_document_ingested").passed
+
+
+def test_what_is_skipped_is_in_the_metadata(world: World) -> None:
+    world.write_all()
+    (world.source / "scan.pdf").write_bytes(b"%PDF")
+    (world.source / "out").symlink_to(world.source.parent)
+    result = world.run()
+    metadata = told(result, "documents")
+    assert (metadata["skipped"], metadata["skipped_special"]) == (2, 1)
+    assert metadata["skipped_extensions"] == {".pdf": 1}
+    evaluation = checked(result, "every_document_ingested")
+    assert evaluation.passed
+    assert evaluation.metadata["skipped"].value == 2
+
+
+def test_an_empty_file_fails_the_check_unless_it_is_allowed(world: World) -> None:
+    world.write_all()
+    (world.source / "empty.md").write_text("")
+    result = world.run()
+    assert not checked(result, "every_document_ingested").passed
+    assert told(result, "documents")["failures"][0]["message"] == "document 'empty.md': its text is empty"
+    assert checked(world.run(world.documents(allow_empty_text=True)), "every_document_ingested").passed
+
+
+def test_random_ids_are_in_the_metadata_of_the_second_run(world: World) -> None:
+    def exported() -> list[Document]:
+        return [Document(str(uuid.uuid4()), f"text {number}") for number in range(4)]
+
+    documents = build_ingest_asset(exported)
+    assert "random_ids" not in told(world.run(documents), "documents")
+    metadata = told(world.run(documents), "documents")
+    assert metadata["random_ids"] == 4
+    assert "an id that stays the same" in metadata["random_ids_hint"]
 
 
 def test_a_source_that_is_not_there_fails_clearly(world: World) -> None:
@@ -224,6 +259,51 @@ def test_a_doc_id_that_is_not_normalised_is_in_the_partition_of_the_shard_it_liv
         assert events[0].metadata["listed"].value == 1
         versions.append((events[0].tags or {})["dagster/data_version"])
     assert versions[0] != versions[1]
+
+
+def test_a_prefix_is_part_of_the_doc_id_that_chooses_the_shard(world: World) -> None:
+    names = [f"d{at}" for at in range(12)]
+    world.write_all(names)
+    by_shard = shards_of([f"two/{name}" for name in names])
+    documents = world.documents(shards=True, prefix="two/", prune="scoped", max_prune_share=1.0)
+    for key, inside in list(by_shard.items())[:3]:
+        for new in (len(inside), 0):
+            metadata = told(world.run(documents, partition_key=key), "documents")
+            assert (metadata["listed"], metadata["not_even_read"]) == (len(inside), len(inside) - new)
+    with world.opened() as fence:
+        wanted = {f"{name}.txt" for inside in list(by_shard.values())[:3] for name in inside}
+        assert {head.doc_id for head in fence.documents.heads()} == wanted
+
+
+def test_the_shards_of_one_source_are_one_origin_and_another_source_conflicts(world: World) -> None:
+    names = [f"d{at}" for at in range(6)]
+    world.write_all(names)
+    by_shard = shards_of(names)
+    documents = world.documents(shards=True)
+    for key in by_shard:
+        world.run(documents, partition_key=key)
+    world.write(names[0], "edited")
+    whole = told(world.run(world.documents()), "documents")  # the same source, without shards
+    assert whole["listed"] == 6
+    other = build_ingest_asset(lambda: DocumentsSource([Document("d1.txt", "other")], name="crm"))
+    taking = build_ingest_asset(lambda: DocumentsSource([Document("d1.txt", "other")], name="crm"), take_over=True)
+    with world.opened() as fence:
+        world.run(other)
+        assert [snippet.text for snippet in fence.documents.snippets("d1.txt")] != ["other"]
+        world.run(taking)
+        assert [snippet.text for snippet in fence.documents.snippets("d1.txt")] == ["other"]
+
+
+def test_what_a_prune_leaves_to_another_source_is_in_the_metadata(world: World) -> None:
+    def brought(origin: str, *names: str) -> dg.AssetsDefinition:
+        given = [Document(name, "same text") for name in names]
+        return build_ingest_asset(lambda: DocumentsSource(given, name=origin), prune="scoped", max_prune_share=1.0)
+
+    assert "kept" not in told(world.run(brought("one", "a", "b")), "documents")
+    world.run(brought("two", "b", "c"))
+    assert told(world.run(brought("one", "a")), "documents")["kept"] == 1
+    with world.opened() as fence:
+        assert {head.doc_id for head in fence.documents.heads()} == {"a", "b", "c"}
 
 
 def test_a_backfill_of_all_shards_run_twice_ingests_every_document_once(world: World) -> None:

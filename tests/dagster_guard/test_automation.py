@@ -131,3 +131,9 @@ def test_jobs_of_another_fence_have_other_names(world: World) -> None:
 @pytest.mark.parametrize("job", [gc_job, purge_expired_job])
 def test_upkeep_of_an_empty_fence_does_nothing(world: World, job: dg.JobDefinition) -> None:
     assert run(world, job).success
+
+
+def test_only_the_schedule_that_purges_what_expired_runs_by_default():
+    schedules = {each.name: each.default_status for each in build_schedules()}
+    on = [name for name, status in schedules.items() if status is dg.DefaultScheduleStatus.RUNNING]
+    assert (on, len(schedules)) == (["purge_expired_schedule"], 4)

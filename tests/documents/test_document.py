@@ -17,8 +17,8 @@ from ragfence.core.canonical import canonical_json
 from ragfence.documents.document import Checked, Document, Limits, checked, normalised
 from ragfence.errors import DocumentInvalid, ValidationError
 
-LIMITS = Limits()
-SMALL = Limits(max_text_bytes=10, max_metadata_bytes=20)
+LIMITS = Limits(allow_empty_text=True)
+SMALL = Limits(max_text_bytes=10, max_metadata_bytes=20, allow_empty_text=True)
 
 often = settings(max_examples=200, deadline=None)
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=60) | st.text(

@@ -25,6 +25,7 @@ from ragfence.errors import (
     Quarantined,
     Stale,
     StoreUnavailable,
+    TerminalError,
     ValidationError,
 )
 from ragfence.testing import FaultyFences, FaultyObjects, at_point
@@ -62,6 +63,7 @@ def test_every_later_call_gets_the_snippet_ids_of_the_first(documents: Documents
 @pytest.mark.parametrize("text", ["", "one paragraph", A])
 def test_a_batch_answers_with_the_ids_of_a_revived_revision(documents: Documents, text: str) -> None:
     """However many: the record of a revived empty document is as long as that of a new one with one snippet."""
+    documents = documents.using(allow_empty_text=True)
     first = documents.ingest(Document("a", text))
     (same,) = documents.ingest_many([Document("a", text)])
     documents.ingest(Document("a", B))
@@ -450,11 +452,29 @@ def test_looking_and_dry_runs_do_not_fix_the_content_hash(world: World) -> None:
         world.open().documents.get("a")
 
 
-def test_an_empty_text_is_a_document_without_snippets(documents: Documents) -> None:
+def test_an_empty_text_is_a_document_without_snippets_where_it_is_allowed(documents: Documents) -> None:
+    documents = documents.using(allow_empty_text=True)
     receipt = documents.ingest(Document("a", ""))
     assert (receipt.decision, receipt.snippet_ids) == (Decision.NEW, ())
     assert documents.ingest(Document("a", "")).decision is Decision.DUPLICATE
     assert [head.doc_id for head in documents.heads()] == ["a"]
+
+
+@pytest.mark.parametrize("text", ["", " \n", "\t\u2003\r\n\u00a0"])
+def test_a_text_without_a_word_is_refused_and_replaces_nothing(documents: Documents, world: World, text: str) -> None:
+    first = documents.ingest(Document("a", A))
+    with pytest.raises(DocumentInvalid, match=r"document 'a': its text is (empty|only white space)") as refused:
+        documents.ingest(Document("a", text))
+    assert "documents.allow_empty_text" in refused.value.hint
+    assert "--allow-empty-text" in refused.value.hint
+    bad, good = documents.ingest_many([Document("b", text), Document("c", A)])
+    assert (bad.decision, good.decision) == (Decision.REFUSED, Decision.NEW)
+    assert documents.ingest(Document("a", A)) == first
+    assert documents.retract("a").decision is Decision.NEW  # a retraction has no text, and is none the worse for it
+    allowed = world.open(documents={"allow_empty_text": True}).documents
+    assert allowed.ingest(Document("b", text)).is_new
+    with pytest.raises(DocumentInvalid):
+        allowed.using(allow_empty_text=False).ingest(Document("b", text))
 
 
 def test_documents_need_an_object_store(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -551,3 +571,15 @@ def test_a_batch_that_cannot_be_written_gives_its_leases_back(
 
 def _fail(_: ParquetCodec, rows: Sequence[Any]) -> bytes:
     raise MemoryError(f"too many rows: {len(rows)}")
+
+
+def _stops(*_: object) -> None:
+    raise StopIteration
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_progress_that_stops_iterating_is_an_error_that_names_it(documents: Documents, stream: bool) -> None:
+    with pytest.raises(TerminalError, match="progress raised StopIteration"):
+        list(documents.ingest_many([Document("a", A)], progress=_stops, stream=stream))  # type: ignore[call-overload]
+    with pytest.raises(TerminalError, match="progress raised StopIteration"):
+        documents.sync([Document("b", A)], progress=_stops)

@@ -188,8 +188,9 @@ def test_a_document_that_nobody_knows_needs_no_epoch(here: Place) -> None:
     documents.ingest(Document("o", OPEN))
     before = here.names()
     report = documents.purge("nobody")
+    ledger = set(here.names("ledger/"))  # rows are written there before they are looked through
     assert (report.known, report.epoch, report.deleted.objects) == (False, 0, 0)
-    assert here.names() == before
+    assert [name for name in here.names() if name not in ledger] == before
     with pytest.raises(DocumentInvalid):
         documents.purge("")
 
@@ -198,10 +199,12 @@ def test_a_purge_that_is_repeated_finds_nothing_to_do(here: Place) -> None:
     documents = here.documents()
     documents.ingest_many([secret(), Document("o", OPEN)])
     assert documents.purge("s").epoch
-    before = here.names()
+    ledger = set(here.names("ledger/"))
+    before = [name for name in here.names() if name not in ledger]
     again = documents.purge("s")
+    ledger |= set(here.names("ledger/"))
     assert (again.known, again.epoch, again.rows) == (True, 0, 0)
-    assert here.names() == before
+    assert [name for name in here.names() if name not in ledger] == before
 
 
 def test_a_doc_id_is_found_however_its_accents_are_encoded(memory: Place) -> None:

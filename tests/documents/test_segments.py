@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -31,6 +33,8 @@ THERE = Address(3, b"batch-02")
 TOKEN = HERE.batch + b"\0\0\0\1"
 NAME = f"tenant/segments/{HERE.text}"
 IDS = bytes(range(32))
+OWNER = bytes(range(8))
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def row(*, live: bool = True, epoch: int = 7, token: bytes = TOKEN, **fields: object) -> LogRow:
@@ -62,10 +66,52 @@ def record(result: bytes, *, epoch: int = 7, token: bytes = TOKEN) -> KeyRecord:
 
 @given(st.binary(max_size=160).filter(lambda ids: len(ids) % 16 == 0))
 def test_a_record_finds_ids_rows_and_positions(ids: bytes) -> None:
-    assert stored_in(record(result_of(ids))) == (HERE, HERE, ids)
-    assert stored_in(record(result_of(ids, THERE))) == (HERE, THERE, ids)
-    assert stored_in(record(result_of(ids, THERE, HERE), epoch=2)) == (HERE, THERE, ids)
+    assert stored_in(record(result_of(ids))) == (HERE, HERE, ids, b"")
+    assert stored_in(record(result_of(ids, THERE))) == (HERE, THERE, ids, b"")
+    assert stored_in(record(result_of(ids, THERE, HERE), epoch=2)) == (HERE, THERE, ids, b"")
     assert {ids_in(result_of(ids)), ids_in(result_of(ids, THERE)), ids_in(result_of(ids, None, HERE))} == {ids}
+
+
+@given(st.binary(max_size=160).filter(lambda ids: len(ids) % 16 == 0))
+def test_a_record_names_the_owner(ids: bytes) -> None:
+    assert stored_in(record(result_of(ids, owner=OWNER))) == (HERE, HERE, ids, OWNER)
+    assert stored_in(record(result_of(ids, THERE, owner=OWNER))) == (HERE, THERE, ids, OWNER)
+    assert stored_in(record(result_of(ids, THERE, HERE, OWNER), epoch=2)) == (HERE, THERE, ids, OWNER)
+    for result in (result_of(ids, owner=OWNER), result_of(ids, THERE, None, OWNER), result_of(ids, None, HERE, OWNER)):
+        assert ids_in(result) == ids
+
+
+def test_what_records_hold_of_documents_never_changes() -> None:
+    written = {
+        f"{tag}{' owned' if owner else ''}": result_of(IDS, origin, moved, owner).hex()
+        for owner in (b"", OWNER)
+        for tag, origin, moved in (("plain", None, None), ("elsewhere", THERE, None), ("moved", THERE, HERE))
+    }
+    assert written == json.loads((GOLDEN / "documents.json").read_text(encoding="utf-8"))["results"]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_rows_of_every_format_can_be_read(version: int) -> None:
+    """The files were written by the code of their time."""
+    owner = "" if version == 1 else OWNER.hex()
+    rows = [
+        row(owner=owner),
+        row(live=False, action="retract", owner=owner),
+        row(origin=THERE.text, positions=Positions([], [], []), owner=owner),
+        row(epoch=2, token=b"x" * 12, owner=""),
+    ]
+    data = (GOLDEN / f"rows-{version}.parquet").read_bytes()
+    assert pq.read_schema(io.BytesIO(data)).metadata[b"ragfence.version"] == str(version).encode()
+    found = list(whole_rows(NAME, data))
+    assert [each.detail for each in found] == [each.detail._replace(fresh=()) for each in rows]
+    owned = bytes.fromhex(owner)
+    expected = [
+        result_of(IDS, owner=owned),
+        b"",
+        result_of(IDS, THERE, owner=owned),
+        result_of(IDS, None, HERE),
+    ]
+    assert [each.result for each in found] == [each.result for each in ParquetCodec().decode(NAME, data)] == expected
 
 
 def test_rows_come_back_whole() -> None:
@@ -84,7 +130,7 @@ def test_rows_come_back_whole() -> None:
 def test_rows_that_were_moved_say_where_they_are_now() -> None:
     data = ParquetCodec().encode([row(epoch=2, token=b"x" * 12)])
     (found,) = ParquetCodec().decode(NAME, data)
-    assert stored_in(found.record()) == (HERE, HERE, IDS)
+    assert stored_in(found.record()) == (HERE, HERE, IDS, b"")
 
 
 @settings(deadline=None)
@@ -95,6 +141,8 @@ def test_rows_are_packed_for_the_fence_store_as_they_are_decoded(given_rows: lis
     rows = []
     for live, moved, at_home, long, sequence, noise in given_rows:
         fields = {"origin": THERE.text} if moved else {}
+        if len(noise) % 2:
+            fields["owner"] = OWNER.hex()
         made = row(live=live, epoch=7 if at_home else 2**53 - 1, token=TOKEN if at_home else b"x" * 12, **fields)
         key, source = bytes((len(noise) % 64,)) + sha256(noise).digest(), sha256(noise).digest()[:20]
         ids = sha256(noise).digest() * (5 if long else 0) if live else b""
@@ -149,9 +197,9 @@ def test_what_is_no_segment_is_refused(data: bytes) -> None:
 
 def test_a_newer_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("ragfence.documents.parquet.VERSION", 2)
+        patch.setattr("ragfence.documents.parquet.ROWS_VERSION", 3)
         data = ParquetCodec().encode([row()])
-    with pytest.raises(FormatTooNew, match="format 2"):
+    with pytest.raises(FormatTooNew, match="format 3"):
         list(ParquetCodec().decode(NAME, data))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,8 @@ import pytest
 
 from ragfence.documents.document import Document, Limits, checked
 from ragfence.documents.sources import FileSource, FolderSource, Item, Source
-from ragfence.errors import DocumentInvalid, StoreUnavailable, ValidationError
+from ragfence.documents.sources.folder import IGNORE_FILE_BYTES
+from ragfence.errors import DocumentInvalid, StoreUnavailable, ValidationError, hint_on
 
 LONG_AGO_NS = 1_600_000_000 * 10**9
 
@@ -98,7 +100,7 @@ def test_html_becomes_text_and_its_title_metadata(root: Path) -> None:
 def test_what_is_read_passes_the_check_of_a_document(root: Path) -> None:
     write(root, "a/\u65e5\u672c.html", "<title>T</title><p>\u65e5\u672c&nbsp;x</p>\r\n")
     write(root, "empty.txt", "")
-    page, empty = (checked(item.load(), Limits()) for item in FolderSource(root).items())
+    page, empty = (checked(item.load(), Limits(allow_empty_text=True)) for item in FolderSource(root).items())
     assert (page.text, page.metadata.decode()) == ("\u65e5\u672c x", '{"path":"a/\u65e5\u672c.html","title":"T"}')
     assert empty.text == ""
 
@@ -111,11 +113,11 @@ def test_other_extensions_can_be_asked_for(root: Path) -> None:
     assert one(source).load().content_type == "text/x-rst"
 
 
-def test_the_name_is_that_of_the_folder_wherever_it_lies(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert FolderSource(root).name == FolderSource(f"{root}/").name == "folder:handbook"
+def test_the_name_is_the_path_of_the_folder_unless_it_is_given(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert FolderSource(root).name == FolderSource(f"{root}/").name == f"folder:{root}"
     assert FolderSource(root, name="manual").name == "folder:manual"
     monkeypatch.chdir(root)
-    assert FolderSource(".").name == "folder:handbook"
+    assert FolderSource(".").name == f"folder:{root}"
     assert FolderSource("/").name == "folder:/"
 
 
@@ -196,6 +198,34 @@ def test_a_ragfenceignore_file_that_cannot_be_read_stops_everything(root: Path) 
         ids(FolderSource(root))
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["pipe", "device", "link", "socket"])
+def test_a_ragfenceignore_that_is_not_a_regular_file_is_refused_and_never_waited_for(root: Path, kind: str) -> None:
+    write(root, "secret.md")
+    file = root / ".ragfenceignore"
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "device":
+        file.symlink_to("/dev/zero")
+    elif kind == "link":
+        file.symlink_to(write(root.parent, "patterns", "*.txt"))
+    else:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(os.path.relpath(file))
+    with pytest.raises(ValidationError, match=rf"\.ragfenceignore \(folder:{root}\) cannot be read: it is ") as told:
+        ids(FolderSource(root))
+    assert "remove it" in told.value.hint
+
+
+def test_a_ragfenceignore_is_read_up_to_a_limit_and_refused_above_it(root: Path) -> None:
+    write(root, "a.md")
+    write(root, ".ragfenceignore", "a.md\n" + "#" * (IGNORE_FILE_BYTES - 5))
+    assert ids(FolderSource(root)) == []
+    write(root, ".ragfenceignore", "a.md\n" + "#" * (IGNORE_FILE_BYTES - 4))
+    with pytest.raises(ValidationError, match="larger than 262,144 bytes"):
+        ids(FolderSource(root))
+
+
 # Links and other things that are no files
 
 
@@ -240,7 +270,7 @@ def test_the_root_itself_may_be_a_link(root: Path) -> None:
     (root / "link.md").symlink_to("a.md")
     (root.parent / "current").symlink_to("handbook")
     source = FolderSource(root.parent / "current")
-    assert source.name == "folder:current"
+    assert source.name == f"folder:{root.parent}/current"
     assert [item.load().text for item in source.items()] == ["hello", "hello"]
 
 
@@ -257,7 +287,64 @@ def test_a_pipe_in_the_place_of_a_listed_file_does_not_hang_the_read(root: Path)
     item = one(FolderSource(root))
     file.unlink()
     os.mkfifo(file)
-    with pytest.raises(DocumentInvalid, match="no file any more"):
+    with pytest.raises(DocumentInvalid, match="is a named pipe, not a regular file"):
+        item.load()
+
+
+def swap_for_link(folder: Path, target: Path) -> None:
+    folder.rename(folder.with_name(f"{folder.name}-moved"))
+    folder.symlink_to(target)
+
+
+@pytest.mark.parametrize("swapped", ["x", "x/y"])
+def test_a_folder_swapped_for_a_link_after_the_listing_is_not_followed(root: Path, swapped: str) -> None:
+    write(root, "x/y/a.md", "inside")
+    write(root, "b.md", "still here")
+    for path in ("y/a.md", "a.md"):
+        write(root.parent / "foreign", path, "foreign")
+    b, a = FolderSource(root).items()
+    swap_for_link(root / swapped, root.parent / "foreign")
+    with pytest.raises(DocumentInvalid, match="a folder of its path was replaced by a link") as told:
+        a.load()
+    assert told.value.doc_id == "x/y/a.md"
+    assert b.load().text == "still here"
+
+
+def test_a_folder_swapped_for_a_link_during_the_walk_is_not_followed_and_not_taken_for_removed(root: Path) -> None:
+    for path in ("a.md", "x/b.md", "x/c.md", "z/d.md"):
+        write(root, path)
+    for path in ("b.md", "c.md", "d.md", "e.md"):
+        write(root.parent / "foreign", path, "foreign")
+    items = FolderSource(root).items()
+    assert [next(items).doc_id for _ in range(2)] == ["a.md", "x/b.md"]
+    swap_for_link(root / "x", root.parent / "foreign")
+    swap_for_link(root / "z", root.parent / "foreign")
+    rest = list(items)
+    assert [(item.doc_id, item.state) for item in rest] == [("x/c.md", ""), ("z/", "")]
+    told = []
+    for item in rest:
+        with pytest.raises(DocumentInvalid) as error:
+            item.load()
+        told.append(error.value.doc_id)
+    assert told == ["x/c.md", None]
+
+
+def test_a_link_whose_target_lies_behind_a_swapped_folder_is_not_followed(root: Path) -> None:
+    write(root, "x/a.md", "inside")
+    write(root.parent / "foreign", "a.md", "foreign")
+    (root / "link.md").symlink_to("x/a.md")
+    link = next(FolderSource(root).items())
+    swap_for_link(root / "x", root.parent / "foreign")
+    with pytest.raises(DocumentInvalid, match="leads out of the folder"):
+        link.load()
+
+
+def test_a_root_that_is_replaced_after_the_listing_is_not_read(root: Path) -> None:
+    write(root, "a.md", "inside")
+    write(root.parent / "foreign", "a.md", "foreign")
+    item = one(FolderSource(root))
+    swap_for_link(root, root.parent / "foreign")
+    with pytest.raises(StoreUnavailable, match="taken away or replaced"):
         item.load()
 
 
@@ -287,7 +374,7 @@ def test_a_name_that_is_not_utf8_is_an_item_that_says_so(root: Path) -> None:
     write(root, os.fsdecode(b"caf\xe9.md"))
     good, bad = FolderSource(root).items()
     assert (good.doc_id, bad.doc_id) == ("a.md", "caf\\xe9.md")
-    with pytest.raises(DocumentInvalid, match=r"the name of caf\\xe9.md \(folder:handbook\) is not UTF-8") as told:
+    with pytest.raises(DocumentInvalid, match=rf"the name of caf\\xe9.md \(folder:{root}\) is not UTF-8") as told:
         bad.load()
     assert told.value.doc_id == "caf\\xe9.md"
 
@@ -307,7 +394,7 @@ def test_a_file_in_another_encoding_is_refused_by_name_with_a_way_out(root: Path
     cafe, wide, plain = FolderSource(root).items()
     with pytest.raises(DocumentInvalid) as told:
         cafe.load()
-    assert "old/caf\u00e9.txt (folder:handbook) is not utf-8 text" in told.value.message
+    assert f"old/caf\u00e9.txt (folder:{root}) is not utf-8 text" in told.value.message
     assert "at byte 3" in told.value.message
     assert "encoding='cp1252'" in told.value.hint
     assert told.value.doc_id == "old/caf\u00e9.txt"
@@ -315,6 +402,78 @@ def test_a_file_in_another_encoding_is_refused_by_name_with_a_way_out(root: Path
         wide.load()
     assert "encoding='utf-16'" in told.value.hint
     assert plain.load().text == "plain"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR" + bytes(range(256)),
+        b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n" + bytes(range(1, 32)) * 4,
+        b"PK\x03\x04\x14\x00\x08\x08" + bytes(range(255, 0, -1)),
+        b"\xff\xd8\xff\xe0\x00\x10JFIF",
+        b"\xff\xfe\x00\xd8\x00\x00\x01\x02",
+    ],
+    ids=["png", "pdf", "zip", "jpeg", "no utf-16"],
+)
+def test_binary_data_is_called_so_and_nobody_is_told_to_decode_it(root: Path, data: bytes) -> None:
+    write(root, "a.txt", data)
+    with pytest.raises(DocumentInvalid) as told:
+        one(FolderSource(root)).load()
+    assert told.value.message == f"a.txt (folder:{root}) is binary data, not text"
+    assert "encoding" not in told.value.hint
+
+
+def test_an_encoding_is_proposed_only_where_the_bytes_are_plausibly_text_in_it(root: Path) -> None:
+    texts = {
+        "koi8-r": "\u043a\u043d\u0438\u0433\u0430",
+        "shift-jis": "\u65e5\u672c\u8a9e",
+        "utf-16-le": "caf\u00e9 au lait",
+    }
+    for encoding, text in texts.items():
+        write(root, f"{encoding}.txt", text.encode(encoding))
+    hints = {}
+    for item in FolderSource(root).items():
+        with pytest.raises(DocumentInvalid, match="is not utf-8 text") as told:
+            item.load()
+        hints[item.doc_id] = told.value.hint.rpartition(": ")[2]
+        assert " --encoding " in hint_on("cli", told.value.hint)
+    assert hints == {
+        "koi8-r.txt": "encoding=...",
+        "shift-jis.txt": "encoding=...",
+        "utf-16-le.txt": "encoding='utf-16-le'",
+    }
+
+
+def test_what_is_left_out_is_counted_anew_by_every_listing(root: Path) -> None:
+    for path in ("a.md", "b.PDF", "x/c.pdf", "x/d", "x/e.png", "node_modules/f.pdf", ".g.pdf", "drafts/h.pdf"):
+        write(root, path)
+    write(root.parent, "outside.md")
+    (root / "out.md").symlink_to(root.parent / "outside.md")
+    (root / "nothing.md").symlink_to("gone.md")
+    (root / "folder").symlink_to("x")
+    (root / "inside.md").symlink_to("a.md")
+    os.mkfifo(root / "pipe.md")
+    source = FolderSource(root, ignore=["drafts/"])
+    for _ in range(2):
+        assert ids(source) == ["a.md", "inside.md"]
+        assert source.skipped.extensions == {".pdf": 2, "(none)": 1, ".png": 1}
+        assert (source.skipped.special, source.skipped.total) == (4, 8)
+    (root / "b.PDF").unlink()
+    ids(source)
+    assert source.skipped.extensions[".pdf"] == 1
+
+
+def test_extensions_are_told_apart_up_to_a_limit(root: Path) -> None:
+    for number in range(120):
+        write(root, f"a.{number}")
+    write(root, f"a.{'x' * 200}")
+    (root / os.fsdecode(b"a.\xff")).touch()
+    source = FolderSource(root)
+    assert ids(source) == []
+    assert source.skipped.total == 122
+    assert len(source.skipped.extensions) <= 101
+    assert source.skipped.extensions["(other)"] >= 21
+    "".join(source.skipped.extensions).encode()
 
 
 def test_the_encoding_can_be_given(root: Path) -> None:
@@ -335,7 +494,7 @@ def test_a_file_above_the_limit_is_refused_without_being_read(root: Path) -> Non
     write(root, "b.txt", "x" * 11)
     fits, too_big = FolderSource(root, limit_bytes=10).items()
     assert fits.load().text == "x" * 10
-    with pytest.raises(DocumentInvalid, match=r"b.txt \(folder:handbook\) has 11 bytes, and the limit is 10"):
+    with pytest.raises(DocumentInvalid, match=rf"b.txt \(folder:{root}\) has 11 bytes, and the limit is 10"):
         too_big.load()
 
 
@@ -403,22 +562,21 @@ def test_a_tree_deeper_than_python_can_recurse_is_walked(root: Path) -> None:
             os.rmdir(made)
 
 
-def test_a_folder_that_cannot_be_listed_is_an_item_that_says_so_and_the_walk_goes_on(root: Path) -> None:
-    """Its documents are unknown, so the error has no doc_id: none of them may be taken for deleted."""
+def test_a_path_longer_than_the_system_takes_at_once_is_walked_and_read(root: Path) -> None:
     write(root, "z.md")
     name = "x" * 250
     folder = os.open(root, os.O_RDONLY)
-    for _ in range(17):  # until the path is longer than the system takes
+    for _ in range(17):
         os.mkdir(name, dir_fd=folder)
         inner = os.open(name, os.O_RDONLY, dir_fd=folder)
         os.close(folder)
         folder = inner
+    with open(os.open("deep.md", os.O_WRONLY | os.O_CREAT, dir_fd=folder), "w") as file:
+        file.write("deep")
     os.close(folder)
-    too_long, last = FolderSource(root).items()
-    assert too_long.doc_id.endswith(f"{name}/")
-    with pytest.raises(DocumentInvalid, match="cannot be listed: File name too long") as told:
-        too_long.load()
-    assert told.value.doc_id is None
+    deep, last = FolderSource(root).items()
+    assert deep.doc_id == f"{name}/" * 17 + "deep.md"
+    assert deep.load().text == "deep"
     assert last.doc_id == "z.md"
 
 
@@ -490,7 +648,7 @@ def test_a_single_file_is_a_source_of_one_document(root: Path) -> None:
     file = write(root, "sub/a.html", "<p>hello")
     source = FileSource(file)
     item = one(source)
-    assert (source.name, item.doc_id, item.state) == ("file:a.html", "a.html", f"8:{LONG_AGO_NS}")
+    assert (source.name, item.doc_id, item.state) == (f"file:{file}", "a.html", f"8:{LONG_AGO_NS}")
     assert item.load() == Document("a.html", "hello", {"path": "a.html"}, "a.html", content_type="text/html")
     assert FileSource(file, name="start page").name == "file:start page"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -176,3 +177,74 @@ def test_a_list_can_be_read_again_and_an_iterator_that_was_read_is_refused_inste
 def test_the_name_can_be_given() -> None:
     assert DocumentsSource([]).name == "documents"
     assert DocumentsSource([], name="crawl").name == "crawl"
+
+
+def test_the_pages_and_rows_of_a_loader_have_ids_of_their_own() -> None:
+    class Loaded:
+        id = None
+
+        def __init__(self, **metadata: object) -> None:
+            self.page_content, self.metadata = "text", metadata
+
+    given = [
+        Loaded(source="a.pdf", page=0),
+        Loaded(source="a.pdf", page=1, page_label="2"),
+        Loaded(source="b.csv", row=7),
+        Loaded(source="c.txt", page=None),
+        Loaded(source="c.txt", page=True),
+        Loaded(source="d.pdf", page=3, doc_id="chosen"),
+    ]
+    found = [item.doc_id for item in DocumentsSource(given).items()]
+    assert found == ["a.pdf#page=0", "a.pdf#page=1", "b.csv#row=7", "c.txt", "c.txt", "chosen"]
+
+
+class Pydantic(LlamaDocument):
+    """As those of LlamaIndex, which know whether their id was given."""
+
+    @property
+    def model_fields_set(self) -> set[str]:
+        return {"text", "metadata"}
+
+
+def test_a_made_up_id_gives_way_to_the_file_with_its_page_row_or_number() -> None:
+    given = [
+        Pydantic("x", {"file_path": "a.pdf", "page_label": "iv"}),
+        Pydantic("x", {"file_path": "a.pdf", "page_label": "1"}),
+        Pydantic("x", {"file_path": "a.pdf", "page_label": "1"}),
+        Pydantic("x", {"file_path": "b.csv", "row": 7}),
+        Pydantic("x", {"file_path": "c.md"}),
+        Pydantic("x", {"file_path": "c.md"}),
+        Pydantic("x", {"file_path": "c.md"}),
+        Pydantic("x", {"file_path": ""}, id_="made up"),
+        LlamaDocument("x", {"file_path": "d.md"}, id_="given"),
+    ]
+    source = DocumentsSource(given)
+    found = ["a.pdf#page=iv", "a.pdf#page=1", "a.pdf#page=1#part=1", "b.csv#row=7"]
+    found += ["c.md", "c.md#part=1", "c.md#part=2", "made up", "given"]
+    assert [item.doc_id for item in source.items()] == [item.doc_id for item in source.items()] == found
+
+
+def test_llamaindex_itself_gives_every_part_of_a_file_the_same_id_in_every_run(tmp_path: Path) -> None:
+    llama = pytest.importorskip("llama_index.core")
+    reader = pytest.importorskip("llama_index.core.readers.base").BaseReader
+
+    class Paged(reader):  # type: ignore[misc, valid-type]
+        def load_data(self, file: Path, extra_info: dict[str, Any] | None = None, fs: Any = None) -> list[Any]:
+            texts = enumerate(Path(file).read_text().split("---"), 1)
+            return [
+                llama.Document(text=text, metadata={"page_label": str(at), **(extra_info or {})}) for at, text in texts
+            ]
+
+    (tmp_path / "a.txt").write_text("one file")
+    (tmp_path / "b.pages").write_text("first---second")
+
+    def ids(**options: Any) -> list[str]:
+        loaded = llama.SimpleDirectoryReader(str(tmp_path), file_extractor={".pages": Paged()}, **options).load_data()
+        return [item.load().doc_id.removeprefix(f"{tmp_path}/") for item in DocumentsSource(loaded).items()]
+
+    assert ids() == ids() == ["a.txt", "b.pages#page=1", "b.pages#page=2"]
+    assert ids(filename_as_id=True) == ["a.txt", "b.pages_part_0", "b.pages_part_1"]
+    given = [llama.Document(text="x", doc_id="mine", metadata={"file_path": "a.txt"}), llama.Document(text="x")]
+    mine, made_up = DocumentsSource(given).items()
+    assert mine.doc_id == "mine"
+    assert made_up.doc_id == given[1].doc_id

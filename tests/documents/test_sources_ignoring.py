@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragfence.documents.sources.ignoring import Ignore
+from ragfence.documents.sources.ignoring import MAX_PATTERNS, Ignore
 from ragfence.errors import ValidationError
 
 
@@ -53,6 +53,11 @@ from ragfence.errors import ValidationError
         ("x/**/a", ["x/a", "x/y/a", "x/y/z/a"], ["a", "xa", "y/x/a"]),
         ("x/**/", ["x/a/", "x/a/b/"], ["x/", "x/a"]),
         ("**", ["a", "x/a"], []),
+        ("x/**/**/a", ["x/a", "x/y/z/a"], ["a"]),
+        ("**/x/**/y/**/a", ["x/y/a", "x/x/y/y/a", "q/x/q/y/q/a"], ["x/a", "y/x/a", "x/y/a/b"]),
+        ("x/**/y/*b", ["x/y/ab", "x/y/y/ab", "x/y/q/y/b"], ["x/y/q/ab", "x/ab"]),
+        ("*a*b?c", ["abxc", "aab-bxc", "bababbc"], ["abc", "a/bxc", "abxcd"]),
+        ("a*[bc]*d", ["abd", "accbdd"], ["ad", "ab/d"]),
         ("a**b", ["ab", "axxb"], ["a/b"]),
         ("a  ", ["a"], ["a  "]),
         ("a\\ ", ["a "], ["a"]),
@@ -75,6 +80,29 @@ def test_a_pattern_means_these_paths_and_not_those(pattern: str, meant: list[str
     ignore = Ignore([pattern])
     assert [path for path in meant if not ignore.skips(path)] == []
     assert [path for path in not_meant if ignore.skips(path)] == []
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("pattern", "path"),
+    [
+        ("a*" * 30 + "b", "a" * 250),
+        ("*a" * 30 + "*b*", "a" * 250),
+        ("[ab]*?*" * 20 + "c", "ab" * 120),
+        ("**/a/" * 20 + "b", "a/" * 400 + "c"),
+        ("**/*a*a*a*a/" * 10 + "b", "aaaaaaaa/" * 100 + "c"),
+    ],
+    ids=["stars", "stars first", "sets", "folders", "stars and folders"],
+)
+def test_no_pattern_takes_longer_than_its_path_is_worth(pattern: str, path: str) -> None:
+    assert not Ignore([pattern]).skips(path)
+
+
+def test_more_patterns_than_the_limit_are_refused_and_comments_do_not_count() -> None:
+    lines = [f"{number}.md" for number in range(MAX_PATTERNS)]
+    assert Ignore([*lines, "", "# a comment"]).skips("0.md")
+    with pytest.raises(ValidationError, match="more than 5,000 patterns"):
+        Ignore([*lines, "a.md"])
 
 
 def test_the_last_pattern_that_matches_decides() -> None:

@@ -157,17 +157,13 @@ def test_a_line_above_the_limit_at_the_end_of_the_file_is_told_as_well(file: Pat
         item.load()
 
 
-def test_lines_are_read_only_when_they_are_wanted(tmp_path: Path) -> None:
-    pipe = tmp_path / "docs.jsonl"
-    os.mkfifo(pipe)
-    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # so that the writer can open it before the source does
-    with open(pipe, "wb", buffering=0) as writer:
+def test_lines_are_read_only_when_they_are_wanted(file: Path) -> None:
+    with open(file, "wb", buffering=0) as writer:
         writer.write(line(id="a", text="one"))
-        items = JsonlSource(pipe).items()
+        items = JsonlSource(file).items()
         assert next(items).doc_id == "a"
         writer.write(line(id="b", text="two"))
         assert next(items).doc_id == "b"
-    os.close(reader)
     assert list(items) == []
 
 
@@ -180,7 +176,7 @@ def test_a_gzipped_file_is_read_as_well(tmp_path: Path) -> None:
     file = tmp_path / "docs.jsonl.gz"
     file.write_bytes(gzip.compress(line(id="a", text="one") + line(id="b", text="two")))
     source = JsonlSource(file)
-    assert source.name == "jsonl:docs.jsonl.gz"
+    assert source.name.endswith("/docs.jsonl.gz")
     assert loaded(list(source.items())) == [("a", "one"), ("b", "two")]
 
 
@@ -210,15 +206,34 @@ def test_a_damaged_gzip_is_an_error_and_not_the_end_of_the_file(tmp_path: Path, 
 
 
 def test_a_file_that_is_not_there_is_an_error_and_not_an_empty_source(file: Path) -> None:
-    with pytest.raises(ValidationError, match=r"jsonl:docs\.jsonl: cannot read .*No such file"):
+    with pytest.raises(ValidationError, match=r"jsonl:/.*docs\.jsonl: cannot read .*No such file"):
         next(JsonlSource(file).items())
     file.mkdir()
     with pytest.raises(RagfenceError, match="Is a directory"):
         next(JsonlSource(file).items())
 
 
-def test_the_name_is_that_of_the_file_unless_it_is_given(file: Path) -> None:
-    assert JsonlSource(file).name == "jsonl:docs.jsonl"
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_a_pipe_or_a_device_is_refused_and_never_waited_for(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    (tmp_path / f"zero-{name}").symlink_to("/dev/zero")
+    for file in (tmp_path / name, tmp_path / f"zero-{name}"):
+        with pytest.raises(
+            ValidationError, match=rf"{name} is (a named pipe|a device|a socket), not a regular file"
+        ) as told:
+            next(source_of(file).items())
+        assert "write the lines to a file" in told.value.hint
+
+
+def test_a_link_to_a_file_is_read(tmp_path: Path) -> None:
+    (tmp_path / "real").write_bytes(line(doc_id="a", text="hello"))
+    (tmp_path / "a.jsonl").symlink_to("real")
+    assert loaded(list(JsonlSource(tmp_path / "a.jsonl").items())) == [("a", "hello")]
+
+
+def test_the_name_is_the_path_of_the_file_unless_it_is_given(file: Path) -> None:
+    assert JsonlSource(file).name == f"jsonl:{file}"
     assert JsonlSource(file, name="crawl").name == "jsonl:crawl"
 
 

@@ -37,21 +37,21 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("path", "kind", "name"),
+    ("path", "kind", "scheme"),
     [
-        ("s3:", FolderSource, "folder:s3:"),
-        ("a.md", FileSource, "file:a.md"),
-        ("b.jsonl", JsonlSource, "jsonl:b.jsonl"),
-        ("c.JSONL.gz", JsonlSource, "jsonl:c.JSONL.gz"),
+        ("s3:", FolderSource, "folder"),
+        ("a.md", FileSource, "file"),
+        ("b.jsonl", JsonlSource, "jsonl"),
+        ("c.JSONL.gz", JsonlSource, "jsonl"),
     ],
 )
-def test_a_path_is_a_folder_a_file_or_lines(folder: Path, path: str, kind: type, name: str) -> None:
+def test_a_path_is_a_folder_a_file_or_lines(folder: Path, path: str, kind: type, scheme: str) -> None:
     for given in (folder / path, str(folder / path)):
         source = source_of(given)
         assert type(source) is kind
         assert isinstance(source, Source)
-        assert source.name == name
-    assert source_of(folder / path, name="mine").name == f"{name.partition(':')[0]}:mine"
+        assert source.name == f"{scheme}:{folder}/{path}"
+    assert source_of(folder / path, name="mine").name == f"{scheme}:mine"
 
 
 def test_an_s3_url_is_a_prefix() -> None:

@@ -62,6 +62,7 @@ def test_objects_below_the_prefix_are_documents(
     put("page.html", "<title>T</title><h1>A</h1>b")
     put("image.png", b"\x89PNG")
     put("folder.md/", "")
+    put(".hidden.png", "")
     client.put_object(Bucket=server.bucket, Key=f"{prefix}-old/other.md", Body=b"no")
     assert source.name == f"s3://{server.bucket}/{prefix}"
     assert {item.doc_id: item.load() for item in source.items()} == {
@@ -80,6 +81,7 @@ def test_objects_below_the_prefix_are_documents(
             content_type="text/html",
         ),
     }
+    assert (source.skipped.extensions, source.skipped.special) == ({".png": 1}, 0)
 
 
 def test_the_state_changes_with_the_content_and_only_with_it(put: Put, source: S3Source) -> None:
@@ -174,7 +176,7 @@ def test_an_object_that_is_gone_or_too_big_or_no_text_is_told_by_its_id(
             "gone.md": "was removed before it was read",
             "grown.md": "has 101 bytes, and the limit is 100",
             "big.md": "has 101 bytes, and the limit is 100",
-            "binary.md": "is not utf-8 text",
+            "binary.md": "is binary data, not text",
         }.items():
             with pytest.raises(DocumentInvalid, match=told) as error:
                 items[path].load()
@@ -288,4 +290,4 @@ def test_without_boto3_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(builtins, "__import__", without_boto3)
     with pytest.raises(UnknownStore, match="needs the package 'boto3'") as error:
         next(S3Source("bucket").items())
-    assert 'pip install "ragfence[s3]"' in error.value.hint
+    assert error.value.hint == "pip install 'ragfence[s3]'"

@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 import ragfence
 from ragfence import Document
 from ragfence.documents.guard import Documents
+from ragfence.documents.prune_plan import Prune
 from ragfence.documents.sources import Item
-from ragfence.documents.sync import Prune
 from ragfence.documents.sync_report import SyncReport
 from ragfence.errors import DocumentInvalid, StoreUnavailable
 from ragfence.testing import MemoryFences, MemoryObjects
@@ -62,6 +62,8 @@ class Syncs(RuleBasedStateMachine):
         self.live: dict[str, str] = {}
         self.brought: set[str] = set()
         """what the shelf brought and no prune has taken since"""
+        self.owned: set[str] = set()
+        """whose content came from the shelf first, and was not retracted since"""
         self.version = "1"
 
     def teardown(self) -> None:
@@ -92,13 +94,14 @@ class Syncs(RuleBasedStateMachine):
 
     @rule(name=NAMES, text=TEXTS)
     def ingest_by_hand(self, name: str, text: str) -> None:
-        self.documents.ingest(Document(name, text))
+        self.documents.ingest(Document(name, text))  # the owner stays
         self.live[name] = text
 
     @rule(name=NAMES)
     def retract_by_hand(self, name: str) -> None:
         self.documents.retract(name)
         self.live.pop(name, None)
+        self.owned.discard(name)
 
     @rule()
     def hydrate(self) -> None:
@@ -117,11 +120,10 @@ class Syncs(RuleBasedStateMachine):
             del self.live[name]
         if prune:
             assert report.pruned_ids == tuple(sorted(doomed))
-            self.brought -= set(doomed)
-        if prune == "scoped":  # which also forgets what somebody else had taken away
-            self.brought &= {*self.shelf.texts, *self.live}
+            self.owned -= set(doomed)
+            self.brought &= set(self.shelf.texts)  # also what somebody else had taken away, or owns
         assert report.listed == len(self.shelf.texts)
-        assert sum(report.decisions.values()) + report.failed == report.listed
+        assert sum(report.decisions.values()) == report.listed
         assert report.unread + len(self.shelf.read) == report.listed
         assert report.failed == report.listed - len(taken)
         # And now that all is done, nothing is left to do, and what can be read need not be.
@@ -161,13 +163,16 @@ class Syncs(RuleBasedStateMachine):
         """Those that are live as the shelf has them: what is locked is so only if it was not to be read."""
         failed = set(self.shelf.read) & self.shelf.locked
         taken = set(texts) - failed
+        self.owned |= {name for name in taken if self.live.get(name) != texts[name]}
         self.live |= {name: texts[name] for name in taken}
         self.brought |= taken
         return taken
 
     def _doomed(self, prune: Prune) -> list[str]:
         gone = [name for name in self.live if name not in self.shelf.texts]
-        return gone if prune == "full" else [name for name in gone if name in self.brought] if prune else []
+        if not prune or prune == "full":
+            return gone if prune else []
+        return [name for name in gone if name in self.brought & self.owned]
 
     @invariant()
     def the_live_documents_are_those_of_the_model(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +23,16 @@ from ragfence.documents.guard import Documents
 from ragfence.documents.moving import AFTER_SNIPPETS
 from ragfence.documents.rewriting import REWRITING_POINTS
 from ragfence.engine import points
-from ragfence.errors import Conflict, FormatCorrupt, NotReady, PolicyError, RagfenceError, Stale
+from ragfence.errors import (
+    Conflict,
+    FormatCorrupt,
+    NotReady,
+    PolicyError,
+    RagfenceError,
+    SegmentUnreadable,
+    Stale,
+    ValidationError,
+)
 from ragfence.stores.fences import Lookup
 from ragfence.stores.redis_wire import Names
 from ragfence.testing import at_point
@@ -92,7 +102,7 @@ def newer_format(here: Place, name: str) -> None:
 
 
 def test_where_all_is_well_nothing_is_found(here: Place) -> None:
-    documents = here.documents()
+    documents = here.documents().using(allow_empty_text=True)
     assert documents.verify().findings == ()
     documents.ingest_many([Document("a", A, {"n": 1}, sequence=3), Document("b", A), Document("empty", "")])
     documents.ingest(Document("a", B, sequence=4))
@@ -344,6 +354,152 @@ def test_rows_that_cannot_be_read_are_told_and_nothing_is_changed(here: Place) -
     assert documents.verify().findings == ()
 
 
+def test_a_segment_that_was_cut_off_is_named_with_what_helps(here: Place) -> None:
+    """Of the documents only the one whose rows are in it fails, and nobody is sent to hydrate."""
+    documents = here.documents()
+    documents.ingest(Document("a", A))
+    (name,) = here.names("segments/")
+    (texts,) = here.names("snippets/")
+    documents.ingest(Document("b", A))
+    for damaged, hint in ((name, "from a backup"), (texts, "verify --repair")):
+        whole = here.kept.get(damaged) or b""
+        replace_object(here, damaged, whole[:-40])
+        with pytest.raises(SegmentUnreadable) as unreadable:
+            documents.snippets("a")
+        assert unreadable.value.segment == damaged
+        assert damaged in unreadable.value.message
+        assert hint in unreadable.value.hint
+        assert "hydrate" not in unreadable.value.hint
+        assert documents.snippets("b")
+        assert documents.ingest(Document("c", A)).snippet_ids
+        replace_object(here, damaged, whole)
+    assert documents.snippets("a")
+
+
+def test_hydrating_a_store_that_answers_is_refused_while_a_segment_cannot_be_read(here: Place) -> None:
+    documents = here.documents()
+    first = documents.ingest(Document("a", A))
+    name = here.names("segments/")[0]
+    documents.ingest(Document("b", A))
+    whole = here.kept.get(name) or b""
+    replace_object(here, name, whole[:-40])
+    epochs = here.names("epochs/")
+    with pytest.raises(SegmentUnreadable, match=name):
+        here.open().hydrate()
+    assert here.names("epochs/") == epochs, "no epoch was begun"
+    assert documents.ingest(Document("a", A)) == first, "it goes on answering"
+    assert documents.ingest(Document("c", A)).is_new
+    replace_object(here, name, whole)
+    here.open().hydrate()
+    assert documents.ingest(Document("a", A)) == first
+
+
+def test_a_segment_that_cannot_be_read_does_not_pile_up_epochs(near: Place) -> None:
+    documents = near.documents()
+    documents.ingest(Document("a", A))
+    (name,) = near.names("segments/")
+    whole = near.kept.get(name) or b""
+    replace_object(near, name, whole[:-40])
+    near.flush()
+    for _ in range(3):
+        with pytest.raises(SegmentUnreadable, match=name):
+            documents.ingest(Document("b", A))
+    begun = near.names("epochs/")
+    with pytest.raises(SegmentUnreadable):
+        documents.ingest(Document("b", A))
+    assert near.names("epochs/") == begun
+    replace_object(near, name, whole)
+    assert documents.ingest(Document("b", A)).is_new
+    assert not documents.ingest(Document("a", A)).is_new
+
+
+@pytest.mark.parametrize("flushed", [False, True], ids=["the fence store is whole", "the fence store is lost, too"])
+@pytest.mark.parametrize("gone", [False, True], ids=["cut off", "deleted"])
+def test_a_segment_that_nobody_can_restore_is_given_up_and_ingested_again(
+    here: Place, flushed: bool, gone: bool
+) -> None:
+    documents = here.documents()
+    first, _ = documents.ingest_many([Document(name, A + name) for name in ("a", "b")])
+    (name,) = here.names("segments/")
+    here.open().hydrate()  # so that it is listed: what nobody lists is not missed when it is gone
+    edited = documents.ingest(Document("b", A + "b, edited"))
+    later = documents.ingest(Document("c", B))
+    whole = here.kept.get(name) or b""
+    here.kept.delete([name])
+    if not gone:
+        here.kept.put_new(name, whole[:-40])
+    if flushed:
+        here.flush()
+    assert not documents.verify(repair=True).ok, "not without being told"
+    with pytest.raises(ValidationError):
+        documents.verify(accept_loss=True)
+    report = documents.verify(repair=True, accept_loss=True)
+    assert (report.ok, report.findings) == (True, ())
+    assert (Trouble.ROWS_UNREADABLE, name) in {(each.trouble, each.place) for each in report.repaired}
+    again = documents.ingest(Document("a", A + "a"))
+    assert (again, again.is_new) == (first, True)
+    assert documents.ingest(Document("b", A + "b, edited")) == edited
+    assert not documents.ingest(Document("c", B)).is_new
+    assert later.snippet_ids == tuple(each.snippet_id for each in documents.snippets("c"))
+    assert [each.text for each in documents.snippets("a")]
+    assert documents.verify().findings == ()
+    here.open().hydrate()
+
+
+@pytest.mark.parametrize("drained", [False, True], ids=["rows in the fence store", "rows in the ledger"])
+@pytest.mark.parametrize("compacted", [False, True], ids=["as it was committed", "packed"])
+def test_the_auditor_knows_what_was_given_up(here: Place, drained: bool, compacted: bool) -> None:
+    documents, fence = here.documents(), here.open()
+    documents.ingest(Document("c", C))
+    here.open().hydrate()
+    kept = here.names("segments/")
+    documents.ingest_many([Document("a", A), Document("b", B)])
+    documents.ingest(Document("b", C))
+    documents.ingest(Document("b", B))
+    if compacted:
+        kept = []
+        assert documents.compact().epoch
+    here.open().hydrate()
+    if drained:
+        fence.audit.drain()
+    for name in set(here.names("segments/")) - set(kept):
+        replace_object(here, name, (here.kept.get(name) or b"")[:-40])
+    assert documents.verify(repair=True, accept_loss=True).ok
+    assert [each.is_new for each in documents.ingest_many([Document("a", A), Document("b", B)])] == [True, True]
+    assert documents.ingest(Document("c", C)).is_new == compacted
+    here.assert_no_promise_was_broken()
+    ended = [row for row in fence.audit.decisions().to_pylist() if row["decision"] == "ended"]
+    told = {(row["source_id"], row["error_code"]) for row in ended}
+    assert told == {(doc_id, "GIVEN_UP") for doc_id in ("abc" if compacted else "ab")}
+    assert len(ended) == 3 + compacted
+
+
+def test_what_was_lost_by_itself_is_not_taken_for_given_up(here: Place) -> None:
+    documents = here.documents()
+    documents.ingest(Document("a", A))
+    documents.ingest(Document("b", B))
+    here.open().hydrate()
+    lost, damaged = here.names("segments/")
+    (row,) = here.open().audit.decisions(source_id="a", phase="seal").to_pylist()
+    if row["winner"][:16] not in lost:
+        lost, damaged = damaged, lost
+    # As if the log had lost it behind everybody's back: the list does not name it, and nobody gave it up.
+    change_list(here, lost)
+    replace_object(here, damaged, (here.kept.get(damaged) or b"")[:-40])
+    documents.verify(repair=True, accept_loss=True)
+    assert all(each.is_new for each in documents.ingest_many([Document("a", A), Document("b", B)]))
+    (found,) = here.open().audit.check().findings
+    assert (found.invariant, found.key) == ("lost_epoch", row["idempotency_key"])
+
+
+def change_list(here: Place, without: str) -> None:
+    """The newest list of segments does not name one of them."""
+    name = [each for each in here.names("epochs/") if each.endswith("/segments")][-1]
+    values = json.loads(here.kept.get(name) or b"")
+    values["segments"].remove(without)
+    replace_object(here, name, json.dumps(values).encode())
+
+
 def test_a_log_that_cannot_be_read_is_told_also_when_the_fence_store_is_empty(near: Place) -> None:
     documents = near.documents()
     documents.ingest(Document("a", A))
@@ -401,7 +557,11 @@ def test_a_sink_is_compared_and_put_right(memory: Place) -> None:
     documents.ingest(Document("b", C))
     assert documents.verify().findings == ()
     lost, *_ = documents.ingest(Document("a", A)).snippet_ids
-    orphan = "f" * 32
+    (orphan, *_) = set(documents.ingest(Document("b", B)).snippet_ids) - set(
+        documents.ingest(Document("b", C)).snippet_ids
+    )
+    foreign = "f" * 32
+    sink.held[foreign] = replace(sink.held[lost], snippet_id=foreign)
     sink.held[orphan] = replace(sink.held.pop(lost), snippet_id=orphan)
     report = documents.verify()
     assert [(finding.trouble, finding.doc_id, finding.place) for finding in report.findings] == [
@@ -411,6 +571,7 @@ def test_a_sink_is_compared_and_put_right(memory: Place) -> None:
     assert documents.verify(repair=True).findings == ()
     assert lost in sink.held
     assert orphan not in sink.held
+    assert foreign in sink.held, "somebody else's"
 
 
 def test_a_retracted_document_belongs_into_no_sink(memory: Place) -> None:

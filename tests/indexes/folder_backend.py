@@ -39,6 +39,9 @@ class FolderBackend:
         if shape.index != "flat":
             raise ValidationError("a folder is flat")
 
+    def approximate(self, rows: int, dimension: int) -> None:
+        return None
+
     def write(self, physical: str, shape: Shape, tables: Iterable[Any]) -> int:
         if self.exists(physical):
             raise ValidationError(f"{physical} exists")

@@ -170,7 +170,7 @@ def test_two_purges_at_once_agree_on_what_is_left(near: Place, point: str, withi
 def test_documents_without_a_snippet_are_counted_after_a_purge_too(near: Place) -> None:
     fence, embedder = near.open(), CountingEmbedder()
     ingested(fence, NAMES)
-    fence.documents.ingest(Document("empty", ""))
+    fence.documents.using(allow_empty_text=True).ingest(Document("empty", ""))
     build = fence.indexes.build(spec_in(near.folder, embedder))
     assert (build.documents, build.rows) == (5, 12)
     fence.documents.purge(SECRET)

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ragfence import Fence
+from ragfence import Fence, Operation
 from ragfence.core.receipts import Decision
 from ragfence.errors import (
     BuildUnverified,
@@ -24,6 +24,7 @@ from ragfence.errors import (
 from ragfence.indexes import assembling, building
 from ragfence.indexes.building import Build
 from ragfence.indexes.spec import IndexSpec, index_hash_of
+from ragfence.indexes.verifying import sample_size
 from ragfence.testing import at_point
 from tests.documents.places import Place
 from tests.indexes.building import CountingEmbedder, ingested, live_snippets, rows_of, shown, spec_in
@@ -58,6 +59,22 @@ def test_a_build_holds_every_live_snippet_and_is_made_once(here: Place) -> None:
     assert again.decision is Decision.DUPLICATE
     assert (again.index_hash, again.seal, again.receipt) == (build.index_hash, build.seal, build.receipt)
     assert not other.seen
+
+
+def test_operations_with_a_sequence_are_no_part_of_the_corpus(here: Place) -> None:
+    """A tenant may have documents and webhooks."""
+    fence, embedder = here.open(), CountingEmbedder()
+    ingested(fence, NAMES)
+    digest = fence.documents.corpus_digest()
+    for number in range(20):
+        with fence.claim(Operation(kind="webhook", source_id=f"{number}", sequence=3), payload={"at": number}) as op:
+            op.seal()
+    assert fence.documents.corpus_digest() == here.open().documents.corpus_digest() == digest
+    build = built(fence, here, embedder)
+    assert (build.decision, build.documents) == (Decision.NEW, len(NAMES))
+    assert built(here.open(), here, CountingEmbedder()).decision is Decision.DUPLICATE
+    assert fence.stats().documents == len(NAMES)
+    assert fence.documents.verify().ok
 
 
 def test_what_a_build_needs_of_the_stores_does_not_grow_with_the_corpus(
@@ -251,7 +268,7 @@ def test_documents_without_text_count_and_have_no_rows(near: Place) -> None:
     from ragfence import Document
 
     fence = near.open()
-    fence.documents.ingest(Document("empty", ""))
+    fence.documents.using(allow_empty_text=True).ingest(Document("empty", ""))
     ingested(fence, NAMES[:1])
     build = built(fence, near, CountingEmbedder())
     assert (build.rows, build.documents) == (3, 2)
@@ -363,6 +380,43 @@ def test_what_is_not_read_back_as_it_was_written_is_not_sealed(
     assert read[:-1] == before, "what is copied was read, then what was written"
     assert len(list(fence.indexes.builds())) == len(before)
     assert backend.physicals() == before
+
+
+@pytest.mark.parametrize("metric", ["cosine", "dot", "l2"])
+def test_every_vector_is_compared_also_where_a_sample_is_searched_for(
+    near: Place, metric: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One coordinate of one vector of many is wrong, in a row that nobody searches for."""
+    fence, embedder = near.open(indexes={"max_self_recall_sample": 2}), CountingEmbedder()
+    ingested(fence, [f"doc-{at}" for at in range(40)])
+    spec = spec_in(near.folder, embedder, metric=metric)
+    sound = fence.indexes.build(spec)
+    assert (sound.seal.checks["vectors_compared"], sound.seal.checks["vectors_equal"]) == (sound.rows, sound.rows)
+    assert sound.seal.checks["self_recall_of"] == 2
+    ingested(fence, ["one-more"])
+    backend: Any = fence.indexes.backend(spec.backend)
+    plain = backend.read
+
+    def spoiled(physical: str, columns: Any = None) -> Any:
+        for table in plain(physical, columns):
+            if physical == sound.physical:
+                yield table
+                continue
+            values = np.stack(table.column("vector").to_numpy(zero_copy_only=False))
+            values[-2, 3] += 0.01 * np.linalg.norm(values[-2])
+            yield table.set_column(table.num_columns - 1, "vector", [list(values)]).cast(table.schema)
+
+    monkeypatch.setattr(backend, "read", spoiled)
+    with pytest.raises(BuildUnverified, match=f"{sound.rows + 2:,} of {sound.rows + 3:,} vectors"):
+        fence.indexes.build(spec)
+
+
+@pytest.mark.parametrize(
+    ("rows", "exact", "size"),
+    [(0, True, 0), (3, True, 3), (1_000, True, 64), (38_595, True, 51), (500_000, True, 4), (500_000, False, 64)],
+)
+def test_the_sample_that_is_searched_for_goes_by_the_size_of_the_index(rows: int, exact: bool, size: int) -> None:
+    assert sample_size(rows, 64, exact=exact) == size
 
 
 def test_a_snapshot_that_was_changed_is_not_built(near: Place) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -301,6 +302,11 @@ def test_a_mistake_in_the_golden_queries_is_told_with_its_line(line: str, mistak
 def test_golden_queries_that_are_not_there_are_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match="cannot be read"):
         load_golden(tmp_path / "absent.jsonl")
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with pytest.raises(ValidationError, match="is a pipe, not a regular file"):
+        load_golden(tmp_path / "pipe.jsonl")
+    with pytest.raises(ValidationError, match="is a device, not a regular file"):
+        load_golden("/dev/zero")
     (tmp_path / "empty.jsonl").write_text("# nothing\n")
     with pytest.raises(ValidationError, match="no query in it"):
         load_golden(tmp_path / "empty.jsonl")

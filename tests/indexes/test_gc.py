@@ -153,6 +153,23 @@ def test_what_was_left_of_a_build_that_was_built_again_is_dropped_too(world: Ali
     assert world.physical(first) != physical
 
 
+def test_what_is_listed_but_cannot_be_opened_costs_no_entry_of_the_catalog(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backend that lists what it dropped, or a drop that was cut off: nobody can serve it, so nobody is fenced."""
+    world = AliasWorld(tmp_path, policy={"indexes": {"keep_targets": 1}})
+    left = [world.physical(index_hash) for index_hash in five_builds(world)[:3]]
+    gc(world)
+    listed = world.backend.physicals
+    monkeypatch.setattr(world.backend, "physicals", lambda: sorted([*listed(), *left]))
+    head, drops = world.catalog.head(), len(world.backend.drops())
+    for _ in range(3):
+        gc(world)
+    assert world.catalog.head() == head
+    assert sorted(world.backend.drops()[drops:]) == sorted(left * 3), "whatever is left of them is deleted"
+    world.close()
+
+
 def built_again(world: AliasWorld, name: str) -> None:
     """A document of the build was purged, then came back: the same INDEX_HASH, in another physical index."""
     newest = world.builds.newest(hash_of(name))

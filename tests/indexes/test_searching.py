@@ -24,8 +24,8 @@ from tests.indexes.building import CountingEmbedder, ingested, spec_in, text_of
 NAMES = [f"doc-{at}" for at in range(5)]
 
 
-def searchable(place: Place, embedder: Any | None = None) -> Fence:
-    fence = place.open()
+def searchable(place: Place, embedder: Any | None = None, **policy: Any) -> Fence:
+    fence = place.open(**policy)
     ingested(fence, NAMES, team="core")
     build = fence.indexes.build(spec_in(place.folder, embedder or CountingEmbedder()))
     fence.aliases.swap("docs", build.index_hash)
@@ -136,6 +136,45 @@ def test_an_unknown_alias_and_a_dropped_index_say_so(near: Place) -> None:
     fence.indexes.backend(target.backend).drop(target.physical)
     with pytest.raises(BuildMissing, match="docs"):
         fence.search("docs", "x")
+
+
+def test_a_search_that_gc_overtook_resolves_the_alias_again(near: Place) -> None:
+    """Between resolving and searching the alias moves on twice, and gc drops what it left."""
+    embedder = CountingEmbedder()
+    fence = searchable(near, embedder, indexes={"keep_targets": 1, "max_shrinkage": 1})
+    first = fence.aliases.resolve("docs")
+    other = near.open(indexes={"keep_targets": 1, "max_shrinkage": 1})
+
+    def overtake(made: Any) -> Any:
+        embedder.spoil = lambda made: made
+        for metric in ("dot", "l2"):
+            build = other.indexes.build(spec_in(near.folder, CountingEmbedder(), metric=metric))
+            other.aliases.swap("docs", build.index_hash)
+        assert other.indexes.gc(dry_run=False, min_age_s=0).retired == [first.index_hash]
+        return made
+
+    embedder.spoil = overtake
+    hits = fence.search("docs", "paragraph")
+    assert hits
+    assert {hit.index_hash for hit in hits} == {other.aliases.resolve("docs").index_hash} != {first.index_hash}
+
+
+def test_rows_that_are_missing_are_told_with_what_the_log_of_the_build_says(near: Place) -> None:
+    embedder = CountingEmbedder()
+    fence = searchable(near, embedder)
+    target = fence.aliases.resolve("docs")
+    fence.indexes.backend(target.backend).drop(target.physical)
+    with pytest.raises(BuildMissing) as missing:
+        fence.search("docs", "x")
+    assert "resolve the alias again" in missing.value.hint
+    assert "outside ragfence" in missing.value.hint
+    again = fence.indexes.build(spec_in(near.folder, embedder))
+    assert again.index_hash == target.index_hash
+    with pytest.raises(BuildMissing, match="made again since") as missing:
+        fence.search("docs", "x")
+    assert f"ragfence swap docs {target.index_hash}" in missing.value.hint
+    fence.aliases.swap("docs", again.index_hash)
+    assert fence.search("docs", "paragraph")
 
 
 def test_without_objects_there_is_neither_index_nor_search() -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
+from ragfence import Document, Fence
 from ragfence.documents.segments import address_in
-from ragfence.errors import EmbedderUnavailable, FormatCorrupt
-from ragfence.indexes import vectors
+from ragfence.errors import EmbedderUnavailable, FormatCorrupt, NotReady
+from ragfence.indexes import building, vectors
 from ragfence.testing import at_point
+from tests.documents.chunkers import Paragraphs
 from tests.documents.places import Place
 from tests.indexes.building import CountingEmbedder, ingested, live_snippets, rows_of, shown, spec_in
 
@@ -127,3 +132,144 @@ def test_vectors_that_are_not_those_of_their_snippets_are_refused(near: Place) -
     with pytest.raises(FormatCorrupt):
         fence.indexes.build(spec_in(near.folder, embedder, metric="l2"))
     assert len(list(fence.indexes.builds())) == 1
+
+
+class PurgingEmbedder(CountingEmbedder):
+    """While it embeds, somebody purges a document, every few calls."""
+
+    batch = 6
+
+    def __init__(self, near: Place, victims: list[str], every: int = 2) -> None:
+        super().__init__()
+        self._documents = near.open().documents
+        self._victims = victims
+        self._every = every
+        self.calls = 0
+
+    def embed(self, texts: Sequence[str]) -> Any:
+        self.calls += 1
+        if self.calls % self._every == 0 and self._victims:
+            self._documents.purge(self._victims.pop())
+        return super().embed(texts)
+
+
+def test_a_build_gets_on_while_documents_are_purged_all_the_time(near: Place) -> None:
+    fence = near.open(indexes={"embed_workers": 1})
+    names = [f"doc-{at:02}" for at in range(30)]
+    ingested(fence, names)  # one segment: every purge rewrites it
+    embedder = PurgingEmbedder(near, names[20:], every=1)
+    build = fence.indexes.build(spec_in(near.folder, embedder))
+    assert shown(rows_of(fence, build)) == live_snippets(fence)
+    assert build.documents == 20, "all were purged meanwhile"
+    assert set(embedder.seen.values()) == {1}
+
+
+def test_a_build_that_gives_up_has_kept_what_it_embedded(near: Place) -> None:
+    fence, embedder = near.open(indexes={"embed_workers": 1}), CountingEmbedder()
+    names = [f"doc-{at:02}" for at in range(20)]
+    ingested(fence, names)
+    victims, purging = names[10:], near.open().documents
+    purges = at_point(building.BEFORE_SEALING, lambda: purging.purge(victims.pop()), times=100)
+    with purges, pytest.raises(NotReady) as given_up:
+        fence.indexes.build(spec_in(near.folder, embedder))
+    assert "60 snippets were embedded and are kept" in given_up.value.message
+    assert set(embedder.seen.values()) == {1}
+    embedder.seen.clear()
+    build = near.open().indexes.build(spec_in(near.folder, embedder))
+    assert shown(rows_of(fence, build)) == live_snippets(fence)
+    assert not embedder.seen
+
+
+def test_what_was_embedded_before_a_builder_died_is_kept_in_parts(near: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vectors, "PART_S", 0.0)
+    fence = near.open(indexes={"embed_workers": 1})
+    ingested(fence, [f"doc-{at:02}" for at in range(10)])
+
+    class Mortal(CountingEmbedder):
+        batch = 6
+
+        def embed(self, texts: Sequence[str]) -> Any:
+            if len(self.seen) == 18:
+                raise Died
+            return super().embed(texts)
+
+    embedder = Mortal()
+    with pytest.raises(Died):
+        fence.indexes.build(spec_in(near.folder, embedder))
+    near.let_leases_run_out()
+    embedder = CountingEmbedder()
+    build = near.open().indexes.build(spec_in(near.folder, embedder))
+    assert shown(rows_of(fence, build)) == live_snippets(fence)
+    assert embedder.seen.total() == 12
+    assert fence.documents.compact().segments_before == 1
+    fence.documents.purge("doc-00")
+    assert not near.names("vectors-parts/"), "they moved with their segment"
+    fence.indexes.build(spec_in(near.folder, embedder, metric="l2"))
+    assert embedder.seen.total() == 12
+
+
+def put(fence: Fence, doc_id: str, *paragraphs: str) -> None:
+    receipt = fence.documents.using(chunker=Paragraphs()).ingest(Document(doc_id, "\n\n".join(paragraphs)))
+    assert receipt.failure is None
+
+
+HISTORIES: dict[str, list[tuple[str, ...] | None]] = {
+    "a snippet that comes back": [("one", "two"), ("three",), ("two", "four")],
+    "after a retraction": [("one", "two"), None, ("two", "four")],
+    "after many editions": [("one", "two"), ("one", "x"), ("one", "y"), ("z",), ("two", "one")],
+    "an earlier edition again": [("one", "two"), ("three", "two"), ("four",), ("one", "two"), ("three",)],
+}
+
+
+@pytest.mark.parametrize("story", HISTORIES)
+@pytest.mark.parametrize("built", ["after each edition", "at the end and again", "with another metric"])
+def test_a_snippet_is_embedded_once_as_long_as_a_revision_has_it(near: Place, story: str, built: str) -> None:
+    fence, embedder = near.open(), CountingEmbedder()
+    put(fence, "other", "something else")
+    for at, edition in enumerate(HISTORIES[story]):
+        if edition is None:
+            fence.documents.retract("doc")
+        else:
+            put(fence, "doc", *edition)
+        if built != "at the end and again":
+            metric = ("cosine", "dot", "l2")[at % 3] if built == "with another metric" else "cosine"
+            build = fence.indexes.build(spec_in(near.folder, embedder, metric=metric))
+            assert shown(rows_of(fence, build)) == live_snippets(fence)
+    for metric in ("cosine", "l2"):
+        build = fence.indexes.build(spec_in(near.folder, embedder, metric=metric))
+        assert shown(rows_of(fence, build)) == live_snippets(fence)
+    assert set(embedder.seen.values()) == {1}
+
+
+def test_an_earlier_revision_is_found_where_a_purge_has_moved_it(near: Place) -> None:
+    fence, embedder = near.open(), CountingEmbedder()
+    ingested(fence, ["doc-0", "doc-1"])  # one segment
+    fence.indexes.build(spec_in(near.folder, embedder))
+    put(fence, "doc-0", "something else altogether")
+    fence.documents.purge("doc-1")
+    ingested(fence, ["doc-0"], edition=1)
+    build = fence.indexes.build(spec_in(near.folder, embedder, metric="l2"))
+    assert shown(rows_of(fence, build)) == live_snippets(fence)
+    assert set(embedder.seen.values()) == {1}
+
+
+def test_an_earlier_revision_is_found_after_its_retraction_was_compacted(near: Place) -> None:
+    fence, embedder = near.open(), CountingEmbedder()
+    for name in NAMES:
+        ingested(fence, [name])
+    fence.indexes.build(spec_in(near.folder, embedder))
+    fence.documents.retract(NAMES[0])
+    assert fence.documents.compact().segments_after == 1
+    ingested(fence, NAMES[:1], edition=1)
+    build = fence.indexes.build(spec_in(near.folder, embedder, metric="l2"))
+    assert shown(rows_of(fence, build)) == live_snippets(fence)
+    assert set(embedder.seen.values()) == {1}
+
+
+def test_what_is_dead_is_not_embedded(near: Place) -> None:
+    fence, embedder = near.open(), CountingEmbedder()
+    ingested(fence, NAMES)
+    ingested(fence, NAMES[:2], edition=1)
+    fence.documents.retract(NAMES[3])
+    fence.indexes.build(spec_in(near.folder, embedder))
+    assert set(embedder.seen) == {text for _, _, _, text in live_snippets(fence).values()}

@@ -10,6 +10,7 @@ from ragfence.core.policy import Policy
 from ragfence.core.receipts import Receipt
 from ragfence.engine.commits import Commits
 from ragfence.engine.epochs import Epochs
+from ragfence.engine.notes import Notes
 from ragfence.engine.performing import Backing, Outcome, Performer, Won
 from ragfence.engine.requests import Request, fingerprint_of
 from ragfence.engine.results import Results
@@ -92,7 +93,13 @@ class OperationWorld(World):
         backing: Any = None
         if not self.lineages.primary.store.solo:
             hydrator = self.hydrator_of(worker)
-            backing = Backing(Commits(TENANT, objects), Epochs(TENANT, objects), hydrator, _NoWatch())  # type: ignore[arg-type]
+            backing = Backing(
+                Commits(TENANT, objects),
+                Notes(TENANT, objects),
+                Epochs(TENANT, objects),
+                hydrator,
+                _NoWatch(),  # type: ignore[arg-type]
+            )
         return Performer(fences, backing, results, POLICY, sleep=lambda _: self._breathe(worker))
 
     def check(self) -> None:

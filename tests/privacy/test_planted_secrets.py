@@ -168,6 +168,44 @@ def test_what_is_planted_in_requests_is_nowhere(tmp_path: Path) -> None:
         assert secret.encode() not in held, secret
 
 
+PHONES = {
+    "note": "call +4915112345679 or 0171 2345678",
+    "text": "(555) 123-4567, 030/7654321",
+    "contact": {"phone": 5559876543, "mobile": "12 34 56 78"},
+}
+PHONE_DIGITS = ("4915112345679", "0171 2345678", "123-4567", "7654321", "5559876543", "12 34 56 78")
+
+
+@pytest.mark.parametrize("kind", ["embedded", "valkey"])
+def test_phone_numbers_are_nowhere_in_a_snapshot_unless_the_policy_says_so(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
+    operation = Operation(kind="hook", source_id="1")
+    for rules, masked in (({}, True), ({"redaction": {"patterns": ["card"]}}, False)):
+        with everything(kind, lambda: request.getfixturevalue("valkey_server")) as (place, store, stored):
+            policy = Policy.from_mapping({"on_conflict": {"include_diff": True}, **rules})
+            with ragfence.open(store, objects=place / "objects", policy=policy) as fence:
+                with fence.claim(operation, payload={**PHONES, "order": 5559876543, "day": "2024-01-02"}) as op:
+                    op.seal()
+                with pytest.raises(Conflict) as refused, fence.claim(operation, payload={**PHONES, "order": 7}):
+                    pass
+                held, shown = stored(), str(refused.value.details)
+        assert b"2024-01-02" in held  # the payload was kept
+        for digits in set(PHONE_DIGITS) - {"5559876543"}:  # the order's number is not masked
+            assert (digits.encode() in held) is not masked, digits
+            assert not masked or digits not in shown
+        assert (b'"phone":5559876543' in held) is not masked
+
+
+def test_metadata_keeps_phone_numbers_unless_the_policy_names_them(tmp_path: Path) -> None:
+    for name, rules, masked in (("a", {}, False), ("b", {"redaction": {"patterns": ["card", "phone"]}}, True)):
+        with ragfence.open(tmp_path / name, policy=Policy.from_mapping(rules)) as fence:
+            fence.documents.ingest(Document("a", "a text", {"contact": "+4915112345679"}))
+            kept = fence.documents.get("a")
+            assert kept is not None
+            assert kept.metadata == {"contact": REDACTED if masked else "+4915112345679"}
+
+
 _NUMBERS = st.one_of(
     st.integers(), st.floats(), st.sampled_from([0, 7, 4111111111111111, 4111111111111111.0, 123456789, 123456789.0])
 )

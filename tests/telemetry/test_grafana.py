@@ -75,7 +75,7 @@ def exposed(tmp_path_factory, valkey_server):
         fences.on("claim").fail_before()
         with pytest.raises(StoreUnavailable):
             perform("c")
-        fence.documents.ingest_many([Document("d", "text")])
+        fence.documents.ingest_many([Document("d", "text"), Document("", "refused")])
         fence.documents.ingest_many([Document("d", "text")])
         brief = Policy(lease={"ttl_s": 0.2})
         store = RedisFences(valkey_server.url, "grafana", solo=True)
@@ -86,6 +86,8 @@ def exposed(tmp_path_factory, valkey_server):
             with pytest.raises(FencedOut):
                 late.seal()
             assert other._engine.fences.renew([late.lease.ref]) == [False]
+            metrics.count_refusal("invalid")
+            metrics.count_request("grafana", "abcdefghij234567")
             families = list(registry.collect())
     return {sample.name: set(sample.labels) for family in families for sample in family.samples}
 

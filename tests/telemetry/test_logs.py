@@ -198,3 +198,23 @@ def test_a_waiter_is_told_how_long_the_lease_lasts(open_fence, lines):
         clock.advance(10_000)
         elsewhere(lambda: fence.claim(Operation(kind="t", source_id="a"), verdict=True).__enter__())
     assert lines.of("in_flight")[0]["ttl_remaining"] == 20.0
+
+
+def test_a_refused_document_has_a_line_without_what_it_holds_secret(open_fence, lines):
+    fence = open_fence(observe=Logs(Policy(), logger=json_lines(lines), each_up_to=2))
+    fence.documents.ingest_many([Document("a", "fine"), Document("b", "\0")])
+    (line,) = lines.of("refused")
+    assert (line["level"], line["decision"], line["source_id"]) == ("warning", "refused", "b")
+    assert line["error_code"] == "VALIDATION.document"
+    fence.documents.ingest_many([Document("", "x")] * 3)
+    assert [line.get("count") for line in lines.of("refused")] == [None, 3]
+
+
+def test_a_line_tells_by_default_which_attempt_of_which_call_it_is_of(open_fence, lines):
+    fence = open_fence(observe=Logs(Policy(), logger=json_lines(lines)))
+    operation = Operation(kind="ticket", source_type="jira", source_id="a")
+    perform(fence, operation, {"n": 1}, route="POST /t", correlation_id="c-1", event_id="e-1")
+    for line in lines.all:
+        told = (line["attempt"], line["event_id"], line["correlation_id"], line["route"])
+        assert told == (1, "e-1", "c-1", "POST /t")
+        assert line["winner"]

@@ -14,7 +14,16 @@ import pytest
 from prometheus_client import REGISTRY
 
 from ragfence import Document, Operation, Policy
-from ragfence.errors import Conflict, FencedOut, InFlight, Quarantined, Stale, StoreUnavailable, TerminalError
+from ragfence.errors import (
+    Conflict,
+    DocumentInvalid,
+    FencedOut,
+    InFlight,
+    Quarantined,
+    Stale,
+    StoreUnavailable,
+    TerminalError,
+)
 from ragfence.stores.fences_sqlite import SqliteFences
 from ragfence.telemetry import Metrics, exposition
 from ragfence.telemetry.labels import Bounded, kind_of, route_of
@@ -317,3 +326,16 @@ except ragfence.errors.Unsupported as refused:
 def test_the_default_registry_is_that_of_the_process():
     assert Metrics().registry is REGISTRY
     assert Metrics().gauges is Metrics().gauges
+
+
+def test_refused_documents_are_counted_apart_from_decisions(open_fence, registry, value):
+    fence = open_fence(observe=Metrics(registry), route="nightly")
+    fence.documents.ingest_many([Document("a", "fine"), Document("", "x"), Document("b", "\0")])
+    with pytest.raises(DocumentInvalid):
+        fence.documents.ingest(Document("", "x"))
+    fence.documents.sync([Document("c", "\0")])
+    fence.documents.ingest_many([Document("", "x")], dry_run=True)
+    assert value("ragfence_documents_refused_total", code="VALIDATION.document") == 4
+    assert value("ragfence_documents_refused_total", endpoint="nightly") == 3
+    assert value("ragfence_decisions_total") == 1
+    assert {row["source_id"] for row in fence.audit.decisions().to_pylist()} == {"a"}

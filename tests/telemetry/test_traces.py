@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from ragfence import Document, Operation, Policy
-from ragfence.errors import StoreUnavailable
+from ragfence.errors import Conflict, StoreUnavailable
 from ragfence.telemetry import Traces
 from ragfence.testing import FaultyFences, MemoryFences, MemoryObjects
 
@@ -82,3 +82,19 @@ def test_without_a_provider_nothing_is_made(open_fence, provider):
         op.seal()
     assert op.receipt.decision == "new"
     assert provider.exporter.get_finished_spans() == ()
+
+
+@pytest.mark.parametrize("include_diff", [True, False])
+def test_the_span_of_a_conflict_has_its_key_and_decision(open_fence, provider, include_diff):
+    policy = Policy(on_conflict={"include_diff": include_diff})
+    fence = open_fence(policy=policy, observe=Traces(policy, provider=provider))
+    operation = Operation(kind="ticket", source_type="jira", source_id="a")
+    with fence.claim(operation, payload={"n": 1}) as op:
+        op.seal()
+    provider.exporter.clear()
+    with pytest.raises(Conflict), fence.claim(operation, payload={"n": 2}):
+        pass
+    told = spans_of(provider, "ragfence.claim")[-1].attributes
+    assert told["ragfence.decision"] == "conflict"
+    assert told["ragfence.event"] == "conflicted"
+    assert told["ragfence.idempotency_key"] == operation.in_tenant("default").key.hex()

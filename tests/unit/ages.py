@@ -85,7 +85,10 @@ def assert_audited(fence: Fence) -> None:
 
 @dataclass
 class Meeting:
-    """Runs `act` once, at the `nth` call of a method, before or after the store has acted."""
+    """Runs `act` once, at the `nth` call of a method, before or after the store has acted.
+
+    Of calls of `get`, only those for commits count: opening a fence reads its tenant's settings, too.
+    """
 
     method: str
     act: Callable[[], Any]
@@ -106,6 +109,8 @@ class Meeting:
 
     def _around(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def around(*args: Any, **kwargs: Any) -> Any:
+            if self.method == "get" and "/sealed/" not in args[0]:
+                return call(*args, **kwargs)
             self.calls += 1
             now = self.calls == self.nth
             if now and not self.after:

@@ -72,7 +72,7 @@ def test_every_goal_without_the_peer_is_judged(measured):
 
 def test_a_rate_is_a_share_of_that_of_the_same_round(measured):
     ours, floor = named(SERVE_VALKEY, REPLAY, 8), named(NOTHING, ANY, 8)
-    rates = measured["rates"] | {ours: [10.0, 30.0, 20.0], floor: [40.0, 40.0, 40.0]}
+    rates = {ours: [10.0, 30.0, 20.0], floor: [40.0, 40.0, 40.0]}
     found = figures(measured | {"rates": rates})[figure((REPLAY, SERVE_VALKEY), (ANY, NOTHING), 8)]
     assert (found.lowest, found.middle, found.highest) == (0.25, 0.5, 0.75)
 

@@ -12,11 +12,12 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ragfence.core.decisions import Granted, Held, InFlight, Mode, NotReady, Replay
-from ragfence.errors import FormatTooNew, StoreUnavailable
+from ragfence.errors import FormatCorrupt, FormatTooNew, StoreUnavailable
 from ragfence.stores.fences import Marker
 from ragfence.stores.fences_sqlite import SCHEMA_VERSION, SqliteFences
 from ragfence.testing.fence_calls import claim, granted, lease, read, rows_of, seal, sealed, start_epoch, verdict
@@ -189,12 +190,6 @@ def test_a_thread_has_a_connection_of_its_own_and_close_closes_all(store: Sqlite
             connection.execute("SELECT 1")
 
 
-def test_a_closed_store_opens_itself_again(store: SqliteFences) -> None:
-    receipt = sealed(store, claim(Mode.KEYED))
-    store.close()
-    assert verdict(store, claim(Mode.KEYED, by="two")) == Replay(receipt)
-
-
 def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(StoreUnavailable, match="cannot create the folder") as refused:
@@ -220,8 +215,9 @@ def test_a_path_that_is_no_file_is_a_clear_error(tmp_path: Path) -> None:
 def test_a_file_that_is_no_database_is_a_clear_error_and_left_alone(tmp_path: Path) -> None:
     file = tmp_path / "fences.db"
     file.write_bytes(b"something else" * 1000)
-    with pytest.raises(StoreUnavailable, match="not a database"):
+    with pytest.raises(FormatCorrupt, match="not a database") as refused:
         SqliteFences(file)
+    assert not refused.value.retryable
     assert file.read_bytes() == b"something else" * 1000
 
 
@@ -294,3 +290,68 @@ def test_many_open_a_new_file_at_once(tmp_path: Path) -> None:
         with ThreadPoolExecutor(8) as pool:
             for started in [pool.submit(start) for _ in range(8)]:
                 started.result()
+
+
+def test_a_file_that_was_made_before_there_were_counts_is_counted_once(store: SqliteFences, file: Path) -> None:
+    for number in range(3):
+        sealed(store, claim(Mode.DOCUMENT, source=f"{number}", by=f"{number}"))
+    sealed(store, claim(Mode.DOCUMENT, "gone", source="0", by="retract", retract=True))
+    sealed(store, claim(Mode.SEQUENCED, source="not a document", by="sequence"))
+    sealed(store, claim(Mode.KEYED, "key", by="key"), ttl_ms=3_600_000)
+    granted(store, claim(Mode.KEYED, "held", by="held"))
+    before, decisions = store.stats(), store.tallies().decisions()
+    store.close()
+    db = sqlite3.connect(file)
+    for statement in ("INDEX records_pending", "INDEX sources_leased", "TABLE documents", "TABLE tallies"):
+        db.execute(f"DROP {statement}")
+    db.execute("DROP TABLE row_counts")
+    db.execute("DROP INDEX decision_rows_order")
+    db.close()
+    _set_schema(file, 1)
+    upgraded = SqliteFences(file)
+    after = upgraded.stats()
+    assert (after.documents, after.pending.count, after.rows) == (2, 1, before.rows)
+    assert upgraded.tallies().decisions() == decisions
+    sealed(upgraded, claim(Mode.DOCUMENT, source="another", by="another"))
+    assert upgraded.stats().documents == 3
+    upgraded.close()
+
+
+def _steps(store: SqliteFences, call: Callable[[], Any]) -> int:
+    """How much SQLite does for it, in units of ten instructions of its virtual machine."""
+    taken = 0
+
+    def step() -> None:
+        nonlocal taken
+        taken += 1
+
+    db = store._connections.of_this_thread().db
+    db.set_progress_handler(step, 10)
+    call()
+    db.set_progress_handler(None, 0)
+    return taken
+
+
+def _fill(store: SqliteFences, numbers: range) -> None:
+    for mode in (Mode.DOCUMENT, Mode.KEYED):
+        claims = [claim(mode, f"{n}", source=f"{n}", by=f"{mode} {n}", shard=n % 64) for n in numbers]
+        answers = store.claim(claims)
+        store.seal([seal(asked, answer) for asked, answer in zip(claims, answers, strict=True)])
+
+
+def test_stats_take_as_many_steps_with_many_records_as_with_few(store: SqliteFences) -> None:
+    _fill(store, range(100))
+    few = _steps(store, store.stats)
+    _fill(store, range(100, 2_000))
+    assert store.stats().documents == 2_000
+    assert _steps(store, store.stats) <= few * 1.1
+
+
+def test_a_page_of_rows_takes_as_many_steps_among_many_rows_as_among_few(store: SqliteFences) -> None:
+    """A drain reads all rows page by page, and the gauges read the first of them at every scrape."""
+    _fill(store, range(100))
+    few = _steps(store, lambda: store.row_entries(limit=100))
+    _fill(store, range(100, 2_000))
+    assert _steps(store, lambda: store.row_entries(limit=100)) <= few * 1.1
+    middle = store.row_entries(limit=1_000)[-1].place
+    assert _steps(store, lambda: store.row_entries(middle, limit=100)) <= few * 1.1

@@ -12,12 +12,13 @@ import ast
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 import ragfence
-from ragfence.core.hashing import content_hash, digest, shard_of
+from ragfence.api.reading import stored_key
+from ragfence.core.hashing import ContentKey, content_hash, digest, digest_part, shard_of
 from ragfence.core.operations import Fence, Operation, encoded, key_from_text, key_to_text
 from ragfence.core.policy import Policy
 from ragfence.core.receipts import default_effect_id
@@ -35,11 +36,18 @@ from ragfence.core.records import (
 )
 from ragfence.core.rows import HEALED, TAKEOVER, Row, RowKind, context_of, decode_rows
 from ragfence.core.strategies import KeyStrategy
+from ragfence.documents.identity import Content, Identity, snippet_ids
 from ragfence.engine.commits import Commit, Commits
+from ragfence.engine.content_hash import ContentHash
 from ragfence.engine.epochs import Epochs
+from ragfence.engine.notes import Note, Notes
 from ragfence.engine.requests import Request, fingerprint_of
 from ragfence.engine.results import Results
-from ragfence.errors import FormatCorrupt
+from ragfence.errors import FormatCorrupt, FormatTooNew
+from ragfence.indexes.builds import BuildEntry
+from ragfence.indexes.corpora import Corpora
+from ragfence.indexes.numbered import Numbered
+from ragfence.indexes.spec import index_hash_of
 from ragfence.stores.redis_wire import Names
 from ragfence.testing.objects import MemoryObjects
 
@@ -117,6 +125,7 @@ COMMIT = Commit(
     effect_id="ef_1",
     result=b"j1",
 )
+NOTE = Note(key="07" + "ab" * 32, token="ef" * 12, fence="3.41", attempt=2, at_ms=1_700_000_000_999)
 NAMED = Operation(tenant="acme/ü", kind="web.hook", source_type="crm", source_id="evt~1", sequence=3)
 
 
@@ -175,6 +184,39 @@ def test_fingerprints_never_change(vector: dict[str, Any]) -> None:
     assert text.decode() == vector["canonical"]
 
 
+def test_keyed_digests_never_change() -> None:
+    vector = GOLDEN["keyed"]
+    secret, tenant, text = vector["secret"].encode(), vector["tenant"], vector["text"].encode()
+    key = ContentKey(secret, tenant)
+    identity = Identity(tenant, "hmac", key)
+    content = identity.content(text)
+    assert content == Content(vector["content_hash"], len(text))
+    assert content_hash(text, "hmac", key) == vector["content_hash"]
+    assert identity.fingerprint(content).hex() == vector["fingerprint"]
+    described = (vector["metadata"].encode(), vector["source_url"], vector["content_type"])
+    assert identity.metadata_hash(*described).hex() == vector["metadata_hash"]
+    ids = snippet_ids(vector["doc_id"], bytes.fromhex(vector["recipe"]), vector["pieces"], key)
+    assert [each.hex() for each in ids] == vector["snippet_ids"]
+    alone = snippet_ids(vector["doc_id"], bytes.fromhex(vector["recipe"]), vector["pieces"][:1], key)
+    assert [each.hex() for each in alone] == vector["snippet_ids"][:1]
+    assert fingerprint_of(vector["payload"], key)[0].hex() == vector["payload_fingerprint"]
+    assert fingerprint_of(text, key)[0].hex() == vector["bytes_fingerprint"]
+    assert digest_part(text, key) == vector["http_part"]
+    assert identity.state(vector["state"]) == vector["noted_state"]
+    assert stored_key(vector["http_key"], key) == vector["stored_http_key"]
+    assert stored_key("job-17", key) == "job-17"
+    assert stored_key(vector["http_key"], None) == vector["http_key"]
+    objects = MemoryObjects()
+    ContentHash(tenant, objects, "hmac", lambda: secret).settle()
+    assert objects.get(vector["settings_name"]) == vector["settings"].encode()
+
+
+def test_settings_without_a_key_never_change() -> None:
+    objects = MemoryObjects()
+    ContentHash("acme", objects, "sha256").settle()
+    assert objects.get("acme/documents/settings") == b'{"version": 1, "content_hash": "sha256"}'
+
+
 @pytest.mark.parametrize("vector", GOLDEN["key_fields"], ids=lambda vector: str(vector["fields"]))
 def test_keys_of_named_fields_never_change(vector: dict[str, Any]) -> None:
     source_id, _ = KeyStrategy(id=None, fields=tuple(vector["fields"]), name="")(vector["payload"])
@@ -197,7 +239,7 @@ def test_source_records_never_change(name: str) -> None:
     assert head_of_source(stored, None) == head_of_source(stored, stamp) == SOURCES[name].head
     assert head_of_source(stored, b"another!") is head_of_source(stored, b"") is None
     head = SOURCES[name].head
-    mark = head.digest + head.metadata_hash if head and head.live else None
+    mark = head.digest + head.metadata_hash if head and head.live and head.record else None
     assert mark_of_source(stored, None) == mark_of_source(stored, stamp) == mark
     assert mark_of_source(stored, b"another!") is mark_of_source(stored, b"") is None
     if mark:
@@ -223,10 +265,21 @@ def test_commits_never_change() -> None:
     assert Commit.decode("name", GOLDEN["commit"].encode()) == COMMIT
 
 
+def test_notes_never_change() -> None:
+    assert NOTE.encode().decode() == GOLDEN["note"]
+    assert Note.decode("name", GOLDEN["note"].encode()) == NOTE
+    with pytest.raises(FormatTooNew):
+        Note.decode("name", GOLDEN["note"].replace('"version":1', '"version":2').encode())
+    for broken in (b"", b"[]", b"{}", b'{"version":1}'):
+        with pytest.raises(FormatCorrupt):
+            Note.decode("name", broken)
+
+
 def test_names_in_the_object_store_never_change() -> None:
     objects = MemoryObjects()
     commits, epochs = Commits(NAMED.tenant, objects), Epochs(NAMED.tenant, objects)
     commits.put(NAMED, COMMIT)
+    Notes(NAMED.tenant, objects).put(NAMED, NOTE)
     commits.raise_sequence(NAMED, 4)
     commits.raise_sequence(NAMED, -(2**63))
     epochs.begin(12, "token")
@@ -244,3 +297,26 @@ def test_names_in_redis_never_change() -> None:
 
 def test_parts_of_names_never_change() -> None:
     assert {text: encoded(text) for text in GOLDEN["encoded"]} == GOLDEN["encoded"]
+
+
+BUILDS = json.loads((Path(__file__).parents[1] / "golden" / "builds.json").read_text(encoding="utf-8"))
+INPUTS = ("tenant", "corpus", "embedder", "backend", "metric", "index", "parameters", "analyzer", "schema")
+
+
+@pytest.mark.parametrize("name", BUILDS["entries"])
+def test_entries_of_builds_never_change(name: str) -> None:
+    """`exact` and `approximate` were sealed before recall was measured, `measured` since."""
+    stored = BUILDS["entries"][name]
+    entry = BuildEntry.decode(name, Numbered(3, stored.encode()))
+    assert entry.encode().decode() == stored
+    assert entry.seal is not None
+    assert index_hash_of({each: entry.seal.inputs[each] for each in INPUTS}) == BUILDS["index_hashes"][name]
+    assert entry.seal.checks.get("recall") == (0.9812 if name == "measured" else None)
+
+
+def test_the_counts_of_a_corpus_never_change() -> None:
+    objects = MemoryObjects()
+    name, stored = BUILDS["corpus_rows"]
+    objects.put_new(name, stored.encode())
+    corpora = Corpora("acme/ü", objects, cast("Any", None))  # what is stored is not counted again
+    assert corpora.rows("sha256:" + name.rpartition("/")[2]) == 38_595

@@ -341,7 +341,7 @@ def test_a_file_is_no_folder_to_open(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_may_not_be_written_is_said_at_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Path, "mkdir", failing(errno.EACCES))
+    monkeypatch.setattr(os, "mkdir", failing(errno.EACCES))
     with pytest.raises(StoreUnavailable) as caught:
         LocalObjects(tmp_path / "new")
     assert "write access" in caught.value.hint

@@ -398,7 +398,7 @@ def test_a_missing_bucket_is_an_unknown_store(open_store: Open, moto_server: S3S
         ({"bucket": ""}, "cannot open"),
         ({"bucket": "no spaces"}, "Invalid bucket name"),
         ({"prefix": "p" * 121}, "cannot open"),
-        ({"endpoint_url": "no url"}, "Invalid endpoint"),
+        ({"endpoint_url": "no url"}, "is not the URL of an endpoint"),
         ({"endpoint_url": "http://key:hunter2@127.0.0.1:1"}, "credentials"),
     ],
 )

@@ -74,10 +74,9 @@ def test_the_documented_file_loads_as_it_is(tmp_path: Path) -> None:
     )
     assert policy.on_conflict.status == 409
     assert policy.on_conflict.include_diff
-    # Nothing but the store and the diff differs from what holds without a file.
-    assert policy.model_dump(exclude={"stores": {"fence"}, "on_conflict": {"include_diff"}}) == Policy().model_dump(
-        exclude={"stores": {"fence"}, "on_conflict": {"include_diff"}}
-    )
+    # Nothing but the store, the fields of the log and the diff differs from what holds without a file.
+    other: Any = {"stores": {"fence"}, "logging": {"include_fields"}, "on_conflict": {"include_diff"}}
+    assert policy.model_dump(exclude=other) == Policy().model_dump(exclude=other)
 
 
 def test_the_defaults_are_right() -> None:
@@ -218,7 +217,23 @@ def test_a_file_may_correct_a_known_sender() -> None:
         ({"on_conflict": {"status": 500}}, "on_conflict.status: must be 409 or 422, got 500"),
         ({"on_conflict": {"include_diff": "no"}}, "on_conflict.include_diff: must be a valid boolean, got 'no'"),
         ({"on_store_error": "ignore"}, "on_store_error: must be 'closed' or 'open', got 'ignore'"),
-        ({"content_hash": "md5"}, "content_hash: must be 'xxh3' or 'sha256', got 'md5'"),
+        ({"content_hash": "md5"}, "content_hash: must be 'xxh3', 'sha256' or 'hmac', got 'md5'"),
+        (
+            {"content_hash": "hmac", "content_secret": "hunter2"},
+            "content_secret: must name where the secret is: content_secret: {env: NAME} or {file: PATH}",
+        ),
+        (
+            {"content_hash": "hmac", "content_secret": {"env": 7}},
+            "content_secret.env: must name where the secret is: content_secret: {env: NAME} or {file: PATH}",
+        ),
+        (
+            {"content_hash": "hmac", "content_secret": {"env": "A", "file": "b"}},
+            "content_secret: names a file and an environment variable; keep one of them",
+        ),
+        (
+            {"content_secret": {"env": "A"}},
+            "content_secret: is for content_hash: hmac, and this policy has xxh3",
+        ),
         ({"stores": {"fence": "memcached"}}, "stores.fence: must be 'sqlite' or 'redis', got 'memcached'"),
         ({"wait": {"mode": "poll"}}, "wait.mode: must be 'wait' or 'raise', got 'poll'"),
         ({"require_headers": "Idempotency-Key"}, "require_headers: must be a list, got 'Idempotency-Key'"),

@@ -269,3 +269,232 @@ def test_no_text_takes_more_than_linear_time(unit: str) -> None:
 def test_custom_expressions_cannot_backtrack() -> None:
     # Python's own engine needs 2^60 steps for this one.
     assert _seconds(Redaction(patterns=("re:(a+)+$",)), "a" * 60 + "b") < 1
+
+
+PHONE_NUMBERS = [
+    "+4915112345678",
+    "+1 555 123 4567",
+    "+49 (0)30 123456",
+    "+44 20 7946 0958",
+    "+1.5551234567",
+    "+49/30/123456",
+    "0049 30 1234567",
+    "0044 (0)20 7946 0958",
+    "004915112345678",
+    "01711234567",
+    "0301234567",
+    "01 23 45 67 89",
+    "01.23.45.67.89",
+    "(030) 123456",
+    "030/1234567",
+    "030 / 1234567",
+    "030 12 34 56 78",
+    "0171-2345678",
+    "07911 123456",
+    "020 7946 0958",
+    "04 1234 5678",
+    "555-123-4567",
+    "(555)123-4567",
+    "555.123.4567",
+    "1-800-555-0199",
+    "+49\u00a030\u00a0901820",
+    "+49\u202f30\u2009901820",
+    "+49\u201130\u2013901820",
+    "030\u2013901820",
+    "\uff0b\uff14\uff19\uff13\uff10\uff19\uff10\uff11\uff18\uff12\uff10",
+    "\uff10\uff11\uff17\uff11\uff11\uff12\uff13\uff14\uff15\uff16\uff17",
+    "\u0660\u0661\u0667\u0661\u0661\u0662\u0663\u0664\u0665\u0666\u0667",
+    "(0)30 901820",
+    "(0) 171 2345678",
+    "14155552671",
+    "447946095800",
+    "33612345678",
+    "4930901820",
+    "4915112345678",
+    "34612345678",
+    "8613800138000",
+    "919876543210",
+    "5511987654321",
+    "351912345678",
+]
+
+NOT_PHONE_NUMBERS = [
+    "2024-01-02",
+    "2024-11-18 14:58:29",
+    "2024-01-02T10:00:00.123456+0200",
+    "20240102T100000Z",
+    "02-03-2024 10:00",
+    "01-02-2024 10 items",
+    "01/02/2024 10:00:00",
+    "01.02.2024 10 Uhr",
+    "12:30-13:45",
+    "1700000000",
+    "1700000000000",
+    "1700000000.123",
+    "1234567890",
+    "ACME-0123456789",
+    "/orders/0123456789",
+    "0000012345678",
+    "192.168.10.200",
+    "10.0.0.1:6379",
+    "2001:0db8:85a3:0000:0000:8a2e:0370:7334",
+    "01:23:45:67:89:01",
+    "01-23-45-67-89-01",
+    "1.22.333-4444",
+    "2024.10.1",
+    "1,234,567.89",
+    "1.234.567,89",
+    "1 234 567 890",
+    "12 345 678",
+    "0.0123456789",
+    "3.0123456789",
+    "d41d8cd98f00b204e9800998ecf8427e",
+    "01234567-89ab-4def-8123-456789abcdef",
+    "978-3-16-148410-0",
+    "sha256:0123456789012345",
+    "mobile: true",
+    "phone: at home",
+    "1763468800",
+    "1763468800123",
+    "1763468800123456",
+    "1763468800123456789",
+    "4006381333931",
+    "9783161484100",
+    "202511181234",
+    "20251118123456",
+    "201511180001",
+    "100000000042",
+    "000000000042",
+    "11111111111",
+    "99999999999",
+    "44794609580",
+    "4479460958001",
+    "order-447946095800",
+    "/orders/447946095800",
+    "447946095800.50",
+    "447946095800x",
+    "4 930 901 820",
+    "\u0661\u0662\u0663\u0664\u0665",
+]
+
+
+@pytest.mark.parametrize("around", ["{}", "call {}, please", '{{"to": "{}"}}', "<{}>", "number={}", "sms:{}", "{}."])
+@pytest.mark.parametrize("number", PHONE_NUMBERS)
+def test_phone_numbers_are_masked_by_default(number: str, around: str) -> None:
+    text = Redaction(patterns=("phone",)).redact_text(around.format(number))
+    assert text == around.format(REDACTED)
+    shown = Redaction().redact_text(around.format(number))
+    assert not any(character.isdigit() for character in shown)
+    assert not Redaction().is_harmless(around.format(number))
+
+
+@pytest.mark.parametrize("around", ["{}", "it was {}, then", '{{"value": "{}"}}', "value={}"])
+@pytest.mark.parametrize("text", NOT_PHONE_NUMBERS)
+def test_ids_times_amounts_versions_and_addresses_are_not_phone_numbers(text: str, around: str) -> None:
+    assert Redaction(patterns=("phone",)).redact_text(around.format(text)) == around.format(text)
+
+
+def test_characters_without_a_width_hide_no_phone_number() -> None:
+    redact = Redaction(patterns=("phone",)).redact_text
+    assert redact("\u202a+49 30 901820\u202c") == f"\u202a{REDACTED}\u202c"
+    assert (
+        redact("gr\u00fc\u00dfe +49\u200b30\ufeff901820 \u2013 b\u00f6b")
+        == f"gr\u00fc\u00dfe {REDACTED} \u2013 b\u00f6b"
+    )
+    assert Redaction().redact({"phone": "\uff10\uff13\uff10\uff19\uff10\uff11"}) == {"phone": REDACTED}
+    assert not Redaction().is_harmless("+49\u00a030\u00a0901820")
+
+
+SEPARATED = st.lists(st.text("0123456789", min_size=2, max_size=4), min_size=3, max_size=3)
+
+
+@given(st.integers(1, 999), SEPARATED, st.sampled_from(["", " ", "-", "."]))
+@settings(max_examples=300, deadline=None)
+def test_whatever_has_a_plus_and_enough_digits_is_a_phone_number(
+    country: int, groups: list[str], separator: str
+) -> None:
+    number = separator.join([f"+{country}", *groups])
+    assert Redaction(patterns=("phone",)).redact_text(f"call {number} now") == f"call {REDACTED} now"
+
+
+@given(st.integers(1, 9), st.text("0123456789", min_size=1, max_size=3), st.text("0123456789", min_size=7, max_size=8))
+@settings(max_examples=300, deadline=None)
+def test_whatever_has_a_trunk_prefix_is_a_phone_number(first: int, area: str, subscriber: str) -> None:
+    for number in (f"0{first}{area} {subscriber}", f"(0{first}{area}) {subscriber}", f"0{first}{area}/{subscriber}"):
+        assert Redaction(patterns=("phone",)).redact_text(f"call {number} now") == f"call {REDACTED} now"
+
+
+NOBODYS_NUMBER = st.one_of(
+    st.datetimes().map(lambda moment: moment.isoformat()),
+    st.datetimes().map(str),
+    st.dates().map(str),
+    st.dates().map(lambda day: f"{day:%d.%m.%Y}"),
+    st.dates().map(lambda day: f"{day:%m/%d/%Y}"),
+    st.times().map(str),
+    st.uuids().map(str),
+    st.uuids().map(lambda made: made.hex),
+    st.binary(min_size=8, max_size=32).map(bytes.hex).filter(lambda text: not text.isdigit()),
+    st.ip_addresses().map(str),
+    st.tuples(st.ip_addresses(v=4), st.integers(1, 65535)).map(lambda both: f"{both[0]}:{both[1]}"),
+    st.integers(0, 10**9 - 1).map(str),
+    st.integers(10**9, 2 * 10**9 - 1).map(str),  # seconds since 1970, and as milliseconds, microseconds and nanoseconds
+    st.integers(10**12, 2 * 10**12 - 1).map(str),
+    st.integers(10**15, 2**63).map(str),
+    st.integers(0, 2**63).map(lambda number: f"{number:,}"),
+    st.integers(0, 2**63).map(lambda number: f"{number:,}".replace(",", " ")),
+    st.decimals(0, 10**9, places=2).map(str),
+    st.floats(0, 1e15).map(repr),
+    st.tuples(*[st.integers(0, 999)] * 3).map(lambda parts: "{}.{}.{}".format(*parts)),
+)
+
+
+@given(NOBODYS_NUMBER)
+@settings(max_examples=1000, deadline=None)
+def test_no_id_time_amount_version_or_address_is_taken_for_a_phone_number(text: str) -> None:
+    redaction = Redaction(patterns=("phone",))
+    assert redaction.redact_text(text) == text
+    assert redaction.redact_text(f"at {text}, it ended") == f"at {text}, it ended"
+
+
+def test_a_field_for_phone_numbers_is_masked_however_they_are_written() -> None:
+    payload: Any = {"phone": 5551234567, "contact": {"mobileNumber": ["555 1234", "none"], "fax": {"ext": 123}}}
+    kept: Any = {"mobile": True, "tel": "home", "number": 5551234567, "phone_id": 1234567}
+    assert Redaction().redact({**payload, **kept}) == {
+        "phone": REDACTED,
+        "contact": {"mobileNumber": [REDACTED, "none"], "fax": {"ext": 123}},
+        **kept,
+    }
+    assert Redaction(patterns=("card",)).redact(payload) == payload
+    assert not Redaction().is_harmless_name("user.phone")
+    for text in ("tel:5551234567", "Phone number: 5551234567", "phone_no=5551234567", '"mobile": 5551234567'):
+        assert Redaction().redact_text(text).endswith(REDACTED)
+        assert "555" not in Redaction().redact_text(text)
+
+
+@given(
+    st.sampled_from(
+        [
+            "+1",
+            "0",
+            "00",
+            "01-",
+            "49",
+            "447",
+            "(0)",
+            "+4\u00a0",
+            "\uff10",
+            "(0",
+            "1 ",
+            "tel ",
+            "phone_",
+            "+49 (",
+            "030/",
+            "555-",
+        ]
+    ),
+    st.integers(1, 7),
+)
+@settings(max_examples=60, deadline=None)
+def test_no_beginning_of_a_phone_number_takes_more_than_linear_time(unit: str, digits: int) -> None:
+    text = (unit + "1" * digits) * (20_000 // (len(unit) + digits))
+    assert _seconds(Redaction(patterns=("phone",)), text) < 1

@@ -39,16 +39,32 @@ class Site:
 
 
 def _drill(site: Site, lose: Callable[[], None]) -> None:
+    # Rows of every shard are in the ledger; those that come later are lost with the store.
+    _ingest(site, range(200))
+    site.ragfence("drain")
+    _ingest(site, range(200, 300))
     before = site.perform(1, 2)
     story = site.ragfence("explain", before[0].key)
     lose()
     site.ragfence("hydrate")
     site.ragfence("doctor")
     site.ragfence("audit", "check")
+    # Nothing but duplicates: the new epoch grants nothing, and the seals of what is answered are lost.
+    assert set(_ingest(site, range(300))) == {"duplicate"}
+    assert site.perform(1, 2) == before
+    assert site.ragfence("audit", "check")["ok"]
+    site.ragfence("drain")
+    assert site.ragfence("audit", "check")["ok"]
     assert site.perform(1, 2, 3) == [*before, *site.perform(3)]
     assert site.performed == [1, 2, 3]
     again = site.ragfence("explain", before[0].key)
     assert again["keys"][0]["now"]["effect_id"] == story["keys"][0]["now"]["effect_id"]
+
+
+def _ingest(site: Site, numbers: range) -> list[str]:
+    with ragfence.open(site.store, objects=site.objects) as fence:
+        documents = [ragfence.Document(f"d{number}", f"It rains in town {number}.") for number in numbers]
+        return [str(receipt.decision) for receipt in fence.documents.ingest_many(documents)]
 
 
 def test_a_sqlite_file_that_was_deleted(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import pytest
 
 import ragfence
 from ragfence import Fence, Operation, Policy
+from ragfence.core.urls import show_url
 from ragfence.errors import (
     ObjectsRequired,
     PolicyError,
@@ -71,13 +72,13 @@ def perform(fence: Fence) -> ragfence.Receipt:
     ["postgres://localhost/db", "http://localhost", "memcached://x", "://x", "redis:localhost:6379", "localhost:1"],
 )
 def test_an_unknown_fence_store_is_refused_with_the_forms_there_are(url: str) -> None:
-    refused(UnknownStore, lambda: ragfence.open(url), names=url, hint="redis://host:6379/0")
+    refused(UnknownStore, lambda: ragfence.open(url), names=show_url(url), hint="redis://host:6379/0")
     assert files() == []
 
 
 @pytest.mark.parametrize("url", ["gs://bucket/prefix", "https://bucket.example.org", "redis://localhost", "s3:bucket"])
 def test_an_unknown_object_store_is_refused_with_the_forms_there_are(url: str) -> None:
-    refused(UnknownStore, lambda: ragfence.open(objects=url), names=url, hint="s3://bucket/prefix")
+    refused(UnknownStore, lambda: ragfence.open(objects=url), names=show_url(url), hint="s3://bucket/prefix")
     assert files() == []
 
 
@@ -108,12 +109,12 @@ def test_an_error_never_repeats_the_password_of_a_url() -> None:
     ],
 )
 def test_an_s3_url_without_a_bucket_or_with_unknown_options_is_refused(url: str, hint: str) -> None:
-    refused(UnknownStore, lambda: ragfence.open(objects=url), names=url, hint=hint)
+    refused(UnknownStore, lambda: ragfence.open(objects=url), names=show_url(url), hint=hint)
 
 
 @pytest.mark.parametrize("url", ["file://", "file:///", "file://server/share"])
 def test_a_file_url_that_names_no_folder_of_this_machine_is_refused(url: str) -> None:
-    refused(UnknownStore, lambda: ragfence.open(objects=url), names=url, hint="file:///absolute/path")
+    refused(UnknownStore, lambda: ragfence.open(objects=url), names=show_url(url), hint="file:///absolute/path")
 
 
 def test_a_file_url_may_hold_escapes(tmp_path: Path) -> None:
@@ -159,7 +160,7 @@ def test_an_embedded_store_is_where_its_url_or_path_says(store: Any, file: str, 
     ],
 )
 def test_an_sqlite_url_that_names_no_file_is_refused(url: str) -> None:
-    refused(UnknownStore, lambda: ragfence.open(url), names=url, hint="sqlite:////absolute")
+    refused(UnknownStore, lambda: ragfence.open(url), names=show_url(url), hint="sqlite:////absolute")
     assert files() == []
 
 
@@ -262,8 +263,8 @@ ragfence.open().close()
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
-        "this store needs the package 'redis' pip install \"ragfence[redis]\"",
-        "this store needs the package 'boto3' pip install \"ragfence[s3]\"",
+        "This store needs the package 'redis', which is not installed pip install 'ragfence[redis]'",
+        "This store needs the package 'boto3', which is not installed pip install 'ragfence[s3]'",
     ]
 
 

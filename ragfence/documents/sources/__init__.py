@@ -5,7 +5,7 @@ from ragfence.documents.sources.folder import FileSource, FolderSource
 from ragfence.documents.sources.frameworks import DocumentsSource
 from ragfence.documents.sources.jsonl import JsonlSource
 from ragfence.documents.sources.opening import source_of
-from ragfence.documents.sources.protocol import Item, Source
+from ragfence.documents.sources.protocol import Item, PrefixedSource, Source
 from ragfence.documents.sources.s3 import S3Source
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "FolderSource",
     "Item",
     "JsonlSource",
+    "PrefixedSource",
     "S3Source",
     "Source",
     "source_of",

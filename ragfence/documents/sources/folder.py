@@ -12,18 +12,20 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from unicodedata import normalize
 from urllib.parse import quote
 
 from ragfence.documents.document import Document
-from ragfence.documents.sources.content import LIMIT_BYTES, Reading, reading
+from ragfence.documents.sources.content import LIMIT_BYTES, Reading, Skipped, reading
 from ragfence.documents.sources.ignoring import IGNORED, Ignore
 from ragfence.documents.sources.protocol import Item
-from ragfence.errors import DocumentInvalid, RagfenceError, StoreUnavailable, ValidationError
+from ragfence.documents.sources.regular_files import NotRegularFileError, open_folder, open_regular_file, open_root
+from ragfence.errors import DocumentInvalid, Hint, RagfenceError, StoreUnavailable, ValidationError
 
 IGNORE_FILE = ".ragfenceignore"
+IGNORE_FILE_BYTES = 2**18
 
 # As git's racy index has it: a file changed twice within one tick of its clock has the same mtime both times, so a
 # state taken just after the first change would hide the second. Until the mtime is older than any clock's tick (2 s on
@@ -36,12 +38,14 @@ class FolderSource:
 
     `ignore` holds patterns as in .gitignore, on top of hidden files, `node_modules` and `__pycache__` and those in the
     file `.ragfenceignore` at the root; a pattern with `!` takes back an earlier one. A link to a file is followed if
-    it ends inside the folder, a link to a folder never (what it leads to is either outside, or read anyway).
+    it ends inside the folder, a link to a folder never (what it leads to is either outside, or read anyway). That
+    holds at the moment a file is read, too: a folder that was swapped for a link since it was listed is an error of
+    the documents in it.
 
-    `name` tells this source from others. It defaults to the name of the folder alone, so two folders of the same name
-    need it, or the prune of one would retract the documents of the other.
+    `name` tells this source from others: documents belong to the source that brought them. It defaults to the path of
+    the folder; name it where the same folder is read on several machines, or under changing paths.
 
-    >>> FolderSource("handbook", ignore=["drafts/", "*.tmp.md"]).name
+    >>> FolderSource("handbook", name="handbook", ignore=["drafts/", "*.tmp.md"]).name
     'folder:handbook'
     """
 
@@ -59,22 +63,30 @@ class FolderSource:
     ) -> None:
         # Absolute: a process that changes its folder must still find what it listed.
         self._root = os.path.abspath(root)
-        self._name = f"folder:{name or normalize('NFC', shown(os.path.basename(self._root))) or '/'}"
+        self._name = f"folder:{name or _doc_id(self._root)}"
+        self.former_name = "" if name else f"folder:{_doc_id(os.path.basename(self._root)) or '/'}"
         self._reading = reading(extensions, encoding, limit_bytes)
         self._ignore = patterns(ignore)
         self._base_url = f"{base_url.rstrip('/')}/" if base_url else ""
         self._now_ns = now_ns
+        self._skipped = Skipped()
 
     @property
     def name(self) -> str:
         return self._name
 
+    @property
+    def skipped(self) -> Skipped:
+        """What the last listing left out."""
+        return self._skipped
+
     def items(self) -> Iterator[Item]:
-        ignore = Ignore([*IGNORED, *self._ignore_file(), *self._ignore])
-        inside = os.path.realpath(self._root)
+        self._skipped = Skipped()
         try:
-            walked = os.stat(self._root)
-            open_folders = [("", iter(self._listed("", ignore)))]
+            with open_root(self._root) as root:
+                walked = os.fstat(root)
+                ignore = Ignore([*IGNORED, *self._ignore_file(root), *self._ignore])
+            open_folders = [("", iter(self._listed("", ignore, walked)))]
         except OSError as error:
             raise unusable(error, self._name, self._root) from error
         # A stack of our own: a tree may be deeper than Python lets functions call each other.
@@ -85,74 +97,111 @@ class FolderSource:
                 open_folders.pop()
             elif name.endswith("/"):
                 try:
-                    open_folders.append((folder + name, iter(self._listed(folder + name, ignore))))
-                except (FileNotFoundError, NotADirectoryError):
+                    open_folders.append((folder + name, iter(self._listed(folder + name, ignore, walked))))
+                except FileNotFoundError:
                     pass  # it was removed in the meantime
                 except OSError as error:
                     why = str(error.strerror)
                     yield Item(_doc_id(folder + name), "", partial(self._refuse_folder, folder + name, why))
             else:
-                item = self._item(folder + name, inside)
+                item = self._item(folder + name, walked)
                 if item is not None:
                     yield item
-        self._refuse_other_root(walked)
+        try:
+            with self._opened(walked):
+                pass
+        except OSError:
+            raise self._other_root() from None
 
-    def _listed(self, folder: str, ignore: Ignore) -> list[str]:
+    @contextmanager
+    def _opened(self, walked: os.stat_result, folder: str = "") -> Iterator[int]:
+        """The descriptor of a folder, reached from the root that was listed and without following links.
+
+        A drive that was unmounted in the middle of the walk looks like files that were removed; they were not.
+        """
+        with open_root(self._root) as root:
+            if not os.path.samestat(walked, os.fstat(root)):
+                raise self._other_root()
+            with open_folder(root, folder) as descriptor:
+                yield descriptor
+
+    def _listed(self, folder: str, ignore: Ignore, walked: os.stat_result) -> list[str]:
         """The names of one folder, sorted, those of folders with a slash at the end. Names only: there may be many.
 
         The slash takes part in the order, so that all paths of the tree come in theirs (`a-b` before `a/c`).
         """
         names = []
-        with os.scandir(os.path.join(self._root, folder)) as entries:
+        with self._opened(walked, folder) as descriptor, os.scandir(descriptor) as entries:
             for entry in entries:
                 path = normalize("NFC", folder + entry.name)
                 if entry.is_dir(follow_symlinks=False):
                     if not ignore.skips(f"{path}/"):
                         names.append(f"{entry.name}/")
-                elif self._reading.takes(entry.name) and not ignore.skips(path):
-                    names.append(entry.name)
+                elif not ignore.skips(path):
+                    if self._reading.takes(entry.name):
+                        names.append(entry.name)
+                    elif entry.is_file(follow_symlinks=False):
+                        self._skipped.add_file(entry.name)
+                    else:
+                        self._skipped.special += 1
         names.sort()  # two names may be one after NFC; then this decides
         names.sort(key=partial(normalize, "NFC"))
         return names
 
-    def _item(self, relative: str, inside: str) -> Item | None:
-        path = os.path.join(self._root, relative)
+    def _item(self, relative: str, walked: os.stat_result) -> Item | None:
         now_ns = self._now_ns()  # before the file is looked at, so that it is rather too young than too old
         linked = False
         try:
-            found = os.lstat(path)
+            found = self._stat(relative, walked)
             linked = stat.S_ISLNK(found.st_mode)
             if linked:
-                real = os.path.realpath(path, strict=True)
-                if not _is_inside(real, inside):
+                target = self._target(relative)
+                if target is None:
+                    self._skipped.special += 1
                     return None
-                found = os.stat(real)
+                found = self._stat(target, walked)
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ELOOP):
+                self._skipped.special += linked
                 return None  # removed in the meantime, or a link to nothing or to itself
-            return Item(_doc_id(relative), "", partial(self._load, relative, linked=linked))  # which says what is wrong
+            # Its load says what is wrong.
+            return Item(_doc_id(relative), "", partial(self._load, relative, walked, linked=linked))
         if not stat.S_ISREG(found.st_mode):
+            self._skipped.special += 1
             return None
         state = state_of(found, now_ns, self._reading.manner(relative, self._base_url))
-        return Item(_doc_id(relative), state, partial(self._load, relative, linked=linked))
+        return Item(_doc_id(relative), state, partial(self._load, relative, walked, linked=linked))
 
-    def _load(self, relative: str, *, linked: bool) -> Document:
+    def _stat(self, relative: str, walked: os.stat_result) -> os.stat_result:
+        folder, name = os.path.split(relative)
+        with self._opened(walked, folder) as descriptor:
+            return os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+
+    def _target(self, relative: str) -> str | None:
+        """The path below the root that a link ends at; None if it ends outside."""
+        inside = os.path.realpath(self._root)
+        real = os.path.realpath(os.path.join(self._root, relative), strict=True)
+        return os.path.relpath(real, inside) if _is_inside(real, inside) else None
+
+    def _load(self, relative: str, walked: os.stat_result, *, linked: bool) -> Document:
         doc_id = _doc_id(relative)
         if not _is_text(relative):
             raise DocumentInvalid(
                 f"the name of {doc_id} ({self._name}) is not UTF-8", hint="rename the file", doc_id=doc_id
             )
-        path = os.path.join(self._root, relative)
-        if linked:
-            # Looked at again: since it was listed, it may have been bent to a file outside.
-            path = os.path.realpath(path)
-            if not _is_inside(path, os.path.realpath(self._root)):
+        with translate_read_errors(doc_id, self._name):
+            # A link is resolved again: since it was listed, it may have been bent to a file outside.
+            path = self._target(relative) if linked else relative
+            if path is None:
                 raise DocumentInvalid(
                     f"{doc_id} ({self._name}) is a link that leads out of the folder",
                     hint="copy the file into the folder, or ignore the link",
                     doc_id=doc_id,
                 )
-        return read_document(path, doc_id, self._reading, source=self._name, base_url=self._base_url)
+            folder, name = os.path.split(path)
+            with self._opened(walked, folder) as descriptor:
+                data = read_bytes(name, doc_id, self._reading, source=self._name, folder=descriptor)
+        return self._reading.document(data, doc_id, source=self._name, source_url=self._base_url + quote(doc_id))
 
     def _refuse_folder(self, relative: str, why: str) -> Document:
         raise DocumentInvalid(
@@ -160,30 +209,35 @@ class FolderSource:
             hint="make it readable, or ignore it",
         )
 
-    def _refuse_other_root(self, walked: os.stat_result) -> None:
-        """A drive that was unmounted in the middle of the walk looks like files that were removed; they were not."""
-        try:
-            same = os.path.samestat(walked, os.stat(self._root))
-        except OSError:
-            same = False
-        if not same:
-            raise StoreUnavailable(
-                f"{self._name}: {shown(self._root)} was taken away or replaced while it was read", hint="run it again"
-            )
+    def _other_root(self) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"{self._name}: {shown(self._root)} was taken away or replaced while it was read", hint="run it again"
+        )
 
-    def _ignore_file(self) -> list[str]:
+    def _ignore_file(self, root: int) -> list[str]:
+        # Going on without it would read what somebody wanted to keep out.
         try:
-            return Path(self._root, IGNORE_FILE).read_text(encoding="utf-8-sig").split("\n")
+            with open_regular_file(IGNORE_FILE, folder=root) as file:
+                data = file.read(IGNORE_FILE_BYTES + 1)
+            if len(data) > IGNORE_FILE_BYTES:
+                raise ValidationError(
+                    f"{IGNORE_FILE} ({self._name}) is larger than {IGNORE_FILE_BYTES:,} bytes",
+                    hint="ignore folders instead of single files",
+                )
+            return data.decode("utf-8-sig").split("\n")
         except FileNotFoundError:
             return []
-        except NotADirectoryError as error:
-            raise unusable(error, self._name, self._root) from error
-        except (OSError, UnicodeDecodeError) as error:
-            # Going on without it would read what somebody wanted to keep out.
-            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            raise ValidationError(
-                f"{IGNORE_FILE} ({self._name}) cannot be read: {why}", hint="make it readable, or remove it"
-            ) from error
+        except UnicodeDecodeError as error:
+            raise self._bad_ignore_file("it is not UTF-8") from error
+        except OSError as error:
+            is_link = error.errno == errno.ELOOP
+            raise self._bad_ignore_file("it is a link" if is_link else str(error.strerror)) from error
+
+    def _bad_ignore_file(self, why: str) -> ValidationError:
+        return ValidationError(
+            f"{IGNORE_FILE} ({self._name}) cannot be read: {why}",
+            hint="make it a readable text file in UTF-8, or remove it",
+        )
 
 
 class FileSource:
@@ -203,16 +257,19 @@ class FileSource:
         self._path = os.path.abspath(file)
         base = os.path.basename(self._path)
         self._doc_id = _doc_id(base)
-        self._name = f"file:{name or self._doc_id}"
+        self._name = f"file:{name or _doc_id(self._path)}"
+        self.former_name = "" if name else f"file:{self._doc_id}"
         self._reading = reading(extensions, encoding, limit_bytes)
         self._base_url = f"{base_url.rstrip('/')}/" if base_url else ""
         self._now_ns = now_ns
         if not self._reading.takes(base):
             extension = os.path.splitext(base)[1]
+            known = f"known: {', '.join(sorted(self._reading.types))}; for a text file of another kind "
             raise ValidationError(
                 f"nobody knows how to read {shown(base)!r} as text",
-                hint=f"known: {', '.join(sorted(self._reading.types))}; for a text file of another kind pass "
-                f"extensions={[extension]!r}",
+                hint=Hint(
+                    f"{known}pass extensions={[extension]!r}", cli=f"{known}use --ext {extension.lstrip('.') or 'EXT'}"
+                ),
             )
 
     @property
@@ -230,8 +287,10 @@ class FileSource:
 
     def _load(self) -> Document:
         # Whoever named the file meant what it links to.
-        path = os.path.realpath(self._path)
-        return read_document(path, self._doc_id, self._reading, source=self._name, base_url=self._base_url)
+        with translate_read_errors(self._doc_id, self._name):
+            data = read_bytes(os.path.realpath(self._path), self._doc_id, self._reading, source=self._name)
+        source_url = self._base_url + quote(self._doc_id)
+        return self._reading.document(data, self._doc_id, source=self._name, source_url=source_url)
 
 
 def state_of(found: os.stat_result, now_ns: int, manner: str = "") -> str:
@@ -239,30 +298,43 @@ def state_of(found: os.stat_result, now_ns: int, manner: str = "") -> str:
     return f"{found.st_size}:{found.st_mtime_ns}{manner}" if now_ns - found.st_mtime_ns > FRESH_NS else ""
 
 
-def read_document(path: str, doc_id: str, how: Reading, *, source: str, base_url: str) -> Document:
+def read_bytes(path: str, doc_id: str, how: Reading, *, source: str, folder: int | None = None) -> bytes:
     """If the file changed after it was listed, this is the newer content under the older state.
 
     The next listing then has another state, and the file is read again. Only a file that by then is back at the size
     and mtime it was listed with would be missed.
     """
+    with open_regular_file(path, folder=folder) as file:
+        how.refuse_size(os.fstat(file.fileno()).st_size, doc_id, source)
+        return file.read(how.limit_bytes + 1)
+
+
+@contextmanager
+def translate_read_errors(doc_id: str, source: str) -> Iterator[None]:
+    """Turns what the system says about one file into an error of its document, or of the source."""
     try:
-        # Not through a link and not waiting for a pipe, which may have taken the place of the file since.
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode):
-                raise DocumentInvalid(f"{doc_id} ({source}) is no file any more", hint="run it again", doc_id=doc_id)
-            how.refuse_size(found.st_size, doc_id, source)
-            data = file.read(how.limit_bytes + 1)
+        yield
     except FileNotFoundError:
         raise DocumentInvalid(
             f"{doc_id} ({source}) was removed before it was read", hint="run it again", doc_id=doc_id
         ) from None
+    except NotRegularFileError as error:
+        raise DocumentInvalid(
+            f"{doc_id} ({source}) is {error.kind}, not a regular file",
+            hint="write the text to a file and ingest that: pipes and devices are not read",
+            doc_id=doc_id,
+        ) from None
+    except NotADirectoryError as error:
+        raise DocumentInvalid(
+            f"{doc_id} ({source}) cannot be read: a folder of its path was replaced by a link or a file",
+            hint="run it again; links to folders are not followed",
+            doc_id=doc_id,
+        ) from error
     except OSError as error:
         said = f"{doc_id} ({source}) cannot be read: {error.strerror}"
-        if error.errno in (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR):
+        if error.errno in (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.EISDIR):
             raise DocumentInvalid(said, hint="make the file readable, or ignore it", doc_id=doc_id) from error
         raise StoreUnavailable(said, hint="check the disk or the network drive, then try again") from error
-    return how.document(data, doc_id, source=source, source_url=base_url + quote(doc_id))
 
 
 def unusable(error: OSError, source: str, path: str) -> RagfenceError:
@@ -277,7 +349,8 @@ def patterns(ignore: Iterable[str]) -> tuple[str, ...]:
     """Checked at once, where they are given, and not when the first item is wanted."""
     if isinstance(ignore, str):
         raise ValidationError(
-            f"ignore must be several patterns, got the text {ignore!r}", hint=f"for example ignore=[{ignore!r}]"
+            f"ignore must be several patterns, got the text {ignore!r}",
+            hint=Hint(f"for example ignore=[{ignore!r}]", cli=f"for example --ignore {ignore}"),
         )
     kept = tuple(ignore)
     Ignore(kept)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NoReturn
@@ -11,7 +12,9 @@ from ragfence.documents.sources.content import as_doc_id
 from ragfence.documents.sources.protocol import Item
 from ragfence.errors import DocumentInvalid, ValidationError
 
-_LANGCHAIN_IDS = ("doc_id", "id", "source")
+_LANGCHAIN_IDS = ("doc_id", "id")
+_PARTS = {"page": "page", "page_label": "page", "row": "row"}
+"""what loaders call a part of a source, the pages of a PDF or the rows of a table, and what ids call it"""
 _LLAMA_IDS = ("doc_id", "id_", "node_id")
 _URLS = ("source_url", "url", "source")
 _GIVE_ONE = "give every document an id of its own, or pass doc_id=lambda document: ..."
@@ -20,10 +23,11 @@ _GIVE_ONE = "give every document an id of its own, or pass doc_id=lambda documen
 class DocumentsSource:
     """The documents of an iterable, in its order; they have no state, so each is looked at every time.
 
-    LangChain's are named by `.id`, or `doc_id`, `id` or `source` in their metadata; LlamaIndex's by `doc_id`, `id_` or
-    `node_id`. Pass `doc_id=` where that is not good enough: LangChain's loaders give all pages of a file the same
-    `source` (and of several documents with one id the last one lasts), and LlamaIndex makes up a random id for a
-    document that was given none, which is a new document in every run.
+    LangChain's are named by `.id`, or `doc_id` or `id` in their metadata, or `source` in their metadata, with the page
+    or row where there is one (`a.pdf#page=3`), since loaders give all pages of a file the same `source`. LlamaIndex's
+    are named by `doc_id`, `id_` or `node_id`, if one was given: LlamaIndex makes up a random id otherwise, which would
+    be a new document in every run. Such a document is named by the `file_path` in its metadata, with the page or row,
+    and with its number (`a.md#part=1`) where there are several of one name. Pass `doc_id=` where that is not enough.
 
     >>> DocumentsSource(pages, doc_id=lambda p: f"{p.metadata['source']}#{p.metadata['page']}")  # doctest: +SKIP
     """
@@ -54,10 +58,11 @@ class DocumentsSource:
                     hint="pass a list, or make a new source",
                 )
             self._read = True
+        parts: Counter[str] = Counter()
         for position, document in enumerate(documents):
-            yield self._item(position, document)
+            yield self._item(position, document, parts)
 
-    def _item(self, position: int, given: Any) -> Item:
+    def _item(self, position: int, given: Any, parts: Counter[str]) -> Item:
         if isinstance(given, Document):
             # What is wrong with its id, if anything is, its own check says.
             return Item(as_doc_id(given.doc_id) or self._place(position), "", _Held(given))
@@ -68,7 +73,7 @@ class DocumentsSource:
                 "known: ragfence.Document, LangChain's and LlamaIndex's documents",
             )
         try:
-            found = self._doc_id(given) if self._doc_id else _own_id(given)
+            found = self._doc_id(given) if self._doc_id else _own_id(given, parts)
         except Exception as failed:  # noqa: BLE001  # it is the caller's function, and its document's fault
             return self._bad(position, f"got no id: doc_id= raised {failed!r}", _GIVE_ONE, failed)
         doc_id = as_doc_id(found)
@@ -121,13 +126,40 @@ def _is_llama(given: object) -> bool:
     return has_text and hasattr(given, "metadata") and any(hasattr(given, name) for name in _LLAMA_IDS)
 
 
-def _own_id(given: Any) -> object:
+def _own_id(given: Any, parts: Counter[str]) -> object:
+    metadata = given.metadata if isinstance(given.metadata, Mapping) else {}
     if _is_langchain(given):
-        metadata = given.metadata if isinstance(given.metadata, Mapping) else {}
-        found = [getattr(given, "id", None), *(metadata.get(name) for name in _LANGCHAIN_IDS)]
+        found = [
+            getattr(given, "id", None),
+            *(metadata.get(name) for name in _LANGCHAIN_IDS),
+            _part_of(metadata, "source"),
+        ]
+    elif _has_made_up_id(given) and isinstance(part := _part_of(metadata, "file_path"), str) and part:
+        # Loaders split a file without saying where: what comes again under a name is numbered.
+        number = parts[part]
+        parts[part] += 1
+        return f"{part}#part={number}" if number else part
     else:
         found = [getattr(given, name, None) for name in _LLAMA_IDS]
     return next((value for value in found if value not in (None, "")), None)
+
+
+def _has_made_up_id(given: Any) -> bool:
+    """Whether nobody gave a LlamaIndex document its id: pydantic knows which fields were set."""
+    fields = getattr(given, "model_fields_set", None)
+    return isinstance(fields, set | frozenset) and "id_" not in fields
+
+
+def _part_of(metadata: Mapping[Any, Any], key: str) -> object:
+    """The source, with the page or row that the document is of it."""
+    source = metadata.get(key)
+    if not isinstance(source, str) or not source:
+        return source
+    for name, shown in _PARTS.items():
+        number = metadata.get(name)
+        if isinstance(number, int | str) and not isinstance(number, bool) and number != "":
+            return f"{source}#{shown}={number}"
+    return source
 
 
 def _llama_text(given: Any) -> Any:

@@ -1,21 +1,24 @@
 """Which paths of a folder or prefix are passed over, in the language of .gitignore.
 
-Written here rather than taken from a package: of all that .gitignore can say, this is the part that is decided by a
-path alone. Case matters on every machine, and paths are compared after NFC, so that the same files are ignored
-everywhere.
+Written here rather than taken from a package. `pathspec` does not know POSIX classes, matches `a[b` with nothing and
+lets `[!x]` match a slash, so it would read files that git ignores; and it is built on regular expressions that
+backtrack for minutes. Of all that .gitignore can say, this is the part that is decided by a path alone. Case matters
+on every machine, and paths are compared after NFC, so that the same files are ignored everywhere.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from itertools import groupby
+from itertools import groupby, islice
 from unicodedata import normalize
 
 from ragfence.errors import ValidationError
 
 IGNORED = (".*", "node_modules", "__pycache__")
 """Hidden files and folders, and what no one means by documents."""
+
+MAX_PATTERNS = 5_000
 
 
 class Ignore:
@@ -29,7 +32,12 @@ class Ignore:
     """
 
     def __init__(self, lines: Iterable[str]) -> None:
-        rules = list(_rules(lines))
+        rules = list(islice(_rules(lines), MAX_PATTERNS + 1))
+        if len(rules) > MAX_PATTERNS:
+            raise ValidationError(
+                f"there are more than {MAX_PATTERNS:,} patterns to ignore files by",
+                hint="ignore folders instead of single files",
+            )
         grouped = [(keeps, list(group)) for keeps, group in groupby(rules, key=lambda rule: rule[0])]
         # The last one that matches decides, so the search starts at the end.
         self._rules = [
@@ -80,6 +88,12 @@ def _without_trailing_spaces(pattern: str) -> str:
 
 
 def _translated(pattern: str) -> str:
+    """A regular expression without backtracking to speak of, whatever the pattern.
+
+    What stands between two stars (or two `**`) matches a fixed number of characters (or of names), so the first place
+    where it fits is as good as any later one. The atomic group keeps it there: without that, the time grows with
+    a power of the path's length, one for each star.
+    """
     end = "/" if pattern.endswith("/") else "/?"
     parts = pattern.rstrip("/").split("/")
     if parts[0] == "":
@@ -87,8 +101,16 @@ def _translated(pattern: str) -> str:
     elif len(parts) == 1 and parts[0] != "**":
         parts = ["**", *parts]  # without a slash in it, it means a name at any depth
     # `a/**/b` is also `a/b`, while `a/**` is all that `a` holds, without `a` itself.
-    rule = "".join("(?:.*/)?" if part == "**" else _segment(part) + "/" for part in parts[:-1])
-    return rule + (".+" if parts[-1] == "**" else _segment(parts[-1])) + end
+    *folders, last = parts
+    blocks = [""]
+    for part in folders:
+        if part != "**":
+            blocks[-1] += _segment(part) + "/"
+        elif blocks[-1] or len(blocks) == 1:  # `**/**` is `**`
+            blocks.append("")
+    middle = "".join(f"(?>(?:[^/]*/)*?{block})" for block in blocks[1:-1])
+    to_last = f"(?:.*/)?{blocks[-1]}" if len(blocks) > 1 else ""
+    return blocks[0] + middle + to_last + (".+" if last == "**" else _segment(last)) + end
 
 
 _ONE = r"(?:\\.|[^\]\\])"
@@ -101,17 +123,20 @@ _TOKEN = re.compile(rf"\\(?P<literal>.)|(?P<stars>\*+)|(?P<any>\?)|\[(?P<set>{_S
 def _segment(part: str) -> str:
     if not part.strip("*"):
         return "[^/]+"  # there is no empty name
-    out = []
+    pieces = [""]
     for token in _TOKEN.finditer(part):
         if token["stars"]:
-            out.append("[^/]*")
+            pieces.append("")
         elif token["any"]:
-            out.append("[^/]")
+            pieces[-1] += "[^/]"
         elif token["set"] is not None:
-            out.append(_set(token["set"]))
+            pieces[-1] += _set(token["set"])
         else:
-            out.append(re.escape(token["literal"] or token["other"]))
-    return "".join(out)
+            pieces[-1] += re.escape(token["literal"] or token["other"])
+    if len(pieces) == 1:
+        return pieces[0]
+    middle = "".join(f"(?>[^/]*?{piece})" for piece in pieces[1:-1])
+    return f"{pieces[0]}{middle}[^/]*{pieces[-1]}"
 
 
 _MEMBER = re.compile(rf"({_CLASS})|(\\?.)(?:-(\\?.))?", re.DOTALL)

@@ -7,16 +7,18 @@ import json
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
-from io import BufferedIOBase
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
+from unicodedata import normalize
 
 from ragfence.documents.document import Document
 from ragfence.documents.sources.content import as_doc_id
 from ragfence.documents.sources.folder import shown, unusable
 from ragfence.documents.sources.protocol import Item
-from ragfence.errors import DocumentInvalid, ValidationError
+from ragfence.documents.sources.regular_files import NotRegularFileError, open_regular_file
+from ragfence.errors import DocumentInvalid, Hint, ValidationError
 
 FIELDS: Mapping[str, Sequence[str]] = MappingProxyType(
     {
@@ -53,7 +55,8 @@ class JsonlSource:
     ) -> None:
         self._path = os.path.abspath(file)
         self._file = shown(os.path.basename(self._path))
-        self._name = f"jsonl:{name or self._file}"
+        self._name = f"jsonl:{name or normalize('NFC', shown(self._path))}"
+        self.former_name = "" if name else f"jsonl:{self._file}"
         self._fields = _fields(fields or {})
         self._limit_bytes = limit_bytes
 
@@ -78,11 +81,23 @@ class JsonlSource:
                 f"{self._file} is damaged after line {number}: {damaged}",
                 hint="copy it again, and read it again: what is known by then is not ingested twice",
             ) from damaged
+        except NotRegularFileError as error:
+            raise ValidationError(
+                f"{self._name}: {shown(self._path)} is {error.kind}, not a regular file",
+                hint="write the lines to a file and read that: pipes and devices are not read",
+            ) from error
         except OSError as error:
             raise unusable(error, self._name, self._path) from error
 
-    def _opened(self) -> BufferedIOBase:
-        return gzip.open(self._path) if self._path.lower().endswith(".gz") else open(self._path, "rb")
+    @contextmanager
+    def _opened(self) -> Iterator[BinaryIO | gzip.GzipFile]:
+        # A named pipe would let the open wait, perhaps forever; and what came out of it could not be read again.
+        with open_regular_file(self._path, follow_links=True) as file:
+            if self._path.lower().endswith(".gz"):
+                with gzip.GzipFile(fileobj=file, mode="rb") as unpacked:
+                    yield unpacked
+            else:
+                yield file
 
     def _item(self, number: int, line: bytes) -> Item:
         try:
@@ -98,7 +113,7 @@ class JsonlSource:
         doc_id = as_doc_id(self._found(value, "doc_id"))
         if doc_id is None:
             names = " or ".join(self._fields["doc_id"])
-            return self._bad(number, f"has no id (text or a whole number) in {names}", 'pass fields={"doc_id": ...}')
+            return self._bad(number, f"has no id (text or a whole number) in {names}", _fields_hint("doc_id"))
         return Item(doc_id, "", partial(self._load, number, doc_id, value))
 
     def _load(self, number: int, doc_id: str, value: dict[str, Any]) -> Document:
@@ -107,7 +122,7 @@ class JsonlSource:
             names = " or ".join(self._fields["text"])
             raise DocumentInvalid(
                 f"{doc_id} (line {number} of {self._file}) has no text in {names}",
-                hint='pass fields={"text": ...}',
+                hint=_fields_hint("text"),
                 doc_id=doc_id,
             )
         rest = {name: self._found(value, name) for name in ("metadata", "source_url", "sequence", "content_type")}
@@ -132,7 +147,7 @@ def _fields(given: Mapping[str, str | Sequence[str]]) -> dict[str, Sequence[str]
     return {**FIELDS, **{field: (names,) if isinstance(names, str) else tuple(names) for field, names in given.items()}}
 
 
-def _skip_rest(lines: BufferedIOBase, line: bytes) -> None:
+def _skip_rest(lines: BinaryIO | gzip.GzipFile, line: bytes) -> None:
     """Reads on to the end of the line, and keeps nothing of it."""
     while line and not line.endswith(b"\n"):
         line = lines.readline(_SKIP_BYTES)
@@ -156,3 +171,9 @@ def _no_number(name: str) -> NoReturn:
 
 
 _decoder = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_no_number)
+
+
+def _fields_hint(field: str) -> Hint:
+    return Hint(
+        f'pass fields={{"{field}": ...}}', cli=f'a line looks like {{"doc_id": "a", "text": "..."}}: add "{field}"'
+    )

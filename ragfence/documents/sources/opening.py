@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from ragfence.core.urls import show_url
 from ragfence.documents.document import Document
 from ragfence.documents.sources.folder import FileSource, FolderSource, shown
 from ragfence.documents.sources.frameworks import DocumentsSource
@@ -60,7 +61,8 @@ def _at_path(given: str | os.PathLike[str], name: str | None) -> Source:
     if os.path.isdir(path):
         return FolderSource(path, name=name)
     if not os.path.exists(path):
-        raise ValidationError(f"there is no {shown(path)!r}", hint=f"check the path; {KNOWN}")
+        name = show_url(path) if "@" in path else shown(path)  # perhaps a URL that was mistyped
+        raise ValidationError(f"there is no {name!r}", hint=f"check the path; {KNOWN}")
     if Path(path).name.lower().endswith(_JSONL):
         return JsonlSource(path, name=name)
     return FileSource(path, name=name)

@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, NamedTuple
 from unicodedata import normalize
 from urllib.parse import parse_qs
 
+from ragfence._extras import needs_extra
+from ragfence.core.urls import show_url
 from ragfence.documents.document import Document
-from ragfence.documents.sources.content import LIMIT_BYTES, reading
+from ragfence.documents.sources.content import LIMIT_BYTES, Skipped, reading
 from ragfence.documents.sources.folder import patterns
 from ragfence.documents.sources.ignoring import IGNORED, Ignore
 from ragfence.documents.sources.protocol import Item
 from ragfence.errors import DocumentInvalid, RagfenceError, StoreAuth, UnknownStore
+from ragfence.stores.object_address import check_endpoint
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -38,13 +41,13 @@ def parsed(url: str) -> S3Place:
     """
     path, _, asked = url.removeprefix("s3://").partition("?")
     bucket, _, prefix = path.partition("/")
-    if "@" in bucket:
+    if "@" in bucket or ":" in bucket:
         raise UnknownStore(
             "credentials do not belong into the URL of a bucket, which ends up in messages",
             hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead",
         )
     if not url.startswith("s3://") or not bucket:
-        raise UnknownStore(f"{url!r} names no bucket", hint="use s3://bucket/prefix")
+        raise UnknownStore(f"{show_url(url)!r} names no bucket", hint="use s3://bucket/prefix")
     query = {name: values[-1] for name, values in parse_qs(asked, keep_blank_values=True).items()}
     unknown = set(query) - {"endpoint_url", "region"}
     if unknown:
@@ -77,11 +80,7 @@ class S3Source:
         encoding: str = "utf-8",
         limit_bytes: int = LIMIT_BYTES,
     ) -> None:
-        if "@" in (endpoint_url or ""):
-            raise UnknownStore(
-                "credentials do not belong into the URL of an endpoint, which ends up in messages",
-                hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead",
-            )
+        check_endpoint(endpoint_url)
         prefix = prefix.strip("/")
         self._bucket = bucket
         self._root = f"{prefix}/" if prefix else ""
@@ -91,12 +90,19 @@ class S3Source:
         self._made: tuple[int, S3Client] | None = None
         self._reading = reading(extensions, encoding, limit_bytes)
         self._ignore = Ignore([*IGNORED, *patterns(ignore)])
+        self._skipped = Skipped()
 
     @property
     def name(self) -> str:
         return self._name
 
+    @property
+    def skipped(self) -> Skipped:
+        """What the last listing left out."""
+        return self._skipped
+
     def items(self) -> Iterator[Item]:
+        self._skipped = Skipped()
         client = self._client()
         from ragfence.stores.objects_s3_errors import BotoError
 
@@ -106,7 +112,11 @@ class S3Source:
                 for entry in page.get("Contents", []):
                     key, size = entry["Key"], entry["Size"]
                     path = normalize("NFC", key[len(self._root) :])
-                    if self._reading.takes(path) and not self._ignore.skips_inside(path):
+                    if not path or path.endswith("/") or self._ignore.skips_inside(path):
+                        continue  # what stands for a folder is not a file
+                    if not self._reading.takes(path):
+                        self._skipped.add_file(path)
+                    else:
                         etag = entry.get("ETag", "").strip('"')
                         state = f"{etag}:{size}{self._reading.manner(path)}" if etag else ""
                         yield Item(path, state, partial(self._load, key, path, size))
@@ -169,13 +179,9 @@ class S3Source:
         return made[1]
 
     def _connected(self) -> S3Client:
-        try:
+        with needs_extra("s3", f"Reading {self._name}", UnknownStore):
             from boto3.session import Session
             from botocore.config import Config
-        except ModuleNotFoundError as missing:
-            raise UnknownStore(
-                f"{self._name} needs the package 'boto3'", hint='pip install "ragfence[s3]"'
-            ) from missing
         from ragfence.stores.objects_s3_errors import BotoError
 
         config = Config(

@@ -19,11 +19,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from ragfence.errors import BuildMissing, FormatCorrupt, StoreUnavailable, Unsupported, ValidationError
+from ragfence._extras import needs_extra
+from ragfence.errors import BuildMissing, FormatCorrupt, StoreUnavailable, ValidationError
 from ragfence.indexes.backends import lance_aliases, lance_indexes
 from ragfence.indexes.backends.lance_errors import LanceError, file_gone, lost_race, no_table, translate
+from ragfence.indexes.backends.lance_folders import RemoteFolders
 from ragfence.indexes.backends.protocol import PAYLOAD, PREFIX, Found, Pointer, Shape, row_schema
 from ragfence.indexes.backends.shapes import check_search, only
+from ragfence.stores.file_modes import make_folders
 
 if TYPE_CHECKING:
     from ragfence.indexes.embedders.protocol import Vectors
@@ -52,6 +55,7 @@ class _Process:
 
     pid: int
     connection: Any
+    folders: RemoteFolders | None = None
     tables: OrderedDict[str, _Open] = field(default_factory=OrderedDict)
     lock: threading.Lock = field(default_factory=threading.Lock)
     removing: threading.Lock = field(default_factory=threading.Lock)
@@ -80,6 +84,9 @@ class LanceBackend:
 
     def check(self, shape: Shape) -> None:
         lance_indexes.check(shape)
+
+    def approximate(self, rows: int, dimension: int) -> tuple[str, dict[str, Any]] | None:
+        return lance_indexes.approximate(rows, dimension)
 
     def write(self, physical: str, shape: Shape, tables: Iterable[Any]) -> int:
         import pyarrow as pa
@@ -176,8 +183,14 @@ class LanceBackend:
                 raise translate(error, f"drop {physical}", self.url) from error
 
     def physicals(self) -> list[str]:
-        """Also those whose writer was cut off, and which are missing for everybody else."""
-        return sorted(name for name in self._names() if name.startswith(PREFIX))
+        """Also those whose writer was cut off, and which are missing for everybody else; never an emptied folder."""
+        names = [name for name in self._names() if name.startswith(PREFIX)]
+        if self._is_remote:
+            mine = self._mine
+            with mine.lock:
+                mine.folders = mine.folders or RemoteFolders(self._uri, self._options)
+            names = mine.folders.holding(names)
+        return sorted(names)
 
     def point(self, alias: str, physical: str, generation: int) -> None:
         connection = self._mine.connection
@@ -203,7 +216,9 @@ class LanceBackend:
             return
 
     def close(self) -> None:
-        self._process = None
+        process, self._process = self._process, None
+        if process is not None and process.pid == os.getpid() and process.folders is not None:
+            process.folders.close()
 
     @property
     def _mine(self) -> _Process:
@@ -218,14 +233,12 @@ class LanceBackend:
         return process
 
     def _connect(self) -> Any:
-        try:
+        with needs_extra("lance", "The index backend LanceDB"):
             import lancedb
-        except ModuleNotFoundError as missing:
-            raise Unsupported(
-                f"this index backend needs the package {missing.name!r}", hint="pip install 'ragfence[lance]'"
-            ) from missing
         options = {**_PATIENCE, **self._options} if self._is_remote else self._options
         try:
+            if not self._is_remote:
+                make_folders(Path(self._uri))  # LanceDB's own files follow the umask, so the folder has to keep them
             return lancedb.connect(self._uri, storage_options=options, read_consistency_interval=timedelta(0))
         except LanceError as error:
             raise translate(error, "open the database", self.url) from error

@@ -20,6 +20,7 @@ from typing import Any
 
 from ragfence.indexes.backends.lance_errors import LanceError, no_table
 from ragfence.indexes.backends.protocol import Pointer
+from ragfence.stores.file_modes import make_folders, opener
 
 TABLE = "ragfence-aliases"
 _TIDY_EVERY = 64
@@ -60,8 +61,8 @@ def _locked(file: Path | None) -> Iterator[None]:
     if file is None:
         yield
         return
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("a") as opened:
+    make_folders(file.parent)
+    with open(file, "a", opener=opener) as opened:
         fcntl.flock(opened, fcntl.LOCK_EX)
         yield
 

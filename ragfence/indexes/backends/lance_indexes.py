@@ -51,6 +51,22 @@ def check(shape: Shape) -> None:
         raise ValidationError("lance ivf_pq: num_bits is 4 or 8")
 
 
+def approximate(rows: int, dimension: int) -> tuple[str, dict[str, int]]:
+    """Partitions of about the square root of the rows, a twelfth of which is looked into; 8 numbers in a byte, and ten
+    times as many rows as are asked for are compared by their vectors. Training takes a sample: it is most of the cost.
+    """
+    partitions = max(1, round(rows**0.5))
+    sub_vectors = next(each for each in range(max(1, dimension // 8), 0, -1) if dimension % each == 0)
+    return "ivf_pq", {
+        "num_partitions": partitions,
+        "sample_rate": 64,
+        "max_iterations": 16,
+        "num_sub_vectors": sub_vectors,
+        "nprobes": min(partitions, max(20, partitions // 12)),
+        "refine_factor": 10,
+    }
+
+
 def config(shape: Shape) -> Any:
     """What `create_index` is given."""
     from lancedb.index import HnswSq, IvfFlat, IvfPq

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from ragfence.core.urls import HIDDEN, show_url
 from ragfence.errors import UnknownStore, Unsupported
 from ragfence.indexes.backends.protocol import Backend
 from ragfence.stores.objects_local import LocalObjects
@@ -33,7 +35,12 @@ def open_backend(spec: str, *, default_lance: str, storage_options: Mapping[str,
             return _lance(rest or default_lance, storage_options)
         raise _unknown(spec)
     _refuse_credentials(kind, rest)
-    parts = urlsplit(rest)
+    try:
+        parts = urlsplit(rest)
+    except ValueError:  # its words quote the URL
+        parts = urlsplit("")
+    if HIDDEN in show_url(rest):
+        raise _unknown(spec)
     if kind == "lance" and parts.scheme == "s3" and parts.netloc and not parts.query:
         return _lance(rest, storage_options)
     if kind == "qdrant" and parts.scheme in ("http", "https") and parts.netloc and not parts.query:
@@ -93,7 +100,7 @@ def _s3_options(objects: Any) -> dict[str, str]:
 
 
 def _refuse_credentials(kind: str, rest: str) -> None:
-    if "@" in urlsplit(rest).netloc:
+    if "@" in rest.partition("://")[2].partition("/")[0]:
         instead = "QDRANT_API_KEY" if kind == "qdrant" else "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         raise UnknownStore(
             "credentials do not belong into the URL of a backend, which ends up in logs and in the INDEX_HASH",
@@ -112,8 +119,8 @@ def _refuse_relative(folder: str) -> None:
 
 
 def _unknown(spec: str) -> UnknownStore:
-    scheme, separator, rest = spec.partition("://")
-    shown = f"{scheme}{separator}{rest.rpartition('@')[2]}"
+    kind, mark = re.match(r"([^:+]*)([:+]?)", spec).groups()  # type: ignore[union-attr]
+    shown = show_url(spec) if "://" in spec else f"{kind}{mark}{HIDDEN}" if mark else spec
     return UnknownStore(f"{shown!r} names no index backend ragfence knows", hint=f"use {FORMS}")
 
 

@@ -73,6 +73,13 @@ class Backend(Protocol):
         """Refuses what cannot be built, before anything is."""
         ...
 
+    def approximate(self, rows: int, dimension: int) -> tuple[str, dict[str, Any]] | None:
+        """The index, and its parameters, that suits so many rows best if it need not be exact; None: only "flat".
+
+        The same for the same numbers, in every version: it is part of the INDEX_HASH.
+        """
+        ...
+
     def write(self, physical: str, shape: Shape, tables: Iterable[Any]) -> int:
         """Creates the physical index with these rows, which are made while they are written. Returns how many.
 
@@ -105,7 +112,10 @@ class Backend(Protocol):
         ...
 
     def physicals(self) -> list[str]:
-        """Every physical index whose name starts with `PREFIX`."""
+        """Every physical index whose name starts with `PREFIX`, also what a writer that was cut off has left.
+
+        What was dropped is not listed: gc would drop it again for ever.
+        """
         ...
 
     def point(self, alias: str, physical: str, generation: int) -> None:

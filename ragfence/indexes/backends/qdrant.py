@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from uuid import UUID
 
+from ragfence._extras import missing_package
 from ragfence.errors import BuildMissing, StoreUnavailable, Unsupported, ValidationError
 from ragfence.indexes.backends.protocol import PAYLOAD, PREFIX, Found, Metric, Pointer, Shape, row_schema
 from ragfence.indexes.backends.shapes import Between, Kinds, check_search, check_shape, only
@@ -60,9 +61,7 @@ class QdrantBackend:
         if (url is None) == (path is None):
             raise ValidationError("QdrantBackend takes either the url of a server or the path of a folder")
         if find_spec("qdrant_client") is None:
-            raise Unsupported(
-                "this index backend needs the package 'qdrant_client'", hint="pip install 'ragfence[qdrant]'"
-            )
+            raise missing_package("qdrant_client", "ragfence[qdrant]", "The index backend Qdrant")
         self._server, self._path = url, Path(path).absolute() if path is not None else None
         self._api_key, self._timeout_s = api_key, timeout_s
         self._opened: tuple[int, Any] | None = None
@@ -78,6 +77,10 @@ class QdrantBackend:
 
     def check(self, shape: Shape) -> None:
         check_shape("qdrant", KINDS, shape)
+
+    def approximate(self, rows: int, dimension: int) -> tuple[str, dict[str, Any]] | None:
+        """Local mode compares with every point whatever it is told."""
+        return None if self._path is not None else ("hnsw", {"m": 16, "ef_construct": 128, "ef": 128})
 
     def write(self, physical: str, shape: Shape, tables: Iterable[Any]) -> int:
         from ragfence.indexes.backends.qdrant_errors import is_taken

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ragfence.errors import StoreUnavailable
+from ragfence.stores.file_modes import make_folders, opener
 
 
 def open_local(folder: Path) -> Any:
@@ -17,7 +18,7 @@ def open_local(folder: Path) -> Any:
 
     silence()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folders(folder)
         _refuse_second(folder)
         return QdrantClient(path=str(folder))
     except RuntimeError as error:  # somebody came between
@@ -44,7 +45,7 @@ def vacuum(folder: Path, physical: str) -> None:
 
 def _refuse_second(folder: Path) -> None:
     """qdrant-client would refuse as well, but leaves an open file behind."""
-    with (folder / ".lock").open("a+") as file:
+    with open(folder / ".lock", "a+", opener=opener) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as taken:

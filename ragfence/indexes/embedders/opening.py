@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ragfence.core.urls import HIDDEN, show_url
 from ragfence.errors import EmbedderInvalid, EmbedderUnknown
 from ragfence.indexes.embedders.protocol import Embedder, EmbedderId
 
@@ -80,7 +81,10 @@ def _opened(name: str, dimension: int | None) -> Embedder:
         from ragfence.indexes.embedders.sentence_transformers import SentenceTransformersEmbedder
 
         return SentenceTransformersEmbedder(rest)
-    raise EmbedderUnknown(f"nobody knows the embedder {name!r}", hint=f"the known ones: {', '.join(FORMS)}")
+    # What follows a plus is meant as a URL, which may hold a password.
+    kind, plus, _ = name.partition("+")
+    shown = show_url(name) if "://" in name else f"{kind}+{HIDDEN}" if plus else name
+    raise EmbedderUnknown(f"nobody knows the embedder {shown!r}", hint=f"the known ones: {', '.join(FORMS)}")
 
 
 def _endpoint(name: str, dimension: int | None) -> Embedder:

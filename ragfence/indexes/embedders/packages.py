@@ -12,8 +12,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ragfence._extras import missing_package
 from ragfence.core.hashing import digest
-from ragfence.errors import Unsupported
+from ragfence.errors import RagfenceError
 
 
 def package(name: str, *, install: str) -> Any:
@@ -41,5 +42,5 @@ def digest_of_files(recipe: str, files: Iterable[tuple[str, Path]]) -> str:
     return digest("ragfence/embedder-files/1", *parts)[:8].hex()
 
 
-def _missing(name: str, install: str) -> Unsupported:
-    return Unsupported(f"the package {name} is not installed", hint=f"pip install '{install}'")
+def _missing(name: str, install: str) -> RagfenceError:
+    return missing_package(name, install, "This embedder")

@@ -82,7 +82,10 @@ def embedded(embedder: Embedder, known: EmbedderId, texts: Sequence[str]) -> Vec
 
     if not texts:
         return np.zeros((0, known.dimension), dtype=np.float32)
-    made = embedder.embed(texts)
+    try:
+        made = embedder.embed(texts)
+    except StopIteration as stopped:  # in a generator around us it would look like its end, or like a fault of ours
+        raise EmbedderInvalid(f"{known} raised StopIteration", hint="return an array with a row per text") from stopped
     if (now := EmbedderId.of(embedder)) != known:
         raise EmbedderInvalid(
             f"{known} became {now} while it was embedding", hint="start again: vectors of two revisions do not compare"

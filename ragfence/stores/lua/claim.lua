@@ -6,8 +6,9 @@
 -- KEYS   per group: marker, counter, rows; then per claim: record, and source unless the mode is KEYED
 -- ARGV   [1] '1' if no object store stands behind this Redis, [2] number of groups, [3] most rows to keep, or '0',
 --        [4] '', or, for a single claim without a sequence, the run_id that was read when the connection was opened
---        per group: the shard as one byte, the keys' common prefix, encoded rows to write as they are,
---        the number of claims; then per claim one packed string (see redis_wire.pack_claim)
+--        per group: the shard as one byte, the keys' common prefix, encoded rows to write as they are, what they are
+--        counted under (see redis_wire.pack_answers), the number of claims; then per claim one packed string (see
+--        redis_wire.pack_claim)
 -- Returns, per claim, in order, one string (just that, if ARGV[4] is given), whose first byte says what follows:
 --        N not ready | R record or nothing | C record or nothing | I quarantined:1 record | S newest:8
 --        | G takeover:1 record | P takeover:1 record (length:4) prior (length:4) source | X record of a newer format
@@ -20,11 +21,18 @@ local settle
 local replies, k, a = {}, 1, 5
 for _ = 1, groups do
   local marker_key, counter_key, rows_key = KEYS[k], KEYS[k + 1], KEYS[k + 2]
-  local shard, prefix, count = ARGV[a], ARGV[a + 1], tonumber(ARGV[a + 3])
-  local rows = { ARGV[a + 2] }
-  k, a = k + 3, a + 4
+  local shard, prefix, count = ARGV[a], ARGV[a + 1], tonumber(ARGV[a + 4])
+  local rows, answers = { ARGV[a + 2] }, {}
+  local at, told = 1, ARGV[a + 3]
+  while at < #told do
+    local n, what
+    n, what, at = struct.unpack('>I4Hc0', told, at)
+    answers[what] = n
+  end
+  k, a = k + 3, a + 5
   local epoch = usable_epoch(marker_key, run, solo, now_ms)
   local ahead = epoch and count > 0 and read_ahead(a, k, count)
+  local pending = {}  -- of a group read ahead, whose sources all differ: added in one call
   local counter  -- of a group read ahead: raised once, before the first of its numbers is used
   if ahead then
     local grants, documents = 0, byte(ARGV[a]) == DOCUMENT
@@ -48,7 +56,7 @@ for _ = 1, groups do
       source_key = KEYS[k]
       k = k + 1
     end
-    local reply, row
+    local reply, row, answer
     if not epoch then
       reply = 'N'
     elseif mode == KEYED or (mode == DOCUMENT and ahead) then
@@ -69,24 +77,34 @@ for _ = 1, groups do
           number = checked_number(redis.call('INCR', counter_key))
         end
         data, row = first_grant(claim, epoch, number, now_ms, ts, shard)
+        local ttl_ms = struct.unpack('>I6', claim, source_key and 106 or 100)
         if source_key then
           put(source_key, '\1\2' .. struct.pack('>I8', epoch) .. sub(claim, 20, 51) .. struct.pack('>I4', #data) .. data,
-            struct.unpack('>I6', claim, 106))
+            ttl_ms)
+          pending[#pending + 1] = score(now_ms, ttl_ms)
+          pending[#pending + 1] = sub(source_key, #prefix + 2)
         else
-          put(record_key, data, struct.unpack('>I6', claim, 100))
+          put(record_key, data, ttl_ms)
+          redis.call('ZADD', prefix .. 'p', score(now_ms, ttl_ms), sub(claim, 20, 51))
         end
         reply = 'G\0' .. data
       elseif replays(data, claim) then
-        reply, row = 'R' .. data, replay_row(data, claim, ts, shard)
+        reply, row, answer = 'R' .. data, replay_row(data, claim, ts, shard), 'd'
       end
     end
     if not reply then
       settle = settle or rules()
-      reply, row = settle(claim, record_key, source_key, epoch, solo, now_ms, counter_key, prefix, shard)
+      reply, row, answer = settle(claim, record_key, source_key, epoch, solo, now_ms, counter_key, prefix, shard)
+    end
+    if answer then
+      local what = label(answer, 0, kind_of_claim(claim), claim, 112)
+      answers[what] = (answers[what] or 0) + 1
     end
     replies[#replies + 1] = reply
     rows[#rows + 1] = row
   end
+  if #pending > 0 then redis.call('ZADD', prefix .. 'q', unpack(pending)) end
+  for what, n in pairs(answers) do tally(prefix, now_ms, what, n) end
   add_rows(rows_key, table.concat(rows), most_rows)
 end
 if ARGV[4] ~= '' then return replies[1] end

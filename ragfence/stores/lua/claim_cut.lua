@@ -7,6 +7,8 @@ local function checked_number(number)
   return number
 end
 
+local function kind_of_claim(claim) return sub(claim, 113, 112 + byte(claim, 112)) end
+
 -- Whether this is an ended record of the claim's own payload: it answers.
 local function replays(data, claim)
   local version, flags = byte(data, 1, 2)

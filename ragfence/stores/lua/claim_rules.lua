@@ -99,23 +99,31 @@ local function decide(held, claim, now_ms)
 end
 
 -- Where a pending record belongs: under its key, or in the one lease of its source.
-local function place(claim, held, record, unsettled, epoch, prefix)
+local function place(claim, held, record, unsettled, epoch, prefix, now_ms)
   if claim.mode == KEYED then
     put(claim.record_key, record.raw, claim.pending_ttl)
+    redis.call('ZADD', prefix .. 'p', score(now_ms, claim.pending_ttl), claim.digest)
     return ''
   end
   local before = held.source and held.source.lease
   if claim.mode == SEQUENCED then
-    if held.record and not ended(held.record) then redis.call('DEL', claim.record_key) end
+    if held.record and not ended(held.record) then
+      redis.call('DEL', claim.record_key)
+      redis.call('ZREM', prefix .. 'p', claim.digest)
+    end
     if before and before.digest ~= claim.digest then
       local aside_key = prefix .. 'k' .. before.digest
-      if redis.call('EXISTS', aside_key) == 0 then put(aside_key, before.record.raw, claim.pending_ttl) end
+      if redis.call('EXISTS', aside_key) == 0 then
+        put(aside_key, before.record.raw, claim.pending_ttl)
+        redis.call('ZADD', prefix .. 'p', score(now_ms, claim.pending_ttl), before.digest)
+      end
     end
   end
   local source = { stamp = epoch, head = held.source and held.source.head,
     lease = { digest = claim.digest, record = record, unsettled = unsettled } }
   local raw = encode_source(source)
   put(claim.source_key, raw, claim.source_ttl)
+  redis.call('ZADD', prefix .. 'q', score(now_ms, claim.source_ttl), sub(claim.source_key, #prefix + 2))
   return raw
 end
 
@@ -145,6 +153,9 @@ local function claim_row(claim, answer, now_ms, shard)
   return encode_row(row)
 end
 
+-- What an answer is counted as; a grant is not one.
+local OUTCOME = { R = 'd', C = 'c', I = 'i', S = 's' }
+
 local function settle(packed, record_key, source_key, epoch, solo, now_ms, counter_key, prefix, shard)
   local claim = unpack_claim(packed)
   claim.record_key, claim.source_key = record_key, source_key
@@ -152,7 +163,7 @@ local function settle(packed, record_key, source_key, epoch, solo, now_ms, count
   if held.newer then return 'X' .. held.newer, '' end
   local answer = decide(held, claim, now_ms)
   if answer.code == 'Q' then
-    place(claim, held, answer.record, answer.unsettled, epoch, prefix)
+    place(claim, held, answer.record, answer.unsettled, epoch, prefix, now_ms)
     answer = { code = 'I', record = answer.record, quarantined = true }
   elseif answer.code == 'G' then
     if answer.again then
@@ -163,21 +174,25 @@ local function settle(packed, record_key, source_key, epoch, solo, now_ms, count
         first_seen = answer.first_seen, when = now_ms + claim.lease_ms, kind = claim.kind, owner = claim.owner, error = answer.error,
         effect_id = '', payload = claim.payload, result = '' }
       encode_record(answer.record)
-      answer.source = place(claim, held, answer.record, false, epoch, prefix)
+      -- Only a seal settles a document: who takes it over and gives it back leaves it as unsettled as it was.
+      local unsettled = answer.takeover and claim.mode == DOCUMENT
+      answer.source = place(claim, held, answer.record, unsettled, epoch, prefix, now_ms)
     end
   end
   local row = claim_row(claim, answer, now_ms, shard)
+  local outcome = row ~= '' and OUTCOME[answer.code] or nil
+  if answer.quarantined then outcome = 'q' end
   local raw = answer.record and answer.record.raw or ''
   if answer.code == 'G' then
     local takeover, prior = answer.takeover and '\1' or '\0', answer.prior and answer.prior.raw or ''
     if prior == '' and answer.source == '' then return 'G' .. takeover .. raw, row end
     return 'P' .. takeover .. long(raw) .. long(prior) .. answer.source, row
   elseif answer.code == 'I' then
-    return (answer.quarantined and 'I\1' or 'I\0') .. raw, row
+    return (answer.quarantined and 'I\1' or 'I\0') .. raw, row, outcome
   elseif answer.code == 'S' then
-    return 'S' .. answer.newest, row
+    return 'S' .. answer.newest, row, outcome
   end
-  return answer.code .. raw, row
+  return answer.code .. raw, row, outcome
 end
 
 return settle

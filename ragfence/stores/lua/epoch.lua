@@ -1,8 +1,11 @@
 -- Markers and hydration. Every write compares the marker first, so a hydration that was overtaken does nothing.
 --
--- KEYS   the markers of the shards concerned; for 'load' and 'forget_ended', after the one marker, the records
--- ARGV   [1] 'begin', 'load', 'finish', 'forget' (the markers of older epochs) or 'forget_ended' (records that ended),
---        [2] the epoch; for 'load' the values, in the order of KEYS
+-- KEYS   the markers of the shards concerned; for 'load', 'forget_ended' and 'forget_pending', after the one marker, the records
+--        and for 'recount' the count of head moves, then records and sources
+-- ARGV   [1] 'begin', 'load', 'finish', 'forget' (the markers of older epochs), 'forget_ended' (records that ended), 'forget_pending' (also those that nobody holds a lease on) or
+--        'recount' (what is pending among the records and sources, and, if it was counted, how many documents there are)
+--        [2] the epoch ('forget_ended': below it parked records go, too); for 'load' the values, in the order of KEYS; for 'recount' the count of head moves that the
+--        documents were counted at, and how many there were, or ''
 -- Returns 1 done | 0 the markers are not what the step needs
 
 local action, epoch = ARGV[1], tonumber(ARGV[2])
@@ -14,25 +17,82 @@ local function hydrating(marker_key)
   return m and not m.ready and m.epoch == epoch and m.run == run
 end
 
+-- The live document in a source record of this epoch: 1, or 0.
+local function live(data)
+  if not data or byte(data) ~= 1 or sub(data, 3, 10) ~= struct.pack('>I8', epoch) then return 0 end
+  return byte(data, 2) % 8 >= 4 and 1 or 0
+end
+
 if action == 'begin' then
   for _, marker_key in ipairs(KEYS) do
     local m = read_marker(marker_key)
     if m and m.epoch >= epoch then return 0 end
   end
-  for _, marker_key in ipairs(KEYS) do write_marker(marker_key, 'H', epoch, run) end
+  for _, marker_key in ipairs(KEYS) do
+    local prefix, now_ms = sub(marker_key, 1, -2), now()
+    write_marker(marker_key, 'H', epoch, run)
+    if redis.call('EXISTS', prefix .. 'c') == 0 then
+      -- It counts nothing: it is new, or has forgotten what it had counted. BEGUN of core/tallies.py.
+      local key = prefix .. 'h' .. math.floor(now_ms / 86400000)
+      redis.call('HSET', key, math.floor(now_ms / 3600000) .. ':b-\0\0', string.format('%.0f', now_ms))
+      redis.call('PEXPIRE', key, 36 * 86400000)
+    end
+    -- Leases of earlier epochs are void, and documents are counted as they are loaded.
+    redis.call('DEL', prefix .. 'q')
+    redis.call('HSET', prefix .. 'c', 'e', ARGV[2], 'm', redis.call('GET', prefix .. 'v') or '0', 'd', 0)
+  end
 elseif action == 'load' then
   if not hydrating(KEYS[1]) then return 0 end
-  for i = 2, #KEYS do redis.call('SET', KEYS[i], ARGV[i + 1]) end
+  local prefix, documents = sub(KEYS[1], 1, -2), 0
+  for i = 2, #KEYS do
+    local value = ARGV[i + 1]
+    if byte(KEYS[i], #prefix + 1) == 115 then
+      -- It may be loaded twice, after a lost reply.
+      documents = documents + live(value) - live(redis.call('SET', KEYS[i], value, 'GET'))
+    else
+      redis.call('SET', KEYS[i], value)
+    end
+  end
+  if documents ~= 0 then redis.call('HINCRBY', prefix .. 'c', 'd', documents) end
 elseif action == 'finish' then
   for _, marker_key in ipairs(KEYS) do
     if not hydrating(marker_key) then return 0 end
   end
   for _, marker_key in ipairs(KEYS) do write_marker(marker_key, 'R', epoch, run) end
-elseif action == 'forget_ended' then
+elseif action == 'forget_ended' or action == 'forget_pending' then
   for i = 2, #KEYS do
-    local version, state = byte(redis.call('GET', KEYS[i]) or '', 1, 2)
-    if version == 1 and (state % 16 == SEALED or state % 16 == FAILED) then redis.call('DEL', KEYS[i]) end
+    local data = redis.call('GET', KEYS[i]) or ''
+    local version, state = byte(data, 1, 2)
+    if version == 1 and (state % 16 == SEALED or state % 16 == FAILED) then
+      local sealed_ms, left_ms = struct.unpack('>I6', data, 51), redis.call('PTTL', KEYS[i])
+      local lifetime = left_ms > 0 and math.max(now() + left_ms - sealed_ms, 1) or 0
+      redis.call('DEL', KEYS[i])
+      tally(sub(KEYS[1], 1, -2), sealed_ms, label('x', lifetime, sub(data, 58, 57 + byte(data, 57)), '', 1), 1)
+    elseif version == 1 and action == 'forget_pending'
+        and (state % 16 ~= HELD or now() >= struct.unpack('>I6', data, 51)) then
+      local prefix = sub(KEYS[1], 1, -2)
+      redis.call('DEL', KEYS[i])
+      redis.call('ZREM', prefix .. 'p', sub(KEYS[i], #prefix + 2))
+    elseif version == 0 then  -- parked: its stamp comes first, the epoch in eight bytes
+      local stamp = 0
+      for at = 2, 8 do stamp = stamp * 256 + byte(data, at) end
+      if stamp < epoch then redis.call('DEL', KEYS[i]) end
+    end
   end
+elseif action == 'recount' then
+  local m, prefix = read_marker(KEYS[1]), sub(KEYS[1], 1, -2)
+  for i = 3, #KEYS do
+    local data, left_ms = redis.call('GET', KEYS[i]), redis.call('PTTL', KEYS[i])
+    local of_source = byte(KEYS[i], #prefix + 1) == 115
+    local is_pending = data and byte(data) == 1 and byte(data, 2) % 16 <= QUARANTINED
+    if of_source then is_pending = data and byte(data) == 1 and byte(data, 2) % 4 >= 2 end
+    if is_pending then
+      redis.call('ZADD', prefix .. (of_source and 'q' or 'p'), score(now(), left_ms), sub(KEYS[i], #prefix + 2))
+    end
+  end
+  if ARGV[4] == '' then return 1 end
+  if not m or m.epoch ~= epoch or (redis.call('GET', KEYS[2]) or '0') ~= ARGV[3] then return 0 end
+  redis.call('HSET', prefix .. 'c', 'e', ARGV[2], 'm', ARGV[3], 'd', ARGV[4])
 else
   for _, marker_key in ipairs(KEYS) do
     local m = read_marker(marker_key)

@@ -27,3 +27,27 @@ local function add_rows(rows_key, data, most_rows)
     redis.call('XADD', rows_key, '*', 'd', data)
   end
 end
+
+-- What is pending, in a sorted set, by the time at which its record expires: `p` holds the digests of keys, `q` sources.
+local function score(now_ms, ttl_ms) return ttl_ms > 0 and now_ms + ttl_ms or '+inf' end
+
+-- What an answer is counted under: make_label of core/tallies.py. `lifetime`: in milliseconds, or '-'.
+local function label(outcome, lifetime, kind, text, from)
+  local route, at = '', string.find(text, ',"route":"', from, true)
+  if at then route = sub(text, at + 10, math.min(string.find(text, '"', at + 10, true) - 1, at + 89)) end
+  if lifetime ~= '-' then lifetime = math.ceil(lifetime / 3600000) end
+  return outcome .. lifetime .. '\0' .. kind .. '\0' .. route
+end
+
+-- Counts under an hour, in the hash of its day, which is kept for KEPT_DAYS behind it. Beyond MAX_LABELS, kinds and
+-- routes are not told apart.
+local function tally(prefix, at_ms, what, count)
+  local hour = math.floor(at_ms / 3600000)
+  local key, field = prefix .. 'h' .. math.floor(hour / 24), hour .. ':' .. what
+  if redis.call('HINCRBY', key, field, count) ~= count then return end
+  if redis.call('HLEN', key) > 4000 then
+    redis.call('HDEL', key, field)
+    redis.call('HINCRBY', key, hour .. ':' .. sub(what, 1, string.find(what, '\0', 1, true)) .. '\0', count)
+  end
+  redis.call('PEXPIRE', key, 36 * 86400000)
+end

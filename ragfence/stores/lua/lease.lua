@@ -3,7 +3,8 @@
 --
 -- KEYS   per group: marker, rows; then per lease: record, and source unless the mode is KEYED
 -- ARGV   [1] '1' if no object store stands behind this Redis, [2] number of groups, [3] most rows to keep, or '0'
---        [4] 'renew', 'release', 'expire' or 'pardon', [5] the error code of a release
+--        [4] 'renew', 'release', 'expire' or 'pardon', [5] the error code of a release, [6] '1' if a release refunds the
+--        attempt, '2' if nothing is left of a first attempt, either
 --        per group: the shard as one byte, the number of leases; then per lease one packed string
 -- Returns, per lease, in order: 1 done | 0 the lease is not (or no longer) held | a record of a newer format
 
@@ -27,10 +28,12 @@ end
 local function put_back(lease, held, record, spot)
   if not spot then
     put(lease.record_key, record.raw, lease.pending_ttl)
+    redis.call('ZADD', lease.prefix .. 'p', score(lease.now_ms, lease.pending_ttl), lease.digest)
     return
   end
-  held.source.lease = { digest = lease.digest, record = record, unsettled = false }
+  held.source.lease = { digest = lease.digest, record = record, unsettled = spot.unsettled }
   put(lease.source_key, encode_source(held.source), lease.source_ttl)
+  redis.call('ZADD', lease.prefix .. 'q', score(lease.now_ms, lease.source_ttl), sub(lease.source_key, #lease.prefix + 2))
 end
 
 local function pardon(lease, held, now_ms)
@@ -43,11 +46,20 @@ local function pardon(lease, held, now_ms)
   end
   if not held.record or ended(held.record) then return 0 end
   local after = copy_record(held.record, { state = RELEASED, token = NOBODY, when = now_ms, attempt = 0 })
-  put(lease.record_key, after.raw, lease.pending_ttl)
+  put_back(lease, held, after, nil)
   return 1
 end
 
-local function settle(action, lease, held, epoch, now_ms, err)
+-- Of a first attempt that was declined, nothing stays.
+local function withdrawn(lease, held, record, spot)
+  if lease.mode ~= DOCUMENT or record.attempt ~= 1 or spot.unsettled or not held.source.head then return false end
+  held.source.lease = nil
+  put(lease.source_key, encode_source(held.source), lease.source_ttl)
+  redis.call('ZREM', lease.prefix .. 'q', sub(lease.source_key, #lease.prefix + 2))
+  return true
+end
+
+local function settle(action, lease, held, epoch, now_ms, err, refund, withdraw)
   if action == 'pardon' then return pardon(lease, held, now_ms), nil end
   local record, spot = find(lease, held)
   if not record or record.state ~= HELD or record.token ~= lease.token then return 0, nil end
@@ -56,15 +68,17 @@ local function settle(action, lease, held, epoch, now_ms, err)
     put_back(lease, held, copy_record(record, { when = now_ms + lease.lease_ms }), spot)
     return 1, nil
   end
+  if withdraw and withdrawn(lease, held, record, spot) then return 1, record end
   local state = action == 'expire' and HELD or RELEASED
-  local after = copy_record(record, { state = state, when = now_ms, error = err })
-  put_back(lease, held, after, spot)
-  return 1, after
+  local attempt = refund and math.max(record.attempt - 1, 0) or record.attempt
+  put_back(lease, held, copy_record(record, { state = state, when = now_ms, error = err, attempt = attempt }), spot)
+  return 1, record
 end
 
 local solo, groups, most_rows, action, err = ARGV[1] == '1', tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5]
+local refund, withdraw = ARGV[6] ~= '0', ARGV[6] == '2'
 local run, now_ms = run_id(), now()
-local replies, k, a = {}, 1, 6
+local replies, k, a = {}, 1, 7
 for _ = 1, groups do
   local marker_key, rows_key = KEYS[k], KEYS[k + 1]
   local shard, count = ARGV[a], tonumber(ARGV[a + 1])
@@ -74,7 +88,7 @@ for _ = 1, groups do
   for _ = 1, count do
     local lease = unpack_lease(ARGV[a])
     a = a + 1
-    lease.record_key = KEYS[k]
+    lease.record_key, lease.prefix, lease.now_ms = KEYS[k], sub(marker_key, 1, -2), now_ms
     k = k + 1
     if lease.mode ~= KEYED then
       lease.source_key = KEYS[k]
@@ -86,12 +100,12 @@ for _ = 1, groups do
       if held.newer then
         done = held.newer
       else
-        local after
-        done, after = settle(action, lease, held, epoch, now_ms, err)
-        if after then
+        local record
+        done, record = settle(action, lease, held, epoch, now_ms, err, refund, withdraw)
+        if record then
           rows[#rows + 1] = encode_row({ token = lease.token, position = 251, ts = now_ms, kind = ROW.new,
-            key = shard .. lease.digest, fingerprint = after.fingerprint, attempt = after.attempt,
-            epoch = after.epoch, counter = after.counter, first_seen = after.first_seen, winner = lease.token,
+            key = shard .. lease.digest, fingerprint = record.fingerprint, attempt = record.attempt,
+            epoch = record.epoch, counter = record.counter, first_seen = record.first_seen, winner = lease.token,
             error = err ~= '' and err or 'RELEASED', context = lease.context })
         end
       end

@@ -20,7 +20,7 @@ for _ = 1, groups do
   local marker_key, rows_key, moves_key, moves = KEYS[k], KEYS[k + 1], KEYS[k + 2], 0
   local shard, prefix, count = ARGV[a], ARGV[a + 1], tonumber(ARGV[a + 2])
   k, a = k + 3, a + 3
-  local rows = {}
+  local rows, answers, sources, documents = {}, {}, {}, 0
   local epoch = usable_epoch(marker_key, run, solo, now_ms)
   local epoch_bytes = epoch and struct.pack('>I7', epoch)
   local ahead = epoch and read_ahead(a, k, count)
@@ -33,7 +33,7 @@ for _ = 1, groups do
       source_key = KEYS[k]
       k = k + 1
     end
-    local reply, row
+    local reply, row, what, change
     if not epoch then
       reply = 'N'
     elseif mode ~= SEQUENCED and sub(seal, 47, 53) == epoch_bytes then
@@ -54,22 +54,35 @@ for _ = 1, groups do
           local head = 1 + (flags % 8 >= 4 and 4 or 0) + (flags % 2 >= 1 and 8 or 0)
           put(source_key, '\1' .. char(head) .. sub(first_lease, 3) .. sub(seal, 15, 46) .. sub(seal, 59, 82) ..
             struct.pack('>I4', #data) .. data, struct.unpack('>I6', seal, 89))
+          sources[#sources + 1] = sub(source_key, #prefix + 2)
+          what, change = seal_label(data, seal, '-'), flags % 8 >= 4 and 1 or 0
           if ahead[2 * i - 1] then redis.call('DEL', record_key) end
         else
-          put(record_key, data, struct.unpack('>I6', seal, 83))
+          local ttl_ms = struct.unpack('>I6', seal, 83)
+          put(record_key, data, ttl_ms)
+          redis.call('ZREM', prefix .. 'p', sub(seal, 15, 46))
+          what = seal_label(data, seal, ttl_ms)
         end
         reply = 'S' .. data
       end
     end
     if not reply then
       settle = settle or rules()
-      reply, row = settle(seal, record_key, source_key, epoch, solo, now_ms, prefix, shard)
+      reply, row, what, change = settle(seal, record_key, source_key, epoch, solo, now_ms, prefix, shard)
     end
+    if what then answers[what] = (answers[what] or 0) + 1 end
+    documents = documents + (change or 0)
     if mode == DOCUMENT and byte(reply) == 83 then moves = moves + 1 end
     replies[#replies + 1] = reply
     rows[#rows + 1] = row
   end
-  if moves > 0 then redis.call('INCRBY', moves_key, moves) end
+  if moves > 0 then
+    redis.call('INCRBY', moves_key, moves)
+    redis.call('HINCRBY', prefix .. 'c', 'm', moves)
+    if documents ~= 0 then redis.call('HINCRBY', prefix .. 'c', 'd', documents) end
+  end
+  if #sources > 0 then redis.call('ZREM', prefix .. 'q', unpack(sources)) end
+  for what, n in pairs(answers) do tally(prefix, now_ms, what, n) end
   add_rows(rows_key, table.concat(rows), most_rows)
 end
 if ARGV[4] ~= '' then return replies[1] end

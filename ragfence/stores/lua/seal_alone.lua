@@ -6,7 +6,10 @@ if ARGV[4] ~= '' then
     struct.pack('>I7', tonumber(sub(marker, 3, -42))) == sub(seal, 47, 53) then
     local now_ms, row = now(), nil
     data, row = own_seal(data, seal, now_ms, struct.pack('>I6', now_ms), ARGV[5])
-    put(KEYS[4], data, struct.unpack('>I6', seal, 83))
+    local ttl_ms = struct.unpack('>I6', seal, 83)
+    put(KEYS[4], data, ttl_ms)
+    redis.call('ZREM', ARGV[6] .. 'p', sub(seal, 15, 46))
+    tally(ARGV[6], now_ms, seal_label(data, seal, ttl_ms), 1)
     add_rows(KEYS[2], row, ARGV[3])
     return 'S' .. data
   end

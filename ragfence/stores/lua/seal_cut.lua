@@ -7,6 +7,13 @@ local function owned(data, seal)
   return version == 1 and flags % 16 == 1 and sub(data, 19, 30) == sub(seal, 3, 14)
 end
 
+-- What the owner's own seal is counted under.
+local function seal_label(data, seal, lifetime)
+  local flags = byte(seal, 2)
+  local outcome = flags % 16 >= 8 and 'h' or (flags % 4 >= 2 and 'f' or 'n')
+  return label(outcome, lifetime, sub(data, 58, 57 + byte(data, 57)), seal, 112)
+end
+
 -- The record after the seal of its owner, and the row. `ts`: the time in six bytes.
 local function own_seal(data, seal, now_ms, ts, shard)
   local token, flags, held = sub(seal, 3, 14), byte(seal, 2), byte(data, 2)

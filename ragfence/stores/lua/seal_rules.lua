@@ -30,18 +30,21 @@ local function end_record(record, seal, now_ms)
     error = seal.error, effect_id = seal.effect_id, result = seal.result })
 end
 
-local function settle_keyed(record, seal, now_ms)
+local function settle_keyed(record, seal, now_ms, prefix)
   if not record then return 'F', nil end
   if ended(record) then return record.token == seal.token and 'S' or 'F', record end
   if not holds(record, seal.token) then return 'F', record end
   local after = end_record(record, seal, now_ms)
   put(seal.record_key, after.raw, seal.ttl)
-  return 'S', after
+  redis.call('ZREM', prefix .. 'p', seal.digest)
+  return 'S', after, seal.ttl
 end
 
+-- Returns the code, the record, the lifetime that it is counted under if anything changed ('-': it leaves no key of its
+-- own), and by how much the number of live documents did.
 local function settle(seal, held, epoch, now_ms, prefix)
   if seal.epoch ~= epoch then return 'F', standing(held, seal) end
-  if seal.mode == KEYED then return settle_keyed(held.record, seal, now_ms) end
+  if seal.mode == KEYED then return settle_keyed(held.record, seal, now_ms, prefix) end
   local lease = held.source and held.source.lease
   if not (lease and lease.digest == seal.digest and holds(lease.record, seal.token)) then
     local there = standing(held, seal)
@@ -50,21 +53,26 @@ local function settle(seal, held, epoch, now_ms, prefix)
   end
   local record, head = end_record(lease.record, seal, now_ms), held.source.head
   local sequence = seal.sequence or (head and head.sequence)
+  local function leave_queue() redis.call('ZREM', prefix .. 'q', sub(seal.source_key, #prefix + 2)) end
+  -- The first write needs memory, so that a server without any refuses before anything has changed.
   if seal.mode == SEQUENCED then
     local kept = ended(held.record) and held.record or nil
     if not kept then put(seal.record_key, record.raw, seal.ttl) end
     local moved = { digest = seal.digest, live = true, sequence = sequence, metadata_hash = NO_METADATA }
     put(seal.source_key, encode_source({ stamp = epoch, head = moved }), seal.source_ttl)
-    return 'S', kept or record
+    if not kept then redis.call('ZREM', prefix .. 'p', seal.digest) end
+    leave_queue()
+    return 'S', kept or record, kept and '-' or seal.ttl
   end
-  if held.stored then redis.call('DEL', seal.record_key) end
   if head and head.live and head.digest ~= seal.digest and head.record then
     put(prefix .. 'k' .. head.digest, struct.pack('>I8', epoch) .. head.record.raw, 0)
   end
   local moved = { digest = seal.digest, live = seal.live, sequence = sequence,
     metadata_hash = seal.metadata_hash, record = record }
   put(seal.source_key, encode_source({ stamp = epoch, head = moved }), seal.source_ttl)
-  return 'S', record
+  if held.stored then redis.call('DEL', seal.record_key) end
+  leave_queue()
+  return 'S', record, '-', (seal.live and 1 or 0) - (head and head.live and 1 or 0)
 end
 
 -- As performed_twice of core/ledger.py: otherwise whoever sent the seal writes the row.
@@ -94,8 +102,14 @@ local function settled(packed, record_key, source_key, epoch, solo, now_ms, pref
   seal.record_key, seal.source_key = record_key, source_key
   local held = read_held(seal, epoch, solo)
   if held.newer then return 'X' .. held.newer, '' end
-  local code, record = settle(seal, held, epoch, now_ms, prefix)
-  return code .. (record and record.raw or ''), seal_row(seal, code, record, now_ms, shard, solo)
+  local code, record, lifetime, change = settle(seal, held, epoch, now_ms, prefix)
+  local row, what = seal_row(seal, code, record, now_ms, shard, solo), nil
+  if code == 'F' then
+    what = row ~= '' and label('o', 0, record.kind, packed, 112) or nil
+  elseif lifetime then
+    what = seal_label(record.raw, packed, lifetime)
+  end
+  return code .. (record and record.raw or ''), row, what, change
 end
 
 return settled

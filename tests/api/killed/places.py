@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import ragfence
-from ragfence.api.apikeys import ApiKeys, Role
+from ragfence.api.apikeys import ApiKeys
+from ragfence.api.scopes import Role
 from tests.chaos.crew import Nursery, Worker, environment, nursery, until
 from tests.chaos.sites import Site
 from tests.servers import free_ports

@@ -61,9 +61,6 @@ class Writer:
         assert backing is not None
         return backing.watch
 
-    def using(self, chunker: Chunker) -> Documents:
-        return self.documents.using(chunker=chunker)
-
     def at(self, point: str, act: Callable[[], None]) -> AbstractContextManager[None]:
         """Acts when this writer, or one that acts inside, first comes by the point."""
         return struck(point, act, self._fences, self._objects)

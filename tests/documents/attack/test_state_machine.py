@@ -386,7 +386,8 @@ class DocumentsMachine(RuleBasedStateMachine):
         return State(Content(text, described.metadata["views"], recipe), described.sequence)
 
     def using(self, writer: Writer, recipe: str) -> Any:
-        return writer.using(Paragraphs(self.place.trace, version=recipe))
+        # A document without a paragraph has no snippets, and is moved like any other.
+        return writer.documents.using(chunker=Paragraphs(self.place.trace, version=recipe), allow_empty_text=True)
 
 
 def _document(wanted: Wanted) -> Document:

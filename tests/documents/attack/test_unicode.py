@@ -118,7 +118,10 @@ def test_right_to_left_text_is_kept_in_its_logical_order(documents: Documents) -
     assert documents.ingest(Document("מסמך", text)) == first
 
 
-def test_an_empty_text_is_a_live_document_without_snippets(place: Place, documents: Documents) -> None:
+def test_an_empty_text_is_a_live_document_without_snippets_where_allowed(place: Place, documents: Documents) -> None:
+    with pytest.raises(DocumentInvalid, match="its text is empty"):
+        documents.ingest(Document("a", ""))
+    documents = documents.using(allow_empty_text=True)
     first = documents.ingest(Document("a", "", {"kept": True}))
     assert (first.decision, first.snippet_ids) == ("new", ())
     place.forget()
@@ -135,6 +138,9 @@ def test_an_empty_text_is_a_live_document_without_snippets(place: Place, documen
 
 @pytest.mark.parametrize("text", [" ", "\n\n\n", "\t \u2003\n"])
 def test_white_space_alone_is_a_content_of_its_own_without_snippets(documents: Documents, text: str) -> None:
+    with pytest.raises(DocumentInvalid, match="its text is only white space"):
+        documents.ingest(Document("a", text))
+    documents = documents.using(allow_empty_text=True)
     assert documents.ingest(Document("a", "")).decision == "new"
     receipt = documents.ingest(Document("a", text))
     assert (receipt.decision, receipt.snippet_ids) == ("new", ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
 
 from tests.chaos.sites import Site
@@ -26,6 +27,22 @@ def purged_meanwhile(site: Site, crew: IndexCrew, seed: int) -> Verdict:
     return _judge_purge(site, crew, ids)
 
 
+def purged_again_and_again(site: Site, crew: IndexCrew, *, builds: int = 4) -> Verdict:
+    """Three build and add documents while two purge one document after the other; then all is built once more."""
+    names = groups(4, 6)
+    prepared(site, names)
+    doomed = [group[at] for at in (1, 4) for group in names]
+    ids = set[str]().union(*(_ids_of(site, name) for name in doomed))
+    builders = [
+        list(chain.from_iterable([ingest([f"new-{who}-{at}"]), build(pause_s=0.2, seed=at)] for at in range(builds)))
+        for who in range(3)
+    ]
+    purgers = [[purge(name, pause_s=0.4, seed=at) for at, name in enumerate(doomed[who::2])] for who in range(2)]
+    crew.run(*builders, *purgers, patience_s=140.0)
+    crew.run([build()])
+    return _judge_purge(site, crew, ids, doomed)
+
+
 def purged_at(site: Site, crew: IndexCrew, action: str, point: str) -> Verdict:
     """A builder stops at the point, the document is purged, and the builder goes on if it can: its lease is its own."""
     prepared(site, NAMES[:1])  # one segment, so that it is this one that the builder has in its hands
@@ -42,17 +59,18 @@ def _ids_of(site: Site, name: str) -> set[str]:
         return {snippet.snippet_id for snippet in fence.documents.snippets(name)}
 
 
-def _judge_purge(site: Site, crew: IndexCrew, ids: set[str]) -> Verdict:
-    """It is in no index, in no object of vectors, and in no file."""
-    found = judge(site, crew, purged=[SECRET])
+def _judge_purge(site: Site, crew: IndexCrew, ids: set[str], names: Sequence[str] = (SECRET,)) -> Verdict:
+    """They are in no index, in no object of vectors, and in no file."""
+    found = judge(site, crew, purged=names)
     with opened(site) as fence:
         backend = fence.indexes.backend("lance")
         for physical in filter(backend.exists, backend.physicals()):
-            if any(SECRET in table.column("doc_id").to_pylist() for table in backend.read(physical, ["doc_id"])):
-                found.problems.append(f"{physical} has {SECRET}")
-    found.problems += [f"{file} has the text of {SECRET}" for file in files_with(site.folder / "objects", MARK)]
+            held = {each for table in backend.read(physical, ["doc_id"]) for each in table.column("doc_id").to_pylist()}
+            found.problems += [f"{physical} has {name}" for name in sorted(held.intersection(names))]
+    for name in names:
+        found.problems += [f"{file} has the text of {name}" for file in files_with(site.folder / "objects", f"{name}2")]
     if ids & snippets_with_vectors(site):
-        found.problems.append(f"there are vectors of {SECRET}")
+        found.problems.append(f"there are vectors of {', '.join(names)}")
     return found
 
 

@@ -1,0 +1,107 @@
+"""What each command is answered with: a reply of another shape is nobody's answer.
+
+A connection whose replies are not those of its commands is out of step, for whatever reason, and nothing that comes
+over it can be trusted. It is dropped, and the commands are sent again over another one, as after a lost reply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import redis
+
+Shape = Callable[[Any], bool]
+Command = tuple[Any, ...]
+
+_TEXT = frozenset({bytes})
+_VALUES_AFTER = {b"MGET": 1, b"HMGET": 2}
+"""how many words of a command stand before those that have a value each"""
+
+
+class OutOfStep(redis.ConnectionError):
+    """A reply is not of the shape that its command is answered with."""
+
+
+def text(reply: Any) -> bool:
+    return type(reply) is bytes
+
+
+def number(reply: Any) -> bool:
+    return type(reply) is int
+
+
+def single(reply: Any) -> bool:
+    """One verdict: a string, or a list of one from a connection that does not know its server."""
+    return type(reply) is bytes or (type(reply) is list and len(reply) == 1 and type(reply[0]) is bytes)
+
+
+def list_of(count: int, *kinds: type) -> Shape:
+    allowed = frozenset(kinds)
+
+    def fits(reply: Any) -> bool:
+        return type(reply) is list and len(reply) == count and allowed.issuperset(map(type, reply))
+
+    return fits
+
+
+def _entries(reply: Any) -> bool:
+    """Of a stream: an id, and one field with its value."""
+    return type(reply) is list and all(
+        type(entry) is list
+        and len(entry) == 2
+        and type(entry[0]) is bytes
+        and type(entry[1]) is list
+        and len(entry[1]) == 2
+        and _TEXT.issuperset(map(type, entry[1]))
+        for entry in reply
+    )
+
+
+def _time(reply: Any) -> bool:
+    return list_of(2, bytes)(reply) and all(part.isdigit() for part in reply)
+
+
+def info(reply: Any) -> bool:
+    return type(reply) is bytes and b"run_id:" in reply
+
+
+def _pairs(reply: Any) -> bool:
+    """Fields and values: a map, or a list where the protocol has none."""
+    if type(reply) is dict:
+        return _TEXT.issuperset(map(type, reply)) and _TEXT.issuperset(map(type, reply.values()))
+    return type(reply) is list and len(reply) % 2 == 0 and _TEXT.issuperset(map(type, reply))
+
+
+_PLAIN: dict[bytes, Shape] = {
+    b"HGETALL": _pairs,
+    b"HINCRBY": number,
+    b"INFO": info,
+    b"PEXPIRE": number,
+    b"PTTL": number,
+    b"SCRIPT": text,
+    b"TIME": _time,
+    b"WAIT": number,
+    b"WAITAOF": list_of(2, int),
+    b"XADD": text,
+    b"XLEN": number,
+    b"XRANGE": _entries,
+    b"ZCOUNT": number,
+}
+
+
+def shape_of(command: Command | bytes) -> Shape | None:
+    """Of what a plain command is answered with; None for a script, whose caller knows it."""
+    if isinstance(command, bytes):
+        return None
+    word = command[0]
+    if word in _VALUES_AFTER:
+        return list_of(len(command) - _VALUES_AFTER[word], bytes, type(None))
+    return _PLAIN.get(word)
+
+
+def refuse_others(shapes: Sequence[Shape | None], replies: Sequence[Any]) -> None:
+    """Raises OutOfStep unless each reply has its shape; a refusal by the server is an answer to any command."""
+    for at, (shape, reply) in enumerate(zip(shapes, replies, strict=True)):
+        if shape is not None and not isinstance(reply, redis.ResponseError) and not shape(reply):
+            raise OutOfStep(f"reply {at + 1} of {len(replies)} is not what its command is answered with")
