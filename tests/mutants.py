@@ -1792,6 +1792,27 @@ MUTANTS = [
         "if store is None and holds_password(store or ''):",
         ("tests/privacy/test_store_urls.py", "-k", "warned_of"),
     ),
+    Mutant(
+        "two processes remove rows from one index at once",
+        LANCE,
+        'with self._mine.removing, lance_aliases.locked(self._lock_file("remove")):',
+        "with self._mine.removing:",
+        ("tests/indexes/test_backend_lance.py", "-k", "same_moment"),
+    ),
+    Mutant(
+        "files of a rewrite that was cut off stay",
+        LANCE,
+        ", delete_unverified=True)",
+        ")",
+        ("tests/indexes/test_backend_lance.py", "-k", "rewrite_that_was_cut_off"),
+    ),
+    Mutant(
+        "the lock of who removes rows is not renewed",
+        "ragfence/engine/store_lock.py",
+        "keeper.start()",
+        "keeper.run = lambda: None; keeper.start()",
+        ("tests/unit/test_store_lock.py",),
+    ),
 ]
 
 

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from ragfence.engine import points
 from ragfence.engine.engine import Engine
+from ragfence.engine.store_lock import held_lock
 from ragfence.errors import BuildMissing, BuildUnverified, NotReady, RagfenceError
 from ragfence.indexes.backends.protocol import Backend
 from ragfence.indexes.builds import PURGED, BuildEntry, Builds, Seal, again, purged, replaced, retired
@@ -180,7 +181,8 @@ class Purging:
             self._remove(seal)
 
     def _remove(self, seal: Seal) -> None:
-        self._backend_of(seal.backend).remove(seal.physical, [self._doc_id])
+        with held_lock(self._engine.fences, f"remove/{seal.physical}"):
+            self._backend_of(seal.backend).remove(seal.physical, [self._doc_id])
 
     def _fenced(self) -> int:
         """Attempts that could still be sealed cannot any more."""

@@ -91,12 +91,16 @@ def purged(seed: int) -> Judged:
 
 
 def contended() -> Judged:
-    """Builders against purgers. Every builder ends, and a purge makes nobody embed again what it did not take."""
+    """Builders against purgers. Every builder ends, and purges make nobody embed again what was put down.
+
+    What a builder has in its hands when the log is rewritten, one segment, another may embed as well.
+    """
 
     def attack(stage: Stage) -> Evidence:
         found = races.purged_again_and_again(stage.site, _crew(stage))
-        if found.twice:
-            found.problems.append(f"{len(found.twice)} texts were embedded twice: {sorted(found.twice)[:3]}")
+        again = found.embeds.total() - len(found.embeds)
+        if again > races.IN_HAND:
+            found.problems.append(f"{again} texts were embedded again, e.g. {sorted(found.twice)[:3]}")
         return _evidence(found)
 
     return attack

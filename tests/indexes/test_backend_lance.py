@@ -7,6 +7,7 @@ import os
 import secrets
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,61 @@ def test_a_removal_that_was_cut_off_is_finished_by_the_next(tmp_path: Path) -> N
     assert not _files_with(tmp_path, secret.encode())
 
 
+def test_removals_at_the_same_moment_keep_every_other_row_once_and_leave_no_file_with_their_text(
+    tmp_path: Path,
+) -> None:
+    """Each handle is what another process has. LanceDB alone would double rows: a version it needs to find a conflict
+    is deleted meanwhile."""
+    handles = [LanceBackend(tmp_path) for _ in range(3)]
+    for attempt in range(12):
+        physical, doomed = f"rf-{attempt}", {f"doc-{at}": secrets.token_hex(20) for at in range(len(handles))}
+        table = rows(60, documents=10)
+        texts = [doomed.get(doc_id, "other") for doc_id in table.column("doc_id").to_pylist()]
+        handles[0].write(
+            physical, Shape(8), [table.set_column(table.schema.get_field_index("text"), "text", pa.array(texts))]
+        )
+        with ThreadPoolExecutor(len(handles)) as pool:
+            jobs = [
+                pool.submit(handle.remove, physical, [doc_id]) for handle, doc_id in zip(handles, doomed, strict=True)
+            ]
+            for job in jobs:
+                job.result()
+        assert handles[0].count(physical) == texts.count("other")
+        for secret in doomed.values():
+            assert not _files_with(tmp_path, secret.encode())
+
+
+def test_a_rewrite_that_was_cut_off_leaves_no_file_after_the_next_removal(tmp_path: Path) -> None:
+    backend, secret = LanceBackend(tmp_path), secrets.token_hex(20)
+    table = rows(40)
+    texts = [secret if number % 5 == 1 else "other" for number in range(40)]
+    backend.write("rf-a", Shape(8), [table.set_column(table.schema.get_field_index("text"), "text", pa.array(texts))])
+    (made,) = _files_with(tmp_path, secret.encode())
+    file = tmp_path / made
+    file.with_name(f"{secrets.token_hex(25)}.lance").write_bytes(file.read_bytes())  # which was never committed
+    LanceBackend(tmp_path).remove("rf-a", ["doc-1"])
+    assert not _files_with(tmp_path, secret.encode())
+
+
+def test_a_version_that_is_cleaned_away_under_a_reader_is_not_a_missing_index(tmp_path: Path) -> None:
+    reader, remover = LanceBackend(tmp_path), LanceBackend(tmp_path)
+    reader.write("rf-a", Shape(8), [rows(40)])
+    gone = RuntimeError("Not found: rf-a.lance/_versions/1.manifest")
+    answers: list[Any] = [gone]
+
+    def count(opened: Any) -> int:
+        if answers:
+            raise answers.pop()
+        return int(opened.table.count_rows())
+
+    remover.remove("rf-a", ["doc-1"])
+    assert reader._with("rf-a", "count", count) == remover.count("rf-a")
+    remover.drop("rf-a")
+    answers.append(gone)
+    with pytest.raises(BuildMissing):
+        reader._with("rf-a", "count", count)
+
+
 def test_a_writer_that_was_cut_off_leaves_a_name_that_can_be_dropped(backend: LanceBackend) -> None:
     def cut_off() -> Any:
         yield rows(500)
@@ -204,7 +260,7 @@ def test_wrong_keys_buckets_and_endpoints_are_told_apart(seaweed_server: S3Serve
 
 
 def _files_with(folder: Path, data: bytes) -> list[str]:
-    files = (file for file in folder.rglob("*") if file.is_file())
+    files = (file for file in folder.rglob("*") if file.is_file() and file.suffix != ".lock")
     return sorted(str(file.relative_to(folder)) for file in files if data in file.read_bytes())
 
 

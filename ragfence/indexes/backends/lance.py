@@ -140,10 +140,12 @@ class LanceBackend:
         return self._with(physical, f"read {physical}", start)
 
     def remove(self, physical: str, doc_ids: Sequence[str]) -> None:
-        """Two processes that remove from one index at once do no harm; a rewrite that one of them had to give up may
-        lie about, unreferenced, until LanceDB's clean-up takes such files after seven days.
+        """One process at a time: LanceDB finds conflicts by looking at the versions in between, which are deleted here.
+
+        Two processes at once would leave rows twice in the table, and files that no version refers to. In a folder a
+        lock on a file sees to it; on S3 the caller does, see `indexes.purging`.
         """
-        with self._mine.removing:
+        with self._mine.removing, lance_aliases.locked(self._lock_file("remove")):
             for at in range(0, len(doc_ids), _IN_ONE_FILTER):
                 listed = ", ".join(lance_aliases.quoted(doc_id) for doc_id in doc_ids[at : at + _IN_ONE_FILTER])
                 self._with(physical, f"remove rows of {physical}", partial(_delete, f"doc_id IN ({listed})"))
@@ -154,9 +156,7 @@ class LanceBackend:
                 time.sleep(0.001 * attempt)
                 self._with(physical, f"rewrite {physical}", lambda opened: _rewrite(opened.table))
                 self.finish(physical, shape)
-                self._with(
-                    physical, f"clean {physical}", lambda opened: opened.table.optimize(cleanup_older_than=_AT_ONCE)
-                )
+                self._with(physical, f"clean {physical}", lambda opened: _clean(opened.table))
             raise StoreUnavailable(
                 f"{physical} in {self.url} is changed by others all the time; removed rows are in older versions",
                 hint="the rows are found no more; remove them again to have their bytes deleted",
@@ -194,7 +194,7 @@ class LanceBackend:
 
     def point(self, alias: str, physical: str, generation: int) -> None:
         connection = self._mine.connection
-        lock = None if self._is_remote else Path(self._uri, f".{lance_aliases.TABLE}.lock")
+        lock = self._lock_file(lance_aliases.TABLE)
         self._told("set an alias", lambda: lance_aliases.point(connection, lock, alias, physical, generation))
 
     def pointer(self, alias: str) -> Pointer | None:
@@ -289,8 +289,8 @@ class LanceBackend:
             except LanceError as error:
                 self._forget(physical)
                 if no_table(error):
-                    raise self._missing(physical) from error
-                again = lost_race(error) or (file_gone(error) and attempt < 2)
+                    self._open(physical)  # raises if it is gone; else the version that was seen is, and not the table
+                again = no_table(error) or lost_race(error) or (file_gone(error) and attempt < 2)
                 if not again or attempt == _TRIES - 1:
                     raise translate(error, what, self.url) from error
         raise AssertionError("unreachable")
@@ -307,6 +307,9 @@ class LanceBackend:
             if file_gone(error) and self._open(physical).table.version != version:
                 raise StoreUnavailable(f"{physical} was changed while it was read", hint="read it again") from error
             raise translate(error, f"read {physical}", self.url) from error
+
+    def _lock_file(self, name: str) -> Path | None:
+        return None if self._is_remote else Path(self._uri, f".{name}.lock")
 
     def _names(self) -> list[str]:
         names: list[str] = []
@@ -362,6 +365,11 @@ def _delete(where: str, opened: _Open) -> None:
 def _rewrite(table: Any) -> None:
     """Puts all rows into new files: a deletion only marks rows, and compaction leaves a file be whose marks are few."""
     table.update(where="true", values_sql={"ordinal": "ordinal"})
+
+
+def _clean(table: Any) -> None:
+    """Also files of a rewrite that was cut off: nobody else is writing to the table."""
+    table.optimize(cleanup_older_than=_AT_ONCE, delete_unverified=True)
 
 
 def _is_clean(table: Any) -> bool:

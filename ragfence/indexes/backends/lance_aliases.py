@@ -52,12 +52,13 @@ def _table(connection: Any, lock_file: Path | None, schema: Any) -> Any:
     except LanceError as error:
         if not no_table(error):
             raise
-    with _making, _locked(lock_file):
+    with _making, locked(lock_file):
         return connection.create_table(TABLE, schema=schema, exist_ok=True)
 
 
 @contextlib.contextmanager
-def _locked(file: Path | None) -> Iterator[None]:
+def locked(file: Path | None) -> Iterator[None]:
+    """Between processes; nothing is locked without a file."""
     if file is None:
         yield
         return

@@ -7,7 +7,7 @@ from itertools import chain
 
 from tests.chaos.sites import Site
 from tests.chaos.work import Strike
-from tests.indexes.attack.corpus import groups, prepared
+from tests.indexes.attack.corpus import PARAGRAPHS, groups, prepared
 from tests.indexes.attack.crew import IndexCrew
 from tests.indexes.attack.judge import ALIAS, Verdict, files_with, judge, opened, snippets_with_vectors
 from tests.indexes.attack.work import build, ingest, publish, purge, search, tell
@@ -16,6 +16,10 @@ NAMES = groups(4, 3)
 SECRET = NAMES[0][1]
 MARK = f"{SECRET}2"
 """a word of its text alone"""
+CONTENDED, BUILDERS = groups(4, 6), 3
+IN_HAND = BUILDERS * len(CONTENDED[0]) * PARAGRAPHS
+"""texts: a segment for each builder. If nothing were copied when the log is rewritten, each of the eight purges would
+make a whole segment be embedded again, which is nearly three times as many."""
 
 
 def purged_meanwhile(site: Site, crew: IndexCrew, seed: int) -> Verdict:
@@ -29,13 +33,13 @@ def purged_meanwhile(site: Site, crew: IndexCrew, seed: int) -> Verdict:
 
 def purged_again_and_again(site: Site, crew: IndexCrew, *, builds: int = 4) -> Verdict:
     """Three build and add documents while two purge one document after the other; then all is built once more."""
-    names = groups(4, 6)
+    names = CONTENDED
     prepared(site, names)
     doomed = [group[at] for at in (1, 4) for group in names]
     ids = set[str]().union(*(_ids_of(site, name) for name in doomed))
     builders = [
         list(chain.from_iterable([ingest([f"new-{who}-{at}"]), build(pause_s=0.2, seed=at)] for at in range(builds)))
-        for who in range(3)
+        for who in range(BUILDERS)
     ]
     purgers = [[purge(name, pause_s=0.4, seed=at) for at, name in enumerate(doomed[who::2])] for who in range(2)]
     crew.run(*builders, *purgers, patience_s=140.0)

@@ -1,0 +1,51 @@
+"""A lock in the fence store, held for as long as a block runs.
+
+One process at a time does the work, most of the time. It fences nothing: a process that is frozen past the expiry wakes
+up and goes on beside the next holder, and a fence store that is emptied forgets who holds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import threading
+import time
+from collections.abc import Iterator
+
+from ragfence.errors import NotReady, RagfenceError
+from ragfence.stores.fences import FenceStore
+
+LOCK_MS = 60_000
+WAIT_S = 1.5 * LOCK_MS / 1000
+"""longer than a holder that was killed keeps it"""
+
+
+@contextlib.contextmanager
+def held_lock(fences: FenceStore, name: str, *, wait_s: float = WAIT_S) -> Iterator[None]:
+    """Waits for the lock, and renews it in a thread until the block ends."""
+    token = os.urandom(8).hex()
+    give_up_at = time.monotonic() + wait_s
+    while not fences.lock(name, token, LOCK_MS):
+        if time.monotonic() >= give_up_at:
+            raise NotReady(
+                f"another process has held the lock {name!r} for {wait_s:.0f} s",
+                hint="try again when it has finished; the lock of a process that died expires within a minute",
+            )
+        time.sleep(random.uniform(0.02, 0.1))
+    ended = threading.Event()
+    keeper = threading.Thread(target=_renew, args=(fences, name, token, ended), name="ragfence-lock", daemon=True)
+    keeper.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        keeper.join()
+        with contextlib.suppress(RagfenceError):  # it expires by itself
+            fences.unlock(name, token)
+
+
+def _renew(fences: FenceStore, name: str, token: str, ended: threading.Event) -> None:
+    while not ended.wait(LOCK_MS / 3000):
+        with contextlib.suppress(RagfenceError):  # the next try may reach the store again
+            fences.lock(name, token, LOCK_MS)
