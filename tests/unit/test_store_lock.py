@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from ragfence.engine import store_lock
 from ragfence.engine.store_lock import held_lock
 from ragfence.errors import NotReady
+from ragfence.stores.fences_sqlite import SqliteFences
 from ragfence.testing import MemoryFences
 
 
@@ -39,13 +42,13 @@ def test_whoever_waits_too_long_is_told_so() -> None:
         raise AssertionError("two holders")
 
 
-def test_it_is_renewed_while_the_block_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_lock, "LOCK_MS", 60)
-    fences = MemoryFences()
-    with held_lock(fences, "a"):
-        time.sleep(0.3)
-        assert not fences.lock("a", "other", 1_000)
-    assert fences.lock("a", "other", 1_000)
+def test_it_is_renewed_while_the_block_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(store_lock, "LOCK_MS", 600)
+    with contextlib.closing(SqliteFences(tmp_path / "fences.db")) as fences:
+        with held_lock(fences, "a"):
+            time.sleep(1.5)
+            assert not fences.lock("a", "other", 1_000)
+        assert fences.lock("a", "other", 1_000)
 
 
 def test_it_is_given_back_when_the_block_raises() -> None:
