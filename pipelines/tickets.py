@@ -62,7 +62,7 @@ def worker(folder: Path, die_at: int) -> None:
         create_ticket = fenced_ticket_system(fence, folder / "executions")
         for number, request in enumerate(requests()):
             if number == die_at:
-                from ragfence.testing.points import kill_at
+                from ragfence.testing.crash_points import kill_at
 
                 with kill_at("after_effect"):
                     receipt = create_ticket({**request, "id": "victim"})

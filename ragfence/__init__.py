@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ragfence import errors as errors
+    from ragfence._open import open as open
     from ragfence._version import __version__ as __version__
+    from ragfence.core.key_strategies import by_fields as by_fields
+    from ragfence.core.key_strategies import by_id as by_id
+    from ragfence.core.key_strategies import by_id_and_fields as by_id_and_fields
     from ragfence.core.operations import Operation as Operation
     from ragfence.core.policy import Policy as Policy
     from ragfence.core.receipts import Decision as Decision
     from ragfence.core.receipts import Flags as Flags
     from ragfence.core.receipts import Receipt as Receipt
-    from ragfence.core.strategies import by_fields as by_fields
-    from ragfence.core.strategies import by_id as by_id
-    from ragfence.core.strategies import by_id_and_fields as by_id_and_fields
     from ragfence.documents.document import Document as Document
     from ragfence.engine.leases import current_lease as current_lease
     from ragfence.engine.once import Recovered as Recovered
     from ragfence.fence import Fence as Fence
     from ragfence.indexes.spec import IndexSpec as IndexSpec
-    from ragfence.opening import open as open
 
 _WHERE = {
     "Decision": "ragfence.core.receipts",
@@ -34,11 +34,11 @@ _WHERE = {
     "Receipt": "ragfence.core.receipts",
     "Recovered": "ragfence.engine.once",
     "__version__": "ragfence._version",
-    "by_fields": "ragfence.core.strategies",
-    "by_id": "ragfence.core.strategies",
-    "by_id_and_fields": "ragfence.core.strategies",
+    "by_fields": "ragfence.core.key_strategies",
+    "by_id": "ragfence.core.key_strategies",
+    "by_id_and_fields": "ragfence.core.key_strategies",
     "current_lease": "ragfence.engine.leases",
-    "open": "ragfence.opening",
+    "open": "ragfence._open",
 }
 
 __all__ = [

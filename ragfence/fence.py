@@ -7,10 +7,10 @@ from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from ragfence.core.key_strategies import KeyStrategy
 from ragfence.core.operations import Operation, key_from_text
 from ragfence.core.policy import Policy
-from ragfence.core.strategies import KeyStrategy
-from ragfence.engine.claiming import Claimed
+from ragfence.engine.claim_block import Claimed
 from ragfence.engine.engine import Engine
 from ragfence.engine.expiry import Purged
 from ragfence.engine.hydration import Progress
@@ -20,13 +20,13 @@ from ragfence.engine.releases import Released, ReleaseQuery
 from ragfence.errors import ObjectsRequired, ValidationError
 
 if TYPE_CHECKING:
-    from ragfence.audit.decisions import Audit
+    from ragfence.audit.audit import Audit
     from ragfence.audit.recount import Recounting
     from ragfence.audit.statistics import FenceStats
-    from ragfence.documents.guard import Documents
+    from ragfence.documents.documents import Documents
     from ragfence.indexes.aliases import Aliases
-    from ragfence.indexes.guard import Indexes
-    from ragfence.indexes.searching import Hit, Searching
+    from ragfence.indexes.indexes import Indexes
+    from ragfence.indexes.search import Hit, Searching
 
 
 class Fence:
@@ -50,7 +50,7 @@ class Fence:
     @cached_property
     def documents(self) -> Documents:
         """Documents, ingested once per doc_id and content. Needs an object store."""
-        from ragfence.documents.guard import Documents
+        from ragfence.documents.documents import Documents
 
         return Documents(
             self._engine,
@@ -62,7 +62,7 @@ class Fence:
     @cached_property
     def indexes(self) -> Indexes:
         """Indexes of all live documents, built once per INDEX_HASH. Needs an object store."""
-        from ragfence.indexes.guard import Indexes
+        from ragfence.indexes.indexes import Indexes
 
         self._needs_objects("indexes")
         return Indexes(self._engine, self.documents)
@@ -87,7 +87,7 @@ class Fence:
 
     @property
     def audit(self) -> Audit:
-        from ragfence.audit.decisions import Audit
+        from ragfence.audit.audit import Audit
 
         return Audit(self._engine.fences, self._engine.objects, self._engine.policy)
 
@@ -260,7 +260,7 @@ class Fence:
 
     @cached_property
     def _searching(self) -> Searching:
-        from ragfence.indexes.searching import Searching
+        from ragfence.indexes.search import Searching
 
         self._needs_objects("search")
         indexes = self.indexes

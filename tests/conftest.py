@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 pytest.register_assert_rewrite(
-    "ragfence.testing.contract_backends", "ragfence.testing.contract_objects", "ragfence.testing.contract_sinks"
+    "ragfence.testing.contracts.backends", "ragfence.testing.contracts.objects", "ragfence.testing.contracts.sinks"
 )
 
 from tests import servers  # noqa: E402  (what it imports shall be rewritten, too)

@@ -21,29 +21,29 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parent.parent
 
 DECISIONS = "ragfence/core/decisions.py"
-SETTLING = "ragfence/stores/settling.py"
-SEGMENTS = "ragfence/engine/segments.py"
+SETTLING = "ragfence/stores/transactional.py"
+SEGMENTS = "ragfence/engine/batch_commit.py"
 EARLIER = "ragfence/engine/earlier.py"
 LEASES = "ragfence/engine/leases.py"
-S3 = "ragfence/stores/objects_s3.py"
-LOCAL = "ragfence/stores/objects_local.py"
-REDIS = "ragfence/stores/fences_redis.py"
-LINK = "ragfence/stores/redis_link.py"
+S3 = "ragfence/stores/s3.py"
+LOCAL = "ragfence/stores/local.py"
+REDIS = "ragfence/stores/redis/store.py"
+LINK = "ragfence/stores/redis/connection.py"
 REPLAYS = "ragfence/stores/redis_replays.py"
-BATCHES = "ragfence/documents/batches.py"
-SAFETY = "ragfence/stores/redis_safety.py"
-SCRIPTS = "ragfence/stores/redis_scripts.py"
+BATCHES = "ragfence/documents/ingest.py"
+SAFETY = "ragfence/stores/redis/requirements.py"
+SCRIPTS = "ragfence/stores/redis/scripts.py"
 EXPIRY = "ragfence/engine/expiry.py"
 SEGMENT_LOG = "ragfence/engine/segment_log.py"
-GUARD = "ragfence/documents/guard.py"
-MOVING = "ragfence/documents/moving.py"
+GUARD = "ragfence/documents/documents.py"
+MOVING = "ragfence/documents/head_moves.py"
 ORIGINS = "ragfence/documents/origins.py"
-SYNC = "ragfence/documents/sync.py"
-PRUNE_PLAN = "ragfence/documents/prune_plan.py"
-PREPARING = "ragfence/documents/preparing.py"
-READING = "ragfence/documents/reading.py"
+SYNC = "ragfence/documents/sync/sync.py"
+PRUNE_PLAN = "ragfence/documents/sync/prune_plan.py"
+PREPARING = "ragfence/documents/claims.py"
+READING = "ragfence/documents/reads.py"
 PARQUET = "ragfence/documents/parquet.py"
-FORESIGHT = "ragfence/documents/foresight.py"
+FORESIGHT = "ragfence/documents/dry_run.py"
 IDENTITY = "ragfence/documents/identity.py"
 CONTENT_HASH = "ragfence/engine/content_hash.py"
 HASHING = "ragfence/core/hashing.py"
@@ -52,33 +52,33 @@ FILE_MODES = "ragfence/stores/file_modes.py"
 YAML_FILES = "ragfence/core/yaml_files.py"
 RECORDS = "ragfence/core/records.py"
 ROWS_OF_SEALS = "ragfence/core/ledger.py"
-PERFORMING = "ragfence/engine/performing.py"
-LUA = "ragfence/stores/lua"
-COLLECTING = "ragfence/indexes/collecting.py"
+PERFORMING = "ragfence/engine/runner.py"
+LUA = "ragfence/stores/redis/lua"
+COLLECTING = "ragfence/indexes/gc.py"
 LANCE = "ragfence/indexes/backends/lance.py"
-VERIFYING = "ragfence/indexes/verifying.py"
+VERIFYING = "ragfence/indexes/verification.py"
 GATES = "ragfence/indexes/gates.py"
 SPEC = "ragfence/indexes/spec.py"
 HYDRATION = "ragfence/engine/hydration.py"
-REPAIRING = "ragfence/documents/repairing.py"
-SEARCHING = "ragfence/indexes/searching.py"
-SCOPES = "ragfence/api/scopes.py"
+REPAIRING = "ragfence/documents/repair.py"
+SEARCHING = "ragfence/indexes/search.py"
+SCOPES = "ragfence/server/scopes.py"
 SECRET_PATTERNS = "ragfence/core/secret_patterns.py"
-API_INDEXES = "ragfence/api/indexes.py"
-GATE = "ragfence/api/gate.py"
-GROUPING = "ragfence/api/grouping.py"
-API_READING = "ragfence/api/reading.py"
-APIKEYS = "ragfence/api/apikeys.py"
+API_INDEXES = "ragfence/server/routes/indexes.py"
+GATE = "ragfence/server/auth.py"
+GROUPING = "ragfence/server/group_commit.py"
+API_READING = "ragfence/server/http_claims.py"
+APIKEYS = "ragfence/server/apikeys.py"
 TOMBSTONES = "ragfence/audit/tombstones.py"
-MESSAGES = "ragfence/api/messages.py"
-SHARES = "ragfence/api/shares.py"
-SHEDDING = "ragfence/api/shedding.py"
-ASKING = "ragfence/api/asking.py"
-COMPOSED = "ragfence/core/composed.py"
+MESSAGES = "ragfence/wire/messages.py"
+SHARES = "ragfence/server/fair_shares.py"
+SHEDDING = "ragfence/server/load_shedding.py"
+ASKING = "ragfence/server/dependencies.py"
+COMPOSED = "ragfence/core/normalization.py"
 REGULAR_FILES = "ragfence/documents/sources/regular_files.py"
-IGNORING = "ragfence/documents/sources/ignoring.py"
+IGNORING = "ragfence/documents/sources/ignore_rules.py"
 VECTORS = "ragfence/indexes/vectors.py"
-DELIVERING = "ragfence/documents/delivering.py"
+DELIVERING = "ragfence/documents/sinks/delivery.py"
 SINK_VECTORS = "ragfence/indexes/sink_vectors.py"
 
 CONTRACT = ("tests/contract/test_fences.py", "-k", "TestMemory")
@@ -132,14 +132,14 @@ COUNTED_ON_REDIS = (
 MUTANTS = [
     Mutant(
         "the terminal is told what Python is told",
-        "ragfence/cli/show.py",
+        "ragfence/cli/output.py",
         """hint = hint_on("cli", error.hint)""",
         """hint = error.hint""",
         WORDS,
     ),
     Mutant(
         "a caller over HTTP is told what Python is told",
-        "ragfence/api/problems.py",
+        "ragfence/wire/problems.py",
         """hint=hint_on("http", error.hint)""",
         """hint=error.hint""",
         WORDS,
@@ -190,77 +190,77 @@ MUTANTS = [
     ),
     Mutant(
         "one address may have all connections",
-        "ragfence/api/addresses.py",
+        "ragfence/server/addresses.py",
         "        while not self._places.take(address):\n",
         '        while not self._places.take(""):\n',
         ("tests/api/test_shedding.py", "-k", "connections"),
     ),
     Mutant(
         "the connection that has just become idle makes room",
-        "ragfence/api/addresses.py",
+        "ragfence/server/addresses.py",
         "            self._evict(next(iter(idle)))\n",
         "            self._evict(next(reversed(idle)))\n",
         ("tests/api/test_shedding.py", "-k", "idle"),
     ),
     Mutant(
         "a connection in use is idle",
-        "ragfence/api/connections.py",
+        "ragfence/server/connections.py",
         "            self._addresses.begin(self)\n",
         "",
         ("tests/api/test_shedding.py", "-k", "in_use"),
     ),
     Mutant(
         "bytes of unfinished heads are not counted",
-        "ragfence/api/connections.py",
+        "ragfence/server/connections.py",
         "        return self._head_bytes + self.transport.get_write_buffer_size()\n",
         "        return self.transport.get_write_buffer_size()\n",
         ("tests/api/test_shedding.py", "-k", "unfinished_heads"),
     ),
     Mutant(
         "bytes of unread answers are not counted",
-        "ragfence/api/connections.py",
+        "ragfence/server/connections.py",
         "        return self._head_bytes + self.transport.get_write_buffer_size()\n",
         "        return self._head_bytes\n",
         ("tests/api/test_shedding.py", "-k", "does_not_read_are"),
     ),
     Mutant(
         "the bytes of a batch do not count",
-        "ragfence/api/batch.py",
+        "ragfence/server/ndjson_batch.py",
         "        unfinished.take(len(piece))\n",
         "",
         ("tests/api/test_fairness.py", "-k", "unfinished"),
     ),
     Mutant(
         "the bytes of a batch count for ever",
-        "ragfence/api/batch.py",
+        "ragfence/server/ndjson_batch.py",
         "Spool(closed=unfinished.end)",
         "Spool()",
         ("tests/api/test_fairness.py", "-k", "unfinished"),
     ),
     Mutant(
         "without API keys, a website may send requests",
-        "ragfence/api/edge.py",
+        "ragfence/server/edge.py",
         "    if any(origin != own for origin in origins):\n",
         "    if False:\n",
         (*OVER_HTTP, "-k", "another_website"),
     ),
     Mutant(
         "without API keys, any host name will do",
-        "ragfence/api/edge.py",
+        "ragfence/server/edge.py",
         "    if named is None or not is_loopback(",
         "    if named is None and not is_loopback(",
         (*OVER_HTTP, "-k", "rebound"),
     ),
     Mutant(
         "an API key is sent over plain http to any host",
-        "ragfence/client/opening.py",
+        "ragfence/client/session.py",
         '        if not _is_loopback(parts.hostname or ""):\n',
         "        if not parts.hostname:\n",
         ("tests/client/test_calls.py", "-k", "plain_http"),
     ),
     Mutant(
         "a client without an address asks nobody",
-        "ragfence/client/opening.py",
+        "ragfence/client/session.py",
         'os.environ.get(URL, "") or LOCAL_URL if url is None',
         'os.environ.get(URL, "") if url is None',
         ("tests/client/test_local_server.py",),
@@ -274,7 +274,7 @@ MUTANTS = [
     ),
     Mutant(
         "a path that is not UTF-8 is read leniently",
-        "ragfence/api/edge.py",
+        "ragfence/server/edge.py",
         '        unquote_to_bytes(raw).decode("utf-8")\n',
         '        unquote_to_bytes(raw).decode("utf-8", "replace")\n',
         (*OVER_HTTP, "-k", "not_utf8"),
@@ -302,14 +302,14 @@ MUTANTS = [
     ),
     Mutant(
         "a query that is not UTF-8 is read leniently",
-        "ragfence/api/edge.py",
+        "ragfence/server/edge.py",
         '        if not _is_readable(scope.get("query_string")):\n',
         "        if False:\n",
         (*OVER_HTTP, "-k", "query_that_is_not_utf8"),
     ),
     Mutant(
         "a weak ETag satisfies If-Match",
-        "ragfence/api/documents.py",
+        "ragfence/server/routes/documents.py",
         "frozenset(tag for weak, tag in tags if not weak)",
         "frozenset(tag for _, tag in tags)",
         (*OVER_HTTP, "-k", "fails_the_condition"),
@@ -330,21 +330,21 @@ MUTANTS = [
     ),
     Mutant(
         "the threads of a build forget for whom it is made",
-        "ragfence/indexes/building.py",
+        "ragfence/indexes/build.py",
         "            api_key=acting_key.get(),\n",
         "",
         ("tests/api/test_key_log.py", "-k", "rows_of_a_build"),
     ),
     Mutant(
         "a folder of objects that is gone is ready",
-        "ragfence/api/service.py",
+        "ragfence/server/routes/health.py",
         "                self._objects.check_folder()\n",
         "                pass\n",
         ("tests/unit/test_outage_recovery.py", "-k", "folder_of_objects"),
     ),
     Mutant(
         "metrics are open through a proxy on the same machine",
-        "ragfence/api/service.py",
+        "ragfence/server/routes/health.py",
         "    if any(name in request.headers for name in FORWARDED):\n        return False\n",
         "",
         (*OVER_HTTP, "-k", "proxy"),
@@ -519,7 +519,7 @@ MUTANTS = [
     ),
     Mutant(
         "a plain date in a key warns",
-        "ragfence/core/strategies.py",
+        "ragfence/core/key_strategies.py",
         "    if isinstance(value, date) and not isinstance(value, datetime):\n        return False",
         "    if isinstance(value, date):\n        return True",
         ("tests/unit/test_strategies.py", "-k", "steady"),
@@ -555,35 +555,35 @@ MUTANTS = [
     ),
     Mutant(
         "the auditor takes the newest epoch from the rows alone",
-        "ragfence/audit/checking.py",
+        "ragfence/audit/auditor.py",
         "newest.get(shard, newest_epoch)",
         "newest.get(shard, 0)",
         ("tests/audit/test_corrupted.py", "-k", "loss or forget"),
     ),
     Mutant(
         "the auditor excuses every document of an older epoch",
-        "ragfence/audit/decisions.py",
+        "ragfence/audit/audit.py",
         "            if bytes.fromhex(finding.key) in gone - left:\n",
         "            if False:\n",
         ("tests/audit/test_corrupted.py", "-k", "loss or forget"),
     ),
     Mutant(
         "the auditor excuses an unknown winner of the newest epoch",
-        "ragfence/audit/checking.py",
+        "ragfence/audit/auditor.py",
         "rows_may_be_lost = row.fence.epoch < newest[shard]",
         "rows_may_be_lost = row.fence.epoch <= newest[shard]",
         ("tests/audit/test_corrupted.py", "-k", "loss or forget"),
     ),
     Mutant(
         "a claim counts as an answer",
-        "ragfence/core/rows.py",
+        "ragfence/core/decision_rows.py",
         "ANSWER_PHASES = (Phase.SEAL,",
         "ANSWER_PHASES = (Phase.CLAIM, Phase.SEAL,",
         ("tests/audit/test_queries.py", "-k", "counts and sqlite"),
     ),
     Mutant(
         "a late seal has the phase of a seal",
-        "ragfence/core/rows.py",
+        "ragfence/core/decision_rows.py",
         "FENCED_POSITION: Phase.LATE_SEAL",
         "FENCED_POSITION: Phase.SEAL",
         ("tests/audit/test_columns.py", "-k", "phase"),
@@ -1325,14 +1325,14 @@ MUTANTS = [
     ),
     Mutant(
         "keys that are digests of the content are stored as they are",
-        "ragfence/api/reading.py",
+        "ragfence/server/http_claims.py",
         "if content_key is None or not _DIGEST.fullmatch(key):",
         "if True:",
         KEYED,
     ),
     Mutant(
         "the body of a batch is not keyed",
-        "ragfence/api/batch.py",
+        "ragfence/server/ndjson_batch.py",
         "body.digest.hex() if key is None else",
         "body.digest.hex() if True else",
         KEYED,
@@ -1591,7 +1591,7 @@ MUTANTS = [
     ),
     Mutant(
         "an operation with a sequence is the head of a document",
-        "ragfence/stores/fences_sqlite.py",
+        "ragfence/stores/sqlite.py",
         "if head is not None and head.record is not None:",
         "if head is not None:",
         ("tests/contract/test_fences.py", "-k", "TestSqlite and is_no_document"),
@@ -1703,7 +1703,7 @@ MUTANTS = [
     ),
     Mutant(
         "the table of a sync forgets files that were not read",
-        "ragfence/documents/sync.py",
+        "ragfence/documents/sync/sync.py",
         "                self._row(place, note.doc_id, note.content_hash, DUPLICATE, ids)\n",
         "",
         ("tests/documents/test_ingest_table.py", "-k", "sqlite"),
@@ -1745,14 +1745,14 @@ MUTANTS = [
     ),
     Mutant(
         "a guard with other options forgets less at a purge",
-        "ragfence/documents/guard.py",
+        "ragfence/documents/documents.py",
         "            traces=self._traces,\n        )",
         "        )",
         ("tests/privacy/test_purged.py", "-k", "nothing_stored and embedded"),
     ),
     Mutant(
         "equal texts of a few rows are taken for random ids",
-        "ragfence/documents/random_ids.py",
+        "ragfence/documents/sync/random_ids.py",
         "again > 0 and 2 * again >= len(held)",
         "again > 0",
         ("tests/documents/test_sync.py", "-k", "random_ids and sqlite"),
@@ -1766,7 +1766,7 @@ MUTANTS = [
     ),
     Mutant(
         "any bytes may be cp1252",
-        "ragfence/documents/sources/content.py",
+        "ragfence/documents/readers/content.py",
         'if guess is None and b"\\0" not in data and _is_mostly_ascii(data):',
         "if guess is None:",
         ("tests/documents/test_sources_folder.py", "-k", "plausibly"),
@@ -1808,7 +1808,7 @@ MUTANTS = [
     ),
     Mutant(
         "the lock of who removes rows is not renewed",
-        "ragfence/engine/store_lock.py",
+        "ragfence/engine/lock.py",
         "keeper.start()",
         "keeper.run = lambda: None; keeper.start()",
         ("tests/unit/test_store_lock.py",),

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import ragfence
 from ragfence.core.policy import Policy
-from ragfence.stores.fences_sqlite import SqliteFences
+from ragfence.stores.sqlite import SqliteFences
 
 FOLDER = Path(".ragfence") / "sample"
 END = "end"

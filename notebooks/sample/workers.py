@@ -17,7 +17,7 @@ import ragfence
 from notebooks.sample import POLICY
 from ragfence.errors import RagfenceError
 from ragfence.indexes.spec import IndexSpec
-from ragfence.stores.fences_sqlite import SqliteFences
+from ragfence.stores.sqlite import SqliteFences
 from ragfence.testing import freeze_at, kill_at
 
 # Whoever forks has one thread and no LanceDB, which does not survive it; to spawn a process takes half a second each.

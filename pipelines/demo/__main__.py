@@ -8,7 +8,7 @@ import sys
 def die_at(point: str) -> None:
     """On the state that the demo has made, as the environment says."""
     from pipelines.demo.runs import Runner
-    from ragfence.testing.points import kill_at
+    from ragfence.testing.crash_points import kill_at
 
     runner = Runner()
     with kill_at(point):

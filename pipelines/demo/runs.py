@@ -16,7 +16,7 @@ from typing import Any
 import dagster as dg
 import pyarrow as pa
 
-from ragfence.documents.ingest_table import IngestTable
+from ragfence.documents.sync.ingest_table import IngestTable
 
 QUIET = {"loggers": {"console": {"config": {"log_level": "WARNING"}}}}
 

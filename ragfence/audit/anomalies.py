@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from ragfence.audit.ledger import Wanted
 from ragfence.audit.queries import _flagged
-from ragfence.audit.reading import Rows
+from ragfence.audit.row_reader import Rows
+from ragfence.core.decision_rows import Phase
 from ragfence.core.policy import Policy
 from ragfence.core.records import State
-from ragfence.core.rows import Phase
 from ragfence.stores.fences import FenceStore, all_of
 
 if TYPE_CHECKING:
@@ -165,12 +165,12 @@ def _quarantined(fences: FenceStore) -> list[Anomaly]:
 
 def _backlog(fences: FenceStore) -> list[Anomaly]:
     """Redis drops what expired by itself."""
-    from ragfence.stores.fences_sqlite import SqliteFences
+    from ragfence.stores.sqlite import SqliteFences
 
     inner: Any = fences
     if not isinstance(inner, SqliteFences):
         return []
-    from ragfence.stores.disk_checkup import expired_records
+    from ragfence.stores.checkups.disk import expired_records
 
     count = expired_records(inner.path, inner.tenant, inner.now_ms())
     text = f"{count:,} records had their time; run `ragfence purge-expired`"

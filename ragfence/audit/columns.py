@@ -15,11 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ragfence.core.decisions import NOBODY
-from ragfence.core.operations import Fence
-from ragfence.core.receipts import default_effect_id
-from ragfence.core.records import TOKEN_BYTES
-from ragfence.core.rows import (
+from ragfence.core.decision_rows import (
     DECISION_TEXT,
     FENCED_OUT,
     FLAG_TEXT,
@@ -29,6 +25,10 @@ from ragfence.core.rows import (
     decode_rows,
     phase_of,
 )
+from ragfence.core.decisions import NOBODY
+from ragfence.core.operations import Fence
+from ragfence.core.receipts import default_effect_id
+from ragfence.core.records import TOKEN_BYTES
 from ragfence.errors import FormatCorrupt, FormatTooNew
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ragfence.audit import columns
 from ragfence.core.operations import encoded
+from ragfence.stores.local import LocalObjects
 from ragfence.stores.objects import Entry, ObjectStore
-from ragfence.stores.objects_local import LocalObjects
 
 if TYPE_CHECKING:
     import pyarrow

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ragfence.audit.ledger import Wanted
-from ragfence.audit.reading import Rows
-from ragfence.audit.story import Event, tell
-from ragfence.core.rows import ANSWER_PHASES
+from ragfence.audit.row_reader import Rows
+from ragfence.audit.timeline import Event, tell
+from ragfence.core.decision_rows import ANSWER_PHASES
 
 if TYPE_CHECKING:
     import pyarrow

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ragfence.audit.ledger import Ledger, Wanted
-from ragfence.audit.reading import Rows
-from ragfence.core.rows import DECISION_TEXT, FENCED_OUT, FLAG_TEXT, Phase, RowKind
+from ragfence.audit.row_reader import Rows
+from ragfence.core.decision_rows import DECISION_TEXT, FENCED_OUT, FLAG_TEXT, Phase, RowKind
 from ragfence.core.tallies import HOUR_MS, KEPT_DAYS, MAX_ROUTE_BYTES
 from ragfence.stores.objects import ObjectStore
 

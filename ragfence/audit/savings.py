@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from ragfence.audit.ledger import Wanted
 from ragfence.audit.queries import HOTTEST, _flagged
-from ragfence.audit.reading import Rows
-from ragfence.core.rows import Phase
+from ragfence.audit.row_reader import Rows
+from ragfence.core.decision_rows import Phase
 
 if TYPE_CHECKING:
     import pyarrow

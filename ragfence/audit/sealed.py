@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ragfence.audit.ledger import Wanted
-from ragfence.audit.reading import Rows
+from ragfence.audit.row_reader import Rows
+from ragfence.core.decision_rows import DECISION_TEXT, RowKind
 from ragfence.core.operations import Fence
-from ragfence.core.rows import DECISION_TEXT, RowKind
 from ragfence.documents.ending import Gone, Told
-from ragfence.engine.segments import BATCH_BYTES
+from ragfence.engine.batch_commit import BATCH_BYTES
 
 if TYPE_CHECKING:
     import pyarrow

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ragfence.audit.decisions import _moment_ms
+from ragfence.audit.audit import _moment_ms
 from ragfence.audit.recount import Recounting
 from ragfence.core.records import ENDED, State
 from ragfence.errors import RagfenceError
-from ragfence.stores.disk_checkup import expired_records
+from ragfence.stores.checkups.disk import expired_records
 from ragfence.stores.fences import FenceStore, Scanned
 
 _ENDED = frozenset(state.name.lower() for state in ENDED)

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from ragfence.cli import show
-from ragfence.cli.opening import Json, Objects, Place, PolicyFile, Store, Tenant, engine_of, opened
+from ragfence.cli import output
+from ragfence.cli.options import Json, Objects, Place, PolicyFile, Store, Tenant, engine_of, opened
 from ragfence.errors import GateFailed
 
 if TYPE_CHECKING:
     from ragfence.fence import Fence
     from ragfence.indexes.aliases import Expected, Swap
     from ragfence.indexes.catalog import Alias, CatalogEntry
-    from ragfence.indexes.searching import Hit
+    from ragfence.indexes.search import Hit
 
 NO_ALIAS = "none"
 INDENT = "    "
@@ -50,7 +50,7 @@ def swap(
     ] = None,
 ) -> None:
     """Points an alias at a sealed build, if all gates let it."""
-    from ragfence.cli.picking import pick_or_latest
+    from ragfence.cli.build_lookup import pick_or_latest
     from ragfence.indexes.gates import Gates
 
     if force and not reason.strip():
@@ -79,7 +79,7 @@ def rollback(
     reason: Reason = "",
 ) -> None:
     """Points an alias at the build it had before. What was live becomes the one before."""
-    from ragfence.cli.picking import pick
+    from ragfence.cli.build_lookup import pick
 
     with opened(Place(store, objects, tenant, policy)) as fence:
         try:
@@ -130,9 +130,9 @@ def reconcile(
     with opened(Place(store, objects, tenant, policy)) as fence:
         report = fence.aliases.reconcile()
     if as_json:
-        show.document({"ok": not report.failed, **asdict(report)})
+        output.document({"ok": not report.failed, **asdict(report)})
     else:
-        listing = show.Listing(show.out(), show.Column("mended", whole=True), "what")
+        listing = output.Listing(output.out(), output.Column("mended", whole=True), "what")
         for names, what in (
             (report.audited, "its decision rows were missing"),
             (report.pointed, "the backend's alias was behind"),
@@ -143,9 +143,9 @@ def reconcile(
         mended = len(report.audited) + len(report.pointed) + len(report.removed)
         if mended:
             listing.print()
-        show.say(f"generation {report.generation}: {f'{mended:,} mended' if mended else 'all is as it should be'}")
+        output.say(f"generation {report.generation}: {f'{mended:,} mended' if mended else 'all is as it should be'}")
         for failure in report.failed:
-            show.err().print(f"failed: {show.plain(failure)}")
+            output.err().print(f"failed: {output.plain(failure)}")
     if report.failed:
         raise typer.Exit(1)
 
@@ -168,15 +168,15 @@ def search(
         index_hash, generation = target.index_hash, target.generation
     if as_json:
         told = {"alias": alias, "text": text, "k": k, "index_hash": index_hash, "generation": generation}
-        show.document({**told, "hits": [asdict(hit) for hit in hits]})
+        output.document({**told, "hits": [asdict(hit) for hit in hits]})
         return
     for number, hit in enumerate(hits, start=1):
         _print_hit(number, hit)
-    show.say(f"{show.many(len(hits), 'snippet')} from {alias}: INDEX_HASH {index_hash}, generation {generation}")
+    output.say(f"{output.many(len(hits), 'snippet')} from {alias}: INDEX_HASH {index_hash}, generation {generation}")
 
 
 def _expected(fence: Fence, text: str | None) -> Expected:
-    from ragfence.cli.picking import pick
+    from ragfence.cli.build_lookup import pick
     from ragfence.indexes.aliases import UNSET
 
     if text is None:
@@ -187,41 +187,41 @@ def _expected(fence: Fence, text: str | None) -> Expected:
 def _refused(error: GateFailed, *, as_json: bool) -> NoReturn:
     """All gates, also those that would have let it pass."""
     if as_json:
-        told = show.as_told(error)
-        show.document({"error": told, "gates": error.report})
+        told = output.as_told(error)
+        output.document({"error": told, "gates": error.report})
     else:
         _print_gates(error.report)
-        show.error(error, as_json=False)
+        output.error(error, as_json=False)
     raise typer.Exit(1)
 
 
 def _tell_swap(done: Swap, *, as_json: bool) -> None:
     if as_json:
-        show.document({**asdict(done), "index_hash": done.index_hash})
+        output.document({**asdict(done), "index_hash": done.index_hash})
         return
     if done.gates:
         _print_gates([each.as_dict() for each in done.gates])
     was = f" (was {done.previous.index_hash})" if done.previous and done.changed else ""
     if done.target is None:
-        show.say(f"{done.alias}: removed, generation {done.generation}{was}")
+        output.say(f"{done.alias}: removed, generation {done.generation}{was}")
     elif done.changed:
         forced = ", forced" if done.forced else ""
-        show.say(f"{done.alias} -> {done.index_hash}, generation {done.generation}{forced}{was}")
+        output.say(f"{done.alias} -> {done.index_hash}, generation {done.generation}{forced}{was}")
     else:
-        show.say(f"{done.alias} pointed there already: {done.index_hash}, generation {done.generation}")
+        output.say(f"{done.alias} pointed there already: {done.index_hash}, generation {done.generation}")
     if not done.audited:
-        show.err().print("warning: the decision could not be written; `ragfence reconcile` does it")
+        output.err().print("warning: the decision could not be written; `ragfence reconcile` does it")
     if not done.applied:
-        show.err().print("warning: the backend's own alias is behind; `ragfence reconcile` moves it")
+        output.err().print("warning: the backend's own alias is behind; `ragfence reconcile` moves it")
 
 
 def _print_gates(gates: Iterable[Mapping[str, Any]]) -> None:
-    listing = show.Listing(
-        show.out(),
-        show.Column("gate", whole=True),
-        show.Column("verdict", whole=True),
-        show.Column("value", right=True, whole=True),
-        show.Column("limit", right=True, whole=True),
+    listing = output.Listing(
+        output.out(),
+        output.Column("gate", whole=True),
+        output.Column("verdict", whole=True),
+        output.Column("value", right=True, whole=True),
+        output.Column("limit", right=True, whole=True),
         "detail",
     )
     for gate in gates:
@@ -240,25 +240,25 @@ def _tell_all(fence: Fence, *, as_json: bool) -> None:
     head, now_ms = fence.aliases.head(), engine_of(fence).fences.now_ms()
     found = [_columns(fence, name, held) for name, held in sorted(head.state.aliases.items())]
     if as_json:
-        show.document({"generation": head.number, "aliases": [_dated(one) for one in found]})
+        output.document({"generation": head.number, "aliases": [_dated(one) for one in found]})
         return
     if not found:
-        show.say("there is no alias yet; `ragfence swap ALIAS HASH` makes one")
+        output.say("there is no alias yet; `ragfence swap ALIAS HASH` makes one")
         return
-    console = show.out()
-    listing = show.Listing(
+    console = output.out()
+    listing = output.Listing(
         console,
         "alias",
-        show.Column("target", whole=True),
-        show.Column("generation", right=True, whole=True),
-        show.Column("rows", right=True, whole=True),
+        output.Column("target", whole=True),
+        output.Column("generation", right=True, whole=True),
+        output.Column("rows", right=True, whole=True),
         "since",
-        show.Column("backend", wide=True),
+        output.Column("backend", wide=True),
     )
     for one in found:
         rows = None if one["rows"] is None else f"{one['rows']:,}"
-        target = show.key(one["index_hash"], console=console)
-        since = show.when(one["since"], now_ms) if one["since"] else None
+        target = output.key(one["index_hash"], console=console)
+        since = output.when(one["since"], now_ms) if one["since"] else None
         listing.add(one["alias"], target, one["generation"], rows, since, one["backend"])
     listing.print()
 
@@ -276,22 +276,22 @@ def _tell_one(fence: Fence, name: str, limit: int, *, as_json: bool) -> None:
     one = _columns(fence, name, held) if held else None
     if as_json:
         told = _dated(one) if one else {"alias": name, "index_hash": None}
-        show.document({**told, "history": [_change(entry) for entry in entries]} if limit else told)
+        output.document({**told, "history": [_change(entry) for entry in entries]} if limit else told)
         return
     if one is None:
-        show.say(f"{name}: there is no such alias any more")
+        output.say(f"{name}: there is no such alias any more")
     else:
-        listing = show.Listing(show.out(), show.Column("alias", whole=True), name)
+        listing = output.Listing(output.out(), output.Column("alias", whole=True), name)
         listing.add("target", one["index_hash"])
         listing.add("generation", one["generation"])
-        listing.add("since", show.when(one["since"], now_ms) if one["since"] else None)
+        listing.add("since", output.when(one["since"], now_ms) if one["since"] else None)
         listing.add("rows", None if one["rows"] is None else f"{one['rows']:,}")
         listing.add("backend", one["backend"])
         for number, earlier in enumerate(one["before"]):
             listing.add(" " if number else "before", earlier)
         listing.print()
     if entries:
-        show.say("")
+        output.say("")
         _print_history(entries)
 
 
@@ -315,26 +315,26 @@ def _columns(fence: Fence, name: str, held: Alias) -> dict[str, Any]:
 
 
 def _dated(one: dict[str, Any]) -> dict[str, Any]:
-    return {**one, "since": show.iso(one["since"])}
+    return {**one, "since": output.iso(one["since"])}
 
 
 def _change(entry: CatalogEntry) -> dict[str, Any]:
     told = asdict(entry)
     del told["state"], told["at_ms"], told["number"]
-    return {"generation": entry.number, "at": show.iso(entry.at_ms), **told}
+    return {"generation": entry.number, "at": output.iso(entry.at_ms), **told}
 
 
 def _print_history(entries: list[CatalogEntry]) -> None:
-    console = show.out()
-    listing = show.Listing(
+    console = output.out()
+    listing = output.Listing(
         console,
-        show.Column("generation", right=True, whole=True),
-        show.Column("change", whole=True),
+        output.Column("generation", right=True, whole=True),
+        output.Column("change", whole=True),
         "at",
-        show.Column("target", whole=True),
+        output.Column("target", whole=True),
         "gates",
         "reason",
-        show.Column("actor", wide=True),
+        output.Column("actor", wide=True),
     )
     for entry in entries:
         failed = [str(gate["gate"]) for gate in entry.gates if not gate["ok"]]
@@ -342,8 +342,8 @@ def _print_history(entries: list[CatalogEntry]) -> None:
         listing.add(
             entry.number,
             f"{entry.change}, forced" if entry.forced else entry.change,
-            show.moment(entry.at_ms),
-            show.key(entry.target.index_hash, console=console) if entry.target else None,
+            output.moment(entry.at_ms),
+            output.key(entry.target.index_hash, console=console) if entry.target else None,
             gates,
             entry.reason,
             entry.actor,
@@ -356,11 +356,11 @@ def _print_hit(number: int, hit: Hit) -> None:
     from rich.text import Text
 
     section = f"  {hit.section_id}" if hit.section_id else ""
-    show.say(f"{number:>2}. {hit.score:.4f}  {hit.doc_id}{section}  {hit.start}-{hit.end}")
+    output.say(f"{number:>2}. {hit.score:.4f}  {hit.doc_id}{section}  {hit.start}-{hit.end}")
     if hit.source_url:
-        show.say(f"{INDENT}{hit.source_url}")
-    console, line = show.out(), INDENT + " ".join(hit.text.split())
+        output.say(f"{INDENT}{hit.source_url}")
+    console, line = output.out(), INDENT + " ".join(hit.text.split())
     if console.is_terminal:
-        console.print(Text(show.plain(line)), no_wrap=True, overflow="ellipsis")
+        console.print(Text(output.plain(line)), no_wrap=True, overflow="ellipsis")
     else:
-        show.say(line)
+        output.say(line)

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ragfence.cli import show
-from ragfence.cli.opening import Json, Objects, Place, Store, Tenant
+from ragfence.cli import output
+from ragfence.cli.options import Json, Objects, Place, Store, Tenant
 from ragfence.cli.store_options import StoreCommands
 from ragfence.errors import ObjectsRequired, UnknownStore, ValidationError
 
 if TYPE_CHECKING:
-    from ragfence.api.apikeys import ApiKey, ApiKeys
-    from ragfence.api.scopes import KeyScope
+    from ragfence.server.apikeys import ApiKey, ApiKeys
+    from ragfence.server.scopes import KeyScope
 
 apikeys = StoreCommands(no_args_is_help=True, help="API keys of the HTTP server: create, list, revoke.")
 
@@ -46,12 +46,12 @@ def _span(text: str | None) -> str | None:
 
 def _ttl_s(text: str, now_ms: int) -> float:
     """From now until then: "90d", or a time."""
-    from ragfence.audit.decisions import _moment_ms
+    from ragfence.audit.audit import _moment_ms
 
     try:
         moment_ms = _moment_ms(text, 0, 0)
     except ValidationError as wrong:
-        raise typer.BadParameter(f"{wrong.message}: {show.advice(wrong.hint)}") from None
+        raise typer.BadParameter(f"{wrong.message}: {output.advice(wrong.hint)}") from None
     # As it is read elsewhere, a span goes back from now.
     return -moment_ms / 1000 if moment_ms <= 0 else (moment_ms - now_ms) / 1000
 
@@ -108,7 +108,7 @@ def create(
             by=_who(),
         )
     if as_json:
-        show.document(
+        output.document(
             {
                 "token": made.token,
                 "key_id": made.key_id,
@@ -116,16 +116,16 @@ def create(
                 "role": made.role.value if made.role else None,
                 "scopes": in_order(made.scopes),
                 "principal": made.principal,
-                "expires": show.iso(made.expires_ms),
+                "expires": output.iso(made.expires_ms),
             }
         )
         return
-    until = f", until {show.moment(made.expires_ms)}" if made.expires_ms else ""
+    until = f", until {output.moment(made.expires_ms)}" if made.expires_ms else ""
     # The token alone on stdout: `TOKEN=$(ragfence apikeys create)`.
-    show.say(made.token)
+    output.say(made.token)
     granted = made.role.value if made.role else " ".join(in_order(made.scopes))
-    told = show.err()
-    told.print(show.plain(f"key {made.key_id}: {granted} of tenant {made.tenant}, as {made.principal}{until}"))
+    told = output.err()
+    told.print(output.plain(f"key {made.key_id}: {granted} of tenant {made.tenant}, as {made.principal}{until}"))
     told.print("  keep the token now, it is not shown again; send it as `Authorization: Bearer TOKEN`")
     told.print(f"  `ragfence apikeys revoke {made.key_id}` ends it")
 
@@ -137,18 +137,18 @@ def list_keys(store: Store = None, objects: Objects = None, tenant: Tenant = Non
     with _keys(place) as keys:
         found = keys.list(place.tenant_name)
     if as_json:
-        show.document({"tenant": place.tenant_name, "keys": [_told(key, now_ms) for key in found]})
+        output.document({"tenant": place.tenant_name, "keys": [_told(key, now_ms) for key in found]})
         return
-    listing = show.Listing(
-        show.out(),
-        show.Column("key_id", whole=True),
+    listing = output.Listing(
+        output.out(),
+        output.Column("key_id", whole=True),
         "role or scopes",
-        show.Column("state", whole=True),
+        output.Column("state", whole=True),
         "principal",
         "note",
-        show.Column("created", whole=True),
-        show.Column("last used", wide=True),
-        show.Column("expires", wide=True),
+        output.Column("created", whole=True),
+        output.Column("last used", wide=True),
+        output.Column("expires", wide=True),
     )
     for key in found:
         listing.add(
@@ -157,14 +157,14 @@ def list_keys(store: Store = None, objects: Objects = None, tenant: Tenant = Non
             key.state(now_ms),
             key.principal,
             key.note,
-            show.moment(key.created_ms),
-            show.moment(key.used_ms) if key.used_ms else None,
-            show.when(key.expires_ms, now_ms) if key.expires_ms else None,
+            output.moment(key.created_ms),
+            output.moment(key.used_ms) if key.used_ms else None,
+            output.when(key.expires_ms, now_ms) if key.expires_ms else None,
         )
     if found:
         listing.print()
     else:
-        show.say(f"tenant {place.tenant_name} has no API keys\n  -> `ragfence apikeys create` makes one")
+        output.say(f"tenant {place.tenant_name} has no API keys\n  -> `ragfence apikeys create` makes one")
 
 
 @apikeys.command("revoke")
@@ -181,7 +181,7 @@ def revoke(
     as_json: Json = False,
 ) -> None:
     """Revokes an API key for good."""
-    from ragfence.api.apikeys import FRESH_S, parsed
+    from ragfence.server.apikeys import FRESH_S, parsed
 
     place, key_id = Place(store, objects, tenant), key
     if (token := parsed(key)) is not None:
@@ -198,18 +198,20 @@ def revoke(
     with _keys(place) as keys:
         revoked = keys.revoke(place.tenant_name, key_id, by=_who())
     if as_json:
-        show.document({"key_id": key_id, "tenant": place.tenant_name, "revoked": revoked, "servers_notice_s": FRESH_S})
+        output.document(
+            {"key_id": key_id, "tenant": place.tenant_name, "revoked": revoked, "servers_notice_s": FRESH_S}
+        )
     elif revoked:
-        show.say(f"revoked {key_id}: every server refuses it within {FRESH_S:.0f} s, and for ever")
+        output.say(f"revoked {key_id}: every server refuses it within {FRESH_S:.0f} s, and for ever")
     else:
-        show.say(f"{key_id} was revoked already")
+        output.say(f"{key_id} was revoked already")
 
 
 @contextlib.contextmanager
 def _keys(place: Place, *, make: bool = False) -> Iterator[ApiKeys]:
     """`make`: the first key may come before anything else, and makes the folder of the objects."""
-    from ragfence.api.apikeys import ApiKeys
-    from ragfence.opening import _open_objects
+    from ragfence._open import _open_objects
+    from ragfence.server.apikeys import ApiKeys
 
     where, folder = place.objects_at, place.objects_folder()
     if where is None:
@@ -222,7 +224,7 @@ def _keys(place: Place, *, make: bool = False) -> Iterator[ApiKeys]:
                 f"there is no folder of objects at {folder}",
                 hint="go to the folder that has the .ragfence/, or name the stores: --store, --objects, RAGFENCE_STORE",
             )
-        show.err().print(show.plain(f"made a new object store: {folder}"))
+        output.err().print(output.plain(f"made a new object store: {folder}"))
     with contextlib.closing(_open_objects(where)) as opened:
         yield ApiKeys(opened)
 
@@ -251,8 +253,8 @@ def _told(key: ApiKey, now_ms: int) -> dict[str, Any]:
         "state": key.state(now_ms),
         "principal": key.principal,
         "note": key.note or None,
-        "created": show.iso(key.created_ms),
-        "expires": show.iso(key.expires_ms),
-        "revoked": show.iso(key.revoked_ms),
-        "last_used": show.iso(key.used_ms),
+        "created": output.iso(key.created_ms),
+        "expires": output.iso(key.expires_ms),
+        "revoked": output.iso(key.revoked_ms),
+        "last_used": output.iso(key.used_ms),
     }

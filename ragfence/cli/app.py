@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ragfence.cli import show
+from ragfence.cli import output
 from ragfence.cli.aliases import alias, reconcile, rollback, search, swap
 from ragfence.cli.apikeys import apikeys
 from ragfence.cli.audit import audit
@@ -22,14 +22,14 @@ from ragfence.cli.explain import explain
 from ragfence.cli.indexes import build, builds, gc
 from ragfence.cli.ingest import ingest
 from ragfence.cli.keys import keys
-from ragfence.cli.opening import JSON_WANTED
+from ragfence.cli.maintenance import hydrate, journal, purge_expired
+from ragfence.cli.options import JSON_WANTED
 from ragfence.cli.policy import policy
 from ragfence.cli.release import release
 from ragfence.cli.serve import serve
 from ragfence.cli.status import status
 from ragfence.cli.store_options import StoreCommands
 from ragfence.cli.tenants import tenants
-from ragfence.cli.upkeep import hydrate, journal, purge_expired
 from ragfence.core.urls import looks_like_url, show_url
 from ragfence.errors import RagfenceError
 
@@ -67,7 +67,7 @@ class Commands(TyperGroup):
                 result = super().invoke(ctx)
             sys.stdout.flush()  # here a closed pipe is still somebody's business
         except RagfenceError as error:
-            show.error(error, as_json=ctx.meta.get(JSON_WANTED, False))
+            output.error(error, as_json=ctx.meta.get(JSON_WANTED, False))
             raise typer.Exit(1) from None
         except KeyboardInterrupt:
             raise typer.Exit(130) from None

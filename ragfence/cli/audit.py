@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ragfence.cli import show
-from ragfence.cli.opening import Json, Objects, Place, PolicyFile, Since, Store, Tenant, opened
+from ragfence.cli import output
+from ragfence.cli.options import Json, Objects, Place, PolicyFile, Since, Store, Tenant, opened
 from ragfence.cli.store_options import StoreCommands
 
 if TYPE_CHECKING:
@@ -31,16 +31,16 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Replays all decision rows and proves the promises; ends with 1 and the findings when one is broken."""
-    with opened(Place(store, objects, tenant, policy)) as fence, show.progress("checking rows") as told:
+    with opened(Place(store, objects, tenant, policy)) as fence, output.progress("checking rows") as told:
         report = fence.audit.check(told)
     if as_json:
         findings = [asdict(finding) for finding in report.findings]
-        show.document({"ok": report.ok, "rows": report.rows, "keys": report.keys, "findings": findings})
+        output.document({"ok": report.ok, "rows": report.rows, "keys": report.keys, "findings": findings})
     else:
-        over = f"{show.many(report.rows, 'row')} over {show.many(report.keys, 'key')}"
-        show.say(f"{over}: {_verdict(len(report.findings))}")
+        over = f"{output.many(report.rows, 'row')} over {output.many(report.keys, 'key')}"
+        output.say(f"{over}: {_verdict(len(report.findings))}")
         for finding in report.findings:
-            show.say(f"  {finding.invariant} {finding.key}\n    {finding.text} (rows {', '.join(finding.rows)})")
+            output.say(f"  {finding.invariant} {finding.key}\n    {finding.text} (rows {', '.join(finding.rows)})")
     if not report.ok:
         raise typer.Exit(1)
 
@@ -55,30 +55,30 @@ def savings(
     since: Since = "30d",
 ) -> None:
     """What was answered without performing an effect: by kind, and for documents in characters and snippets."""
-    with opened(Place(store, objects, tenant, policy)) as fence, show.progress("reading rows"):
+    with opened(Place(store, objects, tenant, policy)) as fence, output.progress("reading rows"):
         found = fence.audit.savings(since)
     if as_json:
-        show.document(_savings_document(found))
+        output.document(_savings_document(found))
         return
-    console = show.out()
+    console = output.out()
     right = {"right": True}
-    listing = show.Listing(
+    listing = output.Listing(
         console,
         "kind",
-        show.Column("performed", **right),
-        show.Column("saved", **right),
-        show.Column("share", **right),
-        show.Column("an effect", **right),
-        show.Column("time saved", **right),
+        output.Column("performed", **right),
+        output.Column("saved", **right),
+        output.Column("share", **right),
+        output.Column("an effect", **right),
+        output.Column("time saved", **right),
     )
     for kind in found.kinds:
-        took = "-" if kind.effect_ms is None else show.span(kind.effect_ms)
-        saved = "-" if kind.effect_ms is None else show.span(kind.saved_ms)
+        took = "-" if kind.effect_ms is None else output.span(kind.effect_ms)
+        saved = "-" if kind.effect_ms is None else output.span(kind.saved_ms)
         listing.add(kind.kind, f"{kind.performed:,}", f"{kind.saved:,}", f"{kind.share:.1%}", took, saved)
     listing.print()
     if found.characters:
         unknown = f", and those of {found.unknown_documents:,} that are gone" if found.unknown_documents else ""
-        spared = f"{show.many(found.snippets, 'snippet')} ({show.many(found.characters, 'character')})"
+        spared = f"{output.many(found.snippets, 'snippet')} ({output.many(found.characters, 'character')})"
         console.print(f"documents: {spared} not embedded{unknown}")
     if len(found.days) > 1:
         asked = [day.performed + day.saved for day in found.days]
@@ -98,29 +98,29 @@ def conflicts(
     limit: Annotated[int, typer.Option("--limit", min=0, help="At most so many, the newest; 0 for all.")] = 100,
 ) -> None:
     """Payloads that were refused because their key is known with another one, and what differs."""
-    with opened(Place(store, objects, tenant, policy)) as fence, show.progress("reading rows"):
+    with opened(Place(store, objects, tenant, policy)) as fence, output.progress("reading rows"):
         found = fence.audit.conflicts(since, kind=kind)
     shown = found[max(len(found) - limit, 0) if limit else 0 :]
     if as_json:
-        cases = [{**asdict(case), "ts": show.iso(case.ts_ms)} for case in shown]
-        show.document({"of": len(found), "conflicts": cases})
+        cases = [{**asdict(case), "ts": output.iso(case.ts_ms)} for case in shown]
+        output.document({"of": len(found), "conflicts": cases})
         return
-    console = show.out()
-    listing = show.Listing(
+    console = output.out()
+    listing = output.Listing(
         console,
-        show.Column("when", whole=True),
+        output.Column("when", whole=True),
         "kind",
         "source_id",
-        show.Column("key", whole=True),
-        show.Column("owner", wide=True),
+        output.Column("key", whole=True),
+        output.Column("owner", wide=True),
         "what differs",
     )
     for case in shown:
         listing.add(
-            show.moment(case.ts_ms),
+            output.moment(case.ts_ms),
             case.kind,
             case.source_id,
-            show.key(case.key, console=console),
+            output.key(case.key, console=console),
             case.owner,
             _differs(case.diff, case.diff_size),
         )
@@ -139,16 +139,16 @@ def anomalies(
     since: Since = "28d",
 ) -> None:
     """What somebody should look at: hit rates that dropped, effects done twice, lifetimes too short, what is stuck."""
-    with opened(Place(store, objects, tenant, policy)) as fence, show.progress("reading rows"):
+    with opened(Place(store, objects, tenant, policy)) as fence, output.progress("reading rows"):
         found = fence.audit.anomalies(since)
     if as_json:
-        show.document({"anomalies": [asdict(each) for each in found]})
+        output.document({"anomalies": [asdict(each) for each in found]})
         return
     for each in found:
         of_kind = f" ({each.kind})" if each.kind else ""
-        show.say(f"{each.what}{of_kind}: {each.text}" + "".join(f"\n  {key}" for key in each.examples))
+        output.say(f"{each.what}{of_kind}: {each.text}" + "".join(f"\n  {key}" for key in each.examples))
     if not found:
-        show.say("nothing to look at")
+        output.say("nothing to look at")
 
 
 @audit.command("export")
@@ -177,14 +177,14 @@ def export(
     finally:
         part.unlink(missing_ok=True)
     if as_json:
-        show.document({"rows": rows, "file": str(target), "bytes": target.stat().st_size})
+        output.document({"rows": rows, "file": str(target), "bytes": target.stat().st_size})
     else:
-        show.say(f"{show.many(rows, 'decision')} in {target} ({show.size(target.stat().st_size)})")
+        output.say(f"{output.many(rows, 'decision')} in {target} ({output.size(target.stat().st_size)})")
 
 
 def _exported(place: Place, since: str, part: Path, *, as_csv: bool) -> int:
     rows = 0
-    with opened(place) as fence, show.progress("writing rows") as told:
+    with opened(place) as fence, output.progress("writing rows") as told:
         from ragfence.audit.columns import decision_names, schema
 
         shape = schema().empty_table().select(decision_names()).schema
@@ -244,4 +244,4 @@ def _differs(diff: tuple[dict[str, Any], ...] | None, size: int) -> str:
 
 
 def _verdict(findings: int) -> str:
-    return show.many(findings, "finding") if findings else "every promise kept"
+    return output.many(findings, "finding") if findings else "every promise kept"

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ragfence.cli import show
+from ragfence.cli import output
 from ragfence.cli.audit import audit
-from ragfence.cli.opening import Json, Objects, Place, PolicyFile, Since, Store, Tenant, opened
-from ragfence.core.rows import Phase
+from ragfence.cli.options import Json, Objects, Place, PolicyFile, Since, Store, Tenant, opened
+from ragfence.core.decision_rows import Phase
 
 if TYPE_CHECKING:
     import pyarrow
@@ -58,7 +58,7 @@ def decisions(
     """The decision rows, newest last."""
     wanted = {"kind": kind, "decision": decision, "phase": phase, "source_id": source_id}
     with opened(Place(store, objects, tenant, policy)) as fence:
-        with show.progress("reading rows"):
+        with output.progress("reading rows"):
             table = fence.audit.decisions(since, **wanted)
         shown = table.slice(max(table.num_rows - limit, 0) if limit else 0).to_pylist()
         if follow:
@@ -66,31 +66,31 @@ def decisions(
                 _tell(row, as_json)
             return
     if as_json:
-        show.document({"of": table.num_rows, "decisions": [_jsonable(row) for row in shown]})
+        output.document({"of": table.num_rows, "decisions": [_jsonable(row) for row in shown]})
         return
-    console = show.out()
-    listing = show.Listing(
+    console = output.out()
+    listing = output.Listing(
         console,
-        show.Column("when", whole=True),
-        show.Column("decision", whole=True),
-        show.Column("phase", whole=True),
+        output.Column("when", whole=True),
+        output.Column("decision", whole=True),
+        output.Column("phase", whole=True),
         "kind",
         "source_id",
-        show.Column("key", whole=True),
-        show.Column("revision", wide=True),
-        show.Column("attempt", right=True, wide=True),
-        show.Column("owner", wide=True),
-        show.Column("flags", wide=True),
-        show.Column("error", wide=True),
+        output.Column("key", whole=True),
+        output.Column("revision", wide=True),
+        output.Column("attempt", right=True, wide=True),
+        output.Column("owner", wide=True),
+        output.Column("flags", wide=True),
+        output.Column("error", wide=True),
     )
     for row in shown:
         listing.add(
-            show.moment(int(row["ts"].timestamp() * 1000)),
+            output.moment(int(row["ts"].timestamp() * 1000)),
             row["decision"],
             row["phase"],
             row["kind"],
             row["source_id"],
-            show.key(row["idempotency_key"], console=console),
+            output.key(row["idempotency_key"], console=console),
             row["revision"],
             row["attempt"],
             row["owner"],
@@ -124,13 +124,13 @@ def _following(
 
 def _tell(row: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        show.document(_jsonable(row))
+        output.document(_jsonable(row))
     else:
         more = [f"attempt {row['attempt']}", *row["flags"], row["error_code"] or ""]
-        line = [show.moment(int(row["ts"].timestamp() * 1000)), row["decision"], row["phase"]]
+        line = [output.moment(int(row["ts"].timestamp() * 1000)), row["decision"], row["phase"]]
         line += [row["kind"], row["source_id"]]
-        line += [row["idempotency_key"][: show.KEY_DIGITS], *more]
-        show.say(" ".join(str(cell or "-") for cell in line if cell != ""))
+        line += [row["idempotency_key"][: output.KEY_DIGITS], *more]
+        output.say(" ".join(str(cell or "-") for cell in line if cell != ""))
     # Whoever reads a pipe wants the line now.
     import sys
 
@@ -139,6 +139,6 @@ def _tell(row: dict[str, Any], as_json: bool) -> None:
 
 def _jsonable(row: dict[str, Any]) -> dict[str, Any]:
     return {
-        name: show.iso(int(value.timestamp() * 1000)) if hasattr(value, "timestamp") else value
+        name: output.iso(int(value.timestamp() * 1000)) if hasattr(value, "timestamp") else value
         for name, value in row.items()
     }

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ragfence.cli import show
-from ragfence.cli.opening import Json, Objects, Place, PolicyFile, Store, Tenant
+from ragfence.cli import output
+from ragfence.cli.options import Json, Objects, Place, PolicyFile, Store, Tenant
 from ragfence.cli.policy import policy_file
 from ragfence.errors import RagfenceError
 
 if TYPE_CHECKING:
     from ragfence.core.policy import Policy
-    from ragfence.stores.checkups import Check
+    from ragfence.stores.checkups.check import Check
 
 
 def doctor(
@@ -32,7 +32,7 @@ def doctor(
     ] = None,
 ) -> None:
     """Checks policy, stores and journal, one line each; ends with 1 when something has to be repaired."""
-    from ragfence.stores.checkups import Level, worst
+    from ragfence.stores.checkups.check import Level, worst
 
     checks = []
     for check in _checks(Place(store, objects, tenant, policy), journal):
@@ -46,14 +46,14 @@ def doctor(
                 "subject": check.subject,
                 "level": check.level,
                 "text": check.text,
-                "advice": show.advice(check.advice) or None,
+                "advice": output.advice(check.advice) or None,
             }
             for check in checks
         ]
-        show.document({"level": level, "checks": told})
+        output.document({"level": level, "checks": told})
     else:
         counts = {each: sum(check.level is each for check in checks) for each in Level}
-        show.say(", ".join(f"{count} {each}" for each, count in counts.items()))
+        output.say(", ".join(f"{count} {each}" for each, count in counts.items()))
     if level is Level.FAIL or (strict and level is Level.WARN):
         raise typer.Exit(1)
 
@@ -61,7 +61,7 @@ def doctor(
 def _checks(place: Place, journal: Path | None) -> Iterator[Check]:
     from ragfence.core.policy import Policy
     from ragfence.core.settings import load_policy
-    from ragfence.stores.checkups import fail, policy_check, refused
+    from ragfence.stores.checkups.check import fail, policy_check, refused
 
     rules, file = Policy(), place.policy or policy_file()
     try:
@@ -78,8 +78,8 @@ def _checks(place: Place, journal: Path | None) -> Iterator[Check]:
 
 
 def _fences(place: Place, rules: Policy) -> Iterator[Check]:
-    from ragfence.opening import _refuse_other_backend
-    from ragfence.stores.checkups import Level, refused, worst
+    from ragfence._open import _refuse_other_backend
+    from ragfence.stores.checkups.check import Level, refused, worst
 
     try:
         file, solo = place.sqlite_file(), place.objects_at is None
@@ -103,23 +103,23 @@ def _fences(place: Place, rules: Policy) -> Iterator[Check]:
 
 
 def _redis(place: Place, rules: Policy, *, solo: bool) -> Iterator[Check]:
-    from ragfence.opening import _backend
+    from ragfence._open import _backend
 
-    checkup = _backend("ragfence.stores.redis_checkup", "redis")
+    checkup = _backend("ragfence.stores.checkups.redis_server", "redis")
     facts = checkup.look(str(place.fences_at), place.tenant_name, rules.durability)
     yield from checkup.redis_checks(facts, rules.durability, solo=solo)
 
 
 def _sqlite(file: Path) -> Iterator[Check]:
-    from ragfence.stores.disk_checkup import sqlite_checks
+    from ragfence.stores.checkups.disk import sqlite_checks
 
     yield from sqlite_checks(file)
 
 
 def _markers(place: Place, rules: Policy, subject: str, *, solo: bool) -> Iterator[Check]:
     """The store itself, opened as a claim would open it."""
-    from ragfence.opening import _open_fences
-    from ragfence.stores.checkups import markers_check, refused
+    from ragfence._open import _open_fences
+    from ragfence.stores.checkups.check import markers_check, refused
 
     try:
         fences = _open_fences(place.fences_at, place.tenant_name, rules, solo=solo)
@@ -132,9 +132,9 @@ def _markers(place: Place, rules: Policy, subject: str, *, solo: bool) -> Iterat
 
 
 def _objects(place: Place) -> Iterator[Check]:
-    from ragfence.opening import _backend, _open_objects
-    from ragfence.stores.checkups import refused
-    from ragfence.stores.disk_checkup import folder_checks
+    from ragfence._open import _backend, _open_objects
+    from ragfence.stores.checkups.check import refused
+    from ragfence.stores.checkups.disk import folder_checks
 
     try:
         where = place.objects_at
@@ -151,16 +151,16 @@ def _objects(place: Place) -> Iterator[Check]:
         yield refused("objects", error)
         return
     try:
-        yield from _backend("ragfence.stores.s3_checkup", "s3").s3_checks(store)
+        yield from _backend("ragfence.stores.checkups.bucket", "s3").s3_checks(store)
     finally:
         store.close()
 
 
 def _journal(folder: Path | None, tenant: str, rules: Policy) -> Check:
+    from ragfence._open import EMBEDDED
     from ragfence.engine.journal import Journal
     from ragfence.engine.results import Results
-    from ragfence.opening import EMBEDDED
-    from ragfence.stores.checkups import journal_check, refused
+    from ragfence.stores.checkups.check import journal_check, refused
 
     place = (folder or EMBEDDED / "journal").absolute()
     try:
@@ -168,7 +168,7 @@ def _journal(folder: Path | None, tenant: str, rules: Policy) -> Check:
     except RagfenceError as error:
         return refused("journal", error)
     oldest = min((entry.at_ms for entry in entries), default=0)
-    return journal_check(str(place), len(entries), oldest_age=show.ago(oldest, time.time_ns() // 1_000_000))
+    return journal_check(str(place), len(entries), oldest_age=output.ago(oldest, time.time_ns() // 1_000_000))
 
 
 def _print(check: Check) -> None:
@@ -176,7 +176,7 @@ def _print(check: Check) -> None:
 
     styles = {"ok": "green", "warn": "yellow", "fail": "bold red"}
     line = Text(f"{check.level:<4}", style=styles[check.level])
-    line.append(f"  {check.subject}: {show.plain(check.text)}", style="default")
+    line.append(f"  {check.subject}: {output.plain(check.text)}", style="default")
     if check.advice:
-        line.append(f"\n      -> {show.advice(check.advice)}", style="default")
-    show.out().print(line, soft_wrap=True)
+        line.append(f"\n      -> {output.advice(check.advice)}", style="default")
+    output.out().print(line, soft_wrap=True)

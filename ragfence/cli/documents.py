@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ragfence.cli import show
-from ragfence.cli.opening import Json, Objects, Place, PolicyFile, Store, Tenant, opened
+from ragfence.cli import output
+from ragfence.cli.options import Json, Objects, Place, PolicyFile, Store, Tenant, opened
 from ragfence.errors import Conflict, DocumentInvalid, InFlight, Quarantined, RagfenceError, Stale, ValidationError
 
 if TYPE_CHECKING:
@@ -44,15 +44,15 @@ def retract(
                 retracted = fence.documents.retract(doc_id, sequence=sequence).is_new
             except (Stale, Conflict, InFlight, Quarantined, DocumentInvalid) as refused:
                 error = refused  # of this one; the others are not concerned
-            told.append({"doc_id": doc_id, "retracted": retracted, "error": show.as_told(error) if error else None})
+            told.append({"doc_id": doc_id, "retracted": retracted, "error": output.as_told(error) if error else None})
             if error and not as_json:
-                show.error(error, as_json=False)
+                output.error(error, as_json=False)
     if as_json:
-        show.document({"documents": told})
+        output.document({"documents": told})
     else:
         for one in told:
             if not one["error"]:
-                show.say(f"{one['doc_id']}: {'retracted' if one['retracted'] else 'was not there'}")
+                output.say(f"{one['doc_id']}: {'retracted' if one['retracted'] else 'was not there'}")
     if any(one["error"] for one in told):
         raise typer.Exit(1)
 
@@ -74,17 +74,17 @@ def snippets(
             hint=f"`ragfence explain {doc_id!r}` tells what happened to it, if anything did",
         )
     if as_json:
-        show.document({**asdict(document), "snippets": [asdict(snippet) for snippet in found]})
+        output.document({**asdict(document), "snippets": [asdict(snippet) for snippet in found]})
         return
-    console = show.out()
-    listing = show.Listing(
+    console = output.out()
+    listing = output.Listing(
         console,
-        show.Column("#", right=True, whole=True),
-        show.Column("place", right=True, whole=True),
-        show.Column("tokens", right=True, whole=True),
+        output.Column("#", right=True, whole=True),
+        output.Column("place", right=True, whole=True),
+        output.Column("tokens", right=True, whole=True),
         "section",
         "text",
-        show.Column("snippet_id", whole=True, wide=True),
+        output.Column("snippet_id", whole=True, wide=True),
     )
     for snippet in found:
         listing.add(
@@ -96,7 +96,7 @@ def snippets(
             snippet.snippet_id,
         )
     listing.print()
-    show.say(f"{doc_id}: {show.many(len(found), 'snippet')} of {document.size:,} bytes, {document.content_hash}")
+    output.say(f"{doc_id}: {output.many(len(found), 'snippet')} of {document.size:,} bytes, {document.content_hash}")
 
 
 def purge(
@@ -111,23 +111,23 @@ def purge(
     """Removes the text and the metadata of a document for good; only a tombstone stays."""
     with opened(Place(store, objects, tenant, policy)) as fence:
         if not yes:
-            if as_json or not show.is_interactive():
+            if as_json or not output.is_interactive():
                 raise ValidationError("nothing was purged: it cannot be undone", hint="say that you mean it: --yes")
-            if not typer.confirm(f"Remove {show.plain(doc_id)} for good?", err=True):
-                show.err().print("nothing was purged")
+            if not typer.confirm(f"Remove {output.plain(doc_id)} for good?", err=True):
+                output.err().print("nothing was purged")
                 raise typer.Exit(1)
-        with show.progress("purging"):
+        with output.progress("purging"):
             report = fence.documents.purge(doc_id)
     if as_json:
-        show.document(asdict(report))
+        output.document(asdict(report))
     elif report.known:
-        show.say(
-            f"{report.doc_id}: purged; {show.many(report.rows, 'row')} and "
-            f"{show.many(report.deleted.objects, 'object')}"
-            f" ({show.size(report.deleted.bytes)}) are gone"
+        output.say(
+            f"{report.doc_id}: purged; {output.many(report.rows, 'row')} and "
+            f"{output.many(report.deleted.objects, 'object')}"
+            f" ({output.size(report.deleted.bytes)}) are gone"
         )
     else:
-        show.say(f"{report.doc_id}: nothing is known of it")
+        output.say(f"{report.doc_id}: nothing is known of it")
     if not report.known:
         raise typer.Exit(1)
 
@@ -140,27 +140,27 @@ def compact(
     as_json: Json = False,
 ) -> None:
     """Rewrites the log of documents into few large objects, without what was superseded long ago."""
-    with opened(Place(store, objects, tenant, policy)) as fence, show.progress("compacting") as told:
+    with opened(Place(store, objects, tenant, policy)) as fence, output.progress("compacting") as told:
         report = fence.documents.compact(progress=told)
     if as_json:
-        show.document(asdict(report))
+        output.document(asdict(report))
         return
     if not report.epoch:
-        there = f"{show.many(report.segments_before, 'segment')} with {show.many(report.rows_before, 'row')}"
-        show.say(f"nothing to gain: {there}")
+        there = f"{output.many(report.segments_before, 'segment')} with {output.many(report.rows_before, 'row')}"
+        output.say(f"nothing to gain: {there}")
         return
-    listing = show.Listing(
-        show.out(), f"epoch {report.epoch}", show.Column("before", right=True), show.Column("after", right=True)
+    listing = output.Listing(
+        output.out(), f"epoch {report.epoch}", output.Column("before", right=True), output.Column("after", right=True)
     )
     listing.add("segments", f"{report.segments_before:,}", f"{report.segments_after:,}")
     listing.add("rows", f"{report.rows_before:,}", f"{report.rows_after:,}")
     listing.add("snippets", f"{report.snippets_before:,}", f"{report.snippets_after:,}")
-    listing.add("size", show.size(report.bytes_before), show.size(report.bytes_after))
+    listing.add("size", output.size(report.bytes_before), output.size(report.bytes_after))
     listing.print()
-    show.say(
-        f"{show.many(report.dropped_revisions, 'superseded revision')} dropped, "
-        f"{show.many(report.deleted.objects, 'object')} deleted"
-        f" ({show.size(report.deleted.bytes)})"
+    output.say(
+        f"{output.many(report.dropped_revisions, 'superseded revision')} dropped, "
+        f"{output.many(report.deleted.objects, 'object')} deleted"
+        f" ({output.size(report.deleted.bytes)})"
     )
 
 
@@ -184,12 +184,12 @@ def verify(
     if accept_loss and not repair:
         raise typer.BadParameter("--accept-loss needs --repair")
     # A fence file that is gone is one of the things to be found.
-    with opened(Place(store, objects, tenant, policy), rebuild=True) as fence, show.progress("verifying") as told:
+    with opened(Place(store, objects, tenant, policy), rebuild=True) as fence, output.progress("verifying") as told:
         report = fence.documents.verify(repair, accept_loss=accept_loss, progress=told)
     if as_json:
         repaired = [_finding(finding) for finding in report.repaired]
         findings = [_finding(finding) for finding in report.findings]
-        show.document({"ok": report.ok, **asdict(report), "findings": findings, "repaired": repaired})
+        output.document({"ok": report.ok, **asdict(report), "findings": findings, "repaired": repaired})
     else:
         _print_verification(report, limit)
     if not report.ok:
@@ -197,29 +197,29 @@ def verify(
 
 
 def _print_verification(report: Verification, limit: int) -> None:
-    show.say(
-        f"epoch {report.epoch}: {show.many(report.documents, 'document')}, {show.many(report.rows, 'row')} and "
-        f"{show.many(report.snippets, 'snippet')} in {show.many(report.segments, 'segment')}: {_verdict(report)}"
+    output.say(
+        f"epoch {report.epoch}: {output.many(report.documents, 'document')}, {output.many(report.rows, 'row')} and "
+        f"{output.many(report.snippets, 'snippet')} in {output.many(report.segments, 'segment')}: {_verdict(report)}"
     )
     if not report.findings:
         return
-    listing = show.Listing(show.out(), show.Column("trouble", whole=True), "what", "place")
+    listing = output.Listing(output.out(), output.Column("trouble", whole=True), "what", "place")
     for finding in report.findings[: limit or None]:
         listing.add(finding.trouble.value, finding.what, finding.place)
     listing.print()
     if limit and len(report.findings) > limit:
-        show.say(f"the first {limit} of {len(report.findings):,}; --limit 0 shows all")
+        output.say(f"the first {limit} of {len(report.findings):,}; --limit 0 shows all")
     for trouble, to_do in {finding.trouble.value: finding.to_do for finding in report.findings}.items():
-        show.say(f"{trouble}\n  -> {show.advice(to_do)}")
+        output.say(f"{trouble}\n  -> {output.advice(to_do)}")
 
 
 def _verdict(report: Verification) -> str:
     mended = f"{len(report.repaired):,} mended, " if report.repaired else ""
-    return mended + (show.many(len(report.findings), "finding") if report.findings else "all is as it should be")
+    return mended + (output.many(len(report.findings), "finding") if report.findings else "all is as it should be")
 
 
 def _finding(finding: Finding) -> dict[str, Any]:
-    return {**asdict(finding), "to_do": show.advice(finding.to_do)}
+    return {**asdict(finding), "to_do": output.advice(finding.to_do)}
 
 
 def _line(text: str) -> str:

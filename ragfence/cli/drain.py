@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ragfence.cli import show
-from ragfence.cli.opening import Json, Objects, Place, PolicyFile, Store, Tenant, engine_of, opened
+from ragfence.cli import output
+from ragfence.cli.options import Json, Objects, Place, PolicyFile, Store, Tenant, engine_of, opened
 from ragfence.errors import TransientError
 
 if TYPE_CHECKING:
-    from ragfence.audit.draining import Drained
+    from ragfence.audit.drain import Drained
 
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h)?")
 _UNIT_S = {None: 1, "s": 1, "m": 60, "h": 3600}
@@ -41,21 +41,21 @@ def drain(
     ] = False,
 ) -> None:
     """Moves the decision rows into the ledger: Parquet in the object store, by day. Compacts it; old days expire."""
-    from ragfence.audit.decisions import Audit
+    from ragfence.audit.audit import Audit
 
     with opened(Place(store, objects, tenant, policy)) as fence:
         engine = engine_of(fence)
         audit = Audit(engine.fences, engine.objects, fence.policy)
         while True:
             try:
-                with show.progress("draining"):
+                with output.progress("draining"):
                     done = audit.drain(every_day=every_day)
                 _tell(done, as_json)
             except TransientError as error:
                 # Nothing was lost: what is not in the ledger is still in the fence store.
                 if every is None:
                     raise
-                show.error(error, as_json=as_json)
+                output.error(error, as_json=as_json)
             if every is None:
                 return
             time.sleep(_as_seconds(every))
@@ -63,19 +63,19 @@ def drain(
 
 def _tell(done: Drained, as_json: bool) -> None:
     if as_json:
-        show.document(asdict(done))
+        output.document(asdict(done))
         return
     if done.busy:
-        show.say("somebody else is draining; nothing was done")
+        output.say("somebody else is draining; nothing was done")
         return
-    told = [f"{show.many(done.rows, 'row')} into {show.many(done.objects, 'object')}"]
+    told = [f"{output.many(done.rows, 'row')} into {output.many(done.objects, 'object')}"]
     if done.rows:
-        told.append(f"the oldest was {show.span(done.lag_ms)} old")
+        told.append(f"the oldest was {output.span(done.lag_ms)} old")
     if done.compacted:
-        told.append(f"{show.many(done.compacted, 'small object')} made into {done.packed:,}")
+        told.append(f"{output.many(done.compacted, 'small object')} made into {done.packed:,}")
     if done.expired:
-        told.append(f"{show.many(done.expired, 'object')} of expired days removed")
-    show.say(", ".join(told))
+        told.append(f"{output.many(done.expired, 'object')} of expired days removed")
+    output.say(", ".join(told))
 
 
 def _as_seconds(text: str) -> float:

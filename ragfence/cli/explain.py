@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ragfence.cli import show
-from ragfence.cli.opening import Json, Objects, Place, PolicyFile, Store, Tenant, engine_of, opened
+from ragfence.cli import output
+from ragfence.cli.options import Json, Objects, Place, PolicyFile, Store, Tenant, engine_of, opened
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ragfence.audit.story import Event, Story
-    from ragfence.cli.finding import Present
+    from ragfence.audit.timeline import Event, Story
+    from ragfence.cli.key_lookup import Present
     from ragfence.core.records import KeyRecord
 
 
@@ -29,7 +29,7 @@ def explain(
     every: Annotated[bool, typer.Option("--all", help="Show each answer, also those that repeat each other.")] = False,
 ) -> None:
     """What happened to a key, in the order in which it happened, and how it stands now."""
-    from ragfence.cli.finding import find_stories, present
+    from ragfence.cli.key_lookup import find_stories, present
     from ragfence.errors import ValidationError
 
     with opened(Place(store, objects, tenant, policy)) as fence:
@@ -41,9 +41,9 @@ def explain(
             f"nothing is known of {what}", hint="`ragfence keys` lists what is held; rows may be gone"
         )
     if as_json:
-        show.document({"what": what, "keys": [_document(story, now, now_ms) for story, now in told]})
+        output.document({"what": what, "keys": [_document(story, now, now_ms) for story, now in told]})
         return
-    console = show.out()
+    console = output.out()
     for at, (story, now) in enumerate(told):
         if at:
             console.print()
@@ -52,25 +52,25 @@ def explain(
 
 def present_text(record: KeyRecord, expires_ms: int | None, now_ms: int) -> str:
     """The state of a record in a sentence."""
-    kept = "" if expires_ms is None else f"; kept for another {show.span(expires_ms - now_ms)}"
+    kept = "" if expires_ms is None else f"; kept for another {output.span(expires_ms - now_ms)}"
     error = f", last error {record.error}" if record.error else ""
     match record.state.name:
         case "HELD" if record.when_ms > now_ms:
-            left = show.span(record.when_ms - now_ms)
+            left = output.span(record.when_ms - now_ms)
             return f"held by {record.owner or 'somebody'}, attempt {record.attempt}, lease ends in {left}{error}{kept}"
         case "HELD":
             return (
                 f"held by {record.owner or 'somebody'}, attempt {record.attempt}, lease ran out "
-                f"{show.ago(record.when_ms, now_ms)}: the next claim takes it over{error}{kept}"
+                f"{output.ago(record.when_ms, now_ms)}: the next claim takes it over{error}{kept}"
             )
         case "RELEASED":
-            since = show.ago(record.when_ms, now_ms)
+            since = output.ago(record.when_ms, now_ms)
             return f"released {since} after attempt {record.attempt}: free to claim{error}{kept}"
         case "QUARANTINED":
             return f"quarantined after {record.attempt} attempts{error}{kept}"
         case "FAILED":
-            return f"sealed as a failure {show.when(record.when_ms, now_ms)}{error}{kept}"
-    return f"sealed {show.when(record.when_ms, now_ms)}{kept}"
+            return f"sealed as a failure {output.when(record.when_ms, now_ms)}{error}{kept}"
+    return f"sealed {output.when(record.when_ms, now_ms)}{kept}"
 
 
 def _print(console: Console, story: Story, now: Present, now_ms: int) -> None:
@@ -80,9 +80,9 @@ def _print(console: Console, story: Story, now: Present, now_ms: int) -> None:
         named = "".join(f", {name} {value}" for name, value in parts.items() if value)
         lines.append(("operation", f"{story.kind} {story.source_id!r}{named}"))
     _grid(console, lines)
-    events = show.Listing(console, show.Column("when", whole=True), show.Column("what", whole=True), "")
+    events = output.Listing(console, output.Column("when", whole=True), output.Column("what", whole=True), "")
     for event in story.events:
-        events.add(show.moment(event.ts_ms), event.what.replace("_", " "), _detail(event, now_ms))
+        events.add(output.moment(event.ts_ms), event.what.replace("_", " "), _detail(event, now_ms))
     if story.events:
         console.print()
         events.print()
@@ -105,9 +105,9 @@ def _now_lines(key: str, now: Present, now_ms: int) -> list[tuple[str, str]]:
     if now.record is not None and now.record.ended:
         lines.append(("effect_id", now.record.effect_id or default_effect_id(bytes.fromhex(key))))
     if (now.record is not None and now.record.ended) or now.commit is not None:
-        lines.append(("result", "missing" if now.result_bytes is None else show.size(now.result_bytes)))
+        lines.append(("result", "missing" if now.result_bytes is None else output.size(now.result_bytes)))
     if now.commit is not None:
-        sealed = show.when(now.commit.sealed_at_ms, now_ms)
+        sealed = output.when(now.commit.sealed_at_ms, now_ms)
         failed = f", as a failure ({now.commit.error})" if now.commit.failed else ""
         lines.append(("commit", f"by attempt {now.commit.attempt} with fence {now.commit.fence}, {sealed}{failed}"))
     return lines
@@ -117,9 +117,9 @@ def _detail(event: Event, now_ms: int) -> str:
     """What is particular about an event, in the words of somebody who tells it."""
     who = f"by {event.owner}" if event.owner else ""
     run = f"(run {event.run_id})" if event.run_id else ""
-    waited = f"after waiting {show.span(event.waited_ms)}" if event.waited_ms else ""
+    waited = f"after waiting {output.span(event.waited_ms)}" if event.waited_ms else ""
     if event.count > 1:
-        last = f"{event.count} times, last {show.when(event.last_ms, now_ms)}"
+        last = f"{event.count} times, last {output.when(event.last_ms, now_ms)}"
         return " ".join(part for part in (last, who, run) if part)
     attempt = f"attempt {event.attempt}, fence {event.fence}" if event.fence else ""
     match event.what:
@@ -143,7 +143,7 @@ def _detail(event: Event, now_ms: int) -> str:
 def _grid(console: Console, lines: list[tuple[str, str]]) -> None:
     width = max((len(name) for name, _ in lines), default=0)
     for name, text in lines:
-        console.print(f"{name:<{width}}  {show.plain(text)}", soft_wrap=True)
+        console.print(f"{name:<{width}}  {output.plain(text)}", soft_wrap=True)
 
 
 def _document(story: Story, now: Present, now_ms: int) -> dict[str, Any]:
@@ -162,10 +162,10 @@ def _event_document(event: Event) -> dict[str, Any]:
     more = ("route", "event_id", "correlation_id")
     told = {name: getattr(event, name) for name in (*names, *more) if getattr(event, name)}
     if event.count > 1:
-        told |= {"count": event.count, "last": show.iso(event.last_ms)}
+        told |= {"count": event.count, "last": output.iso(event.last_ms)}
     if event.flags:
         told["flags"] = list(event.flags)
-    return {"what": event.what.value, "ts": show.iso(event.ts_ms), **told}
+    return {"what": event.what.value, "ts": output.iso(event.ts_ms), **told}
 
 
 def _now_document(key: str, now: Present, now_ms: int) -> dict[str, Any] | None:
@@ -182,8 +182,8 @@ def _now_document(key: str, now: Present, now_ms: int) -> dict[str, Any] | None:
         "fence": str(record.fence),
         "error_code": record.error or None,
         "effect_id": (record.effect_id or default_effect_id(bytes.fromhex(key))) if record.ended else None,
-        "first_seen": show.iso(record.first_seen_ms),
-        "sealed_at": show.iso(record.when_ms) if record.ended else None,
+        "first_seen": output.iso(record.first_seen_ms),
+        "sealed_at": output.iso(record.when_ms) if record.ended else None,
         "lease_left_ms": max(record.when_ms - now_ms, 0) if held else None,
         "ttl_left_ms": None if now.expires_ms is None else max(now.expires_ms - now_ms, 0),
         "result_bytes": now.result_bytes if record.ended else None,
@@ -197,7 +197,7 @@ def _commit_document(now: Present) -> dict[str, Any] | None:
     return {
         "attempt": commit.attempt,
         "fence": commit.fence,
-        "sealed_at": show.iso(commit.sealed_at_ms),
+        "sealed_at": output.iso(commit.sealed_at_ms),
         "sequence": commit.sequence,
         "failed": commit.failed,
         "error_code": commit.error or None,

@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ragfence.cli import show
-from ragfence.cli.opening import Json, Objects, Place, PolicyFile, Store, Tenant, _moment, engine_of, opened
+from ragfence.cli import output
+from ragfence.cli.options import Json, Objects, Place, PolicyFile, Store, Tenant, _moment, engine_of, opened
 from ragfence.errors import BuildRetired
 
 # Not only for type checkers: typer makes the choices of --metric out of it.
-from ragfence.indexes.backends.protocol import Metric
+from ragfence.indexes.backends.backend import Metric
 
 if TYPE_CHECKING:
     from ragfence.documents.progress import Gauge
     from ragfence.fence import Fence
-    from ragfence.indexes.building import Build
-    from ragfence.indexes.builds import Attempt
-    from ragfence.indexes.collecting import GcReport
+    from ragfence.indexes.build import Build
+    from ragfence.indexes.build_log import Attempt
     from ragfence.indexes.explaining import Explained
-    from ragfence.indexes.guard import BuildState
+    from ragfence.indexes.gc import GcReport
+    from ragfence.indexes.indexes import BuildState
     from ragfence.indexes.spec import IndexSpec
 
 
@@ -101,7 +101,7 @@ def build(
                     hint="compare with another one; `ragfence builds` lists them",
                 )
             if as_json:
-                show.document({**asdict(explained), "alias": alias})
+                output.document({**asdict(explained), "alias": alias})
             else:
                 _print_explained(explained, alias, fence)
             return
@@ -112,7 +112,7 @@ def build(
     # What somebody else sealed, also one who died before he could say so, cost nothing now.
     here = made.decision == "new" and made.sealed_at_ms >= began_ms
     if as_json:
-        show.document(_told(made, seconds, here=here))
+        output.document(_told(made, seconds, here=here))
     else:
         _print_build(made, seconds, here=here)
 
@@ -125,11 +125,11 @@ def builds(
     as_json: Json = False,
 ) -> None:
     """Every build there is, the one sealed last at the end."""
-    from ragfence.cli.picking import sealed_at_ms
+    from ragfence.cli.build_lookup import sealed_at_ms
 
     with opened(Place(store, objects, tenant, policy)) as fence:
         now_ms, head, log = engine_of(fence).fences.now_ms(), fence.aliases.head(), fence.indexes.builds_log
-        states = list(show.counted(fence.indexes.builds(), "reading builds"))
+        states = list(output.counted(fence.indexes.builds(), "reading builds"))
         sealed = {(build.index_hash, build.entry.token) for build in states}
         attempts = [each for each in log.attempts() if (each.index_hash, each.token) not in sealed]
         found = [
@@ -143,8 +143,8 @@ def builds(
     found.sort(key=lambda one: (one["at_ms"], one["index_hash"]))
     if as_json:
         for one in found:
-            one["sealed_at"] = show.iso(one.pop("at_ms")) if one["rows"] is not None else None
-        show.document({"builds": found, "attempts": [_attempt(each) for each in attempts]})
+            one["sealed_at"] = output.iso(one.pop("at_ms")) if one["rows"] is not None else None
+        output.document({"builds": found, "attempts": [_attempt(each) for each in attempts]})
     else:
         _print_builds(found, attempts, now_ms)
 
@@ -163,7 +163,7 @@ def gc(
     ] = "1h",
 ) -> None:
     """Retires and drops builds that no alias can reach, and what attempts left that nobody can seal any more."""
-    from ragfence.audit.decisions import _moment_ms
+    from ragfence.audit.audit import _moment_ms
 
     with opened(Place(store, objects, tenant, policy)) as fence:
         now_ms = engine_of(fence).fences.now_ms()
@@ -171,7 +171,7 @@ def gc(
         report = fence.indexes.gc(dry_run=not yes, min_age_s=age_s)
     ok = not report.failed and not report.missing
     if as_json:
-        show.document({"ok": ok, **asdict(report)})
+        output.document({"ok": ok, **asdict(report)})
     else:
         _print_gc(report)
     if not ok:
@@ -197,7 +197,7 @@ def _progress() -> Iterator[Gauge]:
     """Rows by now, how fast, and how long it will take; on stderr, where somebody sits in front of it."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    console = show.err()
+    console = output.err()
     columns = (
         TextColumn("building"),
         BarColumn(),
@@ -218,7 +218,7 @@ def _progress() -> Iterator[Gauge]:
 
 def _compared_with(fence: Fence, against: str | None) -> tuple[str | None, str | None]:
     """The alias, and the INDEX_HASH; a name that an alias has is taken for the alias."""
-    from ragfence.cli.picking import pick
+    from ragfence.cli.build_lookup import pick
 
     aliases = fence.aliases.head().state.aliases
     if against is None and len(aliases) == 1:
@@ -232,29 +232,29 @@ def _compared_with(fence: Fence, against: str | None) -> tuple[str | None, str |
 
 def _print_explained(told: Explained, alias: str | None, fence: Fence) -> None:
     now, before = _flat(told.inputs), _flat(told.before or told.inputs)
-    columns = (show.Column("input", whole=True), "now", "", alias or "before")
+    columns = (output.Column("input", whole=True), "now", "", alias or "before")
     compared = told.before is not None
-    listing = show.Listing(show.out(), *(columns if compared else columns[:2]))
+    listing = output.Listing(output.out(), *(columns if compared else columns[:2]))
     for name in {**now, **before}:
         changed = now.get(name) != before.get(name)
         cells = (name, now.get(name), "changed" if changed else " ", before.get(name) if changed else " ")
         listing.add(*(cells if compared else cells[:2]))
     listing.print()
-    show.say(f"{told.index_hash}: {told.state}")
+    output.say(f"{told.index_hash}: {told.state}")
     if told.against is None:
         count = len(fence.aliases.names())
         why = f"there are {count} aliases" if count else "there is no alias yet"
-        show.say(f"compared with no build: {why}; --against ALIAS|HASH names one")
+        output.say(f"compared with no build: {why}; --against ALIAS|HASH names one")
         return
     name = f"{alias}, {told.against}" if alias else told.against
-    show.say(f"changed since {name}: {', '.join(told.differing) or 'nothing'}")
+    output.say(f"changed since {name}: {', '.join(told.differing) or 'nothing'}")
     if documents := told.documents:
-        show.say(
+        output.say(
             f"documents: {documents.added:,} added, {documents.removed:,} removed, {documents.changed:,} changed, "
             f"{documents.unchanged:,} as before"
         )
     elif "corpus" in told.differing:
-        show.say("documents: which ones is not known any more")
+        output.say("documents: which ones is not known any more")
 
 
 def _flat(inputs: Mapping[str, Any], above: str = "") -> dict[str, str]:
@@ -276,7 +276,7 @@ def _told(made: Build, seconds: float, *, here: bool) -> dict[str, Any]:
         "seconds": round(seconds, 3),
         "waited_ms": flags.waited_ms,
         "takeover": flags.takeover,
-        "sealed_at": show.iso(made.sealed_at_ms),
+        "sealed_at": output.iso(made.sealed_at_ms),
         "number": made.number,
         **asdict(made.seal),
     }
@@ -284,8 +284,8 @@ def _told(made: Build, seconds: float, *, here: bool) -> dict[str, Any]:
 
 def _print_build(made: Build, seconds: float, *, here: bool) -> None:
     seal, how = made.seal, made.seal.made
-    embedded = f"{how.get('embedded', 0):,} of {show.many(seal.rows, 'snippet')}" if here else "nothing"
-    listing = show.Listing(show.out(), show.Column("INDEX_HASH", whole=True), made.index_hash)
+    embedded = f"{how.get('embedded', 0):,} of {output.many(seal.rows, 'snippet')}" if here else "nothing"
+    listing = output.Listing(output.out(), output.Column("INDEX_HASH", whole=True), made.index_hash)
     listing.add("decision", made.decision.value)
     listing.add("rows", f"{seal.rows:,}")
     listing.add("documents", f"{seal.documents:,}")
@@ -294,12 +294,14 @@ def _print_build(made: Build, seconds: float, *, here: bool) -> None:
     listing.add("verified", _checks(seal.checks))
     listing.add("index", str(seal.inputs.get("index", "-")))
     listing.add("recall", _recall(seal.checks))
-    listing.add("sealed", show.moment(made.sealed_at_ms))
-    parts = f" (writing {show.span(how['write_ms'])}, verifying {show.span(how['verify_ms'])})" if here and how else ""
-    listing.add("time", f"{show.span(seconds * 1000)}{parts}")
+    listing.add("sealed", output.moment(made.sealed_at_ms))
+    parts = (
+        f" (writing {output.span(how['write_ms'])}, verifying {output.span(how['verify_ms'])})" if here and how else ""
+    )
+    listing.add("time", f"{output.span(seconds * 1000)}{parts}")
     listing.print()
     if not seal.documents:
-        show.err().print("warning: there are no documents in it; `ragfence ingest PATH` brings some")
+        output.err().print("warning: there are no documents in it; `ragfence ingest PATH` brings some")
 
 
 def _checks(checks: Mapping[str, Any]) -> str:
@@ -310,8 +312,8 @@ def _checks(checks: Mapping[str, Any]) -> str:
     vectors = f"{checks['vectors_equal']:,} of {compared:,} vectors as written"
     if compared < rows:  # a build of an earlier version, or one from which documents were purged since
         vectors += f" (a sample of {compared:,} of {rows:,})"
-    searches = "every row" if searched == rows else f"a sample of {searched:,} of {show.many(rows, 'row')}"
-    found = f"{checks['rows']:,} of {show.many(rows, 'row')}"
+    searches = "every row" if searched == rows else f"a sample of {searched:,} of {output.many(rows, 'row')}"
+    found = f"{checks['rows']:,} of {output.many(rows, 'row')}"
     return f"{found}, {vectors}, self-recall {checks['self_recall']:.1%} of {searches}"
 
 
@@ -319,7 +321,7 @@ def _recall(checks: Mapping[str, Any]) -> str:
     if "recall" not in checks:
         return "every search is exact"
     share, searches, k = checks["recall"], checks["recall_of"], checks["recall_k"]
-    return f"{share:.1%} of the {k} nearest rows of exact search, in a sample of {show.many(searches, 'search')}"
+    return f"{share:.1%} of the {k} nearest rows of exact search, in a sample of {output.many(searches, 'search')}"
 
 
 def _columns(build: BuildState, at_ms: int, *, retiring: bool) -> dict[str, Any]:
@@ -350,47 +352,47 @@ def _attempt(attempt: Attempt) -> dict[str, Any]:
         "physical": attempt.physical,
         "backend": attempt.backend,
         "owner": attempt.owner,
-        "began": show.iso(attempt.at_ms),
+        "began": output.iso(attempt.at_ms),
     }
 
 
 def _print_builds(found: list[dict[str, Any]], attempts: list[Attempt], now_ms: int) -> None:
-    console = show.out()
-    listing = show.Listing(
+    console = output.out()
+    listing = output.Listing(
         console,
-        show.Column("hash", whole=True),
-        show.Column("state", whole=True),
-        show.Column("rows", right=True, whole=True),
-        show.Column("documents", right=True, whole=True),
-        show.Column("embedder", wide=True),
-        show.Column("backend", wide=True),
+        output.Column("hash", whole=True),
+        output.Column("state", whole=True),
+        output.Column("rows", right=True, whole=True),
+        output.Column("documents", right=True, whole=True),
+        output.Column("embedder", wide=True),
+        output.Column("backend", wide=True),
         "sealed at",
         "aliases",
     )
     for one in found:
         sealed = one["rows"] is not None
         listing.add(
-            show.key(one["index_hash"], console=console),
+            output.key(one["index_hash"], console=console),
             one["state"],
             f"{one['rows']:,}" if sealed else None,
             f"{one['documents']:,}" if sealed else None,
             one["embedder"],
             one["backend"],
-            show.moment(one["at_ms"]) if sealed else None,
+            output.moment(one["at_ms"]) if sealed else None,
             ", ".join(one["aliases"]),
         )
     if found:
         listing.print()
     else:
-        show.say("there is no build yet; `ragfence build` makes one")
+        output.say("there is no build yet; `ragfence build` makes one")
     for attempt in attempts:
-        index_hash = show.key(attempt.index_hash, console=console)
-        show.say(f"not sealed: {index_hash}, begun by {attempt.owner} {show.ago(attempt.at_ms, now_ms)}")
+        index_hash = output.key(attempt.index_hash, console=console)
+        output.say(f"not sealed: {index_hash}, begun by {attempt.owner} {output.ago(attempt.at_ms, now_ms)}")
 
 
 def _print_gc(report: GcReport) -> None:
-    console = show.out()
-    listing = show.Listing(console, show.Column("what", whole=True), show.Column("name", whole=True), "why")
+    console = output.out()
+    listing = output.Listing(console, output.Column("what", whole=True), output.Column("name", whole=True), "why")
     would = "would be " if report.dry_run else ""
     for names, what, why in (
         (report.retired, f"{would}retired", "no alias points at it, or may be rolled back to it"),
@@ -404,17 +406,17 @@ def _print_gc(report: GcReport) -> None:
             listing.add(what, name, why)
     if any((report.retired, report.dropped, report.revived, report.young, report.pending, report.unknown)):
         listing.print()
-    show.say(
-        f"{would}retired: {show.many(len(report.retired), 'build')}; "
-        f"{would}dropped: {show.many(len(report.dropped), 'physical index')}; "
-        f"kept: {show.many(len(report.kept), 'build')}"
+    output.say(
+        f"{would}retired: {output.many(len(report.retired), 'build')}; "
+        f"{would}dropped: {output.many(len(report.dropped), 'physical index')}; "
+        f"kept: {output.many(len(report.kept), 'build')}"
     )
     if report.dry_run:
-        show.say(
+        output.say(
             "a dry run: nothing was changed; --yes does it" if report.retired or report.dropped else "nothing to do"
         )
     for index_hash in report.missing:
-        show.err().print(f"missing: {index_hash} is kept for an alias, but its rows are not in the backend")
-        show.err().print("  -> build it again, or move the alias: `ragfence rollback ALIAS`")
+        output.err().print(f"missing: {index_hash} is kept for an alias, but its rows are not in the backend")
+        output.err().print("  -> build it again, or move the alias: `ragfence rollback ALIAS`")
     for failure in report.failed:
-        show.err().print(f"failed: {show.plain(failure)}")
+        output.err().print(f"failed: {output.plain(failure)}")

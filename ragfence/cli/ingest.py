@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ragfence.cli import show
-from ragfence.cli.opening import Json, Objects, Place, PolicyFile, Store, Tenant, engine_of
+from ragfence.cli import output
+from ragfence.cli.options import Json, Objects, Place, PolicyFile, Store, Tenant, engine_of
 from ragfence.errors import RagfenceError, ValidationError
 
 if TYPE_CHECKING:
     from ragfence.documents.sources import Source
-    from ragfence.documents.sync_report import SyncReport
+    from ragfence.documents.sync.report import SyncReport
     from ragfence.fence import Fence
 
 SHOWN = 20
@@ -85,7 +85,7 @@ def ingest(
     Ends with 0 if all is fine, with 1 if some documents failed (with --strict: or were skipped), with 2 if nothing was
     done.
     """
-    from ragfence.documents.sync_report import describe_skipped
+    from ragfence.documents.sync.report import describe_skipped
 
     # What is logged of a sync stands in its report, too, and is printed below.
     logging.getLogger("ragfence.documents").addHandler(logging.NullHandler())
@@ -100,8 +100,8 @@ def ingest(
             fresh = _is_nowhere(place)
             fence = stack.enter_context(_opened(place, in_passing=fresh and dry_run))
             if fresh and not dry_run and not as_json:
-                show.err().print(show.plain(f"made a new fence store: {engine_of(fence).fences.url}"))
-            told = stack.enter_context(show.progress("ingesting"))
+                output.err().print(output.plain(f"made a new fence store: {engine_of(fence).fences.url}"))
+            told = stack.enter_context(output.progress("ingesting"))
             report = fence.documents.using(allow_empty_text=allow_empty_text or None).sync(
                 source,
                 prune=prune.value if prune else False,
@@ -122,7 +122,7 @@ def ingest(
     except RagfenceError as error:
         _stopped(error, as_json=as_json)
     if as_json:
-        show.document({**_as_json(report), **stores})
+        output.document({**_as_json(report), **stores})
     else:
         _print(report)
     if not report.ok or (strict and report.skipped):
@@ -154,7 +154,7 @@ def _is_nowhere(place: Place) -> bool:
 
 def _source(what: str, name: str | None, reading: dict[str, Any]) -> Source:
     from ragfence.documents.sources import FileSource, FolderSource, S3Source, source_of
-    from ragfence.documents.sources.opening import _JSONL
+    from ragfence.documents.sources.registry import _JSONL
     from ragfence.documents.sources.s3 import parsed
 
     if not reading:
@@ -182,12 +182,12 @@ def _stopped(error: RagfenceError, *, as_json: bool) -> None:
     report: SyncReport | None = error.details.get("report")
     done = report is not None and sum((*report.decisions.values(), report.failed, report.pruned)) > 0
     if report is not None and done and as_json:
-        told = show.as_told(error)
-        show.document({"error": told, "report": _as_json(report)})
+        told = output.as_told(error)
+        output.document({"error": told, "report": _as_json(report)})
     else:
         if report is not None and done:
             _print(report)
-        show.error(error, as_json=as_json)
+        output.error(error, as_json=as_json)
     raise typer.Exit(1 if done else 2)
 
 
@@ -197,12 +197,12 @@ def _as_json(report: SyncReport) -> dict[str, Any]:
 
 
 def _print(report: SyncReport) -> None:
-    from ragfence.documents.sync_report import describe_skipped
+    from ragfence.documents.sync.report import describe_skipped
 
-    console = show.out()
+    console = output.out()
     verb = "would be " if report.dry_run else ""
-    show.say(f"{report.source}: {show.many(report.listed, 'document')} in {show.span(report.seconds * 1000)}")
-    listing = show.Listing(console, "decision", show.Column("documents", right=True), "")
+    output.say(f"{report.source}: {output.many(report.listed, 'document')} in {output.span(report.seconds * 1000)}")
+    listing = output.Listing(console, "decision", output.Column("documents", right=True), "")
     for decision, count in report.decisions.items():
         if count or decision in ("new", "duplicate"):
             listing.add(decision, f"{count:,}", _remarks(report).get(decision, " "))
@@ -213,16 +213,16 @@ def _print(report: SyncReport) -> None:
         listing.add(f"{verb}retracted", f"{report.pruned:,}", f"gone: {_few(report.pruned_ids, report.pruned)}")
     listing.print()
     if report.snippets_saved:
-        show.say(
-            f"saved: {show.many(report.snippets_saved, 'snippet')} need not be embedded again"
-            f" ({show.many(report.characters_saved, 'character')} of documents that are known)"
+        output.say(
+            f"saved: {output.many(report.snippets_saved, 'snippet')} need not be embedded again"
+            f" ({output.many(report.characters_saved, 'character')} of documents that are known)"
         )
     if report.skipped:
-        show.say(
+        output.say(
             f"skipped: {describe_skipped(report)}; --ext reads text files of other kinds, --ignore leaves them out"
         )
     if report.dry_run:
-        show.say("a dry run: nothing was changed")
+        output.say("a dry run: nothing was changed")
     _warn(report)
 
 
@@ -233,17 +233,17 @@ def _remarks(report: SyncReport) -> dict[str, str]:
         (report.metadata_updated, "with other metadata"),
     )
     known = ", ".join(f"{count:,} {text}" for count, text in counted if count)
-    made = show.many(report.snippets_made, "snippet") if report.snippets_made else " "
+    made = output.many(report.snippets_made, "snippet") if report.snippets_made else " "
     return {"new": made, "duplicate": known or " "}
 
 
 def _warn(report: SyncReport) -> None:
-    from ragfence.documents.sync_report import describe_random_ids
+    from ragfence.documents.sync.report import describe_random_ids
 
-    console = show.err()
+    console = output.err()
     if report.repeated:
         console.print(
-            show.plain(
+            output.plain(
                 f"warning: {_documents_have(report.repeated)} a doc_id that the source had listed before "
                 f"({_few(report.repeated_ids, report.repeated)}); the first one counts"
             )
@@ -252,17 +252,17 @@ def _warn(report: SyncReport) -> None:
         one = report.kept == 1
         count = "1 document was" if one else f"{report.kept:,} documents were"
         them, have = ("it", "another source still has it") if one else ("them", "other sources still have them")
-        console.print(show.plain(f"{count} not pruned: this source does not own {them}, or {have}"))
+        console.print(output.plain(f"{count} not pruned: this source does not own {them}, or {have}"))
     if report.random_ids:
-        console.print(show.plain(f"warning: {describe_random_ids(report.random_ids)}"))
-        console.print(f"  -> {show.advice(report.random_ids_hint)}")
+        console.print(output.plain(f"warning: {describe_random_ids(report.random_ids)}"))
+        console.print(f"  -> {output.advice(report.random_ids_hint)}")
     if report.not_pruned:
-        console.print(show.plain(f"warning: nothing was pruned: {report.not_pruned}"))
+        console.print(output.plain(f"warning: nothing was pruned: {report.not_pruned}"))
     for failure in report.failures[:SHOWN]:
         named = "" if failure.doc_id in failure.message else f"{failure.doc_id}: "
-        console.print(f"failed: {show.plain(named + failure.message)}")
+        console.print(f"failed: {output.plain(named + failure.message)}")
         if failure.hint:
-            console.print(f"  -> {show.advice(failure.hint)}")
+            console.print(f"  -> {output.advice(failure.hint)}")
     if report.failed > SHOWN:
         console.print(f"and {report.failed - SHOWN:,} more that failed; --json names them")
 

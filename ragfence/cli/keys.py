@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ragfence.cli import show
-from ragfence.cli.opening import Json, Objects, Place, PolicyFile, Store, Tenant, _moment, engine_of, opened, rows_of
+from ragfence.cli import output
+from ragfence.cli.options import Json, Objects, Place, PolicyFile, Store, Tenant, _moment, engine_of, opened, rows_of
 
 if TYPE_CHECKING:
-    from ragfence.cli.holdings import Holding
+    from ragfence.cli.records import Holding
     from ragfence.engine.engine import Engine
 
 
@@ -54,7 +54,7 @@ def keys(
     limit: Annotated[int, typer.Option("--limit", min=0, help="At most so many, the oldest; 0 for all.")] = 100,
 ) -> None:
     """The records in the fence store, oldest first; with --json one line each."""
-    from ragfence.audit.decisions import _moment_ms
+    from ragfence.audit.audit import _moment_ms
 
     with opened(Place(store, objects, tenant, policy)) as fence:
         engine = engine_of(fence)
@@ -74,7 +74,7 @@ def keys(
         found = chosen.of_source(source_id, shard) if source_id else chosen.of_all(shard)
     if as_json:
         for held in found.shown:
-            show.document(_columns(held, now_ms))
+            output.document(_columns(held, now_ms))
         return
     _print(found, now_ms)
 
@@ -95,28 +95,28 @@ class _Chosen:
         self._matching = 0
 
     def of_all(self, shard: int | None) -> Found:
-        from ragfence.cli.holdings import scanned
+        from ragfence.cli.records import scanned
 
-        oldest = self._oldest(self._matched(show.counted(scanned(self._engine.fences, shard), "reading records")))
+        oldest = self._oldest(self._matched(output.counted(scanned(self._engine.fences, shard), "reading records")))
         names = {held.key: held.source_id for held in oldest}
-        for row in show.counted(rows_of(self._engine), "reading rows"):
+        for row in output.counted(rows_of(self._engine), "reading rows"):
             if names.get(row.key) == "":
                 names[row.key] = str(row.columns()["source_id"] or "")
         return Found([replace(held, source_id=names[held.key]) for held in oldest], self._matching)
 
     def of_source(self, source_id: str, shard: int | None) -> Found:
-        from ragfence.cli.holdings import NamedSource, scanned
+        from ragfence.cli.records import NamedSource, scanned
 
         named = NamedSource(source_id)
         theirs: set[bytes] = set()
-        for row in show.counted(rows_of(self._engine), "reading rows"):
+        for row in output.counted(rows_of(self._engine), "reading rows"):
             if named.has(row):
                 theirs.add(row.key)
         if theirs and shard is None:
             shard = next(iter(theirs))[0]  # all keys of a source are in one shard
         kept = [
             replace(held, source_id=named.source_id)
-            for held in show.counted(scanned(self._engine.fences, shard), "reading records")
+            for held in output.counted(scanned(self._engine.fences, shard), "reading records")
             if held.key in theirs and self._wanted(held)
         ]
         return Found(self._oldest(kept), len(kept))
@@ -144,7 +144,7 @@ def _columns(held: Holding, now_ms: int) -> dict[str, Any]:
         "owner": held.owner or None,
         "error_code": held.error or None,
         "fence": held.fence,
-        "first_seen": show.iso(held.first_seen_ms),
+        "first_seen": output.iso(held.first_seen_ms),
         "age_ms": now_ms - held.first_seen_ms,
         "lease_left_ms": max(held.when_ms - now_ms, 0) if held.state.name == "HELD" else None,
         "ttl_left_ms": None if held.expires_ms is None else max(held.expires_ms - now_ms, 0),
@@ -152,30 +152,30 @@ def _columns(held: Holding, now_ms: int) -> dict[str, Any]:
 
 
 def _print(found: Found, now_ms: int) -> None:
-    console = show.out()
-    listing = show.Listing(
+    console = output.out()
+    listing = output.Listing(
         console,
-        show.Column("key", whole=True),
+        output.Column("key", whole=True),
         "kind",
         "source_id",
-        show.Column("state", whole=True),
-        show.Column("attempt", right=True, whole=True),
-        show.Column("age", right=True, whole=True),
-        show.Column("ttl", right=True, whole=True),
-        show.Column("first seen", whole=True, wide=True),
-        show.Column("owner", wide=True),
-        show.Column("error", wide=True),
+        output.Column("state", whole=True),
+        output.Column("attempt", right=True, whole=True),
+        output.Column("age", right=True, whole=True),
+        output.Column("ttl", right=True, whole=True),
+        output.Column("first seen", whole=True, wide=True),
+        output.Column("owner", wide=True),
+        output.Column("error", wide=True),
     )
     for held in found.shown:
         listing.add(
-            show.key(held.key.hex(), console=console),
+            output.key(held.key.hex(), console=console),
             held.kind,
             held.source_id,
             state_text(held, now_ms),
             held.attempt,
-            show.span(now_ms - held.first_seen_ms),
-            "" if held.expires_ms is None else show.span(held.expires_ms - now_ms),
-            show.moment(held.first_seen_ms),
+            output.span(now_ms - held.first_seen_ms),
+            "" if held.expires_ms is None else output.span(held.expires_ms - now_ms),
+            output.moment(held.first_seen_ms),
             held.owner,
             held.error,
         )

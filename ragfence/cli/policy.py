@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ragfence.cli import show
-from ragfence.cli.opening import Json
+from ragfence.cli import output
+from ragfence.cli.options import Json
 from ragfence.errors import PolicyError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def check(
         if as_json or not problems:
             raise
         for problem in problems:
-            show.err().print(show.plain(f"{used}: {problem}"))
+            output.err().print(output.plain(f"{used}: {problem}"))
         raise typer.Exit(1) from None
     settings = dict(_flat(rules.model_dump(mode="json", by_alias=True)))
     over_http = _over_http(rules, settings)
@@ -55,22 +55,22 @@ def check(
         found: dict[str, Any] = {"content_secret": secret} if secret else {}
         found |= {"over_http": over_http} if over_http else {}
         settings_of = rules.model_dump(mode="json", by_alias=True)
-        show.document({"file": used, "settings": settings_of, "kinds": kinds, **found})
+        output.document({"file": used, "settings": settings_of, "kinds": kinds, **found})
         return
-    console = show.out()
-    show.say(used or "no file: the defaults")
-    listing = show.Listing(console, show.Column("setting", whole=True), "value")
+    console = output.out()
+    output.say(used or "no file: the defaults")
+    listing = output.Listing(console, output.Column("setting", whole=True), "value")
     for name, value in settings.items():
         listing.add(name, f"{value} (over HTTP: {over_http[name]})" if name in over_http else value)
     listing.print()
     if kinds:
-        effective = show.Listing(console, "kind", *next(iter(kinds.values())))
+        effective = output.Listing(console, "kind", *next(iter(kinds.values())))
         for kind, values in kinds.items():
             effective.add(kind, *map(_shown, values.values()))
         console.print()
         effective.print()
     if secret:
-        show.say(secret)
+        output.say(secret)
 
 
 def policy_file() -> str | None:

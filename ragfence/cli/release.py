@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ragfence.cli import show
+from ragfence.cli import output
 from ragfence.cli.explain import present_text
-from ragfence.cli.opening import Json, Objects, Place, PolicyFile, Store, Tenant, engine_of, opened
+from ragfence.cli.options import Json, Objects, Place, PolicyFile, Store, Tenant, engine_of, opened
 
 if TYPE_CHECKING:
     from ragfence.engine.releases import Released
@@ -59,7 +59,7 @@ def release(
             _release_one(fence, key, as_json=as_json, yes=yes, dry_run=dry_run)
             return
         query = ReleaseQuery((state or ReleasableState.QUARANTINED).value, error or "*", kind)
-        asks = not (yes or as_json or dry_run) and show.is_interactive()
+        asks = not (yes or as_json or dry_run) and output.is_interactive()
         if dry_run or asks:
             found = engine_of(fence).release_matching(query, limit=limit, dry_run=True)
             if dry_run:
@@ -67,14 +67,14 @@ def release(
                 return
             _print_listing(found, err=True)
             if found.keys and not typer.confirm(f"Release {_counted(found)}?", err=True):
-                show.err().print("nothing was released")
+                output.err().print("nothing was released")
                 raise typer.Exit(1)
         done = engine_of(fence).release_matching(query, limit=limit, dry_run=False)
         _print(done, released=True, as_json=as_json)
 
 
 def _release_one(fence: Fence, key: str, *, as_json: bool, yes: bool, dry_run: bool) -> None:
-    from ragfence.cli.finding import find_key, present
+    from ragfence.cli.key_lookup import find_key, present
     from ragfence.core.records import State
     from ragfence.errors import ValidationError
 
@@ -86,13 +86,13 @@ def _release_one(fence: Fence, key: str, *, as_json: bool, yes: bool, dry_run: b
     record = now.record or (now.commit.record() if now.commit else None)
     before = present_text(record, now.expires_ms, now_ms) if record else "not known to the fence store"
     live = record is not None and record.state is State.HELD and record.when_ms > now_ms
-    if not yes and not as_json and not dry_run and show.is_interactive():
+    if not yes and not as_json and not dry_run and output.is_interactive():
         named = f"{story.kind} {story.source_id!r} " if story.source_id else ""
-        show.err().print(show.plain(f"{named}{found}\n  {before}"))
+        output.err().print(output.plain(f"{named}{found}\n  {before}"))
         if live:
-            show.err().print("  its owner seems to be alive: somebody else may then perform the effect besides it")
+            output.err().print("  its owner seems to be alive: somebody else may then perform the effect besides it")
         if not typer.confirm("Release it?", err=True):
-            show.err().print("nothing was released")
+            output.err().print("nothing was released")
             raise typer.Exit(1)
     if not dry_run and not fence.release(found):
         raise ValidationError(
@@ -101,13 +101,13 @@ def _release_one(fence: Fence, key: str, *, as_json: bool, yes: bool, dry_run: b
     if as_json:
         state = record.state.name.lower() if record else None
         attempts, error = (record.attempt, record.error or None) if record else (0, None)
-        show.document(
+        output.document(
             {"key": found, "released": not dry_run, "was": {"state": state, "attempt": attempts, "error_code": error}}
         )
     elif dry_run:
-        show.say(f"would release {found}\n  it is {before}")
+        output.say(f"would release {found}\n  it is {before}")
     else:
-        show.say(f"released {found}\n  it was {before}")
+        output.say(f"released {found}\n  it was {before}")
 
 
 def _print(found: Released, *, released: bool, as_json: bool) -> None:
@@ -116,26 +116,26 @@ def _print(found: Released, *, released: bool, as_json: bool) -> None:
             {"key": each.key, "kind": each.kind, "attempt": each.attempt, "error_code": each.error_code or None}
             for each in found.keys
         ]
-        show.document({"released": released, "count": len(keys), "more": found.more, "keys": keys})
+        output.document({"released": released, "count": len(keys), "more": found.more, "keys": keys})
         return
     if not released:
         _print_listing(found)
-    show.say(f"{'released' if released else 'would release'} {_counted(found)}")
+    output.say(f"{'released' if released else 'would release'} {_counted(found)}")
     if found.more:
-        show.say("others match as well: run it again, or raise --limit")
+        output.say("others match as well: run it again, or raise --limit")
 
 
 def _print_listing(found: Released, *, err: bool = False) -> None:
-    console = show.err() if err else show.out()
-    listing = show.Listing(
+    console = output.err() if err else output.out()
+    listing = output.Listing(
         console,
-        show.Column("key", whole=True),
+        output.Column("key", whole=True),
         "kind",
-        show.Column("attempt", right=True, whole=True),
-        show.Column("error", whole=True),
+        output.Column("attempt", right=True, whole=True),
+        output.Column("error", whole=True),
     )
     for each in found.keys:
-        listing.add(show.key(each.key, console=console), each.kind, each.attempt, each.error_code)
+        listing.add(output.key(each.key, console=console), each.kind, each.attempt, each.error_code)
     listing.print()
 
 

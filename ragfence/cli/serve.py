@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ragfence.cli import show
-from ragfence.cli.opening import Json, Objects, PolicyFile, Store, Tenant
+from ragfence.cli import output
+from ragfence.cli.options import Json, Objects, PolicyFile, Store, Tenant
 from ragfence.core.settings import SERVE_HOST, SERVE_PORT
 
 if TYPE_CHECKING:
-    from ragfence.api.serving import Serving
+    from ragfence.server.serve import Serving
 
 
 def serve(
@@ -52,9 +52,9 @@ def serve(
 
     SIGTERM or Ctrl-C lets requests under way finish, and gives back what does not; a second one ends it at once.
     """
-    from ragfence.api import serving as api
+    from ragfence.server import serve as api
 
-    import_module("ragfence.api.app")  # a missing package is an error of this command, not of its workers
+    import_module("ragfence.server.app")  # a missing package is an error of this command, not of its workers
 
     serving = api.Serving(
         host=host,
@@ -75,13 +75,13 @@ def serve(
     if tenant:
         os.environ["RAGFENCE_TENANT"] = tenant
     if insecure_dev:
-        show.err().print(
+        output.err().print(
             "WARNING: --insecure-dev: no API keys. Whoever reaches this port may read and change everything."
         )
 
     def ready(url: str, port: int) -> None:
         if as_json:
-            show.document({"url": url, "host": host, "port": port, "pid": os.getpid(), "workers": workers})
+            output.document({"url": url, "host": host, "port": port, "pid": os.getpid(), "workers": workers})
         else:
             _print(url, serving, insecure_dev=insecure_dev)
         sys.stdout.flush()
@@ -91,11 +91,11 @@ def serve(
 
 
 def _print(url: str, serving: Serving, *, insecure_dev: bool) -> None:
-    show.say(f"listening on {url}, {serving.workers} worker{'s' * (serving.workers > 1)}; Ctrl-C stops")
+    output.say(f"listening on {url}, {serving.workers} worker{'s' * (serving.workers > 1)}; Ctrl-C stops")
     words = ["curl", *(["--cacert", serving.tls_cert] if serving.tls_cert else []), f"{url}/v1/documents"]
     words += [] if insecure_dev else ["-H", "Authorization: Bearer rf_..."]
     words += ["-H", "Idempotency-Key: first-1", "-H", "Content-Type: application/json"]
     words += ["-d", '{"doc_id": "first", "text": "Hello."}']
-    show.say(f"  {shlex.join(words)}")
+    output.say(f"  {shlex.join(words)}")
     if not insecure_dev:
-        show.say("  (an API key: ragfence apikeys create)")
+        output.say("  (an API key: ragfence apikeys create)")

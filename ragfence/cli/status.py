@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from ragfence.cli import show
-from ragfence.cli.opening import Json, Objects, Place, PolicyFile, Since, Store, Tenant, engine_of, opened
+from ragfence.cli import output
+from ragfence.cli.options import Json, Objects, Place, PolicyFile, Since, Store, Tenant, engine_of, opened
 
 if TYPE_CHECKING:
     from ragfence.audit.statistics import FenceStats
@@ -46,13 +46,13 @@ def status(
                 "new": counted.processed,
                 "duplicates": counted.duplicates,
                 "hit_rate": counted.hit_rate,
-                "counted_since": show.iso(counted.counted_since_ms) if counted.counted_since_ms else None,
+                "counted_since": output.iso(counted.counted_since_ms) if counted.counted_since_ms else None,
             },
             "rows": counted.rows,
             "bytes": counted.bytes,
         }
     if as_json:
-        show.document(document)
+        output.document(document)
     else:
         _print(document, counted, now_ms)
 
@@ -80,13 +80,13 @@ def _oldest(held: Scanned | None, now_ms: int) -> dict[str, Any] | None:
         "state": record.state.name.lower(),
         "attempt": record.attempt,
         "owner": record.owner or None,
-        "first_seen": show.iso(record.first_seen_ms),
+        "first_seen": output.iso(record.first_seen_ms),
         "age_ms": now_ms - record.first_seen_ms,
     }
 
 
 def _print(document: dict[str, Any], counted: FenceStats, now_ms: int) -> None:
-    console, shards, oldest = show.out(), document["shards"], counted.oldest_pending
+    console, shards, oldest = output.out(), document["shards"], counted.oldest_pending
     hydrating = f", {shards['hydrating']} being hydrated" if shards["hydrating"] else ""
     asked = counted.processed + counted.duplicates
     rate = "no operations" if counted.hit_rate is None else f"{counted.hit_rate:.1%} of {asked:,}"
@@ -101,17 +101,17 @@ def _print(document: dict[str, Any], counted: FenceStats, now_ms: int) -> None:
         "quarantined": f"{counted.quarantined:,}",
         "expired": "-" if counted.expired is None else f"{counted.expired:,} wait for `ragfence purge-expired`",
         "decision rows": f"{counted.rows:,} not drained",
-        "fence store": show.size(counted.bytes),
+        "fence store": output.size(counted.bytes),
     }
     if counted.counted_since_ms:
-        lines["answered again"] += f", counted since {show.iso(counted.counted_since_ms)}: the ledger cannot be read"
+        lines["answered again"] += f", counted since {output.iso(counted.counted_since_ms)}: the ledger cannot be read"
     if oldest is not None:
-        key = show.key(oldest.key.hex(), console=console)
-        seen = show.when(oldest.record.first_seen_ms, now_ms)
+        key = output.key(oldest.key.hex(), console=console)
+        seen = output.when(oldest.record.first_seen_ms, now_ms)
         lines["pending"] += f", the oldest {key} ({oldest.record.kind}), {seen}"
     for name, text in lines.items():
-        console.print(f"{name:<15} {show.plain(str(text))}", soft_wrap=True)
-    listing = show.Listing(console, "kind", "state", show.Column("keys", right=True))
+        console.print(f"{name:<15} {output.plain(str(text))}", soft_wrap=True)
+    listing = output.Listing(console, "kind", "state", output.Column("keys", right=True))
     for each in counted.records:
         listing.add(each.kind, each.state, f"{'about ' if each.estimated else ''}{each.count:,}")
     if counted.records:

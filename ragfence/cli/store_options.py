@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ragfence.cli import show
+from ragfence.cli import output
 from ragfence.core.urls import holds_password, looks_like_url, show_url
 
 MAX_FILE_BYTES = 64 * 1024
@@ -74,7 +74,7 @@ def choose_store(store: str | None, variable: str | None, file: str | None) -> s
     if file is not None:
         return _from_file(file)
     if store is not None and holds_password(store):
-        show.err().print(
+        output.err().print(
             "WARNING: the password in --store can be read by every user of this machine (ps); "
             "use --store-env NAME, --store-file FILE, or RAGFENCE_STORE instead."
         )

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ragfence.cli import show
-from ragfence.cli.opening import Json, Objects, Place, PolicyFile, Store, opened
+from ragfence.cli import output
+from ragfence.cli.options import Json, Objects, Place, PolicyFile, Store, opened
 from ragfence.cli.store_options import StoreCommands
 from ragfence.errors import UnknownStore
 
 if TYPE_CHECKING:
     from ragfence.fence import Fence
+    from ragfence.server.tenants.removal import Dropped
     from ragfence.stores.objects import ObjectStore
-    from ragfence.tenants.dropping import Dropped
 
 tenants = StoreCommands(no_args_is_help=True, help="Whole tenants: list, export, drop.")
 
@@ -35,14 +35,14 @@ def list_tenants(
     ] = False,
 ) -> None:
     """Every tenant of either store."""
-    from ragfence.tenants.fences import standing
-    from ragfence.tenants.listing import tenants as found_in
+    from ragfence.server.tenants.directory import tenants as found_in
+    from ragfence.server.tenants.stores import standing
 
     place = Place(store, objects)
-    with standing(place.fences_at) as fences, _objects(place) as held, show.progress("looking"):
+    with standing(place.fences_at) as fences, _objects(place) as held, output.progress("looking"):
         found = list(found_in(fences, held, sizes=sizes))
     if as_json:
-        show.document(
+        output.document(
             {
                 "tenants": [
                     {
@@ -59,8 +59,8 @@ def list_tenants(
             }
         )
         return
-    right = [show.Column(name, right=True) for name in ("sources", "records", "API keys", "objects", "size")]
-    listing = show.Listing(show.out(), "tenant", *right, show.Column("has", wide=True))
+    right = [output.Column(name, right=True) for name in ("sources", "records", "API keys", "objects", "size")]
+    listing = output.Listing(output.out(), "tenant", *right, output.Column("has", wide=True))
     for each in found:
         listing.add(
             each.name,
@@ -68,7 +68,7 @@ def list_tenants(
             f"{each.held.records:,}" if each.held else None,
             f"{each.apikeys:,}",
             "-" if each.objects is None else f"{each.objects:,}",
-            show.size(each.bytes),
+            output.size(each.bytes),
             " ".join(each.folders),
         )
     listing.print()
@@ -89,17 +89,17 @@ def export(
     ] = False,
 ) -> None:
     """Copies all objects and decision rows of a tenant to a folder that can be opened as its object store."""
-    from ragfence.tenants.exporting import Export
+    from ragfence.server.tenants.export import Export
 
     began = time.monotonic()
-    with _of(tenant, store, objects, policy) as (fence, _), show.progress("copying") as told:
+    with _of(tenant, store, objects, policy) as (fence, _), output.progress("copying") as told:
         report = Export(fence, to, with_apikeys=with_apikeys).run(told)
     if as_json:
-        show.document({**asdict(report), "seconds": round(time.monotonic() - began, 3)})
+        output.document({**asdict(report), "seconds": round(time.monotonic() - began, 3)})
         return
-    show.say(
-        f"{report.tenant}: {show.many(report.objects, 'object')} ({show.size(report.bytes)}) and "
-        f"{show.many(report.rows, 'decision row')} in "
+    output.say(
+        f"{report.tenant}: {output.many(report.objects, 'object')} ({output.size(report.bytes)}) and "
+        f"{output.many(report.rows, 'decision row')} in "
         f"{report.folder}; {report.copied:,} copied now\n"
         f"  -> `ragfence hydrate --tenant {report.tenant} --store NEW --objects {report.folder}` opens it"
     )
@@ -123,27 +123,27 @@ def drop(
 
     Stop its writers first. May be killed and run again.
     """
-    from ragfence.tenants.dropping import Drop
-    from ragfence.tenants.fences import standing
+    from ragfence.server.tenants.removal import Drop
+    from ragfence.server.tenants.stores import standing
 
     if yes_drop is not None and yes_drop != tenant:
         raise typer.BadParameter(f"{yes_drop!r} is not {tenant!r}: nothing was dropped", param_hint="--yes-drop")
 
     def wait(seconds: float) -> None:
         if not as_json:
-            show.err().print(f"waiting {seconds:.0f} s, until every server has noticed that the API keys are gone")
+            output.err().print(f"waiting {seconds:.0f} s, until every server has noticed that the API keys are gone")
         time.sleep(seconds)
 
     what = "looking" if yes_drop is None else "dropping"
     with (
         _of(tenant, store, objects, policy) as (fence, place),
         standing(place.fences_at) as fences,
-        show.progress(what) as told,
+        output.progress(what) as told,
     ):
         work = Drop(fence, fences, leave_indexes=leave_indexes, sleep=wait)
         report = work.look() if yes_drop is None else work.run(told)
     if as_json:
-        show.document(asdict(report))
+        output.document(asdict(report))
     else:
         _print(report)
     if report.nothing:
@@ -152,22 +152,24 @@ def drop(
 
 def _print(report: Dropped) -> None:
     if report.nothing:
-        show.say(f"{report.tenant}: nothing is known of it")
+        output.say(f"{report.tenant}: nothing is known of it")
         return
-    listing = show.Listing(show.out(), report.tenant, show.Column("would go" if report.dry_run else "gone", right=True))
+    listing = output.Listing(
+        output.out(), report.tenant, output.Column("would go" if report.dry_run else "gone", right=True)
+    )
     listing.add("API keys", f"{report.apikeys:,}")
     listing.add("entries of the fence store", f"{report.fences:,}")
     listing.add("physical indexes", f"{len(report.indexes):,}")
-    listing.add("objects", f"{report.objects:,} ({show.size(report.bytes)})")
+    listing.add("objects", f"{report.objects:,} ({output.size(report.bytes)})")
     if report.journaled:
         listing.add("effects in the journal here", f"{report.journaled:,}")
     listing.print()
     if report.dry_run:
-        show.say(
+        output.say(
             f"nothing was changed\n  -> `ragfence tenants drop {report.tenant} --yes-drop {report.tenant}` does it"
         )
     elif report.late:
-        show.say(
+        output.say(
             f"somebody still wrote meanwhile: {report.late:,} things came late, and are gone, too\n"
             "  -> stop who writes, and drop it once more"
         )
@@ -184,7 +186,7 @@ def _of(tenant: str, store: str | None, objects: str | None, policy: str | None)
 
 @contextlib.contextmanager
 def _objects(place: Place) -> Iterator[ObjectStore | None]:
-    from ragfence.opening import _open_objects
+    from ragfence._open import _open_objects
 
     where, folder, file = place.objects_at, place.objects_folder(), place.sqlite_file()
     if folder is not None and not folder.exists():

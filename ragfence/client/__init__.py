@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ragfence.client.async_client import AsyncClient as AsyncClient
-    from ragfence.client.retrying import RetryPolicy as RetryPolicy
-    from ragfence.client.sync_client import Client as Client
+    from ragfence.client.client import Client as Client
+    from ragfence.client.retry import RetryPolicy as RetryPolicy
     from ragfence.errors import ApiError as ApiError
     from ragfence.errors import ApiForbidden as ApiForbidden
     from ragfence.errors import ApiRefused as ApiRefused
@@ -26,8 +26,8 @@ _WHERE = {
     "ApiUnauthorized": "ragfence.errors",
     "ApiUnavailable": "ragfence.errors",
     "AsyncClient": "ragfence.client.async_client",
-    "Client": "ragfence.client.sync_client",
-    "RetryPolicy": "ragfence.client.retrying",
+    "Client": "ragfence.client.client",
+    "RetryPolicy": "ragfence.client.retry",
 }
 
 __all__ = [

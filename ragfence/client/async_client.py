@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, Ty
 from ragfence.client import batches, calls
 from ragfence.client.batches import BATCH, MAX_BATCH_BYTES, WAIT_S, Batching, Documents
 from ragfence.client.calls import Core
-from ragfence.client.opening import TIMEOUT_S, Asking, core_of
-from ragfence.client.retrying import RetryPolicy
+from ragfence.client.retry import RetryPolicy
+from ragfence.client.session import TIMEOUT_S, Asking, core_of
 from ragfence.client.steps import END, Give, Lost, Pause, Pull, Reply, Send, Steps
 from ragfence.core.receipts import Receipt
-from ragfence.documents.batches import OnError
+from ragfence.documents.ingest import OnError
 from ragfence.errors import RagfenceError
 
 if TYPE_CHECKING:

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from ragfence.client.calls import Core
+from ragfence.client.errors import error_of
 from ragfence.client.steps import END, Give, Pull, Reply, Steps
-from ragfence.client.telling import error_of
 from ragfence.client.values import document_json, receipt_in
 from ragfence.core.receipts import Decision, Receipt
-from ragfence.documents.batches import OnError
 from ragfence.documents.document import Document
-from ragfence.documents.moving import refused
+from ragfence.documents.head_moves import refused
+from ragfence.documents.ingest import OnError
 from ragfence.documents.progress import meter
 from ragfence.documents.sources import DocumentsSource, source_of
 from ragfence.errors import (

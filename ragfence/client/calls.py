@@ -8,21 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
-from ragfence.api.schemas import (
-    AliasOut,
-    BuildOut,
-    DocumentOut,
-    Hits,
-    Items,
-    OutcomeOut,
-    Page,
-    PurgedExpiredOut,
-    PurgedOut,
-    Released,
-    StatsOut,
-)
 from ragfence.client.keys import Keys
-from ragfence.client.retrying import Accept, Conduct, exchanged
+from ragfence.client.retry import Accept, Conduct, exchanged
 from ragfence.client.steps import Give, Result, Send, Steps
 from ragfence.client.values import (
     document_json,
@@ -37,10 +24,23 @@ from ragfence.documents.document import Document
 from ragfence.errors import ValidationError
 from ragfence.indexes.aliases import UNSET, Expected
 from ragfence.indexes.spec import IndexSpec
+from ragfence.wire.schemas import (
+    AliasOut,
+    BuildOut,
+    DocumentOut,
+    Hits,
+    Items,
+    OutcomeOut,
+    Page,
+    PurgedExpiredOut,
+    PurgedOut,
+    Released,
+    StatsOut,
+)
 
 if TYPE_CHECKING:
-    from ragfence.documents.reading import StoredSnippet
-    from ragfence.indexes.searching import Hit
+    from ragfence.documents.reads import StoredSnippet
+    from ragfence.indexes.search import Hit
 
 BUILD_WAIT_S = 3600.0
 JSON_TYPE = {"Content-Type": "application/json"}
@@ -128,7 +128,7 @@ def get(core: Core, doc_id: str) -> Steps[DocumentOut | None]:
 
 def snippets(core: Core, doc_id: str) -> Steps[list[StoredSnippet]]:
     """The snippets of the live revision, in their order, with text and positions."""
-    from ragfence.documents.reading import StoredSnippet
+    from ragfence.documents.reads import StoredSnippet
 
     found: DocumentOut | None = yield from _found(core, doc_id, snippets=True)
     return [value_in(StoredSnippet, each) for each in (found.snippets or [])] if found else []
@@ -210,7 +210,7 @@ def history(core: Core, alias: str, limit: int = 100) -> Steps[list[dict[str, An
 
 def search(core: Core, alias: str, text: str, *, k: int = 5) -> Steps[list[Hit]]:
     """The k nearest snippets of the build that the alias points at, the nearest first, ready to be cited."""
-    from ragfence.indexes.searching import Hit
+    from ragfence.indexes.search import Hit
 
     found = yield from core.read("/v1/search", partial(model_of, Hits), {"alias": alias, "q": text, "k": k})
     return [value_in(Hit, each) for each in found.hits]

@@ -16,11 +16,11 @@ import uuid
 from itertools import count
 from typing import Final
 
-from ragfence.api.keys import format_key, parse_key
-from ragfence.api.problems import Refused
 from ragfence.core.hashing import digest
 from ragfence.core.operations import checked_text
 from ragfence.errors import ValidationError
+from ragfence.server.request_headers import format_key, parse_key
+from ragfence.wire.problems import Refused
 
 KEY_HEADER: Final = "Idempotency-Key"
 

@@ -14,8 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from ragfence.core.composed import nfc
-from ragfence.core.jsonable import (
+from ragfence.core.json_values import (
     MAX_DEPTH,
     JsonValue,
     Path,
@@ -26,6 +25,7 @@ from ragfence.core.jsonable import (
     refuse_type,
     to_jsonable,
 )
+from ragfence.core.normalization import nfc
 from ragfence.errors import NotJson
 
 __all__ = ["MAX_SAFE_INTEGER", "JsonValue", "canonical_json", "canonical_payload", "parse_json", "to_jsonable"]

@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+from ragfence.core.decision_rows import (
+    FENCED_OUT,
+    FENCED_POSITION,
+    NO_FENCE,
+    RELEASE_POSITION,
+    SEAL_POSITION,
+    TAKEOVER,
+    Row,
+    RowKind,
+)
 from ragfence.core.decisions import (
     NOBODY,
     QUARANTINED,
@@ -20,16 +30,6 @@ from ragfence.core.decisions import (
     Verdict,
 )
 from ragfence.core.records import KeyRecord
-from ragfence.core.rows import (
-    FENCED_OUT,
-    FENCED_POSITION,
-    NO_FENCE,
-    RELEASE_POSITION,
-    SEAL_POSITION,
-    TAKEOVER,
-    Row,
-    RowKind,
-)
 from ragfence.errors import FencedOut
 
 FENCED_CODE = FencedOut.code

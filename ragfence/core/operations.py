@@ -9,8 +9,8 @@ from hashlib import sha256
 from typing import NamedTuple, NewType
 from urllib.parse import quote
 
-from ragfence.core.composed import nfc
 from ragfence.core.hashing import SHARDS, digest, framed, shard_framed, sized
+from ragfence.core.normalization import nfc
 from ragfence.errors import Hint, ValidationError
 
 Key = NewType("Key", bytes)

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 
+from ragfence.core.decision_rows import FENCED_OUT, SEAL_POSITION, Row, RowKind
 from ragfence.core.decisions import QUARANTINED
-from ragfence.core.rows import FENCED_OUT, SEAL_POSITION, Row, RowKind
 
 HOUR_MS = 3_600_000
 KEPT_DAYS = 35

@@ -12,12 +12,20 @@ from ragfence.dagster.assets import ON_NEW_VERSION, build_alias_asset, build_ind
 from ragfence.dagster.checks import corpus_matches_index, golden_queries, no_duplicate_effects
 from ragfence.dagster.component import RagIndexComponent
 from ragfence.dagster.fenced import fenced_asset
-from ragfence.dagster.ingest import SHARD_PARTITIONS, build_ingest_asset
+from ragfence.dagster.ingest_asset import SHARD_PARTITIONS, build_ingest_asset
+from ragfence.dagster.maintenance import (
+    JOBS,
+    build_jobs,
+    build_schedules,
+    drain_job,
+    gc_job,
+    purge_expired_job,
+    verify_job,
+)
 from ragfence.dagster.resource import CORRELATION_TAG, FenceResource
 from ragfence.dagster.sensors import build_source_sensor
 from ragfence.dagster.table_io import TableIOManager, table_io_manager
-from ragfence.dagster.upkeep import JOBS, build_jobs, build_schedules, drain_job, gc_job, purge_expired_job, verify_job
-from ragfence.documents.ingest_table import IngestTable
+from ragfence.documents.sync.ingest_table import IngestTable
 
 __all__ = [
     "CORRELATION_TAG",

@@ -10,8 +10,8 @@ from typing import Any
 
 import dagster as dg
 
-from ragfence.dagster import telling
-from ragfence.dagster.making import SHOWN, asset_made, said_now_and_then
+from ragfence.dagster import _metadata
+from ragfence.dagster._factory import SHOWN, asset_made, said_now_and_then
 from ragfence.dagster.resource import FENCE, opened_in
 from ragfence.dagster.versions import index_hash_at, recorded_version
 from ragfence.errors import GateFailed, RagfenceError
@@ -50,7 +50,7 @@ def build_index_asset(
             return dg.MaterializeResult(
                 data_version=dg.DataVersion(build.index_hash),
                 metadata={
-                    **telling.answer(build.receipt),
+                    **_metadata.answer(build.receipt),
                     "index_hash": build.index_hash,
                     "rows": build.rows,
                     "documents": build.documents,
@@ -61,12 +61,12 @@ def build_index_asset(
                     "physical": build.physical,
                     "index": str(seal.inputs["index"]),
                     **({"recall": seal.checks["recall"]} if "recall" in seal.checks else {}),
-                    "checks": telling.table(
+                    "checks": _metadata.table(
                         [{"check": each, "value": str(value)} for each, value in seal.checks.items()],
                         {"check": "string", "value": "string"},
                     ),
                     "inputs": _inputs(opened, wanted, before if before != build.index_hash else None),
-                    "chart": telling.chart(
+                    "chart": _metadata.chart(
                         "snippets", {"embedded now": embedded, "embedded before": build.rows - embedded}
                     ),
                 },
@@ -108,7 +108,7 @@ def build_alias_asset(
                 raise dg.Failure(
                     description=f"{failed.message} The alias is where it was.",
                     metadata={
-                        "gates": telling.gates([GateResult(**each) for each in failed.report]),
+                        "gates": _metadata.gates([GateResult(**each) for each in failed.report]),
                         "index_hash": index_hash,
                     },
                     allow_retries=False,
@@ -123,8 +123,8 @@ def build_alias_asset(
                     "generation": swap.generation,
                     "changed": swap.changed,
                     "previous": swap.previous.index_hash if swap.previous else "none",
-                    "gates": telling.gates(swap.gates),
-                    "history": telling.table(
+                    "gates": _metadata.gates(swap.gates),
+                    "history": _metadata.table(
                         [
                             {
                                 "generation": entry.number,
@@ -181,4 +181,4 @@ def _inputs(fence: Fence, spec: IndexSpec | None, before: str | None) -> dg.Tabl
     if told := explained.documents:
         what = f"{told.added} added, {told.removed} removed, {told.changed} changed, {told.unchanged} unchanged"
         rows.append({"input": "documents", "now": what, "before": ""})
-    return telling.table(rows, {"input": "string", "now": "string", "before": "string"})
+    return _metadata.table(rows, {"input": "string", "now": "string", "before": "string"})

@@ -5,13 +5,13 @@ from typing import Any
 
 import dagster as dg
 
-from ragfence.dagster import telling
+from ragfence.dagster import _metadata
 from ragfence.dagster.assets import Wanted, use_embedder
 from ragfence.dagster.resource import FENCE, opened_in
 from ragfence.dagster.versions import index_hash_at
 from ragfence.errors import BuildMissing, NotSealed
 from ragfence.fence import Fence
-from ragfence.indexes.builds import SEALED, Seal
+from ragfence.indexes.build_log import SEALED, Seal
 
 SHOWN = 20
 
@@ -48,7 +48,7 @@ def no_duplicate_effects(
                     "doubled": len(doubled),
                     "foreign": len(foreign),
                     "missing": len(missing_ids),
-                    "findings": telling.table(findings, {"invariant": "string", "key": "string", "text": "string"}),
+                    "findings": _metadata.table(findings, {"invariant": "string", "key": "string", "text": "string"}),
                 },
             )
 
@@ -115,7 +115,7 @@ def golden_queries(
             return dg.AssetCheckResult(
                 passed=result.ok,
                 description=result.detail,
-                metadata={"index_hash": index_hash, "golden": telling.gates([result])},
+                metadata={"index_hash": index_hash, "golden": _metadata.gates([result])},
             )
 
     check.setdefault("description", "The golden queries find what they must; unless they do, no alias moves.")

@@ -15,10 +15,10 @@ from pydantic import Field
 
 from ragfence.dagster.assets import build_alias_asset, build_index_asset
 from ragfence.dagster.checks import corpus_matches_index, golden_queries, no_duplicate_effects
-from ragfence.dagster.ingest import build_ingest_asset
+from ragfence.dagster.ingest_asset import build_ingest_asset
+from ragfence.dagster.maintenance import JOBS, build_jobs, build_schedules
 from ragfence.dagster.resource import FENCE, FenceResource, without_passwords
 from ragfence.dagster.sensors import build_source_sensor
-from ragfence.dagster.upkeep import JOBS, build_jobs, build_schedules
 from ragfence.errors import ValidationError
 from ragfence.indexes.catalog import check_alias
 from ragfence.indexes.gates import Gates

@@ -17,11 +17,11 @@ from ragfence.core.canonical import canonical_json
 from ragfence.core.hashing import digest
 from ragfence.core.operations import Operation
 from ragfence.core.receipts import Receipt
-from ragfence.dagster import telling
-from ragfence.dagster.keeping import kept, remade
+from ragfence.dagster import _metadata
+from ragfence.dagster._serialization import kept, remade
 from ragfence.dagster.resource import FENCE, FenceResource, opened_in
 from ragfence.dagster.versions import recorded_version, recorded_versions
-from ragfence.engine.claiming import is_final
+from ragfence.engine.claim_block import is_final
 from ragfence.errors import EffectFailed, FencedOut, TerminalError, ValidationError
 
 Key = Callable[[Any], str | tuple[str, str]]
@@ -136,7 +136,7 @@ def _answered(claim: Any, performed: Callable[[], Any], revision: str) -> Receip
 
 
 def _told(receipt: Receipt) -> dict[str, Any]:
-    return {**telling.answer(receipt), "key": receipt.key}
+    return {**_metadata.answer(receipt), "key": receipt.key}
 
 
 def _why(failed: EffectFailed) -> dict[str, Any]:

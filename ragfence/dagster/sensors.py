@@ -14,7 +14,7 @@ from typing import Any
 import dagster as dg
 
 from ragfence.core.hashing import digest
-from ragfence.dagster.ingest import made_of
+from ragfence.dagster.ingest_asset import made_of
 from ragfence.documents.sources import Item, source_of
 from ragfence.errors import DocumentInvalid
 

@@ -9,7 +9,7 @@ from typing import Any
 import dagster as dg
 
 from ragfence.dagster.versions import recorded_metadata
-from ragfence.documents.ingest_table import IngestTable
+from ragfence.documents.sync.ingest_table import IngestTable
 
 REFERENCE = "table"
 """the entry of the metadata that holds the reference"""

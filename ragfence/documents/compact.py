@@ -24,9 +24,10 @@ from typing import NamedTuple
 
 from ragfence.core.operations import Fence
 from ragfence.documents.ending import COMPACTED, Gone, tell
+from ragfence.documents.log import INGEST
 from ragfence.documents.parquet import decode_snippets, whole_rows
 from ragfence.documents.progress import Meter
-from ragfence.documents.rewriting import (
+from ragfence.documents.rewrite import (
     NOTHING,
     SEGMENT_BYTES,
     SEGMENT_ROWS,
@@ -39,7 +40,6 @@ from ragfence.documents.rewriting import (
     portions,
     whole_document,
 )
-from ragfence.documents.segments import INGEST
 from ragfence.engine.hydration import Keep
 from ragfence.engine.segment_log import LogRow
 from ragfence.stores.fences import FenceStore

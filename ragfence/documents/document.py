@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from ragfence.core.canonical import canonical_json
 from ragfence.core.clean_json import CleanJson
-from ragfence.core.composed import nfc
+from ragfence.core.normalization import nfc
 from ragfence.core.operations import SEQUENCE_MAX, SEQUENCE_MIN, checked_text
 from ragfence.errors import DocumentInvalid, Hint, NotJson, ValidationError
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
+from ragfence.core.decision_rows import Row, context_of
 from ragfence.core.operations import Fence
 from ragfence.core.records import FINGERPRINT_BYTES, KeyRecord, State
-from ragfence.core.rows import Row, context_of
 from ragfence.documents.identity import operation_of
 from ragfence.engine.expiry import row_for_end
 from ragfence.engine.segment_log import LogRow

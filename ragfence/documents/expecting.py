@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from ragfence.core.decisions import Claim, Granted
 from ragfence.core.records import Head
-from ragfence.documents.preparing import Prepared
-from ragfence.engine.segments import Effected
+from ragfence.documents.claims import Prepared
+from ragfence.engine.batch_commit import Effected
 from ragfence.errors import DocumentMoved, ValidationError
 
 NOTHING = ""

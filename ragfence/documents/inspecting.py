@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 from ragfence.core.operations import Fence
 from ragfence.documents.findings import BEYOND_REPAIR, Finding, Trouble
 from ragfence.documents.identity import SNIPPET_BYTES
+from ragfence.documents.log import INGEST, Positions, address_in
 from ragfence.documents.parquet import decode_snippets, whole_rows
 from ragfence.documents.progress import Meter
-from ragfence.documents.segments import INGEST, Positions, address_in
 from ragfence.engine.segment_log import LogRow
 from ragfence.errors import FormatCorrupt, FormatTooNew
 from ragfence.stores.objects import ObjectStore

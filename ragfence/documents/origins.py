@@ -19,8 +19,8 @@ from ragfence.core.decisions import Claim, Granted
 from ragfence.core.hashing import digest
 from ragfence.core.operations import checked_text, encoded
 from ragfence.core.records import KeyRecord
-from ragfence.documents.segments import NO_OWNER, OWNER_BYTES, Stored
-from ragfence.engine.segments import Declined
+from ragfence.documents.log import NO_OWNER, OWNER_BYTES, Stored
+from ragfence.engine.batch_commit import Declined
 from ragfence.errors import FormatCorrupt, FormatTooNew, OriginConflict, ValidationError
 from ragfence.stores.objects import ObjectStore
 

@@ -10,9 +10,9 @@ from typing import Any
 from ragfence.core.operations import Fence
 from ragfence.core.records import fence_fields, sealed_head, short
 from ragfence.documents.identity import KIND, SNIPPET_BYTES, snippet_texts
-from ragfence.documents.segments import PLAIN, Address, Detail, Positions, Snippet, address_in, result_of
+from ragfence.documents.log import PLAIN, Address, Detail, Positions, Snippet, address_in, result_of
+from ragfence.engine.batch_commit import BATCH_BYTES
 from ragfence.engine.segment_log import LogRow, Packed
-from ragfence.engine.segments import BATCH_BYTES
 from ragfence.errors import FormatCorrupt, FormatTooNew, SegmentUnreadable
 
 VERSION = 1

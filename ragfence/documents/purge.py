@@ -17,16 +17,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ragfence.core.decisions import Granted, Replay
+from ragfence.documents.claims import Caller, Prepared, Preparing
 from ragfence.documents.ending import PURGED, gone_of, tell
+from ragfence.documents.head_moves import error_of, retract_effect
 from ragfence.documents.identity import Identity, key_tail
-from ragfence.documents.moving import error_of, retract_effect
-from ragfence.documents.preparing import Caller, Prepared, Preparing
-from ragfence.documents.reading import Reading
-from ragfence.documents.rewriting import NOTHING, Collected, Plan, Rewriting
-from ragfence.documents.segments import PURGE
+from ragfence.documents.log import PURGE
+from ragfence.documents.reads import Reading
+from ragfence.documents.rewrite import NOTHING, Collected, Plan, Rewriting
+from ragfence.engine.batch_commit import Effected, Move, Moved, SegmentWriter, batch_tokens
 from ragfence.engine.hydration import Keep
 from ragfence.engine.segment_log import LogRow
-from ragfence.engine.segments import Effected, Move, Moved, SegmentWriter, batch_tokens
 from ragfence.stores.fences import FenceStore
 
 Forget = Callable[[str], None]

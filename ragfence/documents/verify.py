@@ -16,9 +16,9 @@ from ragfence.core.records import Head, KeyRecord, SourceRecord
 from ragfence.documents.findings import Finding, Trouble, Verification
 from ragfence.documents.identity import snippet_texts
 from ragfence.documents.inspecting import InspectedLog, LoggedDocument, OutlinedRow, Place
+from ragfence.documents.log import ids_in
 from ragfence.documents.progress import Meter
-from ragfence.documents.rewriting import Rewriting
-from ragfence.documents.segments import ids_in
+from ragfence.documents.rewrite import Rewriting
 from ragfence.engine.epochs import Epochs
 from ragfence.engine.hydration import Hydrator
 from ragfence.errors import FormatCorrupt, FormatTooNew, NotReady, PolicyError, RagfenceError, StoreUnavailable

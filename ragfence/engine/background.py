@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar
 
 from ragfence.core.receipts import Receipt
-from ragfence.engine.performing import Asked, Performer, Won
 from ragfence.engine.requests import Request
+from ragfence.engine.runner import Asked, Performer, Won
 
 P = ParamSpec("P")
 R = TypeVar("R")

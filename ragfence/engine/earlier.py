@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from ragfence.core.decision_rows import RowKind
 from ragfence.core.decisions import Claim, Mode
 from ragfence.core.ledger import row_for_answer
 from ragfence.core.records import Head, KeyRecord
-from ragfence.core.rows import RowKind
 from ragfence.engine.commits import Commit, Commits
 from ragfence.engine.refusals import Refusals
 from ragfence.engine.requests import Request

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ragfence.core.canonical import canonical_json, canonical_payload, parse_json
+from ragfence.core.decision_rows import context_of
 from ragfence.core.decisions import NOBODY, Mode
 from ragfence.core.operations import Operation
 from ragfence.core.policy import Policy
 from ragfence.core.receipts import Receipt
 from ragfence.core.records import KeyRecord, State
-from ragfence.core.rows import context_of
-from ragfence.engine.claiming import Claimed
+from ragfence.engine.claim_block import Claimed
 from ragfence.engine.commits import Commits
 from ragfence.engine.content_hash import ContentHash, Secret
 from ragfence.engine.epochs import Epochs
@@ -29,11 +29,11 @@ from ragfence.engine.hydration import EpochWatch, Hydrator, Progress
 from ragfence.engine.journal import Entry, Journal, Reconciled
 from ragfence.engine.notes import Notes
 from ragfence.engine.once import Once, OnceOptions
-from ragfence.engine.performing import Backing, Outcome, Performer, Won
 from ragfence.engine.refusals import Refusal, code_of
 from ragfence.engine.releases import Released, ReleaseQuery, release_matching
 from ragfence.engine.requests import MAX_KEPT_PAYLOAD, Request, acting_key, fingerprint_of
 from ragfence.engine.results import Results
+from ragfence.engine.runner import Backing, Outcome, Performer, Won
 from ragfence.engine.segment_log import Codec, PlainCodec, SegmentLoader
 from ragfence.errors import (
     Conflict,

@@ -37,11 +37,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+from ragfence.core.decision_rows import END_POSITION, Row, RowKind
 from ragfence.core.decisions import Claim, Granted, Held, LeaseRef, Mode, NotReady, Verdict
 from ragfence.core.operations import Fence
 from ragfence.core.policy import KindRules, Policy
 from ragfence.core.records import TOKEN_BYTES, KeyRecord
-from ragfence.core.rows import END_POSITION, Row, RowKind
 from ragfence.engine.commits import Commit, Commits, Kept, Page
 from ragfence.engine.hydration import Hydrator
 from ragfence.engine.leases import Lease, heartbeat

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from ragfence.core.records import checked_epoch
-from ragfence.engine import points
+from ragfence.engine import crash_points
 from ragfence.engine.epochs import Epochs
 from ragfence.errors import NotReady, RagfenceError, SegmentUnreadable, StoreUnavailable
 from ragfence.stores.fences import FenceStore, Loaded, LoadedSource
@@ -131,10 +131,10 @@ class Hydrator:
         epoch = checked_epoch(max([self._epochs.known().newest_begun, *known]) + 1)
         if not self._epochs.begin(epoch, token):
             return False
-        points.reach(points.AFTER_BEGUN)
+        crash_points.reach(crash_points.AFTER_BEGUN)
         if not self._fences.begin_epoch(epoch):
             return False
-        points.reach(points.AFTER_MARKED)
+        crash_points.reach(crash_points.AFTER_MARKED)
 
         def keep() -> None:
             if not self._fences.lock(LOCK, token, LOCK_MS):
@@ -142,7 +142,7 @@ class Hydrator:
 
         try:
             segments = self._list(epoch, rewrite, keep)
-            points.reach(points.AFTER_LISTED)
+            crash_points.reach(crash_points.AFTER_LISTED)
             if not self._load(epoch, segments, progress, keep):
                 return False
         except _Overtaken:
@@ -156,7 +156,7 @@ class Hydrator:
             if self._epochs.newer_than(epoch):
                 return False
             raise
-        points.reach(points.AFTER_LOADED)
+        crash_points.reach(crash_points.AFTER_LOADED)
         return self._fences.finish_epoch(epoch)
 
     def _list(self, epoch: int, rewrite: Rewrite | None, keep: Keep) -> list[str]:
@@ -164,7 +164,7 @@ class Hydrator:
         segments = base.segments
         if rewrite is not None:
             segments = rewrite(epoch, list(segments), keep)
-            points.reach(AFTER_REWRITTEN)
+            crash_points.reach(AFTER_REWRITTEN)
         return self._epochs.complete(epoch, segments, base)
 
     def _load(self, epoch: int, segments: list[str], progress: Progress | None, keep: Keep) -> bool:

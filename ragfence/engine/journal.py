@@ -23,9 +23,9 @@ from typing import IO, Any
 from ragfence.core.operations import Operation, encoded, key_to_text
 from ragfence.core.receipts import Decision, Flags, Receipt, default_effect_id
 from ragfence.core.records import TOKEN_BYTES
-from ragfence.engine.performing import Outcome
 from ragfence.engine.requests import Request
 from ragfence.engine.results import Results
+from ragfence.engine.runner import Outcome
 from ragfence.errors import Conflict, FormatCorrupt, FormatTooNew, StoreUnavailable
 from ragfence.stores.file_modes import make_folders, opener
 

@@ -9,19 +9,19 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec
 
-from ragfence.core.jsonable import to_jsonable
+from ragfence.core.json_values import to_jsonable
+from ragfence.core.key_strategies import KeyStrategy
 from ragfence.core.operations import Operation
 from ragfence.core.receipts import Receipt
 from ragfence.core.records import TOKEN_BYTES
-from ragfence.core.strategies import KeyStrategy
-from ragfence.engine import points
+from ragfence.engine import crash_points
 from ragfence.engine.background import acquire_async, to_the_end
-from ragfence.engine.claiming import end_without_receipt, failed
+from ragfence.engine.claim_block import end_without_receipt, failed
 from ragfence.engine.leases import entered, left
-from ragfence.engine.performing import Outcome, Won
 from ragfence.engine.refusals import code_of
 from ragfence.engine.requests import Request
 from ragfence.engine.results import checked_effect_id
+from ragfence.engine.runner import Outcome, Won
 from ragfence.errors import FencedOut, SealUncertain, StoreClosed, StoreUnavailable, TerminalError, ValidationError
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class Once:
                 token, asks = self._prepare_alone(request)
                 found = self._checked(recover(*args, **kwargs)) if asks and recover else None
                 if found is None:
-                    points.reach(points.IN_EFFECT)
+                    crash_points.reach(crash_points.IN_EFFECT)
                     found = _Returned(self._function(*args, **kwargs))
                 return self._journal(request, found, token)
             if self._fail_open and known is None:
@@ -133,7 +133,7 @@ class Once:
                     found = self._checked(recover(*args, **kwargs))
                     answer.entered = found is None
                 if found is None:
-                    points.reach(points.IN_EFFECT)
+                    crash_points.reach(crash_points.IN_EFFECT)
                     found = _Returned(self._function(*args, **kwargs))
             except BaseException as error:
                 if winner := self._failed(answer, error):
@@ -163,7 +163,7 @@ class Once:
                     told = await to_the_end(recover, *args, **kwargs)
                     found = self._checked(await told if inspect.isawaitable(told) else told)
                 if found is None:
-                    points.reach(points.IN_EFFECT)
+                    crash_points.reach(crash_points.IN_EFFECT)
                     found = _Returned(await self._function(*args, **kwargs))
                 return await to_the_end(self._journal, request, found, token)
             if self._fail_open and known is None:
@@ -180,7 +180,7 @@ class Once:
                     found = self._checked(await told if inspect.isawaitable(told) else told)
                     answer.entered = found is None
                 if found is None:
-                    points.reach(points.IN_EFFECT)
+                    crash_points.reach(crash_points.IN_EFFECT)
                     found = _Returned(await self._function(*args, **kwargs))
             except GeneratorExit as abandoned:  # the loop is gone, and with it all waiting
                 self._failed(answer, abandoned)
@@ -217,7 +217,7 @@ class Once:
         outcome = None
         try:
             outcome = self._outcome(won.request, done)
-            points.reach(points.AFTER_EFFECT)
+            crash_points.reach(crash_points.AFTER_EFFECT)
             return _successful(self._performer.complete(won, outcome))
         except FencedOut as lost:
             receipt: Receipt | None = lost.receipt

@@ -10,7 +10,7 @@ import json
 from hashlib import sha256
 from typing import Any
 
-from ragfence.core.jsonable import to_jsonable
+from ragfence.core.json_values import to_jsonable
 from ragfence.core.operations import encoded
 from ragfence.core.policy import Policy
 from ragfence.core.receipts import Decision, Flags, Receipt, default_effect_id

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from ragfence.errors import FormatCorrupt
-from ragfence.indexes.builds import BuildEntry, Builds
+from ragfence.indexes.build_log import BuildEntry, Builds
 from ragfence.indexes.catalog import (
     NOTHING_YET,
     SHORTEST_HISTORY,

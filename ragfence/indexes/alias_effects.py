@@ -13,7 +13,7 @@ from itertools import islice
 from ragfence.core.operations import Operation, encoded
 from ragfence.engine.engine import Engine
 from ragfence.errors import RagfenceError
-from ragfence.indexes.backends.protocol import Backend
+from ragfence.indexes.backends.backend import Backend
 from ragfence.indexes.catalog import Catalog, CatalogEntry, Target
 
 AUDIT_WAIT_S = 5.0

@@ -17,7 +17,7 @@ from enum import Enum
 from itertools import islice
 from typing import Any, Final, Literal, NamedTuple
 
-from ragfence.engine import points
+from ragfence.engine import crash_points
 from ragfence.engine.engine import Engine
 from ragfence.engine.leases import leading_lease
 from ragfence.errors import (
@@ -32,8 +32,8 @@ from ragfence.errors import (
     ValidationError,
 )
 from ragfence.indexes.alias_effects import AliasEffects, Reconciled
-from ragfence.indexes.backends.protocol import Backend
-from ragfence.indexes.builds import BuildEntry, Builds, Seal
+from ragfence.indexes.backends.backend import Backend
+from ragfence.indexes.build_log import BuildEntry, Builds, Seal
 from ragfence.indexes.catalog import (
     MAX_REASON,
     Alias,
@@ -45,7 +45,7 @@ from ragfence.indexes.catalog import (
     following,
     sealed_build,
 )
-from ragfence.indexes.embedders.protocol import Embedder
+from ragfence.indexes.embedders.embedder import Embedder
 from ragfence.indexes.gates import ESSENTIAL, Candidate, GateResult, Gates, judge
 from ragfence.stores.objects import is_name
 
@@ -347,15 +347,15 @@ class Aliases:
         if not self.catalog.append(entry):
             return None
         self._known = entry
-        points.reach(AFTER_CATALOG)
+        crash_points.reach(AFTER_CATALOG)
         return entry
 
     def _after(self, made: CatalogEntry, report: tuple[GateResult, ...]) -> Swap:
         """The swap has happened; nothing that goes wrong from here on is an error of it."""
         audited = self._effects.audit(made)
-        points.reach(AFTER_AUDIT)
+        crash_points.reach(AFTER_AUDIT)
         applied = self._effects.apply(made.alias, {each.backend for each in (made.target, made.previous) if each})
-        points.reach(AFTER_POINT)
+        crash_points.reach(AFTER_POINT)
         return Swap(
             alias=made.alias,
             target=made.target,

@@ -19,8 +19,8 @@ from typing import Any, Literal, get_args
 
 from ragfence.core.operations import encoded
 from ragfence.errors import BuildRetired, FormatCorrupt, FormatTooNew, Hint, NotSealed, ValidationError
-from ragfence.indexes.builds import BuildEntry, Builds
-from ragfence.indexes.numbered import Numbered, NumberedLog
+from ragfence.indexes.build_log import BuildEntry, Builds
+from ragfence.stores.object_log import Numbered, NumberedLog
 from ragfence.stores.objects import ObjectStore
 
 VERSION = 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ragfence.indexes.builds import BuildEntry
-from ragfence.indexes.corpora import Corpora
+from ragfence.indexes.build_log import BuildEntry
+from ragfence.indexes.snapshots import Corpora
 
 
 @dataclass(frozen=True, slots=True)

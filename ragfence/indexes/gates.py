@@ -26,16 +26,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ragfence.core.policy import IndexRules
 from ragfence.errors import BuildMissing, RagfenceError, ValidationError
-from ragfence.indexes.backends.protocol import Backend, Found
-from ragfence.indexes.builds import BuildEntry, Seal
-from ragfence.indexes.embedders.protocol import Embedder, EmbedderId, embedded
+from ragfence.indexes.backends.backend import Backend, Found
+from ragfence.indexes.build_log import BuildEntry, Seal
+from ragfence.indexes.embedders.embedder import Embedder, EmbedderId, embedded
 from ragfence.indexes.golden import DEFAULT_K, GoldenQuery, load_golden
 from ragfence.indexes.spec import EXACT
 from ragfence.indexes.ties import nearest
-from ragfence.indexes.verifying import measured_recall
+from ragfence.indexes.verification import measured_recall
 
 if TYPE_CHECKING:
-    from ragfence.indexes.embedders.protocol import Vectors
+    from ragfence.indexes.embedders.embedder import Vectors
 
 ESSENTIAL = frozenset({"sealed", "rows"})
 """what also a rollback must pass: it goes back to what was good enough once, and has to work in an emergency"""

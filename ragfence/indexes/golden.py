@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from ragfence.core.text_files import UnreadableFile, read_text_file
 from ragfence.errors import ValidationError
-from ragfence.indexes.backends.protocol import Found
+from ragfence.indexes.backends.backend import Found
 
 DEFAULT_K, MAX_K = 10, 1_000
 MAX_QUERIES, MAX_BYTES = 10_000, 16 * 2**20

@@ -10,14 +10,14 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ragfence.documents.segments import Address
-from ragfence.documents.sinks import PAGE
-from ragfence.documents.upserts import NewSegment, VectorRequest
-from ragfence.indexes.assembling import Log
+from ragfence.documents.log import Address
+from ragfence.documents.sinks.sink import PAGE
+from ragfence.documents.sinks.upserts import NewSegment, VectorRequest
+from ragfence.indexes.index_rows import Log
 from ragfence.indexes.vectors import Earlier, VectorStore
 
 if TYPE_CHECKING:
-    from ragfence.indexes.embedders.protocol import Vectors
+    from ragfence.indexes.embedders.embedder import Vectors
 
 PAGE_BYTES = 32 << 20
 

@@ -10,8 +10,8 @@ from typing import Any, get_args
 from ragfence.core.canonical import canonical_json
 from ragfence.core.hashing import digest
 from ragfence.errors import NotJson, ValidationError
-from ragfence.indexes.backends.protocol import SCHEMA_VERSION, Backend, Metric, Shape
-from ragfence.indexes.embedders.protocol import Embedder, EmbedderId
+from ragfence.indexes.backends.backend import SCHEMA_VERSION, Backend, Metric, Shape
+from ragfence.indexes.embedders.embedder import Embedder, EmbedderId
 
 AUTO = "auto"
 EXACT = "flat"

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ragfence.indexes.backends.protocol import Backend, Found
+from ragfence.indexes.backends.backend import Backend, Found
 from ragfence.indexes.backends.shapes import MAX_K
-from ragfence.indexes.builds import Seal
+from ragfence.indexes.build_log import Seal
 from ragfence.indexes.spec import EXACT
 
 if TYPE_CHECKING:
-    from ragfence.indexes.embedders.protocol import Vectors
+    from ragfence.indexes.embedders.embedder import Vectors
 
 MORE = (4, 64, 1_000)
 """rows beyond k. Beyond the last the backend decides: a text that is everywhere must not cost a read of everything"""

@@ -24,19 +24,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ragfence.core.operations import Operation
 from ragfence.documents.identity import SNIPPET_BYTES
+from ragfence.documents.log import Address, Layout, address_in
 from ragfence.documents.parquet import fixed_values, read_snippets
-from ragfence.documents.rewriting import Switch
-from ragfence.documents.segments import Address, Layout, address_in
-from ragfence.engine import points
+from ragfence.documents.rewrite import Switch
+from ragfence.engine import crash_points
 from ragfence.engine.engine import Engine
 from ragfence.engine.requests import acting_as
 from ragfence.errors import FencedOut, FormatCorrupt, FormatTooNew, InFlight, SnapshotGone
-from ragfence.indexes.corpora import id_values
-from ragfence.indexes.embedders.protocol import Embedder, EmbedderId, embedded
+from ragfence.indexes.embedders.embedder import Embedder, EmbedderId, embedded
+from ragfence.indexes.snapshots import id_values
 from ragfence.stores.objects import ObjectStore
 
 if TYPE_CHECKING:
-    from ragfence.indexes.embedders.protocol import Vectors
+    from ragfence.indexes.embedders.embedder import Vectors
 
 VERSION = 1
 KIND = "vectors"
@@ -278,7 +278,7 @@ class VectorStore:
                     return False
                 found = self._objects.at(address, set(missing))  # put by an attempt that died before its seal
                 left = [each for each in missing if each not in found]
-                points.reach(MID_EMBED)
+                crash_points.reach(MID_EMBED)
                 token = op.lease.ref.token.hex()
                 self._put_down(address, token, number, left, texts_of, earlier, whole and not found, op.lease.check)
                 op.seal(effect_id=f"{address.text}/{number}", result={"rows": len(left)})
@@ -320,13 +320,13 @@ class VectorStore:
                 parts += 1
                 put(address, self._objects.part_name(address, number, token, parts), made)
                 done, made, began = done | made, {}, time.monotonic()
-        points.reach(AFTER_EMBEDDED)
+        crash_points.reach(AFTER_EMBEDDED)
         check()
         if made:
             ordered = {each: made[each] for each in missing if each in made}
             name = self._objects.part_name(address, number, token, parts + 1)
             put(address, self._objects.whole_name(address) if whole and not parts else name, ordered)
-        points.reach(AFTER_VECTORS)
+        crash_points.reach(AFTER_VECTORS)
         return done | made
 
     def _take_over(self, made: dict[bytes, Vectors], missing: Sequence[bytes], earlier: Earlier) -> None:

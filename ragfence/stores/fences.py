@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from ragfence.core.decision_rows import Row
 from ragfence.core.decisions import Ask, Claim, Held, LeaseRef, Mode, Seal, SealOutcome, Verdict
 from ragfence.core.records import TOKEN_BYTES, Head, KeyRecord, State
-from ragfence.core.rows import Row
 from ragfence.core.tallies import Tallies
 
 SOURCE_BYTES = 20

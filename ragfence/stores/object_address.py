@@ -45,7 +45,7 @@ def open_address(address: str) -> ObjectStore:
     except ValueError:  # its words quote the address
         parts = urlsplit("")
     if parts.scheme == "file":
-        from ragfence.stores.objects_local import LocalObjects
+        from ragfence.stores.local import LocalObjects
 
         folder = Path(unquote(parts.path))
         if not folder.is_dir():
@@ -59,7 +59,7 @@ def open_address(address: str) -> ObjectStore:
             f"{show_url(address)!r} is not the address of an object store", hint="use s3://... or file://..."
         )
     with needs_extra("s3", "Reading from S3", UnknownStore):
-        from ragfence.stores.objects_s3 import S3Objects
+        from ragfence.stores.s3 import S3Objects
     query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
     return S3Objects(
         parts.netloc,

@@ -1,7 +1,7 @@
 """What an object store is: durable bytes under names, written once and never changed.
 
 `put_new` is the only write, and it creates or loses; everything ragfence decides about durability rests on it
-alone. A store keeps these promises, which `ragfence.testing.contract_objects` checks:
+alone. A store keeps these promises, which `ragfence.testing.contracts.objects` checks:
 
 - of any number of writers to one name exactly one wins, and every loser gets the winner's bytes;
 - `put_new` returns only once an object stands at the name, and nobody ever sees a part of one;

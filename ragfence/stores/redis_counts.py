@@ -15,10 +15,10 @@ from collections.abc import Iterable, Sequence
 
 from ragfence.core.records import KeyRecord, lease_of_source, mark_of_source
 from ragfence.stores.fences import PENDING_SEEN, Pending, Scanned
-from ragfence.stores.redis_asking import Asking
-from ragfence.stores.redis_link import Call
-from ragfence.stores.redis_reading import Reader
-from ragfence.stores.redis_wire import Names
+from ragfence.stores.redis.calls import Asking
+from ragfence.stores.redis.codec import Names
+from ragfence.stores.redis.connection import Call
+from ragfence.stores.redis.scans import Reader
 
 RECOUNTED_AT_ONCE = 200
 RECOUNTS = 3

@@ -9,9 +9,9 @@ from ragfence.core.ledger import row_for_claim
 from ragfence.core.records import HEADER_BYTES, KeyRecord, free_head, refuse_newer_source, short
 from ragfence.core.tallies import Outcome, make_label
 from ragfence.stores.fences import Replays
-from ragfence.stores.redis_reading import Reader
-from ragfence.stores.redis_rows import NewRows, RowStreams
-from ragfence.stores.redis_wire import Names, row_of_ask, row_of_replay
+from ragfence.stores.redis.codec import Names, row_of_ask, row_of_replay
+from ragfence.stores.redis.row_streams import NewRows, RowStreams
+from ragfence.stores.redis.scans import Reader
 
 Hold = Callable[[Claim, bytes | None, bytes | None, int | None], Held]
 """what a record and its source come to in an epoch"""

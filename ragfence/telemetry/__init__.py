@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ragfence.telemetry.events import Event as Event
     from ragfence.telemetry.events import Listener as Listener
-    from ragfence.telemetry.exposing import exposition as exposition
+    from ragfence.telemetry.exposition import exposition as exposition
+    from ragfence.telemetry.instrumented_store import Observed as Observed
     from ragfence.telemetry.logs import Logs as Logs
     from ragfence.telemetry.metrics import Metrics as Metrics
-    from ragfence.telemetry.observed import Observed as Observed
     from ragfence.telemetry.traces import Traces as Traces
 
 # Each of the three needs a package of its own, which may not be there.
@@ -28,9 +28,9 @@ _WHERE = {
     "Listener": "events",
     "Logs": "logs",
     "Metrics": "metrics",
-    "Observed": "observed",
+    "Observed": "instrumented_store",
     "Traces": "traces",
-    "exposition": "exposing",
+    "exposition": "exposition",
 }
 
 __all__ = ["Event", "Listener", "Logs", "Metrics", "Observed", "Traces", "exposition"]

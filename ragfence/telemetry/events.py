@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
+from ragfence.core.decision_rows import Row
 from ragfence.core.decisions import Ask, Claim, LeaseRef, Seal, SealOutcome, Verdict
-from ragfence.core.rows import Row
 from ragfence.engine.refusals import Refusal
 
 if TYPE_CHECKING:
-    from ragfence.telemetry.observed import Observed
+    from ragfence.telemetry.instrumented_store import Observed
 
 
 class Call(NamedTuple):

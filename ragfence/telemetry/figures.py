@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ragfence.audit.statistics import count_expired
+from ragfence.core.decision_rows import decode_rows
 from ragfence.core.records import State
-from ragfence.core.rows import decode_rows
 from ragfence.stores.fences import FenceStore
 
 _QUARANTINED = State.QUARANTINED.name.lower()

@@ -18,7 +18,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from ragfence.telemetry.figures import Figures, figures_of
-from ragfence.telemetry.observed import Observed
+from ragfence.telemetry.instrumented_store import Observed
 
 EVERY_S = 15.0
 SHARE = 20

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TextIO
 
 from ragfence._extras import needs_extra
-from ragfence.audit.story import What, what_of
+from ragfence.audit.timeline import What, what_of
 from ragfence.core.decisions import Ask, Claim, Replay
 from ragfence.core.policy import Policy
 from ragfence.core.receipts import Decision
@@ -35,8 +35,8 @@ from ragfence.telemetry.events import (
     RowsRecorded,
     SealsAnswered,
 )
+from ragfence.telemetry.fields import Telling
 from ragfence.telemetry.rates import DuplicateRates
-from ragfence.telemetry.telling import Telling
 
 with needs_extra("audit", "Observing with logs"):
     import structlog

@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from ragfence._extras import needs_extra
+from ragfence.core.decision_rows import FENCED_OUT, Row
 from ragfence.core.decisions import Fenced, Granted, InFlight, Replay, Sealed
 from ragfence.core.records import KeyRecord
-from ragfence.core.rows import FENCED_OUT, Row
 from ragfence.errors import RagfenceError
 from ragfence.telemetry.events import (
     Call,

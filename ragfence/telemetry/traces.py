@@ -17,7 +17,7 @@ from typing import Final
 
 from ragfence._extras import needs_extra
 from ragfence._version import __version__
-from ragfence.audit.story import what_of
+from ragfence.audit.timeline import what_of
 from ragfence.core.policy import Policy
 from ragfence.errors import RagfenceError
 from ragfence.telemetry.events import (
@@ -29,7 +29,7 @@ from ragfence.telemetry.events import (
     ReplaysAnswered,
     SealsAnswered,
 )
-from ragfence.telemetry.telling import Telling
+from ragfence.telemetry.fields import Telling
 
 with needs_extra("audit", "Observing with traces"):
     from opentelemetry import trace

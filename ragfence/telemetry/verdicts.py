@@ -6,6 +6,7 @@ behind. A claim that was granted is no decision yet; its seal is.
 
 from __future__ import annotations
 
+from ragfence.core.decision_rows import DECISION_TEXT, FENCED_OUT, HEALED, RELEASE_POSITION, Row, RowKind
 from ragfence.core.decisions import (
     Claim,
     Conflict,
@@ -21,7 +22,6 @@ from ragfence.core.decisions import (
 )
 from ragfence.core.ledger import performed_twice
 from ragfence.core.receipts import Decision
-from ragfence.core.rows import DECISION_TEXT, FENCED_OUT, HEALED, RELEASE_POSITION, Row, RowKind
 
 NEW, DUPLICATE, CONFLICT = Decision.NEW.value, Decision.DUPLICATE.value, Decision.CONFLICT.value
 IN_FLIGHT, STALE = Decision.IN_FLIGHT.value, Decision.STALE.value

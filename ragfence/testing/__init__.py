@@ -28,34 +28,34 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ragfence.testing.clock import VirtualClock as VirtualClock
-    from ragfence.testing.contract_fences import FenceStoreContract as FenceStoreContract
-    from ragfence.testing.contract_fences import FencesUnderTest as FencesUnderTest
-    from ragfence.testing.contract_objects import ObjectStoreContract as ObjectStoreContract
+    from ragfence.testing.contracts.fences import FenceStoreContract as FenceStoreContract
+    from ragfence.testing.contracts.fences import FencesUnderTest as FencesUnderTest
+    from ragfence.testing.contracts.objects import ObjectStoreContract as ObjectStoreContract
+    from ragfence.testing.crash_points import HYDRATION_POINTS as HYDRATION_POINTS
+    from ragfence.testing.crash_points import OPERATION_POINTS as OPERATION_POINTS
+    from ragfence.testing.crash_points import at_point as at_point
+    from ragfence.testing.crash_points import freeze_at as freeze_at
+    from ragfence.testing.crash_points import kill_at as kill_at
     from ragfence.testing.faults import FaultyFences as FaultyFences
-    from ragfence.testing.fences import MemoryFences as MemoryFences
-    from ragfence.testing.objects import FaultyObjects as FaultyObjects
-    from ragfence.testing.objects import MemoryObjects as MemoryObjects
-    from ragfence.testing.points import HYDRATION_POINTS as HYDRATION_POINTS
-    from ragfence.testing.points import OPERATION_POINTS as OPERATION_POINTS
-    from ragfence.testing.points import at_point as at_point
-    from ragfence.testing.points import freeze_at as freeze_at
-    from ragfence.testing.points import kill_at as kill_at
+    from ragfence.testing.memory import MemoryFences as MemoryFences
+    from ragfence.testing.memory_objects import FaultyObjects as FaultyObjects
+    from ragfence.testing.memory_objects import MemoryObjects as MemoryObjects
 
 # The contracts need pytest, which a user of the rest may not have: everything is loaded when it is asked for.
 _WHERE = {
     "FaultyFences": "faults",
-    "FaultyObjects": "objects",
-    "FenceStoreContract": "contract_fences",
-    "FencesUnderTest": "contract_fences",
-    "HYDRATION_POINTS": "points",
-    "MemoryFences": "fences",
-    "MemoryObjects": "objects",
-    "OPERATION_POINTS": "points",
-    "ObjectStoreContract": "contract_objects",
+    "FaultyObjects": "memory_objects",
+    "FenceStoreContract": "contracts.fences",
+    "FencesUnderTest": "contracts.fences",
+    "HYDRATION_POINTS": "crash_points",
+    "MemoryFences": "memory",
+    "MemoryObjects": "memory_objects",
+    "OPERATION_POINTS": "crash_points",
+    "ObjectStoreContract": "contracts.objects",
     "VirtualClock": "clock",
-    "at_point": "points",
-    "freeze_at": "points",
-    "kill_at": "points",
+    "at_point": "crash_points",
+    "freeze_at": "crash_points",
+    "kill_at": "crash_points",
 }
 
 __all__ = [

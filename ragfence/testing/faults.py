@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Generic, Literal, TypeVar
 
+from ragfence.core.decision_rows import Row
 from ragfence.core.decisions import Ask, Claim, Held, LeaseRef, Seal, SealOutcome, Verdict
 from ragfence.core.records import Head, digest_in
-from ragfence.core.rows import Row
 from ragfence.core.tallies import Tallies
 from ragfence.errors import StoreUnavailable
 from ragfence.stores.fences import FenceStore, Loaded, LoadedSource, Lookup, Marker, Replays, RowEntry, Scanned, Stats

@@ -16,9 +16,9 @@ from typing import Any
 
 import yaml
 
-from ragfence.api.apikeys import ApiKeys
-from ragfence.api.scopes import Role
-from ragfence.opening import open_objects_of
+from ragfence._open import open_objects_of
+from ragfence.server.apikeys import ApiKeys
+from ragfence.server.scopes import Role
 
 ROOT = Path(__file__).resolve().parents[2]
 

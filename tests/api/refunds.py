@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 import ragfence
 from ragfence import Fence, Recovered, current_lease
-from ragfence.api import IdempotencyMiddleware
+from ragfence.server import IdempotencyMiddleware
 
 
 class GatewayTimeout(Exception):

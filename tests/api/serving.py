@@ -14,10 +14,10 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from ragfence import Policy
-from ragfence.api.apikeys import ApiKeys
-from ragfence.api.app import create_app
-from ragfence.api.scopes import Role
-from ragfence.opening import open_objects_of
+from ragfence._open import open_objects_of
+from ragfence.server.apikeys import ApiKeys
+from ragfence.server.app import create_app
+from ragfence.server.scopes import Role
 
 _numbers = itertools.count(1)
 

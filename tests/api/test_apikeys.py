@@ -16,7 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragfence.api.apikeys import (
+from ragfence.core.operations import encoded
+from ragfence.errors import FormatCorrupt, FormatTooNew, StoreUnavailable, ValidationError
+from ragfence.server.apikeys import (
     ABSENT_S,
     FOLDER,
     MAX_TOKEN_CHARACTERS,
@@ -31,12 +33,10 @@ from ragfence.api.apikeys import (
     _token,
     parsed,
 )
-from ragfence.api.scopes import KeyScope, Role
-from ragfence.core.operations import encoded
-from ragfence.errors import FormatCorrupt, FormatTooNew, StoreUnavailable, ValidationError
-from ragfence.stores.objects_local import LocalObjects
-from ragfence.stores.objects_s3 import S3Objects
-from ragfence.testing.objects import FaultyObjects, MemoryObjects
+from ragfence.server.scopes import KeyScope, Role
+from ragfence.stores.local import LocalObjects
+from ragfence.stores.s3 import S3Objects
+from ragfence.testing.memory_objects import FaultyObjects, MemoryObjects
 from tests.servers import S3Server
 
 GOLDEN = "rf_mfrw2zi_abcdefghij234567_aaaqeayeaudaocajbifqydiob4ibceqtcqkrmfyydenbwha5dypqn2zu3na"

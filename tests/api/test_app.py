@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ragfence.api import documents
-from ragfence.api.scopes import Role
 from ragfence.core.canonical import canonical_json
+from ragfence.server.routes import documents
+from ragfence.server.scopes import Role
 from tests.api.serving import Caller, Served, served
 from tests.chaos.crew import until
 

@@ -14,13 +14,13 @@ import pytest
 
 import ragfence
 from ragfence import Document, Fence
-from ragfence.api import Answer, Call, Contract
-from ragfence.api import batch as batch_module
-from ragfence.api.batch import NDJSON, Batches, read_body
-from ragfence.api.problems import Refused
-from ragfence.api.shares import Shares, UnfinishedBatch
-from ragfence.api.streaming import Spool, Streamed
 from ragfence.errors import FormatTooNew, StoreUnavailable
+from ragfence.server import Answer, Call, Contract
+from ragfence.server import ndjson_batch as batch_module
+from ragfence.server.fair_shares import Shares, UnfinishedBatch
+from ragfence.server.ndjson_batch import NDJSON, Batches, read_body
+from ragfence.server.streams import Spool, Streamed
+from ragfence.wire.problems import Refused
 from tests.api.conftest import OpenFence
 from tests.servers import RedisServer
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from ragfence import Fence
-from ragfence.api import Answer, Call, Contract
 from ragfence.errors import StoreUnavailable, TerminalError, ValidationError
+from ragfence.server import Answer, Call, Contract
 from tests.api.conftest import OpenFence
 
 

@@ -40,5 +40,5 @@ def test_the_settings_are_those_of_the_policy(page: str) -> None:
 
 
 def test_importing_ragfence_loads_no_web_framework() -> None:
-    code = "import ragfence, ragfence.api, sys; assert not {'starlette', 'fastapi', 'httpx'} & set(sys.modules)"
+    code = "import ragfence, ragfence.server, sys; assert not {'starlette', 'fastapi', 'httpx'} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

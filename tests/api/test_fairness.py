@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 
-from ragfence.api import asking, shares
-from ragfence.api.asking import MAX_ERRORS, MAX_FIELDS, PIECE, parse_bounded
-from ragfence.api.problems import Refused
-from ragfence.api.shares import Shares
+from ragfence.server import dependencies, fair_shares
+from ragfence.server.dependencies import MAX_ERRORS, MAX_FIELDS, PIECE, parse_bounded
+from ragfence.server.fair_shares import Shares
+from ragfence.wire.problems import Refused
 from tests.api.hostile import Reply, ServerProcess, head, huge_refused_body, read_reply, server_process, slow_bodies
 from tests.api.serving import served
 from tests.indexes.stub_endpoint import Reply as Vectors
@@ -217,13 +217,13 @@ class TestBodies:
     def parsed_in(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         """The threads in which JSON was parsed."""
         threads: list[str] = []
-        parse = asking.parse_json
+        parse = dependencies.parse_json
 
         def spy(text: Any) -> Any:
             threads.append(threading.current_thread().name)
             return parse(text)
 
-        monkeypatch.setattr(asking, "parse_json", spy)
+        monkeypatch.setattr(dependencies, "parse_json", spy)
         return threads
 
     def test_a_body_above_64_kib_is_parsed_off_the_loop(self, tmp_path: Path, parsed_in: list[str]) -> None:
@@ -280,15 +280,15 @@ class TestCounting:
     def test_the_count_is_that_of_a_parser_wherever_a_piece_ends(
         self, monkeypatch: pytest.MonkeyPatch, piece: int
     ) -> None:
-        monkeypatch.setattr(asking, "PIECE", piece)
+        monkeypatch.setattr(dependencies, "PIECE", piece)
         dice = random.Random(piece)
         parts = ["a", ",", "[", "{", '"', "\\", "\\\\", '\\"', "\n", "é"]
         for _ in range(300):
             texts = ["".join(dice.choices(parts, k=dice.randrange(12))) for _ in range(5)]
             body = json.dumps({"x": texts, "y": [{}, [1, 2]]}, ensure_ascii=dice.random() < 0.5).encode()
             held = 2 + 3 + 7  # objects, lists, commas
-            assert not asking._holds_more_values(body, held)
-            assert asking._holds_more_values(body, held - 1)
+            assert not dependencies._holds_more_values(body, held)
+            assert dependencies._holds_more_values(body, held - 1)
 
 
 class Watched(bytes):
@@ -313,7 +313,7 @@ class TestTurns:
     ) -> None:
         begun, go_on = threading.Semaphore(0), threading.Event()
         parsed: list[str] = []
-        parse = asking.parse_json
+        parse = dependencies.parse_json
 
         def slow(text: Any) -> Any:
             given = parse(text)
@@ -323,7 +323,7 @@ class TestTurns:
                 assert go_on.wait(30)
             return given
 
-        monkeypatch.setattr(asking, "parse_json", slow)
+        monkeypatch.setattr(dependencies, "parse_json", slow)
 
         with served(tmp_path) as api:
             mallory, acme = api.caller("mallory"), api.caller("acme")
@@ -358,7 +358,7 @@ class TestTurns:
             await asyncio.sleep(0.05)
             now -= 1
 
-        monkeypatch.setattr(shares, "pause", pause)
+        monkeypatch.setattr(fair_shares, "pause", pause)
         with served(tmp_path) as api:
             caller = api.caller("mallory")
             with ThreadPoolExecutor(4) as pool:
@@ -375,23 +375,23 @@ class TestShares:
     """A tenant may hold at most `share` times what is still free; so a newcomer always finds room."""
 
     def test_one_tenant_alone_cannot_fill_the_server(self) -> None:
-        shares = Shares(90, share=2.0)
-        assert [shares.take("mallory") for _ in range(90)].count(True) == 60
-        assert shares.take("acme")
+        fair_shares = Shares(90, share=2.0)
+        assert [fair_shares.take("mallory") for _ in range(90)].count(True) == 60
+        assert fair_shares.take("acme")
 
     def test_newcomers_find_room_however_many_tenants_are_greedy(self) -> None:
-        shares = Shares(100, share=1.0)
+        fair_shares = Shares(100, share=1.0)
         for number in range(6):
             took = 0
-            while shares.take(f"greedy-{number}"):
+            while fair_shares.take(f"greedy-{number}"):
                 took += 1
             assert took >= 1
 
     def test_what_is_given_back_can_be_taken_again(self) -> None:
-        shares = Shares(2, share=2.0)
-        assert shares.take("a")
-        assert shares.take("b")
-        assert not shares.take("c")
-        shares.give("a")
-        assert shares.take("c")
-        assert shares.held("a") == 0
+        fair_shares = Shares(2, share=2.0)
+        assert fair_shares.take("a")
+        assert fair_shares.take("b")
+        assert not fair_shares.take("c")
+        fair_shares.give("a")
+        assert fair_shares.take("c")
+        assert fair_shares.held("a") == 0

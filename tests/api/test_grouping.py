@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 import ragfence
 from ragfence import Document, Fence
-from ragfence.api.grouping import Grouping
-from ragfence.api.problems import Refused
 from ragfence.core.receipts import Receipt
-from ragfence.documents.chunking import Piece
-from ragfence.documents.guard import Documents
+from ragfence.documents.chunking.chunker import Piece
+from ragfence.documents.documents import Documents
 from ragfence.errors import Conflict, DocumentInvalid, FormatTooNew, InFlight, Stale, StoreUnavailable
+from ragfence.server.group_commit import Grouping
+from ragfence.wire.problems import Refused
 from tests.api.conftest import OpenFence
 from tests.documents.chunkers import Failing, Paragraphs
 from tests.servers import RedisServer

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from ragfence.api.app import create_app
-from ragfence.api.scopes import ROUTES, Role
+from ragfence.server.app import create_app
+from ragfence.server.scopes import ROUTES, Role
 from tests.api.serving import Caller, Served, served
 
 

@@ -14,8 +14,8 @@ import ragfence
 from ragfence import Fence, Operation, Policy
 from ragfence.core.decisions import Claim, Granted, Replay, Verdict
 from ragfence.core.records import State
-from ragfence.engine.claiming import Claimed
-from ragfence.engine.joint import JointClaims
+from ragfence.engine.aio import JointClaims
+from ragfence.engine.claim_block import Claimed
 from ragfence.engine.requests import Request
 from ragfence.errors import FormatTooNew, StoreUnavailable
 from tests.api.conftest import OpenFence

@@ -11,10 +11,10 @@ from prometheus_client import REGISTRY
 
 import ragfence
 from ragfence import Policy
-from ragfence.api.apikeys import ApiKeys, parsed
-from ragfence.api.key_log import PERIOD_S, LastUse
-from ragfence.stores.objects_local import LocalObjects
-from ragfence.testing.objects import FaultyObjects, MemoryObjects
+from ragfence.server.apikeys import ApiKeys, parsed
+from ragfence.server.key_log import PERIOD_S, LastUse
+from ragfence.stores.local import LocalObjects
+from ragfence.testing.memory_objects import FaultyObjects, MemoryObjects
 from tests.api.serving import Caller, served
 
 DOCUMENT = {"doc_id": "a", "text": "Thirty days of leave a year."}
@@ -72,9 +72,9 @@ def test_the_rows_of_a_build_tell_the_key_those_of_its_vectors_too(tmp_path: Pat
 def test_two_callers_of_one_group_are_told_apart(tmp_path: Path) -> None:
     import asyncio
 
-    from ragfence.api.grouping import Grouping
     from ragfence.documents.document import Document
     from ragfence.engine.requests import acting_key
+    from ragfence.server.group_commit import Grouping
 
     with ragfence.open(tmp_path / "fence", objects=tmp_path / "objects", tenant="acme", policy=policy()) as fence:
 

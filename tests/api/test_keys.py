@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragfence.api.keys import budget_in, check_required, format_key, key_of, parse_key, principal_from
-from ragfence.api.messages import Call
-from ragfence.api.problems import Refused
+from ragfence.server.request_headers import budget_in, check_required, format_key, key_of, parse_key, principal_from
+from ragfence.wire.messages import Call
+from ragfence.wire.problems import Refused
 
 PRINTABLE = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), min_size=1, max_size=255)
 

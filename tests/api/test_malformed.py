@@ -8,7 +8,7 @@ import random
 from typing import Any
 
 from ragfence import Fence
-from ragfence.api import IdempotencyMiddleware
+from ragfence.server import IdempotencyMiddleware
 
 KEY = (b"idempotency-key", b"k1")
 JSON = (b"content-type", b"application/json")

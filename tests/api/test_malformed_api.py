@@ -10,10 +10,10 @@ from typing import Any
 
 import ragfence
 from ragfence import Policy
-from ragfence.api.apikeys import ApiKeys
-from ragfence.api.app import create_app
-from ragfence.api.scopes import Role
-from ragfence.opening import open_objects_of
+from ragfence._open import open_objects_of
+from ragfence.server.apikeys import ApiKeys
+from ragfence.server.app import create_app
+from ragfence.server.scopes import Role
 from tests.api.test_malformed import JSON, KEY, bad_bodies, bad_keys
 
 Headers = list[tuple[bytes, bytes]]

@@ -22,9 +22,9 @@ from starlette.testclient import TestClient
 from starlette.websockets import WebSocket
 
 from ragfence import Fence, current_lease
-from ragfence.api import IdempotencyMiddleware
-from ragfence.api.routes import template_of
 from ragfence.errors import ValidationError
+from ragfence.server import IdempotencyMiddleware
+from ragfence.server.route_templates import template_of
 from tests.api.asking import ask, asking, post
 from tests.api.conftest import OpenFence
 

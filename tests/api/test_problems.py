@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ragfence import errors
-from ragfence.api.problems import ERRORS, REFUSALS, page, problem_of, refusal, table
 from ragfence.errors import Conflict, InFlight, RagfenceError, StoreUnavailable, TerminalError, hint_on
+from ragfence.wire.problems import ERRORS, REFUSALS, page, problem_of, refusal, table
 
 ROOT = Path(__file__).resolve().parents[2]
 FAMILIES = [
@@ -96,7 +96,7 @@ def test_every_refusal_says_what_to_do_next() -> None:
 
 
 def test_the_page_is_the_table() -> None:
-    assert (ROOT / "docs" / "errors.md").read_text() == page(), "python -m ragfence.api.problems > docs/errors.md"
+    assert (ROOT / "docs" / "errors.md").read_text() == page(), "python -m ragfence.wire.problems > docs/errors.md"
 
 
 def test_no_error_of_ragfence_is_left_out_of_the_tree() -> None:

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragfence import Policy
-from ragfence.api.quotas import Quotas, Spent, Window, parsed_quotas, wait_s
 from ragfence.errors import PolicyError, StoreUnavailable, Unsupported
+from ragfence.server.quotas import Quotas, Spent, Window, parsed_quotas, wait_s
 from tests import servers
 from tests.api.serving import served
 
@@ -233,7 +233,7 @@ def test_without_quotas_nothing_is_opened_asked_or_imported() -> None:
     code = """
 import asyncio, sys
 from ragfence import Policy
-from ragfence.api.quotas import Quotas
+from ragfence.server.quotas import Quotas
 quotas = Quotas(Policy(), "redis://nobody.invalid:1/0")
 assert asyncio.run(quotas.spend("acme", cost=10**9)) == (None, ())
 asyncio.run(quotas.close())

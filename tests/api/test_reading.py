@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from ragfence import Fence
-from ragfence.api.messages import Call, headers_from
-from ragfence.api.reading import Head, Reading
-from ragfence.api.telling import Asked
+from ragfence.server.http_claims import Head, Reading
+from ragfence.server.responses import Asked
+from ragfence.wire.messages import Call, headers_from
 from tests.api.conftest import OpenFence
 
 BODY = b'{"amount": 1}'

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ragfence.api.scopes import ROUTES, KeyScope, Role, check_listed, scopes_for
+from ragfence.server.scopes import ROUTES, KeyScope, Role, check_listed, scopes_for
 from tests.api.serving import Caller, Served, served
 
 NEEDED = {

@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 import ragfence
-from ragfence.api import IdempotencyMiddleware
+from ragfence.server import IdempotencyMiddleware
 from tests.api.asking import asking
 
 KEYS = st.sampled_from(["a", '"a"', "b"])

@@ -26,10 +26,10 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 import ragfence
-from ragfence.api import IdempotencyMiddleware
-from ragfence.api.serving import AppSettings, Serving, check
-from ragfence.api.shedding import Shedding
 from ragfence.errors import UnknownStore, ValidationError
+from ragfence.server import IdempotencyMiddleware
+from ragfence.server.load_shedding import Shedding
+from ragfence.server.serve import AppSettings, Serving, check
 from tests.servers import certificates, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,7 +89,7 @@ class Process:
         self.folder = folder
         code = (
             "import json, sys\n"
-            "from ragfence.api import serving as api\n"
+            "from ragfence.server import serving as api\n"
             f"api.LAST_S = {serving.pop('last_s', 10)}\n"
             f"settings = api.Serving(**{ {'port': 0, **serving}!r})\n"
             "ready = lambda url, port: print(json.dumps([url, port]), flush=True)\n"

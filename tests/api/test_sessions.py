@@ -11,8 +11,8 @@ import pytest
 
 import ragfence
 from ragfence import Fence
-from ragfence.api import sessions as module
-from ragfence.api.sessions import Session, Sessions
+from ragfence.server import tenant_pool as module
+from ragfence.server.tenant_pool import Session, Sessions
 
 
 @pytest.fixture

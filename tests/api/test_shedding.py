@@ -18,10 +18,10 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from ragfence.api import serving as api
-from ragfence.api.connections import Connections, H11Connection, HttpToolsConnection
-from ragfence.api.serving import Serving
-from ragfence.api.shedding import STOPPING, Shedding
+from ragfence.server import serve as api
+from ragfence.server.connections import Connections, H11Connection, HttpToolsConnection
+from ragfence.server.load_shedding import STOPPING, Shedding
+from ragfence.server.serve import Serving
 from tests.servers import wait_until
 
 KIB, MIB = 1 << 10, 1 << 20

@@ -13,12 +13,12 @@ import pytest
 
 import ragfence
 from ragfence import Fence, Operation, Policy
-from ragfence.api import Answer, Call, Contract
 from ragfence.core.decisions import Claim, Granted, InFlight, Replay, Sealed, Verdict
-from ragfence.engine.joint import JointClaims
+from ragfence.engine.aio import JointClaims
 from ragfence.engine.requests import Request
 from ragfence.errors import StoreUnavailable
-from ragfence.stores.fences_redis import RedisFences
+from ragfence.server import Answer, Call, Contract
+from ragfence.stores.redis.store import RedisFences
 from tests import servers
 from tests.servers import RedisServer
 

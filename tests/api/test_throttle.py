@@ -12,12 +12,12 @@ from prometheus_client import REGISTRY
 from starlette.testclient import TestClient
 
 from ragfence import Policy
-from ragfence.api import app as app_module
-from ragfence.api.apikeys import ApiKeys, _packed, _token
-from ragfence.api.app import create_app
-from ragfence.api.throttle import BURST, LOG_LINES, FailureThrottle, address_of
-from ragfence.stores.objects_local import LocalObjects
-from ragfence.testing.objects import FaultyObjects
+from ragfence.server import app as app_module
+from ragfence.server.apikeys import ApiKeys, _packed, _token
+from ragfence.server.app import create_app
+from ragfence.server.throttle import BURST, LOG_LINES, FailureThrottle, address_of
+from ragfence.stores.local import LocalObjects
+from ragfence.testing.memory_objects import FaultyObjects
 from tests.api.serving import Caller, served
 
 
@@ -53,7 +53,7 @@ def test_many_wrong_tokens_leave_a_trace_and_cost_the_store_little(
     app = create_app(tmp_path / "fence", objects=tmp_path / "objects", policy=Policy())
     made = ApiKeys(objects.inner).create("acme")
     before = {reason: counted(reason) for reason in ("invalid", "throttled")}
-    with TestClient(app, base_url="http://app") as client, caplog.at_level(logging.WARNING, "ragfence.api"):
+    with TestClient(app, base_url="http://app") as client, caplog.at_level(logging.WARNING, "ragfence.server"):
         good = Caller(client, made.token)
         assert good.get("/v1/aliases").status_code == 200
         objects.calls.clear()
@@ -71,7 +71,7 @@ def test_many_wrong_tokens_leave_a_trace_and_cost_the_store_little(
     assert asked == 2 * statuses.count(401)  # a refused one asks nothing
     assert counted("invalid") - before["invalid"] == statuses.count(401)
     assert counted("throttled") - before["throttled"] == len(slowed)
-    lines = [record.getMessage() for record in caplog.records if record.name == "ragfence.api"]
+    lines = [record.getMessage() for record in caplog.records if record.name == "ragfence.server"]
     assert 1 <= len(lines) <= 2
     assert "refused credentials from" in lines[0]
     assert not [token for token in tokens if any(token.rpartition("_")[2] in line for line in lines)]
@@ -131,7 +131,7 @@ def test_a_budget_refills_and_is_of_one_address() -> None:
 def test_memory_and_log_are_bounded_however_many_addresses_there_are(caplog: pytest.LogCaptureFixture) -> None:
     clock = Hands()
     throttle = FailureThrottle(burst=1, max_addresses=100, clock=clock)
-    with caplog.at_level(logging.WARNING, "ragfence.api"):
+    with caplog.at_level(logging.WARNING, "ragfence.server"):
         for number in range(5000):
             throttle.fail(f"address-{number}", "invalid")
         assert len(throttle._sources) == 100

@@ -12,17 +12,17 @@ import pytest
 
 import ragfence
 from ragfence import Fence, Policy
-from ragfence.audit.decisions import Audit
+from ragfence.audit.audit import Audit
 from ragfence.audit.ledger import Ledger, Part, Wanted
-from ragfence.core.rows import Row
+from ragfence.core.decision_rows import Row
 from ragfence.stores.fences import FenceStore
-from ragfence.stores.fences_redis import RedisFences
-from ragfence.stores.fences_sqlite import SqliteFences
+from ragfence.stores.local import LocalObjects
 from ragfence.stores.objects import ObjectStore
-from ragfence.stores.objects_local import LocalObjects
+from ragfence.stores.redis.store import RedisFences
+from ragfence.stores.sqlite import SqliteFences
 from ragfence.testing.clock import VirtualClock
-from ragfence.testing.fences import MemoryFences
-from ragfence.testing.objects import MemoryObjects
+from ragfence.testing.memory import MemoryFences
+from ragfence.testing.memory_objects import MemoryObjects
 
 _tenants = itertools.count()
 

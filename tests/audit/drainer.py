@@ -18,21 +18,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ragfence.audit.decisions import Audit
+from ragfence.audit.audit import Audit
 from ragfence.core.policy import Policy
-from ragfence.engine import points
+from ragfence.engine import crash_points
 from ragfence.stores.fences import FenceStore
-from ragfence.stores.objects_local import LocalObjects
+from ragfence.stores.local import LocalObjects
 
 RULES = {"drain_batch_rows": 25, "min_files": 2}
 
 
 def fences_at(store: str, folder: Path, ahead_ms: int) -> FenceStore:
     if store == "sqlite":
-        from ragfence.stores.fences_sqlite import SqliteFences
+        from ragfence.stores.sqlite import SqliteFences
 
         return SqliteFences(folder / "fences.db", clock=lambda: time.time_ns() // 1_000_000 + ahead_ms)
-    from ragfence.stores.fences_redis import RedisFences
+    from ragfence.stores.redis.store import RedisFences
 
     return RedisFences(store, folder.name)
 
@@ -58,7 +58,7 @@ def main(store: str, folder: str, ahead_ms: str, point: str, nth: str) -> None:
         if name == point and reached[name] == int(nth):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    points.visitor = visit
+    crash_points.visitor = visit
     fences = fences_at(store, Path(folder), int(ahead_ms))
     done = audit_of(Struck(fences, visit), Struck(LocalObjects(Path(folder) / "objects"), visit)).drain()
     print(json.dumps({"done": asdict(done), "reached": reached}))

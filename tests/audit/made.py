@@ -7,10 +7,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from ragfence.core.decision_rows import NO_FENCE, SEAL_POSITION, Row, RowKind, context_of
 from ragfence.core.operations import KEY_BYTES, Fence, Operation
 from ragfence.core.records import FINGERPRINT_BYTES, TOKEN_BYTES
-from ragfence.core.rows import NO_FENCE, SEAL_POSITION, Row, RowKind, context_of
-from ragfence.documents.preparing import Caller
+from ragfence.documents.claims import Caller
 from ragfence.testing.clock import START_MS
 
 DAY_MS = 86_400_000

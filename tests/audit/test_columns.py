@@ -10,11 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragfence.audit import columns
-from ragfence.audit.compacting import Compaction
 from ragfence.audit.ledger import day_of
-from ragfence.core.operations import Operation
-from ragfence.core.policy import ROW_FIELDS, AuditRules
-from ragfence.core.rows import (
+from ragfence.audit.ledger_compaction import Compaction
+from ragfence.core.decision_rows import (
     CONFLICT_POSITION,
     END_POSITION,
     FENCED_OUT,
@@ -26,7 +24,9 @@ from ragfence.core.rows import (
     context_of,
     decode_rows,
 )
-from ragfence.documents.preparing import Caller
+from ragfence.core.operations import Operation
+from ragfence.core.policy import ROW_FIELDS, AuditRules
+from ragfence.documents.claims import Caller
 from ragfence.errors import FormatCorrupt, FormatTooNew
 from ragfence.testing.clock import START_MS
 from tests.audit.conftest import Place

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from ragfence.audit import columns, compacting
+from ragfence.audit import columns, ledger_compaction
 from ragfence.audit.ledger import Wanted, is_flat
 from ragfence.core.hashing import SHARDS
 from ragfence.errors import StoreUnavailable
 from ragfence.testing.clock import START_MS
-from ragfence.testing.objects import FaultyObjects
+from ragfence.testing.memory_objects import FaultyObjects
 from tests.audit.conftest import Place
 from tests.audit.made import DAY_MS, row
 
@@ -39,7 +39,7 @@ def test_large_objects_of_a_day_that_goes_on_are_left_alone(memory_place: Place)
 
 
 def test_a_day_that_is_over_is_flat(memory_place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compacting, "PACKED_BYTES", 3_000)
+    monkeypatch.setattr(ledger_compaction, "PACKED_BYTES", 3_000)
     drain_one_by_one(memory_place, range(14))
     memory_place.clock.advance(2 * DAY_MS)
     done = memory_place.audit().drain()

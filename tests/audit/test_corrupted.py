@@ -12,16 +12,16 @@ import pytest
 import ragfence
 from ragfence import Operation
 from ragfence.audit import Report
+from ragfence.audit.audit import Audit
 from ragfence.audit.columns import table_of
-from ragfence.audit.decisions import Audit
 from ragfence.audit.ledger import DRAINED, Ledger, by_day
+from ragfence.core.decision_rows import END_POSITION, SEAL_POSITION, Row, RowKind
 from ragfence.core.operations import Fence
 from ragfence.core.records import TOKEN_BYTES
-from ragfence.core.rows import END_POSITION, SEAL_POSITION, Row, RowKind
 from ragfence.errors import Conflict, FencedOut
 from ragfence.testing.clock import VirtualClock
-from ragfence.testing.fences import MemoryFences
-from ragfence.testing.objects import MemoryObjects
+from ragfence.testing.memory import MemoryFences
+from ragfence.testing.memory_objects import MemoryObjects
 from tests.unit.worlds import abandon, elsewhere
 
 Corruption = Callable[[list[Row]], list[Row]]
@@ -194,7 +194,7 @@ def test_a_corrupted_ledger_is_found_out(honest: list[Row], corrupt: Corruption,
 
 def test_a_ledger_is_checked_in_shares_that_fit_into_memory(honest: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
     whole = checked(honest)
-    monkeypatch.setattr("ragfence.audit.decisions.CHECKED_BYTES", 500)
+    monkeypatch.setattr("ragfence.audit.audit.CHECKED_BYTES", 500)
     shares = checked(honest)
     assert (shares.rows, shares.keys, shares.ok) == (whole.rows, whole.keys, True)
     assert not checked(sealed_twice(honest)).ok

@@ -9,14 +9,14 @@ import pytest
 
 import ragfence
 from ragfence import Operation
-from ragfence.audit import draining
-from ragfence.audit.decisions import Audit
-from ragfence.core.rows import SEAL_POSITION, decode_rows
+from ragfence.audit import drain as draining
+from ragfence.audit.audit import Audit
+from ragfence.core.decision_rows import SEAL_POSITION, decode_rows
 from ragfence.errors import CommitUncertain, ObjectsRequired, StoreUnavailable
 from ragfence.testing.clock import START_MS
 from ragfence.testing.faults import FaultyFences
-from ragfence.testing.fences import MemoryFences
-from ragfence.testing.objects import FaultyObjects
+from ragfence.testing.memory import MemoryFences
+from ragfence.testing.memory_objects import FaultyObjects
 from tests.audit.conftest import Place
 from tests.audit.made import DAY_MS, HOUR_MS, row
 

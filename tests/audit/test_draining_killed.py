@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from ragfence.audit.draining import DRAIN_POINTS, LOCK_MS
+from ragfence.audit.drain import DRAIN_POINTS, LOCK_MS
 from ragfence.audit.ledger import Ledger, Wanted
-from ragfence.core.rows import Row
-from ragfence.stores.objects_local import LocalObjects
-from ragfence.testing.fence_calls import start_epoch
+from ragfence.core.decision_rows import Row
+from ragfence.stores.local import LocalObjects
+from ragfence.testing.contracts.fence_calls import start_epoch
 from tests.audit.drainer import audit_of, fences_at
 from tests.audit.made import DAY_MS, row
 from tests.servers import RedisServer

@@ -7,11 +7,11 @@ import secrets
 
 import pytest
 
-from ragfence.audit.decisions import Audit
+from ragfence.audit.audit import Audit
 from ragfence.core.policy import Policy
 from ragfence.errors import TransientError
-from ragfence.stores.objects_s3 import S3Objects
-from ragfence.testing.fences import MemoryFences
+from ragfence.stores.s3 import S3Objects
+from ragfence.testing.memory import MemoryFences
 from tests.audit.made import row
 from tests.faulty_http import Fault, FaultyProxy
 from tests.servers import S3Server

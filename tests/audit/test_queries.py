@@ -11,8 +11,16 @@ import pytest
 
 from ragfence import Document, Fence, Operation
 from ragfence.audit.anomalies import Anomaly
-from ragfence.audit.decisions import Audit
-from ragfence.core.rows import CONFLICT_POSITION, FENCED_OUT, SEAL_POSITION, TAKEOVER, Row, RowKind, with_context
+from ragfence.audit.audit import Audit
+from ragfence.core.decision_rows import (
+    CONFLICT_POSITION,
+    FENCED_OUT,
+    SEAL_POSITION,
+    TAKEOVER,
+    Row,
+    RowKind,
+    with_context,
+)
 from ragfence.errors import Conflict, ValidationError
 from ragfence.testing.clock import START_MS
 from tests.audit.conftest import Place

@@ -65,10 +65,10 @@ request (of the Redis beside it nothing is counted). To be read as ratios.
 
 ### Six scenarios, effects counted
 
-The same FastAPI route, a payment, behind `ragfence.api.IdempotencyMiddleware` and behind asgi-idempotency-header. The
-answers the client got, in their order, and how many payments were made in the end. The client sends the same request
-again after 202, 409, 5xx or no answer, for {patience_s:g} s (Retry-After honoured, else every 0.25 s); ragfence's lease
-is {lease_s:g} s.
+The same FastAPI route, a payment, behind `ragfence.server.IdempotencyMiddleware` and behind asgi-idempotency-header.
+The answers the client got, in their order, and how many payments were made in the end. The client sends the same
+request again after 202, 409, 5xx or no answer, for {patience_s:g} s (Retry-After honoured, else every 0.25 s). The
+lease of ragfence is {lease_s:g} s.
 
 {scenarios}
 

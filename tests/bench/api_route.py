@@ -17,8 +17,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse
 
 import ragfence
-from ragfence.api import IdempotencyMiddleware
 from ragfence.core.policy import Kind, Policy
+from ragfence.server import IdempotencyMiddleware
 from tests.bench.peers.asgi_route import EFFECTS, LATE_CRASH, begun, pay_blindly, payments, routes, serve
 
 BARE = "bare"

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ragfence.api.apikeys import ApiKeys, Role
-from ragfence.opening import open_objects_of
+from ragfence._open import open_objects_of
+from ragfence.server.apikeys import ApiKeys, Role
 from tests.bench.api_route import BARE
 from tests.bench.peers.process import ROOT
 

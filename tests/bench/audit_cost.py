@@ -13,9 +13,10 @@ from unittest.mock import patch
 
 import ragfence
 from ragfence.core.decisions import Claim
-from ragfence.documents.preparing import Caller
-from ragfence.stores import redis_replays, redis_wire
-from ragfence.stores.fences_redis import RedisFences
+from ragfence.documents.claims import Caller
+from ragfence.stores import redis_replays
+from ragfence.stores.redis import codec
+from ragfence.stores.redis.store import RedisFences
 from tests import servers
 from tests.bench.audit_scale import AuditScale
 from tests.bench.bulk import Bulk
@@ -62,7 +63,7 @@ def no_rows_made() -> Iterator[None]:
 
 def _no_row(claim: Claim, data: bytes, _ts: bytes) -> bytes | None:
     """As `redis_wire.row_of_replay`, without the row."""
-    return None if data[1] % 16 not in redis_wire._ENDED or data[2:18] != claim.fingerprint else b""
+    return None if data[1] % 16 not in codec._ENDED or data[2:18] != claim.fingerprint else b""
 
 
 @contextlib.contextmanager

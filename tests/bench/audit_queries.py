@@ -18,13 +18,13 @@ import numpy as np
 import pyarrow as pa
 
 from ragfence.audit import columns
-from ragfence.audit.compacting import Compaction
-from ragfence.audit.decisions import Audit
+from ragfence.audit.audit import Audit
 from ragfence.audit.ledger import DAY_MS, DRAINED, Ledger, day_of
+from ragfence.audit.ledger_compaction import Compaction
 from ragfence.core.operations import Operation
 from ragfence.core.policy import AuditRules
-from ragfence.stores.objects_local import LocalObjects
-from ragfence.testing.fences import MemoryFences
+from ragfence.stores.local import LocalObjects
+from ragfence.testing.memory import MemoryFences
 from tests.bench.audit_scale import AuditScale
 from tests.bench.machine import peak_bytes
 from tests.bench.run import Say

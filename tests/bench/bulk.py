@@ -18,7 +18,7 @@ from ragfence.core.policy import Policy
 from ragfence.core.receipts import Decision, Flags, Receipt
 from ragfence.core.records import TOKEN_BYTES
 from ragfence.engine.results import Results
-from ragfence.stores.fences_redis import RedisFences
+from ragfence.stores.redis.store import RedisFences
 from tests.bench.rounds import Subject, clocked
 from tests.bench.scale import Scale
 from tests.bench.single import KIND, RAW_VALUE, RESULT

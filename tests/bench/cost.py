@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 import ragfence
-from ragfence.stores.objects_s3 import S3Objects
+from ragfence.stores.s3 import S3Objects
 from tests import servers
 from tests.bench.machine import redis_server
 

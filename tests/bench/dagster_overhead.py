@@ -13,7 +13,7 @@ import dagster as dg
 from rich.console import Console
 
 import ragfence
-from ragfence.dagster import FenceResource, build_ingest_asset, telling
+from ragfence.dagster import FenceResource, _metadata, build_ingest_asset
 from tests import servers
 from tests.bench import machine
 from tests.bench.docs import goals_lines
@@ -129,7 +129,7 @@ def _idle(instance: dg.DagsterInstance, resource: FenceResource) -> float:
 
     def idle(context):  # Dagster looks for its types, and here they are but names
         context.log.info("nothing")
-        told = {"decisions": telling.decisions({"new": 1}), "chart": telling.chart("documents", {"new": 1})}
+        told = {"decisions": _metadata.decisions({"new": 1}), "chart": _metadata.chart("documents", {"new": 1})}
         counted = dict.fromkeys(("listed", "not_even_read", "snippets_made", "snippets_saved", "characters_saved"), 1)
         return dg.MaterializeResult(
             data_version=dg.DataVersion("1"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import redis
 
-from ragfence.stores.objects_s3 import S3Objects
+from ragfence.stores.s3 import S3Objects
 from tests import servers
 from tests.bench.documents_ours import Thirds, ours
 from tests.bench.machine import redis_server

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import ragfence
-from ragfence.documents.chunking import Piece
-from ragfence.documents.sinks import SinkSnippet
+from ragfence.documents.chunking.chunker import Piece
+from ragfence.documents.sinks.sink import SinkSnippet
 from tests.bench.peers.corpus import Text, corpus
 
 OBJECTS = "local folder"

@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow.parquet
 
-from ragfence.stores.objects_local import LocalObjects
+from ragfence.stores.local import LocalObjects
 from tests import servers
 from tests.bench.documents_rates import RAGFENCE
 from tests.bench.documents_scale import DocumentsScale

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ragfence.indexes.embedders.opening import open_embedder
+from ragfence.indexes.embedders.registry import open_embedder
 from ragfence.indexes.spec import IndexSpec
 from tests import servers
 from tests.bench.documents_ours import document, ours

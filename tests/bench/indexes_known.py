@@ -10,7 +10,7 @@ from typing import Any
 
 import ragfence
 from ragfence.indexes.spec import IndexSpec
-from ragfence.stores.objects_s3 import S3Objects
+from ragfence.stores.s3 import S3Objects
 from tests import servers
 from tests.bench.documents_cost import S3
 from tests.bench.documents_growth import CHARACTERS, FILL_BATCH

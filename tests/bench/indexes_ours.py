@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import ragfence
-from ragfence.indexes.building import Build
-from ragfence.indexes.embedders.protocol import Embedder
+from ragfence.indexes.build import Build
+from ragfence.indexes.embedders.embedder import Embedder
 from ragfence.indexes.spec import IndexSpec
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ragfence.indexes.backends.protocol import PAYLOAD
+from ragfence.indexes.backends.backend import PAYLOAD
 from ragfence.indexes.spec import IndexSpec
 from tests import servers
 from tests.bench.documents_ours import Ours, ours

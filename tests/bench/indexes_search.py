@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from statistics import median
 from typing import Any
 
+from ragfence.indexes.backends.backend import Shape, row_schema
 from ragfence.indexes.backends.lance import LanceBackend
-from ragfence.indexes.backends.protocol import Shape, row_schema
-from ragfence.indexes.verifying import measured_recall
+from ragfence.indexes.verification import measured_recall
 
 DIMENSION = 64
 PORTION = 10_000

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import redis
 
+from ragfence.stores.local import LocalObjects
 from ragfence.stores.objects import ObjectStore
-from ragfence.stores.objects_local import LocalObjects
 from tests import servers
 from tests.bench.machine import redis_server
 from tests.bench.rounds import Subject
@@ -41,7 +41,7 @@ def _opened(name: str, server: servers.RedisServer) -> Iterator[ObjectStore]:
     if name == "local folder":
         yield LocalObjects(server.folder / "objects")
         return
-    from ragfence.stores.objects_s3 import S3Objects
+    from ragfence.stores.s3 import S3Objects
 
     with servers.seaweedfs() as s3:
         yield S3Objects(s3.bucket, "bench", client=s3.client())

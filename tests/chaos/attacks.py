@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from ragfence.engine.points import AFTER_COMMIT, AFTER_EFFECT, OPERATION_POINTS
+from ragfence.engine.crash_points import AFTER_COMMIT, AFTER_EFFECT, OPERATION_POINTS
 from tests.chaos.crew import Crew, Worker, until
 from tests.chaos.crew import storm as crew_storm
 from tests.chaos.sites import Site

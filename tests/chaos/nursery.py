@@ -127,11 +127,6 @@ def preload(*modules: str) -> None:
     import pyarrow.parquet  # noqa: F401
     from boto3.session import Session
 
-    import ragfence.stores.fences_redis
-    import ragfence.stores.fences_sqlite
-    import ragfence.stores.objects_local
-    import ragfence.stores.objects_s3  # noqa: F401
-
     botocore.session.create_loader = functools.cache(botocore.loaders.create_loader)
     Session().client("s3", region_name="us-east-1", aws_access_key_id="none", aws_secret_access_key="none").close()
     for name in modules:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ragfence.engine.points import AFTER_EFFECT
+from ragfence.engine.crash_points import AFTER_EFFECT
 from tests.chaos.attacks import Attack, Stage
 from tests.chaos.crew import Crew, Worker, until
 from tests.chaos.scenario import Scenario

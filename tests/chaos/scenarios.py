@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ragfence.engine.points import AFTER_COMMIT, HYDRATION_POINTS, OPERATION_POINTS
+from ragfence.engine.crash_points import AFTER_COMMIT, HYDRATION_POINTS, OPERATION_POINTS
 from ragfence.errors import TransientError
 from tests import servers
 from tests.chaos import api, attacks, documents, indexes, ledger, outages

@@ -88,12 +88,12 @@ class Site:
 
     def _objects(self) -> ObjectStore | None:
         if self.s3 is not None:
-            from ragfence.stores.objects_s3 import S3Objects
+            from ragfence.stores.s3 import S3Objects
 
             return S3Objects(self.s3.bucket, self._prefix, client=self.s3.client(), probe=False)
         if self.objects is None:
             return None
-        from ragfence.stores.objects_local import LocalObjects
+        from ragfence.stores.local import LocalObjects
 
         return LocalObjects(Path(self.objects))
 

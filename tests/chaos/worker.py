@@ -26,7 +26,7 @@ import ragfence
 from ragfence.core.hashing import shard_of
 from ragfence.engine import hydration
 from ragfence.errors import FencedOut, LeaseLost, RagfenceError, SealUncertain, Stale
-from ragfence.testing.points import freeze_at, kill_at
+from ragfence.testing.crash_points import freeze_at, kill_at
 from tests.chaos.work import KEYED, OPENING, SEQUENCED, SETTLING, Job, Task, lines
 
 ANSWERED, BROKEN, GAVE_UP = 0, 1, 2
@@ -218,7 +218,7 @@ def _opened(job: Job) -> ragfence.Fence:
     )
     objects: Any = job.objects
     if job.objects and job.s3_timeout_s:
-        from ragfence.stores.objects_s3 import S3Objects
+        from ragfence.stores.s3 import S3Objects
 
         parts = urlsplit(job.objects)
         endpoint = parse_qs(parts.query)["endpoint_url"][0]

@@ -12,7 +12,7 @@ import pytest
 
 import ragfence
 from ragfence import Document
-from ragfence.indexes.builds import Attempt, BuildEntry
+from ragfence.indexes.build_log import Attempt, BuildEntry
 from tests.cli.conftest import Site, run
 from tests.cli.test_process import process
 

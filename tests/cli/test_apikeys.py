@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ragfence.api.apikeys import ApiKeys
-from ragfence.api.scopes import KeyScope, Role
 from ragfence.cli.apikeys import RoleName, ScopeName
-from ragfence.stores.objects_local import LocalObjects
+from ragfence.server.apikeys import ApiKeys
+from ragfence.server.scopes import KeyScope, Role
+from ragfence.stores.local import LocalObjects
 from tests.cli.conftest import Site, run
 
 

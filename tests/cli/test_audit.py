@@ -146,7 +146,7 @@ def test_a_broken_export_leaves_nothing_behind(embedded: Site, tmp_path: Path, m
     def broken(*_: object) -> None:
         raise ragfence.errors.FormatCorrupt("a day of the ledger cannot be read")
 
-    monkeypatch.setattr("ragfence.audit.decisions.Audit.batches", broken)
+    monkeypatch.setattr("ragfence.audit.audit.Audit.batches", broken)
     assert embedded.run("audit", "export", "--csv", str(tmp_path / "out.csv")).exit_code == 1
     assert list(tmp_path.glob("out.*")) == []
 

@@ -12,7 +12,8 @@ import redis
 
 from ragfence.core.policy import Durability, Policy
 from ragfence.errors import StoreUnsafe
-from ragfence.stores.checkups import (
+from ragfence.stores.checkups.bucket import lifecycle_checks, versioning_checks
+from ragfence.stores.checkups.check import (
     Check,
     Level,
     filesystem_check,
@@ -24,10 +25,9 @@ from ragfence.stores.checkups import (
     space_check,
     worst,
 )
+from ragfence.stores.checkups.redis_server import NodeFacts, needed_commands, redis_checks
 from ragfence.stores.fences import Marker
-from ragfence.stores.fences_redis import refuse_unsafe
-from ragfence.stores.redis_checkup import NodeFacts, needed_commands, redis_checks
-from ragfence.stores.s3_checkup import lifecycle_checks, versioning_checks
+from ragfence.stores.redis.store import refuse_unsafe
 
 OPERATIONS = (Path(__file__).resolve().parents[2] / "docs/operations.md").read_text()
 GIB = 2**30

@@ -112,8 +112,8 @@ def test_a_source_that_looks_like_a_key_is_taken_for_what_it_is(site: Site) -> N
 
 
 def test_an_unclear_beginning_is_refused_with_the_keys_it_may_mean(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ragfence.cli.finding.LEAST_DIGITS", 2)
-    monkeypatch.setattr("ragfence.cli.finding._HEX", re.compile("[0-9a-f]{2,66}"))
+    monkeypatch.setattr("ragfence.cli.key_lookup.LEAST_DIGITS", 2)
+    monkeypatch.setattr("ragfence.cli.key_lookup._HEX", re.compile("[0-9a-f]{2,66}"))
     fence = site.open()
     keys = [perform(fence, "a", revision=str(number)) for number in range(3)]  # one source, so one shard
     done = site.run("explain", keys[0][:2])

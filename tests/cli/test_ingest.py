@@ -366,7 +366,7 @@ def test_it_ends_with_2_without_an_object_store(site: Site) -> None:
 
 def test_what_was_done_before_an_error_is_told_and_it_ends_with_1(place: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     fill("docs", 6)
-    monkeypatch.setattr("ragfence.documents.sync.PAGE", 2)
+    monkeypatch.setattr("ragfence.documents.sync.sync.PAGE", 2)
     items = FolderSource.items
 
     def breaking(self: FolderSource) -> Iterator[Any]:

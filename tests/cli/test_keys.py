@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ragfence import Fence, Operation
-from ragfence.cli.holdings import scanned
-from ragfence.cli.opening import engine_of
+from ragfence.cli.options import engine_of
+from ragfence.cli.records import scanned
 from tests.cli.conftest import Site, fail_until_quarantined, key_of, perform
 from tests.unit.worlds import Wrapped, abandon, eventually
 

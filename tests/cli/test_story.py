@@ -9,12 +9,8 @@ from typing import Any
 import pytest
 
 from ragfence import Fence, Operation
-from ragfence.audit.story import ANSWERS, Story, What, tell, what_of
-from ragfence.core.decisions import QUARANTINED
-from ragfence.core.operations import Fence as FenceNumber
-from ragfence.core.receipts import default_effect_id
-from ragfence.core.records import FINGERPRINT_BYTES, TOKEN_BYTES
-from ragfence.core.rows import (
+from ragfence.audit.timeline import ANSWERS, Story, What, tell, what_of
+from ragfence.core.decision_rows import (
     CONFLICT_POSITION,
     END_POSITION,
     FENCED_OUT,
@@ -25,6 +21,10 @@ from ragfence.core.rows import (
     Row,
     RowKind,
 )
+from ragfence.core.decisions import QUARANTINED
+from ragfence.core.operations import Fence as FenceNumber
+from ragfence.core.receipts import default_effect_id
+from ragfence.core.records import FINGERPRINT_BYTES, TOKEN_BYTES
 from ragfence.errors import Conflict, FencedOut, InFlight, Quarantined, Stale, TerminalError
 from tests.unit.worlds import World, abandon, elsewhere
 from tests.unit.worlds import world as make_world

@@ -19,20 +19,20 @@ import pytest
 
 import ragfence
 from ragfence import Document, Fence, Operation
-from ragfence.api.apikeys import ApiKeys
 from ragfence.core.operations import encoded
 from ragfence.errors import ObjectsRequired, StoreUnavailable, ValidationError
-from ragfence.indexes.builds import Attempt, Builds
+from ragfence.indexes.build_log import Attempt, Builds
 from ragfence.indexes.spec import IndexSpec
-from ragfence.stores.fences_sqlite import SqliteFences
+from ragfence.server.apikeys import ApiKeys
+from ragfence.server.tenants.directory import parts_of, tenants
+from ragfence.server.tenants.export import Export
+from ragfence.server.tenants.removal import Drop, Dropped
+from ragfence.server.tenants.stores import _TABLES, standing
+from ragfence.stores.local import LocalObjects
 from ragfence.stores.objects import ObjectStore
-from ragfence.stores.objects_local import LocalObjects
-from ragfence.stores.objects_s3 import S3Objects
-from ragfence.tenants.dropping import Drop, Dropped
-from ragfence.tenants.exporting import Export
-from ragfence.tenants.fences import _TABLES, standing
-from ragfence.tenants.listing import parts_of, tenants
-from ragfence.testing.objects import FaultyObjects, MemoryObjects
+from ragfence.stores.s3 import S3Objects
+from ragfence.stores.sqlite import SqliteFences
+from ragfence.testing.memory_objects import FaultyObjects, MemoryObjects
 from tests.cli.conftest import run
 from tests.indexes.building import CountingEmbedder
 from tests.servers import RedisCluster, RedisServer, S3Server

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import ragfence
+from ragfence.core.decision_rows import SEAL_POSITION, Row, RowKind
 from ragfence.core.operations import Fence as FenceNumber
 from ragfence.core.records import FINGERPRINT_BYTES, TOKEN_BYTES
-from ragfence.core.rows import SEAL_POSITION, Row, RowKind
-from ragfence.stores.fences_sqlite import SqliteFences
-from ragfence.stores.objects_local import LocalObjects
+from ragfence.stores.local import LocalObjects
+from ragfence.stores.sqlite import SqliteFences
 from tests.cli.conftest import Site, key_of, perform
 
 DAY_MS = 86_400_000

@@ -14,11 +14,11 @@ import typer
 
 import ragfence
 from ragfence import errors
-from ragfence.api.problems import ERRORS, REFUSALS, problem_of
-from ragfence.cli import show
+from ragfence.cli import output
 from ragfence.cli.app import app
 from ragfence.errors import Hint, RagfenceError, hint_on
-from ragfence.stores.checkups import fail
+from ragfence.stores.checkups.check import fail
+from ragfence.wire.problems import ERRORS, REFUSALS, problem_of
 
 PACKAGE = Path(ragfence.__file__).parent
 
@@ -34,15 +34,15 @@ ONLY_PYTHON = {
     "dagster/": "resources, assets and decorators",
     "testing/": "tests",
     "telemetry/": "listeners",
-    "api/middleware.py": "the middleware of an application",
-    "api/scopes.py": "a route without a scope is a mistake of ours",
-    "core/jsonable.py": "payloads and results; what JSON or the terminal gives is JSON already",
-    "core/strategies.py": "functions that make keys",
-    "documents/chunking.py": "chunkers",
-    "documents/delivering.py": "sinks",
-    "documents/sinks.py": "sinks",
+    "server/middleware.py": "the middleware of an application",
+    "server/scopes.py": "a route without a scope is a mistake of ours",
+    "core/json_values.py": "payloads and results; what JSON or the terminal gives is JSON already",
+    "core/key_strategies.py": "functions that make keys",
+    "documents/chunking/chunker.py": "chunkers",
+    "documents/sinks/delivery.py": "sinks",
+    "documents/sinks/sink.py": "sinks",
     "documents/sources/frameworks.py": "loaders",
-    "engine/claiming.py": "the block of a claim",
+    "engine/claim_block.py": "the block of a claim",
     "engine/leases.py": "the lease of an effect",
     "engine/once.py": "decorated functions",
     "engine/refusals.py": "claims of a caller's own",
@@ -140,8 +140,8 @@ def _kinds(kind: type[RagfenceError] = RagfenceError) -> Iterator[type[RagfenceE
 @pytest.mark.parametrize("kind", list(dict.fromkeys(_kinds())), ids=lambda kind: kind.__name__)
 def test_every_error_has_a_hint_for_each_surface(kind: type[RagfenceError], capsys: pytest.CaptureFixture[str]) -> None:
     error = pickle.loads(pickle.dumps(kind("something happened")))  # noqa: S301  # our own bytes
-    show.error(error, as_json=False)
-    show.error(error, as_json=True)
+    output.error(error, as_json=False)
+    output.error(error, as_json=True)
     told = capsys.readouterr()
     assert not PYTHON.search(told.err.replace("\n", " ")), told.err
     assert not PYTHON.search(told.out.replace("null", "")), told.out
@@ -164,7 +164,7 @@ def test_a_hint_is_text_and_keeps_its_words_for_other_surfaces() -> None:
     assert (longer, longer.cli, longer.http) == ("now: call it()", "now: run it", "now: POST /it")
     assert hint_on("cli", "the same everywhere") == "the same everywhere"
     assert Hint("call it()", cli="run it").http == "run it"
-    assert show.advice(fail("s", "t", hint).advice) == "run it"
+    assert output.advice(fail("s", "t", hint).advice) == "run it"
 
 
 def _commands(group: Any, name: str = "ragfence") -> Iterator[tuple[str, Any]]:
@@ -187,4 +187,4 @@ def test_one_thing_is_not_told_in_the_plural() -> None:
     )
     verb_follows = {"{len(found.keys):,} keys", "{report.kept:,} documents", "{count:,} documents"}
     assert set(counted) <= verb_follows, "use show.many"
-    assert (show.many(1, "document"), show.many(1200, "index")) == ("1 document", "1,200 indexes")
+    assert (output.many(1, "document"), output.many(1200, "index")) == ("1 document", "1,200 indexes")

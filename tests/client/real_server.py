@@ -11,9 +11,9 @@ from pathlib import Path
 
 import uvicorn
 
-from ragfence.api.apikeys import ApiKeys, Role
-from ragfence.api.app import create_app
-from ragfence.opening import open_objects_of
+from ragfence._open import open_objects_of
+from ragfence.server.apikeys import ApiKeys, Role
+from ragfence.server.app import create_app
 from tests.faulty_http import FaultyProxy
 
 

@@ -12,8 +12,8 @@ from http.server import BaseHTTPRequestHandler
 from types import TracebackType
 from typing import Any, Self
 
-from ragfence.api.problems import MEDIA_TYPE, problem_of, refusal
 from ragfence.errors import RagfenceError
+from ragfence.wire.problems import MEDIA_TYPE, problem_of, refusal
 from tests.http_server import TestServer
 
 RECEIPT: dict[str, Any] = {

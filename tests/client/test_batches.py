@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragfence import Document, errors
-from ragfence.api.problems import problem_of
 from ragfence.client import ApiRefused, ApiUnavailable, AsyncClient, Client
 from ragfence.client.batches import Batching, ingest_many
-from ragfence.client.opening import core_of
+from ragfence.client.session import core_of
 from ragfence.client.steps import END, Give, Pull, Reply, Send
 from ragfence.core.receipts import Decision, Receipt
+from ragfence.wire.problems import problem_of
 from tests.client.conftest import Asks, Slept
 from tests.client.scripted import Asked, Said, Scripted, ndjson, outcome, outcomes, problem
 

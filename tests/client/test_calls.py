@@ -12,12 +12,12 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import pytest
 
 from ragfence import Document, IndexSpec, errors
-from ragfence.api.problems import ERRORS, REFUSALS, refusal
-from ragfence.api.scopes import KeyScope, missing_scope
 from ragfence.client import ApiError, ApiForbidden, ApiRefused, ApiUnauthorized, AsyncClient, Client
+from ragfence.client.errors import error_in
 from ragfence.client.steps import Reply
-from ragfence.client.telling import error_in
 from ragfence.indexes.embedders.functions import FunctionEmbedder
+from ragfence.server.scopes import KeyScope, missing_scope
+from ragfence.wire.problems import ERRORS, REFUSALS, refusal
 from tests.client.conftest import Asks, Opening
 from tests.client.scripted import RECEIPT, Said, Scripted, problem, said
 

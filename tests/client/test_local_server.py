@@ -13,7 +13,7 @@ import pytest
 
 from ragfence import Document
 from ragfence.cli.serve import serve
-from ragfence.client import ApiUnavailable, AsyncClient, Client, RetryPolicy, opening
+from ragfence.client import ApiUnavailable, AsyncClient, Client, RetryPolicy, session
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def test_a_client_without_an_address_asks_where_serve_listens_by_default() -> No
 
 def test_an_empty_setting_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAGFENCE_URL", "")
-    assert repr(Client()) == f"Client({opening.LOCAL_URL!r})"
+    assert repr(Client()) == f"Client({session.LOCAL_URL!r})"
 
 
 def test_a_client_without_an_address_is_answered_by_the_server_that_runs_there(
@@ -42,7 +42,7 @@ def test_a_client_without_an_address_is_answered_by_the_server_that_runs_there(
         try:
             assert server.stdout is not None
             # The default port may be taken on this machine.
-            monkeypatch.setattr(opening, "LOCAL_URL", json.loads(server.stdout.readline())["url"])
+            monkeypatch.setattr(session, "LOCAL_URL", json.loads(server.stdout.readline())["url"])
             with Client() as client:
                 assert client.ingest(Document("a", "some text")).decision == "new"
         finally:
@@ -54,7 +54,7 @@ def test_where_nobody_listens_the_error_names_the_address_and_the_command(monkey
     with socket.socket() as held:  # bound, and not listening: a connection is refused
         held.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{held.getsockname()[1]}"
-        monkeypatch.setattr(opening, "LOCAL_URL", address)
+        monkeypatch.setattr(session, "LOCAL_URL", address)
         with Client(retry=RetryPolicy(budget_s=0)) as client, pytest.raises(ApiUnavailable) as raised:
             client.ingest(Document("a", "some text"))
     assert address in raised.value.message

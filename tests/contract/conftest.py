@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 
 pytest.register_assert_rewrite(
-    "ragfence.testing.contract_fences",
-    "ragfence.testing.contract_fences_keeping",
-    "ragfence.testing.contract_fences_counting",
+    "ragfence.testing.contracts.fences",
+    "ragfence.testing.contracts.keeping",
+    "ragfence.testing.contracts.counting",
 )
 
 
 from ragfence.core.operations import encoded  # noqa: E402
-from ragfence.stores.fences_redis import RedisFences  # noqa: E402
-from ragfence.stores.fences_sqlite import SqliteFences  # noqa: E402
-from ragfence.stores.redis_wire import Names  # noqa: E402
+from ragfence.stores.redis.codec import Names  # noqa: E402
+from ragfence.stores.redis.store import RedisFences  # noqa: E402
+from ragfence.stores.sqlite import SqliteFences  # noqa: E402
 from ragfence.testing.clock import VirtualClock  # noqa: E402
-from ragfence.testing.fence_calls import start_epoch  # noqa: E402
-from ragfence.testing.fences import MemoryFences  # noqa: E402
+from ragfence.testing.contracts.fence_calls import start_epoch  # noqa: E402
+from ragfence.testing.memory import MemoryFences  # noqa: E402
 from tests.servers import RedisCluster, RedisServer  # noqa: E402
 
 CLOCK_KEY = "test-clock"

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from ragfence.indexes.backends.backend import Backend
 from ragfence.indexes.backends.lance import LanceBackend
-from ragfence.indexes.backends.opening import lance_beside
-from ragfence.indexes.backends.protocol import Backend
 from ragfence.indexes.backends.qdrant import QdrantBackend
-from ragfence.stores.objects_s3 import S3Objects
-from ragfence.testing.contract_backends import BackendContract
+from ragfence.indexes.backends.registry import lance_beside
+from ragfence.stores.s3 import S3Objects
+from ragfence.testing.contracts.backends import BackendContract
 from tests.servers import S3Server
 
 

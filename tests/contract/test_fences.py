@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from ragfence.core.decision_rows import Row, RowKind
 from ragfence.core.records import TOKEN_BYTES
-from ragfence.core.rows import Row, RowKind
 from ragfence.stores.fences import FenceStore
-from ragfence.testing.contract_fences import FenceStoreContract, FencesUnderTest
+from ragfence.testing.contracts.fences import FenceStoreContract, FencesUnderTest
 from ragfence.testing.faults import FaultyFences
 
 

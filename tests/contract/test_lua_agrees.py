@@ -12,9 +12,9 @@ from ragfence.core.decisions import Claim, LeaseRef, Mode, Seal
 from ragfence.core.operations import Fence
 from ragfence.core.records import TOKEN_BYTES
 from ragfence.stores.fences import Lookup
-from ragfence.stores.fences_redis import RedisFences
+from ragfence.stores.redis.store import RedisFences
 from ragfence.testing.clock import VirtualClock
-from ragfence.testing.fences import MemoryFences
+from ragfence.testing.memory import MemoryFences
 
 CLOCK_KEY = "test-clock"
 KEYS = [bytes((7,)) + bytes((i,)) * 32 for i in range(3)]

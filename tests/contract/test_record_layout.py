@@ -11,20 +11,20 @@ from typing import Any
 import pytest
 
 import ragfence
+from ragfence.core.decision_rows import SEAL_POSITION, Row, RowKind
 from ragfence.core.decisions import Claim, Granted, Held, Mode, Replay, Sealed
 from ragfence.core.operations import Fence
 from ragfence.core.records import MAX_COUNTER, MAX_EPOCH, TOKEN_BYTES, KeyRecord, State
-from ragfence.core.rows import SEAL_POSITION, Row, RowKind
 from ragfence.engine.epochs import Epochs
 from ragfence.engine.hydration import Hydrator
 from ragfence.engine.segment_log import PlainCodec, SegmentLoader
 from ragfence.errors import FormatCorrupt, StoreUnsafe
-from ragfence.stores.fences_redis import RedisFences
-from ragfence.stores.redis_wire import Names, pack_lease, pack_seal
+from ragfence.stores.redis.codec import Names, pack_lease, pack_seal
+from ragfence.stores.redis.store import RedisFences
 from ragfence.testing.clock import START_MS, VirtualClock
-from ragfence.testing.fence_calls import ALL_MODES, SHARD, claim, granted, lease, read, seal, start_epoch
-from ragfence.testing.fences import MemoryFences
-from ragfence.testing.objects import MemoryObjects
+from ragfence.testing.contracts.fence_calls import ALL_MODES, SHARD, claim, granted, lease, read, seal, start_epoch
+from ragfence.testing.memory import MemoryFences
+from ragfence.testing.memory_objects import MemoryObjects
 from tests.contract.conftest import CLOCK_KEY
 from tests.servers import RedisServer
 

@@ -11,9 +11,9 @@ from uuid import UUID
 
 import pytest
 
-from ragfence.documents.sinks import SinkSnippet
-from ragfence.testing.contract_sinks import SinkContract
-from ragfence.testing.sinks import ListSink, SqliteSink
+from ragfence.documents.sinks.sink import SinkSnippet
+from ragfence.testing.contracts.sinks import SinkContract
+from ragfence.testing.memory_sinks import ListSink, SqliteSink
 from tests.indexes.building import CountingEmbedder
 
 DOCS = Path(__file__).parents[2] / "docs" / "sinks.md"

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import ragfence
-from ragfence.stores.fences_sqlite import SqliteFences
-from ragfence.stores.objects_local import LocalObjects
+from ragfence.stores.local import LocalObjects
+from ragfence.stores.sqlite import SqliteFences
 
 SIGNALS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}
 

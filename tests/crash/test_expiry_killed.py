@@ -16,7 +16,7 @@ import pytest
 from ragfence.core.operations import SEQUENCE_MIN
 from ragfence.engine.commits import Commit
 from ragfence.errors import Stale
-from ragfence.stores.objects_local import LocalObjects
+from ragfence.stores.local import LocalObjects
 from tests.crash.purging import opened
 from tests.unit.ages import DAY_MS, assert_audited, perform, purge_all, ticket
 

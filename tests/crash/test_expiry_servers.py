@@ -14,7 +14,7 @@ import pytest
 import ragfence
 from ragfence import Policy
 from ragfence.errors import InFlight, Stale
-from ragfence.stores.objects_s3 import S3Objects
+from ragfence.stores.s3 import S3Objects
 from tests.contract.conftest import RedisUnderTest
 from tests.unit.ages import SOURCE_TTL_MS, TTL_MS, Meeting, assert_audited, perform, purge_all, ticket
 

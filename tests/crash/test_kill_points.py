@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ragfence.engine.points import OPERATION_POINTS
+from ragfence.engine.crash_points import OPERATION_POINTS
 from tests.chaos import attacks, crew
 from tests.chaos.scenarios import Scenario, run
 from tests.chaos.sites import SQLITE, VALKEY_FOLDER

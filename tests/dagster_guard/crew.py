@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from ragfence.dagster.upkeep import SHOWN
+from ragfence.dagster.maintenance import SHOWN
 from tests.chaos.crew import ROOT, until
 from tests.chaos.sites import Site
 from tests.dagster_guard.work import RunJob

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from ragfence.engine.points import AFTER_COMMIT
+from ragfence.engine.crash_points import AFTER_COMMIT
 from ragfence.indexes.aliases import AFTER_CATALOG
-from ragfence.indexes.building import BEFORE_SEALING
+from ragfence.indexes.build import BEFORE_SEALING
 from ragfence.indexes.vectors import AFTER_EMBEDDED
 from tests.chaos.crew import until
 from tests.chaos.sites import VALKEY_S3, Site, site

@@ -17,7 +17,7 @@ import pytest
 import ragfence
 from ragfence.dagster import SHARD_PARTITIONS, IngestTable, build_ingest_asset
 from ragfence.documents.document import Document
-from ragfence.documents.sync import PAGE
+from ragfence.documents.sync.sync import PAGE
 from tests.dagster_guard.table_job import Rows, job_of_table, rows_of
 from tests.dagster_guard.test_assets import shards_of
 from tests.dagster_guard.world import NAMES, World, plain, told

@@ -17,7 +17,7 @@ from ragfence.dagster import (
     build_index_asset,
     build_ingest_asset,
 )
-from ragfence.indexes.builds import Seal
+from ragfence.indexes.build_log import Seal
 from ragfence.indexes.spec import IndexSpec
 from tests.documents.chunkers import Failing, Paragraphs
 from tests.indexes.building import CountingEmbedder, text_of

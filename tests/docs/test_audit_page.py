@@ -43,7 +43,7 @@ def test_the_documented_count_is_the_count_of_answers(tmp_path: Path, monkeypatc
 
 def test_the_page_names_every_column_and_every_phase() -> None:
     from ragfence.audit.columns import VERSION, schema
-    from ragfence.core.rows import ANSWER_PHASES, Phase
+    from ragfence.core.decision_rows import ANSWER_PHASES, Phase
 
     named = set(re.findall(r"`(\w+)`", "\n".join(line for line in PAGE.splitlines() if line.startswith("| `"))))
     assert set(schema().names) <= named

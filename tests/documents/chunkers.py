@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ragfence.documents.chunking import Piece
+from ragfence.documents.chunking.chunker import Piece
 
 
 @dataclass

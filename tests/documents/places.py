@@ -12,14 +12,14 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from ragfence.documents.guard import Documents
-from ragfence.documents.segments import Address, address_in
+from ragfence.documents.documents import Documents
+from ragfence.documents.log import Address, address_in
 from ragfence.engine.epochs import Epochs
 from ragfence.engine.hydration import LOCK, LOCK_MS
-from ragfence.stores.fences_redis import RedisFences
+from ragfence.stores.local import LocalObjects
 from ragfence.stores.objects import ObjectStore
-from ragfence.stores.objects_local import LocalObjects
-from ragfence.stores.redis_wire import Names
+from ragfence.stores.redis.codec import Names
+from ragfence.stores.redis.store import RedisFences
 from ragfence.testing.clock import VirtualClock
 from tests.documents.chunkers import Paragraphs
 from tests.servers import RedisServer

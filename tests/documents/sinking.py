@@ -18,12 +18,12 @@ from pathlib import Path
 
 import ragfence
 from ragfence import Document, Policy
-from ragfence.documents.guard import Documents
-from ragfence.documents.sinks import SinkPending
-from ragfence.stores.fences_sqlite import SqliteFences
-from ragfence.stores.objects_local import LocalObjects
+from ragfence.documents.documents import Documents
+from ragfence.documents.sinks.sink import SinkPending
+from ragfence.stores.local import LocalObjects
+from ragfence.stores.sqlite import SqliteFences
 from ragfence.testing import at_point
-from ragfence.testing.sinks import ListSink, SqliteSink
+from ragfence.testing.memory_sinks import ListSink, SqliteSink
 from tests.documents.chunkers import Paragraphs
 
 LEASE_S = 0.5

@@ -18,8 +18,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ragfence.core.canonical import JsonValue, parse_json
-from ragfence.documents.borders import LINE, PARAGRAPH, Border, Span, cut
-from ragfence.documents.chunking import Chunker, MarkdownChunker, Piece, Recipe, TextChunker, pieces_of
+from ragfence.documents.chunking.boundaries import LINE, PARAGRAPH, Border, Span, cut
+from ragfence.documents.chunking.chunker import Chunker, MarkdownChunker, Piece, Recipe, TextChunker, pieces_of
 from ragfence.documents.document import normalised
 from ragfence.errors import ValidationError
 
@@ -512,7 +512,7 @@ def test_a_text_sorted_by_our_own_hash_is_cut_in_no_time() -> None:
 
 def test_the_splitter_is_loaded_when_a_line_is_too_long_and_not_before() -> None:
     code = (
-        "import sys; from ragfence.documents.chunking import MarkdownChunker, TextChunker; "
+        "import sys; from ragfence.documents.chunking.chunker import MarkdownChunker, TextChunker; "
         "TextChunker().split('a b'); print('semantic_text_splitter' in sys.modules); "
         "MarkdownChunker(5).split('aaaa bbbb'); print('semantic_text_splitter' in sys.modules)"
     )

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from ragfence import Decision, Document
 from ragfence.core.operations import Fence
-from ragfence.documents import compact, rewriting
+from ragfence.documents import compact, rewrite
 from ragfence.documents.compact import Step, survivors
-from ragfence.documents.moving import AFTER_SNIPPETS
-from ragfence.documents.rewriting import BEFORE_DELETION, REWRITING_POINTS
-from ragfence.engine import points
+from ragfence.documents.head_moves import AFTER_SNIPPETS
+from ragfence.documents.rewrite import BEFORE_DELETION, REWRITING_POINTS
+from ragfence.engine import crash_points
 from ragfence.engine.hydration import AFTER_REWRITTEN
 from ragfence.errors import FormatCorrupt, NotReady, Stale
 from ragfence.testing import at_point
@@ -242,7 +242,7 @@ ragfence.open(store).documents.compact()
 """
 
 
-@pytest.mark.parametrize("point", [AFTER_REWRITTEN, points.AFTER_LISTED, BEFORE_DELETION])
+@pytest.mark.parametrize("point", [AFTER_REWRITTEN, crash_points.AFTER_LISTED, BEFORE_DELETION])
 def test_a_process_that_is_killed_leaves_a_log_that_the_next_completes(tmp_path: Path, point: str) -> None:
     import ragfence
 
@@ -258,7 +258,13 @@ def test_a_process_that_is_killed_leaves_a_log_that_the_next_completes(tmp_path:
         assert len(names) == 1
 
 
-WRITING = (points.AFTER_CLAIM, points.AFTER_EFFECT, AFTER_SNIPPETS, points.AFTER_COMMIT, points.BEFORE_SEAL)
+WRITING = (
+    crash_points.AFTER_CLAIM,
+    crash_points.AFTER_EFFECT,
+    AFTER_SNIPPETS,
+    crash_points.AFTER_COMMIT,
+    crash_points.BEFORE_SEAL,
+)
 
 
 @pytest.mark.parametrize("point", WRITING)
@@ -279,7 +285,7 @@ def test_a_writer_that_is_overtaken_by_a_compaction_loses_nothing(here: Place, p
 
 
 @pytest.mark.parametrize("often", [False, True])
-@pytest.mark.parametrize("point", [points.AFTER_COMMIT, points.BEFORE_SEAL])
+@pytest.mark.parametrize("point", [crash_points.AFTER_COMMIT, crash_points.BEFORE_SEAL])
 def test_a_writer_whose_row_was_compacted_does_not_move_the_head_again(here: Place, point: str, often: bool) -> None:
     """Its move counted, and somebody has replaced it since: to make it again would bring the old content back."""
     slow, other = here.documents(), here.documents()
@@ -300,7 +306,9 @@ def test_a_writer_whose_row_was_compacted_does_not_move_the_head_again(here: Pla
     assert other.verify().ok
 
 
-@pytest.mark.parametrize("point", [points.AFTER_BEGUN, points.AFTER_MARKED, AFTER_REWRITTEN, points.AFTER_LISTED])
+@pytest.mark.parametrize(
+    "point", [crash_points.AFTER_BEGUN, crash_points.AFTER_MARKED, AFTER_REWRITTEN, crash_points.AFTER_LISTED]
+)
 def test_one_that_is_overtaken_by_a_hydration_is_tried_again(near: Place, point: str) -> None:
     documents, other = near.documents(), near.open()
     first = [documents.ingest(Document(f"d{at_}", f"{A}\n\n{at_}")) for at_ in range(4)]
@@ -350,9 +358,9 @@ def test_whoever_belongs_to_a_segment_is_told_before_the_switch(memory: Place) -
     for at_ in range(3):
         documents.ingest(Document(f"d{at_}", A))
     old = memory.names("segments/")
-    told: list[rewriting.Switch] = []
+    told: list[rewrite.Switch] = []
 
-    def copy_vectors(switch: rewriting.Switch) -> None:
+    def copy_vectors(switch: rewrite.Switch) -> None:
         told.append(switch)
         assert set(memory.names("segments/")) >= {*switch.replaced, *switch.added}
         if len(told) == 1:

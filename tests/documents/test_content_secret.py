@@ -16,7 +16,7 @@ from ragfence.core.hashing import ContentKey
 from ragfence.core.settings import CONTENT_SECRET
 from ragfence.errors import ContentSecretError, FormatTooNew, ObjectsRequired, PolicyError, RagfenceError
 from ragfence.fence import Fence
-from ragfence.tenants.exporting import Export
+from ragfence.server.tenants.export import Export
 from tests.indexes.building import CountingEmbedder, spec_in
 
 SECRET = "0123456789abcdef" * 4

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import ragfence
 from ragfence import Decision, Document, Receipt
-from ragfence.documents.guard import Documents
+from ragfence.documents.claims import Given
+from ragfence.documents.documents import Documents
 from ragfence.documents.parquet import ParquetCodec
-from ragfence.documents.preparing import Given
 from ragfence.errors import (
     Conflict,
     DocumentInvalid,

@@ -12,13 +12,13 @@ import pytest
 
 import ragfence
 from ragfence import Document
-from ragfence.documents import ingest_table
-from ragfence.documents.guard import Documents
-from ragfence.documents.ingest_table import IngestTable
-from ragfence.documents.sync import PAGE
+from ragfence.documents.documents import Documents
+from ragfence.documents.sync import ingest_table
+from ragfence.documents.sync.ingest_table import IngestTable
+from ragfence.documents.sync.sync import PAGE
 from ragfence.errors import FormatCorrupt, FormatTooNew, TableGone, UnknownStore
-from ragfence.stores.objects_local import LocalObjects
-from ragfence.testing.objects import MemoryObjects
+from ragfence.stores.local import LocalObjects
+from ragfence.testing.memory_objects import MemoryObjects
 from tests.documents.places import Place
 from tests.documents.test_sync import Open, documents, folder, open_fence, write
 

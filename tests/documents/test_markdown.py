@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragfence.documents.borders import ITEM, LINE, PARAGRAPH
-from ragfence.documents.markdown import MAX_SECTION_BYTES, outline
+from ragfence.documents.chunking.boundaries import ITEM, LINE, PARAGRAPH
+from ragfence.documents.chunking.markdown import MAX_SECTION_BYTES, outline
 
 
 def sections(text: str) -> dict[int, str]:

@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from ragfence import Document
-from ragfence.documents.guard import Documents
+from ragfence.documents.documents import Documents
+from ragfence.documents.log import stored_in
 from ragfence.documents.origins import Origins, origin_digest
-from ragfence.documents.segments import stored_in
 from ragfence.documents.sources import DocumentsSource, FolderSource, Item
-from ragfence.documents.sync_report import SyncReport
+from ragfence.documents.sync.report import SyncReport
 from ragfence.errors import OriginConflict
 from ragfence.stores.objects import ObjectStore
 from ragfence.testing import MemoryObjects

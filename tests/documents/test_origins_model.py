@@ -8,10 +8,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 import ragfence
 from ragfence import Document
+from ragfence.documents.log import stored_in
 from ragfence.documents.origins import origin_digest
-from ragfence.documents.prune_plan import Prune
-from ragfence.documents.segments import stored_in
 from ragfence.documents.sources import DocumentsSource
+from ragfence.documents.sync.prune_plan import Prune
 from ragfence.testing import MemoryFences, MemoryObjects
 
 ORIGINS = st.sampled_from(["one", "two"])

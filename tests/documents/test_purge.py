@@ -9,15 +9,15 @@ from collections.abc import Callable
 import pytest
 
 from ragfence import Decision, Document
-from ragfence.documents.moving import AFTER_SNIPPETS
-from ragfence.documents.rewriting import REWRITING_POINTS
-from ragfence.engine import points
+from ragfence.documents.head_moves import AFTER_SNIPPETS
+from ragfence.documents.rewrite import REWRITING_POINTS
+from ragfence.engine import crash_points
 from ragfence.errors import DocumentInvalid, FormatCorrupt, Stale
+from ragfence.stores.local import LocalObjects
 from ragfence.stores.objects import Put
-from ragfence.stores.objects_local import LocalObjects
 from ragfence.stores.objects_local_temp import Temp
 from ragfence.testing import at_point
-from ragfence.testing.sinks import ListSink
+from ragfence.testing.memory_sinks import ListSink
 from tests.documents.chunkers import Paragraphs
 from tests.documents.places import Place, addresses, rows_in, texts
 from tests.unit.worlds import Crash, Process, elsewhere
@@ -215,7 +215,9 @@ def test_a_doc_id_is_found_however_its_accents_are_encoded(memory: Place) -> Non
     assert is_gone(memory)
 
 
-@pytest.mark.parametrize("point", [points.AFTER_CLAIM, points.AFTER_COMMIT, points.AFTER_SEAL, *REWRITING_POINTS])
+@pytest.mark.parametrize(
+    "point", [crash_points.AFTER_CLAIM, crash_points.AFTER_COMMIT, crash_points.AFTER_SEAL, *REWRITING_POINTS]
+)
 def test_one_that_was_cut_off_anywhere_is_completed_by_the_next(here: Place, point: str) -> None:
     documents = here.documents()
     documents.ingest_many([secret(), Document("o", OPEN)])
@@ -237,7 +239,7 @@ def test_one_that_was_cut_off_anywhere_is_completed_by_the_next(here: Place, poi
     assert documents.verify().ok
 
 
-@pytest.mark.parametrize("point", [points.AFTER_COMMIT, points.BEFORE_SEAL])
+@pytest.mark.parametrize("point", [crash_points.AFTER_COMMIT, crash_points.BEFORE_SEAL])
 def test_a_writer_that_had_committed_is_purged_and_does_not_bring_it_back(here: Place, point: str) -> None:
     slow, other = here.documents(), here.documents()
     other.ingest(Document("o", OPEN))
@@ -255,7 +257,7 @@ def test_a_writer_that_had_committed_is_purged_and_does_not_bring_it_back(here: 
     assert other.verify().ok
 
 
-@pytest.mark.parametrize("point", [points.AFTER_CLAIM, AFTER_SNIPPETS])
+@pytest.mark.parametrize("point", [crash_points.AFTER_CLAIM, AFTER_SNIPPETS])
 def test_a_writer_that_had_not_committed_comes_after_the_purge(here: Place, point: str) -> None:
     slow, other = here.documents(), here.documents()
     other.ingest_many([secret(B), Document("o", OPEN)])
@@ -277,7 +279,7 @@ def test_a_document_that_comes_again_in_mid_purge_is_purged_again(here: Place) -
     """Revived from receipts that are about to vanish: without its old rows it would be a document without text."""
     documents, other = here.documents(), here.documents()
     documents.ingest_many([secret(), Document("o", OPEN)])
-    with at_point(points.AFTER_SEAL, lambda: elsewhere(lambda: other.ingest(secret()))):
+    with at_point(crash_points.AFTER_SEAL, lambda: elsewhere(lambda: other.ingest(secret()))):
         report = documents.purge("s")
     assert report.known
     assert is_gone(here)

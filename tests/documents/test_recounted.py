@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from ragfence import Document, Fence
-from ragfence.api.key_log import record_event
 from ragfence.audit.recount import Recounting
 from ragfence.core.tallies import DECISIONS, outcome_of
 from ragfence.errors import Conflict, StoreUnavailable
+from ragfence.server.key_log import record_event
 from tests.documents.places import DAY_MS, Place
 
 HOUR_MS = 3_600_000

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ragfence import Decision, Document
-from ragfence.documents.guard import Documents
+from ragfence.documents.documents import Documents
 from ragfence.errors import Conflict, DocumentInvalid, Stale, ValidationError
 from tests.documents.chunkers import Failing
 from tests.unit.worlds import World

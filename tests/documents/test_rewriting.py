@@ -17,15 +17,15 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from ragfence.core.operations import Fence
+from ragfence.documents.log import Detail, Layout, Positions
 from ragfence.documents.parquet import ParquetCodec
-from ragfence.documents.rewriting import Plan, Rewriting, new_batch
-from ragfence.documents.segments import Detail, Layout, Positions
+from ragfence.documents.rewrite import Plan, Rewriting, new_batch
 from ragfence.engine.epochs import Epochs
 from ragfence.engine.hydration import LOCK_MS, Hydrator, Keep
 from ragfence.engine.segment_log import LogRow, PlainCodec, SegmentLoader
 from ragfence.errors import NotReady, StoreUnavailable
-from ragfence.testing.fences import MemoryFences
-from ragfence.testing.objects import MemoryObjects
+from ragfence.testing.memory import MemoryFences
+from ragfence.testing.memory_objects import MemoryObjects
 from tests.machine.documents import DocumentWorld
 from tests.machine.drive import _ask_again, _drive
 from tests.machine.lineages import MemoryLineages

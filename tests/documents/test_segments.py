@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from ragfence.core.operations import Fence
 from ragfence.core.records import KeyRecord, State
-from ragfence.documents.parquet import ParquetCodec, decode_snippets, encode_snippets, whole_rows
-from ragfence.documents.segments import (
+from ragfence.documents.log import (
     Address,
     Detail,
     Positions,
@@ -25,6 +24,7 @@ from ragfence.documents.segments import (
     result_of,
     stored_in,
 )
+from ragfence.documents.parquet import ParquetCodec, decode_snippets, encode_snippets, whole_rows
 from ragfence.engine.segment_log import LogRow
 from ragfence.errors import FormatCorrupt, FormatTooNew, StoreUnsafe
 

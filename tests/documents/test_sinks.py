@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from ragfence import Decision, Document
-from ragfence.documents.guard import Documents
-from ragfence.documents.sinks import (
+from ragfence.documents.documents import Documents
+from ragfence.documents.sinks.sink import (
     AFTER_INTENT,
     AFTER_UPSERT,
     BEFORE_DELETE,
@@ -24,10 +24,10 @@ from ragfence.documents.sinks import (
     SinkPending,
     SinkSnippet,
 )
-from ragfence.engine import points
+from ragfence.engine import crash_points
 from ragfence.errors import FormatTooNew, Stale, StoreUnavailable, ValidationError
 from ragfence.testing import FaultyObjects, at_point
-from ragfence.testing.sinks import ListSink, SqliteSink
+from ragfence.testing.memory_sinks import ListSink, SqliteSink
 from tests.contract.conftest import RedisUnderTest
 from tests.documents.chunkers import Paragraphs
 from tests.documents.sinking import assert_right
@@ -316,7 +316,9 @@ def test_an_object_store_that_fails_costs_no_snippet(world: World, sink: ListSin
         assert_right(documents, sink)
 
 
-@pytest.mark.parametrize("point", [*SINK_POINTS, points.AFTER_COMMIT, points.BEFORE_SEAL, points.AFTER_SEAL])
+@pytest.mark.parametrize(
+    "point", [*SINK_POINTS, crash_points.AFTER_COMMIT, crash_points.BEFORE_SEAL, crash_points.AFTER_SEAL]
+)
 def test_whoever_comes_after_a_crash_puts_the_sink_right(world: World, sink: ListSink, point: str) -> None:
     documents = guard(world, sink)
     documents.ingest_many([Document("edit", A), Document("back", A), Document("views", A, {"views": 1})])
@@ -393,7 +395,9 @@ def test_a_takeover_for_the_sink_never_brings_an_old_head_back(world: World, sin
     assert_right(other, sink)
 
 
-@pytest.mark.parametrize("point", [*SINK_POINTS, points.AFTER_COMMIT, points.BEFORE_SEAL, points.AFTER_SEAL])
+@pytest.mark.parametrize(
+    "point", [*SINK_POINTS, crash_points.AFTER_COMMIT, crash_points.BEFORE_SEAL, crash_points.AFTER_SEAL]
+)
 @pytest.mark.parametrize("meanwhile", ["back", "on", "retract", "metadata", "same"])
 def test_a_zombie_puts_right_what_it_did_too_late(memory: World, sink: ListSink, point: str, meanwhile: str) -> None:
     world = memory
@@ -418,7 +422,7 @@ def test_a_zombie_puts_right_what_it_did_too_late(memory: World, sink: ListSink,
     assert intents(world) == []
 
 
-@pytest.mark.parametrize("point", [AFTER_INTENT, AFTER_UPSERT, points.AFTER_COMMIT, points.BEFORE_SEAL])
+@pytest.mark.parametrize("point", [AFTER_INTENT, AFTER_UPSERT, crash_points.AFTER_COMMIT, crash_points.BEFORE_SEAL])
 def test_a_zombie_that_is_stale_takes_out_what_it_put_in_and_nothing_else(
     world: World, sink: ListSink, point: str
 ) -> None:
@@ -500,7 +504,7 @@ def test_a_late_delete_does_not_hit_who_brings_the_snippet_back_meanwhile(
             assert looked.wait(30)
 
     reviving: list[Any] = []
-    points.visitor = visit
+    crash_points.visitor = visit
     try:
         with ThreadPoolExecutor(1) as pool:
             with pytest.warns(SinkPending, match="'a': somebody else is writing"):
@@ -508,7 +512,7 @@ def test_a_late_delete_does_not_hit_who_brings_the_snippet_back_meanwhile(
             looked.set()
             assert reviving[0].result().flags.revived
     finally:
-        points.visitor = None
+        crash_points.visitor = None
     assert len(sink.held) == 2, "this is what the intent is still there for"
     assert len(intents(world)) == 1
     documents.ingest(Document("c", ""))
@@ -574,7 +578,7 @@ def test_on_valkey_crashes_and_edits_end_the_same(
         on_valkey = replace(world, clock=redis.clock, make_fences=redis.reopen, opened=world.opened)
         documents = guard(on_valkey, sink)
         documents.ingest_many([Document("edit", A), Document("views", A)])
-        for number, point in enumerate((*SINK_POINTS, points.AFTER_COMMIT)):
+        for number, point in enumerate((*SINK_POINTS, crash_points.AFTER_COMMIT)):
             crash(on_valkey, sink, point, Document("edit", (A, B)[number % 2 - 1]), Document("views", A, {"n": number}))
             if number == 1:
                 redis.flush()
@@ -603,7 +607,7 @@ def test_a_full_settle_touches_nothing_of_a_batch_under_way(world: World, sink: 
     writer, other = guard(world, sink), guard(world, sink)
     writer.ingest(Document("a", A))
     found: list[Settled] = []
-    for point in (AFTER_INTENT, AFTER_UPSERT, points.AFTER_COMMIT):
+    for point in (AFTER_INTENT, AFTER_UPSERT, crash_points.AFTER_COMMIT):
         with at_point(point, lambda: found.append(other.settle(full=True))):
             writer.ingest(Document("a", B if len(found) % 2 == 0 else A))
         assert_right(writer, sink)

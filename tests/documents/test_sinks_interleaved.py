@@ -18,12 +18,12 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from ragfence import Document
-from ragfence.documents.guard import Documents
-from ragfence.documents.moving import DOCUMENT_POINTS
-from ragfence.documents.sinks import SINK_POINTS, Settled, SinkPending
+from ragfence.documents.documents import Documents
+from ragfence.documents.head_moves import DOCUMENT_POINTS
+from ragfence.documents.sinks.sink import SINK_POINTS, Settled, SinkPending
 from ragfence.errors import InFlight
 from ragfence.testing import MemoryFences, at_point
-from ragfence.testing.sinks import ListSink, SinkMethod
+from ragfence.testing.memory_sinks import ListSink, SinkMethod
 from tests.documents.chunkers import Paragraphs
 from tests.documents.sinking import assert_right
 from tests.unit.worlds import Crash, Process, World

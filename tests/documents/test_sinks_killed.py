@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from ragfence.documents.guard import Documents
-from ragfence.documents.sinks import AFTER_INTENT, BEFORE_DELETE, SINK_POINTS, Settled
-from ragfence.engine import points
-from ragfence.stores.objects_local import LocalObjects
-from ragfence.testing.sinks import SqliteSink
+from ragfence.documents.documents import Documents
+from ragfence.documents.sinks.sink import AFTER_INTENT, BEFORE_DELETE, SINK_POINTS, Settled
+from ragfence.engine import crash_points
+from ragfence.stores.local import LocalObjects
+from ragfence.testing.memory_sinks import SqliteSink
 from tests.documents.sinking import Step, assert_right, opened, send
 from tests.unit.worlds import eventually
 
@@ -31,7 +31,7 @@ B = "another paragraph\n\nfirst paragraph\n\nthird paragraph"
 BEFORE: list[Step] = [["edited", A, 1], ["back", A, 1], ["views", A, 1]]
 BATCH: list[Step] = [["edited", B, 1], ["back", A, 1], ["views", A, 2], ["new", B, 1]]
 RETRACTION: list[Step] = [["edited", None, 0]]
-POINTS = [*SINK_POINTS, points.AFTER_COMMIT, points.AFTER_SEAL]
+POINTS = [*SINK_POINTS, crash_points.AFTER_COMMIT, crash_points.AFTER_SEAL]
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ragfence.documents.markdown import outline
-from ragfence.documents.sources.html import text_of_html
+from ragfence.documents.chunking.markdown import outline
+from ragfence.documents.readers.html import text_of_html
 
 
 def text(html: str) -> str:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragfence.documents.sources.ignoring import MAX_PATTERNS, Ignore
+from ragfence.documents.sources.ignore_rules import MAX_PATTERNS, Ignore
 from ragfence.errors import ValidationError
 
 

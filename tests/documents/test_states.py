@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from ragfence.documents.states import VERSION, Changes, Note, Roll, States, forget
+from ragfence.documents.sync.state import VERSION, Changes, Note, Roll, States, forget
 from ragfence.errors import FormatCorrupt, FormatTooNew, StoreUnavailable
-from ragfence.stores.objects_local import LocalObjects
+from ragfence.stores.local import LocalObjects
 from ragfence.testing import MemoryObjects
 from tests.unit.worlds import Crash, Wrapped
 
@@ -118,7 +118,7 @@ def test_notes_that_cannot_be_read_are_named_and_not_guessed(tmp_path: Path, mon
     assert "delete this object" in broken.value.hint
     newer = MemoryObjects()
     with monkeypatch.context() as patch:
-        patch.setattr("ragfence.documents.states.VERSION", VERSION + 1)
+        patch.setattr("ragfence.documents.sync.state.VERSION", VERSION + 1)
         states(newer).add(states(newer).newest(), changes(note("a")))
     with pytest.raises(FormatTooNew, match="format 2"):
         states(newer).newest()

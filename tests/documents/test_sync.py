@@ -17,12 +17,12 @@ import pytest
 
 import ragfence
 from ragfence import Document, Fence, Policy
-from ragfence.documents import sync as sync_module
-from ragfence.documents.guard import Documents
+from ragfence.documents.documents import Documents
 from ragfence.documents.sources import DocumentsSource, FolderSource, Item, JsonlSource, Source
-from ragfence.documents.states import Note, States
-from ragfence.documents.sync import PAGE
-from ragfence.documents.sync_report import SyncReport
+from ragfence.documents.sync import sync as sync_module
+from ragfence.documents.sync.report import SyncReport
+from ragfence.documents.sync.state import Note, States
+from ragfence.documents.sync.sync import PAGE
 from ragfence.errors import (
     DocumentInvalid,
     PruneTooLarge,
@@ -753,7 +753,7 @@ def test_progress_is_told_page_by_page(documents: Documents, folder: Path) -> No
 
 
 def test_large_documents_are_not_gathered(open_fence: Open, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ragfence.documents.sync.MOST_CHARACTERS", 1000)
+    monkeypatch.setattr("ragfence.documents.sync.sync.MOST_CHARACTERS", 1000)
     chunker = Paragraphs()
     documents = open_fence().documents.using(chunker=chunker)
     for number in range(5):
@@ -787,7 +787,7 @@ def test_a_crash_before_the_notes_are_written_costs_reading_only(
             process.fence.documents.sync(Deadly(FolderSource(folder)))
         # The page was not full, so nothing of it was ingested either.
         documents = world.open().documents
-        monkeypatch.setattr("ragfence.documents.sync.PAGE", 4)
+        monkeypatch.setattr("ragfence.documents.sync.sync.PAGE", 4)
         process = Process(world)
         with pytest.raises(Crash):
             process.fence.documents.sync(Deadly(FolderSource(folder)))
@@ -800,7 +800,7 @@ def test_a_crash_before_the_notes_are_written_costs_reading_only(
 def test_an_interrupted_sync_remembers_what_it_did(
     documents: Documents, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ragfence.documents.sync.PAGE", 4)
+    monkeypatch.setattr("ragfence.documents.sync.sync.PAGE", 4)
     fill(folder, 10)
 
     class Interrupted(Counted):

@@ -10,10 +10,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import ragfence
 from ragfence import Document
-from ragfence.documents.guard import Documents
-from ragfence.documents.prune_plan import Prune
+from ragfence.documents.documents import Documents
 from ragfence.documents.sources import Item
-from ragfence.documents.sync_report import SyncReport
+from ragfence.documents.sync.prune_plan import Prune
+from ragfence.documents.sync.report import SyncReport
 from ragfence.errors import DocumentInvalid, StoreUnavailable
 from ragfence.testing import MemoryFences, MemoryObjects
 from tests.documents.chunkers import Paragraphs

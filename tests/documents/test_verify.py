@@ -18,11 +18,11 @@ import pytest
 from ragfence import Decision, Document
 from ragfence.core.decisions import Mode
 from ragfence.core.records import SourceRecord
+from ragfence.documents.documents import Documents
 from ragfence.documents.findings import TO_DO, Finding, Trouble
-from ragfence.documents.guard import Documents
-from ragfence.documents.moving import AFTER_SNIPPETS
-from ragfence.documents.rewriting import REWRITING_POINTS
-from ragfence.engine import points
+from ragfence.documents.head_moves import AFTER_SNIPPETS
+from ragfence.documents.rewrite import REWRITING_POINTS
+from ragfence.engine import crash_points
 from ragfence.errors import (
     Conflict,
     FormatCorrupt,
@@ -34,9 +34,9 @@ from ragfence.errors import (
     ValidationError,
 )
 from ragfence.stores.fences import Lookup
-from ragfence.stores.redis_wire import Names
+from ragfence.stores.redis.codec import Names
 from ragfence.testing import at_point
-from ragfence.testing.sinks import ListSink
+from ragfence.testing.memory_sinks import ListSink
 from tests.documents.chunkers import Paragraphs
 from tests.documents.places import TENANT, Place, place, texts
 from tests.unit.worlds import Crash, Process, elsewhere
@@ -195,7 +195,7 @@ def test_a_lease_that_ran_out_is_told_and_settled(near: Place) -> None:
     documents = near.documents()
     documents.ingest(Document("a", A))
     process = Process(near)
-    with at_point(points.AFTER_COMMIT, process.die), pytest.raises(Crash):
+    with at_point(crash_points.AFTER_COMMIT, process.die), pytest.raises(Crash):
         process.fence.documents.using(chunker=Paragraphs()).ingest_many([Document("a", B), Document("n", B)])
     assert found_by(documents) == [], "somebody may still be at it"
     near.let_leases_run_out()
@@ -217,7 +217,7 @@ def test_a_row_of_an_owner_that_was_taken_over_is_no_trouble(near: Place) -> Non
         near.let_leases_run_out()
         other.ingest(Document("a", C))
 
-    with at_point(points.BEFORE_SEAL, lambda: elsewhere(meanwhile)):
+    with at_point(crash_points.BEFORE_SEAL, lambda: elsewhere(meanwhile)):
         slow.ingest(Document("a", B))
     assert found_by(other) == []
     near.flush()

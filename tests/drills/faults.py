@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ragfence.stores.redis_wire import Names
+from ragfence.stores.redis.codec import Names
 from tests.chaos.attacks import Attack, Stage
 from tests.chaos.crew import Worker, until
 from tests.chaos.work import Load, Task

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from ragfence.engine import points
+from ragfence.engine import crash_points
 from ragfence.errors import AliasMoved, BuildMissing, BuildRetired
 from tests.indexes.alias_world import AliasWorld, hash_of
 
@@ -189,7 +189,7 @@ def killed_at(together: Any, over: Any, place: Place, point: str, action: str, a
         if reached == point:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    points.visitor = kill
+    crash_points.visitor = kill
     if action == "swap":
         world.aliases.swap("docs", argument)
     else:

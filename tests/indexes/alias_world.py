@@ -12,10 +12,10 @@ import pyarrow as pa
 
 import ragfence
 from ragfence.indexes.aliases import Aliases
-from ragfence.indexes.backends.protocol import Shape, row_schema
-from ragfence.indexes.builds import Attempt, BuildEntry, Builds, Seal
+from ragfence.indexes.backends.backend import Shape, row_schema
+from ragfence.indexes.build_log import Attempt, BuildEntry, Builds, Seal
 from ragfence.indexes.catalog import Catalog
-from ragfence.indexes.collecting import Collecting
+from ragfence.indexes.gc import Collecting
 from tests.indexes.folder_backend import FolderBackend, WordEmbedder
 
 BACKEND = "folder"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ragfence import Document, Fence
-from ragfence.indexes.building import Build
+from ragfence.indexes.build import Build
 from ragfence.indexes.spec import IndexSpec
 
 DIMENSION = 16

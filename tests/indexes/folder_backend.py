@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from ragfence.errors import BuildMissing, StoreUnavailable, ValidationError
-from ragfence.indexes.backends.protocol import PAYLOAD, PREFIX, Found, Pointer, Shape, row_schema
+from ragfence.indexes.backends.backend import PAYLOAD, PREFIX, Found, Pointer, Shape, row_schema
 
 
 class FolderBackend:

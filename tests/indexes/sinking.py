@@ -15,9 +15,9 @@ from typing import Any
 
 import ragfence
 from ragfence import Document, Policy
-from ragfence.documents.guard import Documents
+from ragfence.documents.documents import Documents
 from ragfence.testing import kill_at
-from ragfence.testing.sinks import ListSink
+from ragfence.testing.memory_sinks import ListSink
 from tests.documents.chunkers import Paragraphs
 from tests.indexes.building import CountingEmbedder, text_of
 

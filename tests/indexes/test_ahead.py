@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ragfence.indexes.ahead import MOST, Ahead, Aside
+from ragfence.indexes.prefetch import MOST, Ahead, Aside
 
 LONG_S = 30.0
 

@@ -16,7 +16,7 @@ import pytest
 from ragfence.errors import BuildRetired
 from ragfence.indexes.alias_checks import alias_findings
 from ragfence.indexes.aliases import AFTER_AUDIT, AFTER_CATALOG, AFTER_POINT
-from ragfence.indexes.collecting import AFTER_RETIRE, AFTER_RETIRED
+from ragfence.indexes.gc import AFTER_RETIRE, AFTER_RETIRED
 from tests import servers
 from tests.indexes import alias_racers as racers
 from tests.indexes.alias_racers import Place, Track, in_folder

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ragfence.core.operations import Operation
-from ragfence.engine import points
+from ragfence.engine import crash_points
 from ragfence.errors import (
     AliasMoved,
     AliasUnknown,
@@ -27,7 +27,7 @@ from ragfence.errors import (
 from ragfence.indexes import aliases as module
 from ragfence.indexes.alias_checks import alias_findings
 from ragfence.indexes.aliases import AFTER_CATALOG, AFTER_POINT
-from ragfence.indexes.builds import purged, retired
+from ragfence.indexes.build_log import purged, retired
 from ragfence.indexes.catalog import CatalogEntry
 from ragfence.indexes.gates import Gates
 from tests.indexes.alias_world import TEXTS, AliasWorld, hash_of
@@ -37,7 +37,7 @@ from tests.indexes.alias_world import TEXTS, AliasWorld, hash_of
 def world(tmp_path: Path) -> Iterator[AliasWorld]:
     made = AliasWorld(tmp_path)
     yield made
-    points.visitor = None
+    crash_points.visitor = None
     made.close()
 
 
@@ -159,10 +159,10 @@ def test_a_build_that_is_being_retired_is_refused(world: AliasWorld) -> None:
     one, two = world.build("one"), world.build("two")
     world.aliases.swap("docs", one)
     at_retire = lambda point: (_ for _ in ()).throw(KeyboardInterrupt) if point == "after_retire" else None  # noqa: E731
-    points.visitor = at_retire
+    crash_points.visitor = at_retire
     with pytest.raises(KeyboardInterrupt):
         world.collecting.gc(dry_run=False)
-    points.visitor = None
+    crash_points.visitor = None
     with pytest.raises(BuildRetired, match="being retired"):
         world.aliases.swap("docs", two)
     assert world.collecting.restore(two).number == 2
@@ -551,10 +551,10 @@ def test_whoever_stops_anywhere_after_the_entry_has_swapped(world: AliasWorld, p
         if reached == point:
             raise KeyboardInterrupt
 
-    points.visitor = stop
+    crash_points.visitor = stop
     with pytest.raises(KeyboardInterrupt):
         world.aliases.swap("docs", two)
-    points.visitor = None
+    crash_points.visitor = None
     world.aliases = world.new_aliases()
     assert world.aliases.resolve("docs").index_hash == two
     assert (world.backend.pointer("docs@default") == (world.physical(two), 2)) == (point == AFTER_POINT)

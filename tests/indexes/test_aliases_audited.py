@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ragfence.indexes.alias_checks import alias_findings
-from ragfence.indexes.builds import BuildEntry, retired
+from ragfence.indexes.build_log import BuildEntry, retired
 from ragfence.indexes.catalog import Alias, CatalogEntry, State, Target
 from tests.indexes.alias_world import AliasWorld
 

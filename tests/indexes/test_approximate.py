@@ -13,15 +13,15 @@ import pytest
 
 from ragfence import Document, Fence
 from ragfence.errors import GateFailed, ValidationError
+from ragfence.indexes.backends.backend import Backend, Found, Shape, row_schema
 from ragfence.indexes.backends.lance import LanceBackend
 from ragfence.indexes.backends.lance_indexes import approximate
-from ragfence.indexes.backends.protocol import Backend, Found, Shape, row_schema
-from ragfence.indexes.builds import BuildEntry
-from ragfence.indexes.embedders.protocol import EmbedderId
+from ragfence.indexes.build_log import BuildEntry
+from ragfence.indexes.embedders.embedder import EmbedderId
 from ragfence.indexes.gates import Candidate, Gates, judge
-from ragfence.indexes.numbered import Numbered
 from ragfence.indexes.spec import IndexSpec
-from ragfence.indexes.verifying import ExactNeighbours, measured_recall
+from ragfence.indexes.verification import ExactNeighbours, measured_recall
+from ragfence.stores.object_log import Numbered
 from tests.documents.chunkers import Paragraphs
 from tests.documents.places import Place
 from tests.indexes.building import spec_in

@@ -16,11 +16,11 @@ import pyarrow as pa
 import pytest
 
 from ragfence.errors import BuildMissing, FormatCorrupt, StoreAuth, StoreUnavailable, UnknownStore, ValidationError
+from ragfence.indexes.backends.backend import Pointer, Shape
 from ragfence.indexes.backends.lance import LanceBackend
-from ragfence.indexes.backends.opening import lance_beside
-from ragfence.indexes.backends.protocol import Pointer, Shape
-from ragfence.stores.objects_s3 import S3Objects
-from ragfence.testing.contract_backends import nearness, read_all, rows, vectors_of
+from ragfence.indexes.backends.registry import lance_beside
+from ragfence.stores.s3 import S3Objects
+from ragfence.testing.contracts.backends import nearness, read_all, rows, vectors_of
 from tests.servers import S3Server
 
 PARAMETERS: dict[str, dict[str, Any]] = {
@@ -268,8 +268,8 @@ def _start(code: str, folder: Path, *argv: str) -> subprocess.Popen[str]:
     lines = [
         "import os, sys",
         "from ragfence.indexes.backends.lance import LanceBackend",
-        "from ragfence.indexes.backends.protocol import Shape",
-        "from ragfence.testing.contract_backends import rows, vectors_of",
+        "from ragfence.indexes.backends.backend import Shape",
+        "from ragfence.testing.contracts.backends import rows, vectors_of",
         "backend = LanceBackend(sys.argv[1])",
         *(line.removeprefix("        ") for line in code.splitlines()),
     ]

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from ragfence.errors import UnknownStore, Unsupported
-from ragfence.indexes.backends.opening import lance_beside, open_backend
-from ragfence.indexes.backends.protocol import Shape
-from ragfence.stores.objects_local import LocalObjects
-from ragfence.stores.objects_s3 import S3Objects
-from ragfence.testing.contract_backends import rows
-from ragfence.testing.objects import MemoryObjects
+from ragfence.indexes.backends.backend import Shape
+from ragfence.indexes.backends.registry import lance_beside, open_backend
+from ragfence.stores.local import LocalObjects
+from ragfence.stores.s3 import S3Objects
+from ragfence.testing.contracts.backends import rows
+from ragfence.testing.memory_objects import MemoryObjects
 from tests.servers import S3Server
 
 
@@ -97,7 +97,7 @@ def test_beside_s3_objects_no_tenant_ever_sees_it(seaweed_server: S3Server, s3_e
 
 def test_opening_loads_none_of_the_heavy_packages() -> None:
     code = (
-        "import sys; from ragfence.indexes.backends.opening import open_backend\n"
+        "import sys; from ragfence.indexes.backends.registry import open_backend\n"
         "for spec in ('lance', 'qdrant+http://host:6333'): open_backend(spec, default_lance='x')\n"
         "print([name for name in ('lancedb', 'qdrant_client', 'numpy', 'pyarrow', 'boto3') if name in sys.modules])"
     )

@@ -16,9 +16,9 @@ import pyarrow as pa
 import pytest
 
 from ragfence.errors import BuildMissing, StoreAuth, StoreUnavailable, Unsupported, ValidationError
-from ragfence.indexes.backends.protocol import Shape
+from ragfence.indexes.backends.backend import Shape
 from ragfence.indexes.backends.qdrant import QdrantBackend
-from ragfence.testing.contract_backends import rows, vectors_of
+from ragfence.testing.contracts.backends import rows, vectors_of
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ragfence import Fence
-from ragfence.indexes.building import Build
+from ragfence.indexes.build import Build
 from tests.documents.places import Place
 from tests.indexes.building import CountingEmbedder, ingested, live_snippets, rows_of, shown, spec_in
 

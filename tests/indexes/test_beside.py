@@ -8,13 +8,13 @@ import pytest
 
 from ragfence import Document, Fence
 from ragfence.core.receipts import Decision
-from ragfence.indexes import building
+from ragfence.indexes import build as building
 from ragfence.indexes.alias_checks import alias_findings
 from ragfence.indexes.backends import lance
-from ragfence.indexes.building import Build
-from ragfence.indexes.builds import Builds
-from ragfence.indexes.collecting import AFTER_RETIRED
-from ragfence.indexes.purging import PURGING_POINTS
+from ragfence.indexes.build import Build
+from ragfence.indexes.build_log import Builds
+from ragfence.indexes.gc import AFTER_RETIRED
+from ragfence.indexes.row_purge import PURGING_POINTS
 from ragfence.testing import at_point
 from tests.documents.places import Place
 from tests.indexes.building import CountingEmbedder, ingested, live_snippets, rows_of, shown, spec_in

@@ -21,10 +21,11 @@ from ragfence.errors import (
     UnknownStore,
     ValidationError,
 )
-from ragfence.indexes import assembling, building
-from ragfence.indexes.building import Build
+from ragfence.indexes import build as building
+from ragfence.indexes import index_rows
+from ragfence.indexes.build import Build
 from ragfence.indexes.spec import IndexSpec, index_hash_of
-from ragfence.indexes.verifying import sample_size
+from ragfence.indexes.verification import sample_size
 from ragfence.testing import at_point
 from tests.documents.places import Place
 from tests.indexes.building import CountingEmbedder, ingested, live_snippets, rows_of, shown, spec_in
@@ -36,7 +37,7 @@ NAMES = [f"doc-{at}" for at in range(6)]
 @pytest.fixture(autouse=True, params=[1, 10_000], ids=["segment by segment", "together"])
 def joined(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """How many documents of a segment are worth a join of their own; as it is, no test has as many."""
-    monkeypatch.setattr(assembling, "WORTH_A_JOIN", request.param)
+    monkeypatch.setattr(index_rows, "WORTH_A_JOIN", request.param)
 
 
 def built(fence: Fence, place: Place, embedder: CountingEmbedder, **more: Any) -> Build:

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from ragfence.errors import FormatCorrupt, FormatTooNew, ValidationError
 from ragfence.indexes.alias_checks import alias_findings
-from ragfence.indexes.builds import BuildEntry, Builds, Seal, retired
+from ragfence.indexes.build_log import BuildEntry, Builds, Seal, retired
 from ragfence.indexes.catalog import (
     MAX_ALIASES,
     NOTHING_YET,
@@ -27,7 +27,7 @@ from ragfence.indexes.catalog import (
     check_alias,
     following,
 )
-from ragfence.testing.objects import MemoryObjects
+from ragfence.testing.memory_objects import MemoryObjects
 
 KEEP = 3
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from ragfence.errors import BuildUnverified
-from ragfence.indexes.backends.protocol import PAYLOAD, Metric, Shape, row_schema
-from ragfence.indexes.contents import Contents
+from ragfence.indexes.backends.backend import PAYLOAD, Metric, Shape, row_schema
+from ragfence.indexes.content_digest import Contents
 
 DIMENSION = 4
 COUNT = 300

@@ -16,10 +16,10 @@ import pytest
 
 from ragfence.errors import EmbedderInvalid, EmbedderUnknown, Unsupported, ValidationError
 from ragfence.indexes.embedders import packages, wordllama
+from ragfence.indexes.embedders.embedder import Embedder, EmbedderId, embedded, without_direction
 from ragfence.indexes.embedders.functions import FunctionEmbedder
 from ragfence.indexes.embedders.minilm import MiniLMEmbedder
-from ragfence.indexes.embedders.opening import FORMS, embedder_of, open_embedder, reopened
-from ragfence.indexes.embedders.protocol import Embedder, EmbedderId, embedded, without_direction
+from ragfence.indexes.embedders.registry import FORMS, embedder_of, open_embedder, reopened
 from ragfence.indexes.embedders.sentence_transformers import SentenceTransformersEmbedder
 from ragfence.indexes.embedders.wordllama import WordLlamaEmbedder
 from tests.indexes.stub_endpoint import StubEndpoint
@@ -176,7 +176,7 @@ def test_threads_get_the_same_bits(model):
 def test_another_process_gets_the_same_id_and_bits(model):
     embedder = model()
     script = (
-        "import sys; from ragfence.indexes.embedders.opening import open_embedder; from hashlib import sha256\n"
+        "import sys; from ragfence.indexes.embedders.registry import open_embedder; from hashlib import sha256\n"
         f"made = open_embedder({embedder.name!r}); print(made.revision, sha256(made.embed(['a text'])).hexdigest())"
     )
     said = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=True)
@@ -200,7 +200,7 @@ def test_wordllama_adds_up_a_text_of_any_length():
 
 def test_wordllama_leaves_the_logging_of_the_process_alone_and_imports_no_client():
     script = (
-        "import logging, sys; from ragfence.indexes.embedders.opening import open_embedder\n"
+        "import logging, sys; from ragfence.indexes.embedders.registry import open_embedder\n"
         "open_embedder('wordllama').embed(['a'])\n"
         "print(logging.getLogger().handlers, sorted({'wordllama', 'requests', 'httpx'} & sys.modules.keys()))"
     )

@@ -13,10 +13,10 @@ from email.utils import format_datetime
 import numpy as np
 import pytest
 
+from ragfence.core.backoff import Backoff, may_pass, retry_after_s
 from ragfence.errors import EmbedderInvalid, EmbedderUnavailable, ValidationError
+from ragfence.indexes.embedders.embedder import EmbedderId, embedded
 from ragfence.indexes.embedders.endpoint import OPENAI, PROBE, EndpointEmbedder
-from ragfence.indexes.embedders.protocol import EmbedderId, embedded
-from ragfence.indexes.embedders.retrying import Backoff, may_pass, retry_after_s
 from tests.indexes.stub_endpoint import Reply, StubEndpoint, vector_of
 
 KEY = "sk-a-secret-that-is-told-to-nobody"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ragfence.errors import EmbedderUnknown, GateFailed, StoreUnavailable, ValidationError
-from ragfence.indexes.backends.protocol import Found
+from ragfence.indexes.backends.backend import Found
 from ragfence.indexes.gates import Gates
 from ragfence.indexes.golden import GoldenQuery, load_golden
 from tests.indexes.alias_world import TEXTS, AliasWorld, hash_of

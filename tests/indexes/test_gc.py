@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from ragfence.engine import points
+from ragfence.engine import crash_points
 from ragfence.errors import BuildRetired, NotSealed
 from ragfence.indexes.alias_checks import alias_findings
-from ragfence.indexes.builds import purged
-from ragfence.indexes.collecting import AFTER_RETIRE, AFTER_RETIRED, COLLECTING_POINTS, Collecting, GcReport
+from ragfence.indexes.build_log import purged
+from ragfence.indexes.gc import AFTER_RETIRE, AFTER_RETIRED, COLLECTING_POINTS, Collecting, GcReport
 from tests.indexes.alias_world import AliasWorld, hash_of
 
 HOUR_MS = 3_600_000
@@ -22,7 +22,7 @@ HOUR_MS = 3_600_000
 def world(tmp_path: Path) -> Iterator[AliasWorld]:
     made = AliasWorld(tmp_path)
     yield made
-    points.visitor = None
+    crash_points.visitor = None
     made.close()
 
 
@@ -31,10 +31,10 @@ def at(point: str, act: Callable[[], None]) -> None:
 
     def visit(reached: str) -> None:
         if reached == point:
-            points.visitor = None
+            crash_points.visitor = None
             act()
 
-    points.visitor = visit
+    crash_points.visitor = visit
 
 
 def stop() -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 import ragfence
+from ragfence.indexes.backends.backend import Shape
 from ragfence.indexes.backends.lance import LanceBackend
-from ragfence.indexes.backends.opening import lance_beside
-from ragfence.indexes.backends.protocol import Shape
+from ragfence.indexes.backends.registry import lance_beside
 from ragfence.indexes.spec import IndexSpec
-from ragfence.stores.objects_s3 import S3Objects
-from ragfence.testing.contract_backends import rows
+from ragfence.stores.s3 import S3Objects
+from ragfence.testing.contracts.backends import rows
 from tests.indexes.building import CountingEmbedder, ingested
 from tests.servers import S3Server
 

@@ -179,7 +179,7 @@ def test_rows_that_are_missing_are_told_with_what_the_log_of_the_build_says(near
 
 def test_without_objects_there_is_neither_index_nor_search() -> None:
     import ragfence
-    from ragfence.testing.fences import MemoryFences
+    from ragfence.testing.memory import MemoryFences
 
     with ragfence.open(MemoryFences(solo=True)) as fence:
         for ask in (lambda: fence.indexes, lambda: fence.aliases, lambda: fence.search("docs", "x")):

@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 
 from ragfence import Document
-from ragfence.documents.guard import Documents
-from ragfence.documents.segments import Layout, address_in
-from ragfence.documents.sinks import AFTER_INTENT, AFTER_UPSERT, BEFORE_DELETE, PAGE, Settled
-from ragfence.engine import points
+from ragfence.documents.documents import Documents
+from ragfence.documents.log import Layout, address_in
+from ragfence.documents.sinks.sink import AFTER_INTENT, AFTER_UPSERT, BEFORE_DELETE, PAGE, Settled
+from ragfence.engine import crash_points
 from ragfence.errors import EmbedderInvalid, EmbedderUnavailable, StoreUnavailable, ValidationError
 from ragfence.indexes import sink_vectors, vectors
 from ragfence.indexes.vectors import VectorObjects
 from ragfence.testing import at_point
-from ragfence.testing.sinks import ListSink
+from ragfence.testing.memory_sinks import ListSink
 from tests.documents.chunkers import Paragraphs
 from tests.documents.places import Place
 from tests.documents.sinking import assert_right
@@ -169,7 +169,15 @@ def crash(here: Place, sink: ListSink, point: str, act: Callable[[Documents], An
 
 
 @pytest.mark.parametrize(
-    "point", [AFTER_INTENT, vectors.AFTER_VECTORS, AFTER_UPSERT, points.AFTER_COMMIT, points.BEFORE_SEAL, BEFORE_DELETE]
+    "point",
+    [
+        AFTER_INTENT,
+        vectors.AFTER_VECTORS,
+        AFTER_UPSERT,
+        crash_points.AFTER_COMMIT,
+        crash_points.BEFORE_SEAL,
+        BEFORE_DELETE,
+    ],
 )
 def test_what_a_killed_process_embedded_is_not_embedded_again(
     near: Place, embedder: CountingEmbedder, sink: ListSink, point: str
@@ -185,7 +193,7 @@ def test_what_a_killed_process_embedded_is_not_embedded_again(
     assert set(embedder.seen.values()) == {1}
 
 
-@pytest.mark.parametrize("point", [vectors.AFTER_VECTORS, AFTER_UPSERT, points.AFTER_COMMIT])
+@pytest.mark.parametrize("point", [vectors.AFTER_VECTORS, AFTER_UPSERT, crash_points.AFTER_COMMIT])
 def test_a_process_that_gets_a_sigkill_leaves_what_it_embedded(tmp_path: Path, point: str) -> None:
     argv = [sys.executable, "-m", "tests.indexes.sinking", str(tmp_path), point]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -309,7 +317,9 @@ def test_what_is_in_memory_is_bounded_by_bytes(
     assert_vectors(sink, documents)
 
 
-@pytest.mark.parametrize("point", [AFTER_INTENT, vectors.AFTER_EMBEDDED, vectors.AFTER_VECTORS, points.BEFORE_SEAL])
+@pytest.mark.parametrize(
+    "point", [AFTER_INTENT, vectors.AFTER_EMBEDDED, vectors.AFTER_VECTORS, crash_points.BEFORE_SEAL]
+)
 def test_an_epoch_that_begins_meanwhile_costs_nothing(
     near: Place, embedder: CountingEmbedder, sink: ListSink, point: str
 ) -> None:

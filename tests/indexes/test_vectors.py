@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from ragfence import Document, Fence
-from ragfence.documents.segments import address_in
+from ragfence.documents.log import address_in
 from ragfence.errors import EmbedderUnavailable, FormatCorrupt, NotReady
-from ragfence.indexes import building, vectors
+from ragfence.indexes import build as building
+from ragfence.indexes import vectors
 from ragfence.testing import at_point
 from tests.documents.chunkers import Paragraphs
 from tests.documents.places import Place

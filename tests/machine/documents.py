@@ -6,9 +6,9 @@ from typing import Any
 
 from ragfence.core.decisions import NOBODY, Claim, Conflict, Granted, Mode, Replay, Stale
 from ragfence.core.hashing import digest
+from ragfence.engine.batch_commit import Effected, Move, Moved, SegmentWriter, batch_tokens
 from ragfence.engine.epochs import Epochs
 from ragfence.engine.segment_log import Codec, PlainCodec, SegmentLoader
-from ragfence.engine.segments import Effected, Move, Moved, SegmentWriter, batch_tokens
 from ragfence.errors import StoreUnavailable
 from ragfence.stores.fences import Lookup
 from tests.machine.history import Event, linearizable

@@ -8,15 +8,15 @@ from typing import Any
 import ragfence
 from ragfence import Document
 from ragfence.core.decisions import Mode
-from ragfence.documents.chunking import Recipe
-from ragfence.documents.guard import Documents
+from ragfence.documents.chunking.chunker import Recipe
+from ragfence.documents.documents import Documents
+from ragfence.documents.head_moves import effect_of
 from ragfence.documents.identity import Identity, operation_of, snippet_texts
-from ragfence.documents.moving import effect_of
+from ragfence.documents.log import ids_in
 from ragfence.documents.parquet import ParquetCodec, decode_snippets
-from ragfence.documents.segments import ids_in
+from ragfence.engine.batch_commit import Move, Moved, batch_tokens
 from ragfence.engine.epochs import Epochs
 from ragfence.engine.segment_log import SegmentLoader
-from ragfence.engine.segments import Move, Moved, batch_tokens
 from ragfence.errors import StoreUnavailable
 from ragfence.stores.fences import Lookup
 from tests.documents.attack.corpus import Paragraphs

@@ -17,10 +17,10 @@ from typing import Any, Protocol
 import redis
 
 from ragfence.engine.hydration import LOCK, LOCK_MS
-from ragfence.stores.fences_redis import RedisFences
-from ragfence.stores.fences_sqlite import SqliteFences
+from ragfence.stores.redis.store import RedisFences
+from ragfence.stores.sqlite import SqliteFences
 from ragfence.testing.clock import VirtualClock
-from ragfence.testing.fences import MemoryFences
+from ragfence.testing.memory import MemoryFences
 
 
 @dataclass

@@ -11,9 +11,9 @@ from ragfence.core.receipts import Receipt
 from ragfence.engine.commits import Commits
 from ragfence.engine.epochs import Epochs
 from ragfence.engine.notes import Notes
-from ragfence.engine.performing import Backing, Outcome, Performer, Won
 from ragfence.engine.requests import Request, fingerprint_of
 from ragfence.engine.results import Results
+from ragfence.engine.runner import Backing, Outcome, Performer, Won
 from ragfence.errors import Conflict, FencedOut, RagfenceError, Stale, TransientError
 from tests.machine.history import Event
 from tests.machine.lineages import Lineages

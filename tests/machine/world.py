@@ -14,12 +14,12 @@ from typing import Any
 
 from greenlet import getcurrent, greenlet
 
-from ragfence.engine import leases, performing, segments
+from ragfence.engine import batch_commit, leases, runner
 from ragfence.engine.epochs import Epochs
 from ragfence.engine.hydration import EpochWatch, Hydrator
 from ragfence.engine.segment_log import PlainCodec, SegmentLoader
 from ragfence.errors import StoreUnavailable
-from ragfence.testing.objects import MemoryObjects
+from ragfence.testing.memory_objects import MemoryObjects
 from tests.machine.lineages import Lineage, Lineages
 
 LEASE_MS = 30_000
@@ -123,11 +123,11 @@ class World:
         """The engine's one heartbeat thread is replaced while the world runs."""
         stand_in = StandInHeartbeat(self)
         real = leases.heartbeat
-        performing.heartbeat = segments.heartbeat = stand_in
+        runner.heartbeat = batch_commit.heartbeat = stand_in
         try:
             yield
         finally:
-            performing.heartbeat = segments.heartbeat = real
+            runner.heartbeat = batch_commit.heartbeat = real
 
     def observe(self) -> None:
         """Watch the server that is the primary now."""

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 import ragfence
-from ragfence.api.streaming import Spool
 from ragfence.core.policy import Policy
-from ragfence.stores.fences_sqlite import SqliteFences
+from ragfence.server.streams import Spool
+from ragfence.server.tenants.export import Export
 from ragfence.stores.file_modes import make_empty_file
-from ragfence.stores.objects_local import LocalObjects
-from ragfence.tenants.exporting import Export
+from ragfence.stores.local import LocalObjects
+from ragfence.stores.sqlite import SqliteFences
 from ragfence.testing import MemoryFences, MemoryObjects
 from tests.unit.test_journal import Down
 

@@ -18,16 +18,16 @@ import xxhash
 
 import ragfence
 from ragfence import Document, Operation, Policy
-from ragfence.api.documents import _compared
-from ragfence.api.messages import Call
 from ragfence.client.keys import content_key
 from ragfence.core.canonical import canonical_json
 from ragfence.core.hashing import Algorithm, content_hash
 from ragfence.core.settings import CONTENT_SECRET
+from ragfence.documents.claims import Recipes
 from ragfence.documents.identity import Content, Identity, snippet_ids
-from ragfence.documents.preparing import Recipes
 from ragfence.documents.sources import Item
 from ragfence.engine.requests import fingerprint_of
+from ragfence.server.routes.documents import _compared
+from ragfence.wire.messages import Call
 from tests import servers
 from tests.api.serving import served
 from tests.indexes.building import CountingEmbedder, spec_in

@@ -21,11 +21,11 @@ import redis
 
 import ragfence
 from ragfence import Document, Policy
-from ragfence.audit.draining import DRAIN_POINTS
+from ragfence.audit.drain import DRAIN_POINTS
 from ragfence.audit.tombstones import TOMBSTONE_POINTS
+from ragfence.documents.claims import Recipes
 from ragfence.documents.identity import Identity
-from ragfence.documents.preparing import Recipes
-from ragfence.documents.rewriting import REWRITING_POINTS
+from ragfence.documents.rewrite import REWRITING_POINTS
 from tests import servers
 from tests.api.serving import Served, served
 from tests.privacy.test_planted_secrets import _files, _server
@@ -205,7 +205,7 @@ KILLED = """
 import sys
 import ragfence
 from ragfence import Policy
-from ragfence.testing.points import kill_at
+from ragfence.testing.crash_points import kill_at
 
 place, point = sys.argv[1:]
 policy = Policy.from_mapping({"content_hash": "sha256", "on_conflict": {"include_diff": True}})

@@ -19,20 +19,20 @@ import redis
 from typer.testing import CliRunner
 
 import ragfence
-from ragfence.api.app import create_app
-from ragfence.api.serving import AppSettings
 from ragfence.cli.app import app
-from ragfence.cli.opening import Place
+from ragfence.cli.options import Place
 from ragfence.client import Client, RetryPolicy
 from ragfence.core.settings import Settings
 from ragfence.core.urls import holds_password, show_url
 from ragfence.dagster import FenceResource
 from ragfence.dagster.component import RagIndexComponent
 from ragfence.documents.sources import source_of
-from ragfence.indexes.backends.opening import open_backend
-from ragfence.indexes.embedders.opening import open_embedder
+from ragfence.indexes.backends.registry import open_backend
+from ragfence.indexes.embedders.registry import open_embedder
+from ragfence.server.app import create_app
+from ragfence.server.serve import AppSettings
 from ragfence.stores.object_address import open_address
-from ragfence.stores.objects_s3 import S3Objects
+from ragfence.stores.s3 import S3Objects
 from tests import servers
 from tests.cli.test_serve import line, serving
 

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 import ragfence
 from ragfence import Fence
 
-pytest.register_assert_rewrite("ragfence.testing.contract_fences", "ragfence.testing.contract_fences_keeping")
+pytest.register_assert_rewrite("ragfence.testing.contracts.fences", "ragfence.testing.contracts.keeping")
 
 OpenFence = Callable[..., Fence]
 

@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry
 import ragfence
 from ragfence import Document, Operation, Policy
 from ragfence.errors import FencedOut, InFlight, Quarantined, StoreUnavailable
-from ragfence.stores.fences_redis import RedisFences
-from ragfence.stores.fences_sqlite import SqliteFences
+from ragfence.stores.redis.store import RedisFences
+from ragfence.stores.sqlite import SqliteFences
 from ragfence.telemetry import Metrics
 from ragfence.testing import FaultyFences, VirtualClock
 from tests.unit.worlds import abandon, elsewhere

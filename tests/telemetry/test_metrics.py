@@ -24,7 +24,7 @@ from ragfence.errors import (
     StoreUnavailable,
     TerminalError,
 )
-from ragfence.stores.fences_sqlite import SqliteFences
+from ragfence.stores.sqlite import SqliteFences
 from ragfence.telemetry import Metrics, exposition
 from ragfence.telemetry.labels import Bounded, kind_of, route_of
 from ragfence.testing import FaultyFences, MemoryFences, MemoryObjects, VirtualClock

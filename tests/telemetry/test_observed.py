@@ -14,12 +14,12 @@ import ragfence
 from ragfence import Operation, Policy
 from ragfence.errors import StoreUnavailable, ValidationError
 from ragfence.stores.fences import FenceStore
-from ragfence.stores.fences_sqlite import SqliteFences
+from ragfence.stores.sqlite import SqliteFences
 from ragfence.telemetry import Listener, Logs, Metrics, Observed, Traces
 from ragfence.telemetry.events import CallFailed, ClaimsAnswered, Event, KeyMade, SealsAnswered
 from ragfence.telemetry.logs import json_lines
 from ragfence.testing import FaultyFences, MemoryFences, MemoryObjects
-from ragfence.testing.contract_fences import FenceStoreContract, FencesUnderTest
+from ragfence.testing.contracts.fences import FenceStoreContract, FencesUnderTest
 from tests.contract.conftest import SqliteUnderTest
 
 MEMBERS = {name for name in vars(FenceStore) if not name.startswith("_")}

@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from ragfence.stores.objects_local import LocalObjects
+from ragfence.stores.local import LocalObjects
 
 NAMES = 50
 

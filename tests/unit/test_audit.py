@@ -12,11 +12,7 @@ import pytest
 
 from ragfence import Decision, Fence, Operation
 from ragfence.audit import Report, check
-from ragfence.core.decisions import NOBODY
-from ragfence.core.operations import Fence as FenceNumber
-from ragfence.core.policy import ROW_FIELDS
-from ragfence.core.records import TOKEN_BYTES
-from ragfence.core.rows import (
+from ragfence.core.decision_rows import (
     END_POSITION,
     FENCED_OUT,
     HEALED,
@@ -26,6 +22,10 @@ from ragfence.core.rows import (
     Row,
     RowKind,
 )
+from ragfence.core.decisions import NOBODY
+from ragfence.core.operations import Fence as FenceNumber
+from ragfence.core.policy import ROW_FIELDS
+from ragfence.core.records import TOKEN_BYTES
 from ragfence.errors import Conflict, FencedOut, TerminalError, ValidationError
 from ragfence.testing.clock import START_MS
 from tests.unit.worlds import World, Wrapped, abandon, elsewhere

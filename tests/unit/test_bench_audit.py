@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ragfence.stores.fences_redis import RedisFences
+from ragfence.stores.redis.store import RedisFences
 from tests import servers
 from tests.bench import audit_cost, audit_report, audit_run, report, run
 from tests.bench.audit_cost import CLAIMS, DOCUMENTS, OFF, ON, named

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ragfence.indexes.embedders.protocol import EmbedderId
+from ragfence.indexes.embedders.embedder import EmbedderId
 from tests import servers
 from tests.bench import indexes_report, indexes_run, report, run
 from tests.bench.goals import Outcome

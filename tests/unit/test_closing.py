@@ -14,9 +14,9 @@ import redis
 import ragfence
 from ragfence.core.decisions import Mode
 from ragfence.errors import SealUncertain, StoreClosed
-from ragfence.stores.fences_redis import RedisFences
-from ragfence.stores.redis_link import Call
-from ragfence.testing.fence_calls import claim, granted
+from ragfence.stores.redis.connection import Call
+from ragfence.stores.redis.store import RedisFences
+from ragfence.testing.contracts.fence_calls import claim, granted
 from tests import servers
 from tests.unit.jobs import Job
 from tests.unit.worlds import World, eventually

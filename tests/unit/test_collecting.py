@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ragfence.engine.collecting import held_off
+from ragfence.engine.gc_pause import held_off
 
 
 @pytest.fixture(autouse=True)

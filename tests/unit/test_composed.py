@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from ragfence.core import composed
-from ragfence.core.composed import SHORT, nfc
+from ragfence.core import normalization
+from ragfence.core.normalization import SHORT, nfc
 from ragfence.documents.document import normalised
 
 ABOVE, BELOW = "\u0315", "\u0323"
@@ -37,7 +37,7 @@ def test_marks_in_the_wrong_order_are_sorted_before_the_standard_library_sees_th
 
 @pytest.mark.parametrize("piece", [3, 16 << 10])
 def test_every_text_is_as_the_standard_library_has_it(monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
-    monkeypatch.setattr(composed, "PIECE", piece)
+    monkeypatch.setattr(normalization, "PIECE", piece)
     dice = random.Random(piece)
     characters = [
         chr(at)

@@ -15,8 +15,8 @@ from ragfence.engine.commits import Commits
 from ragfence.engine.expiry import Purged
 from ragfence.errors import Conflict, EffectFailed, TerminalError, ValidationError
 from ragfence.stores.objects import Entry
-from ragfence.testing.fences import MemoryFences
-from ragfence.testing.objects import FaultyObjects, MemoryObjects
+from ragfence.testing.memory import MemoryFences
+from ragfence.testing.memory_objects import FaultyObjects, MemoryObjects
 from tests.unit.ages import (
     DAY_MS,
     HOUR_MS,

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from ragfence import Fence
+from ragfence.core.decision_rows import END_POSITION, HEALED, SEAL_POSITION, Row, RowKind
 from ragfence.core.decisions import Held
 from ragfence.core.records import TOKEN_BYTES
-from ragfence.core.rows import END_POSITION, HEALED, SEAL_POSITION, Row, RowKind
 from ragfence.engine.commits import Commit
 from ragfence.engine.leases import Lease
 from ragfence.errors import Conflict, EffectFailed, InFlight, Stale, StoreUnavailable, TerminalError
 from ragfence.stores.fences import Lookup
+from ragfence.testing.crash_points import at_point
 from ragfence.testing.faults import FaultyFences
-from ragfence.testing.objects import FaultyObjects
-from ragfence.testing.points import at_point
+from ragfence.testing.memory_objects import FaultyObjects
 from tests.unit.ages import (
     SOURCE_TTL_MS,
     Meeting,

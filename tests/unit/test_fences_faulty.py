@@ -9,9 +9,9 @@ import pytest
 from ragfence.core.decisions import Granted, Held, Mode, Replay, Sealed
 from ragfence.errors import StoreUnavailable
 from ragfence.stores.fences import FenceStore
+from ragfence.testing.contracts.fence_calls import claim, granted, lease, read, rows_of, seal, start_epoch, verdict
 from ragfence.testing.faults import FaultyFences, FenceMethod
-from ragfence.testing.fence_calls import claim, granted, lease, read, rows_of, seal, start_epoch, verdict
-from ragfence.testing.fences import MemoryFences
+from ragfence.testing.memory import MemoryFences
 
 
 @pytest.fixture

@@ -12,16 +12,16 @@ import pytest
 import redis
 from redis.connection import AbstractConnection
 
+from ragfence.core.decision_rows import RowKind
 from ragfence.core.decisions import NOBODY, Fenced, Granted, Held, Mode, NotReady, Replay, Sealed
 from ragfence.core.operations import Fence
 from ragfence.core.records import KeyRecord, State
-from ragfence.core.rows import RowKind
 from ragfence.errors import RagfenceError, StoreAuth, StoreUnavailable, StoreUnsafe
 from ragfence.stores.fences import LoadedReceipt, Marker
-from ragfence.stores.fences_redis import RedisFences
-from ragfence.stores.redis_batches import PART
-from ragfence.stores.redis_safety import refuse_unsafe
-from ragfence.testing.fence_calls import (
+from ragfence.stores.redis.bulk import PART
+from ragfence.stores.redis.requirements import refuse_unsafe
+from ragfence.stores.redis.store import RedisFences
+from ragfence.testing.contracts.fence_calls import (
     ALL_MODES,
     SHARD,
     ask,

@@ -19,8 +19,18 @@ import pytest
 from ragfence.core.decisions import Granted, Held, InFlight, Mode, NotReady, Replay
 from ragfence.errors import FormatCorrupt, FormatTooNew, StoreUnavailable
 from ragfence.stores.fences import Marker
-from ragfence.stores.fences_sqlite import SCHEMA_VERSION, SqliteFences
-from ragfence.testing.fence_calls import claim, granted, lease, read, rows_of, seal, sealed, start_epoch, verdict
+from ragfence.stores.sqlite import SCHEMA_VERSION, SqliteFences
+from ragfence.testing.contracts.fence_calls import (
+    claim,
+    granted,
+    lease,
+    read,
+    rows_of,
+    seal,
+    sealed,
+    start_epoch,
+    verdict,
+)
 
 PROCESSES, KEYS = 8, 100
 

@@ -17,8 +17,9 @@ from typing import Any, cast
 import pytest
 
 import ragfence
-from ragfence.api.reading import stored_key
+from ragfence.core.decision_rows import HEALED, TAKEOVER, Row, RowKind, context_of, decode_rows
 from ragfence.core.hashing import ContentKey, content_hash, digest, digest_part, shard_of
+from ragfence.core.key_strategies import KeyStrategy
 from ragfence.core.operations import Fence, Operation, encoded, key_from_text, key_to_text
 from ragfence.core.policy import Policy
 from ragfence.core.receipts import default_effect_id
@@ -34,8 +35,6 @@ from ragfence.core.records import (
     park,
     unpark,
 )
-from ragfence.core.rows import HEALED, TAKEOVER, Row, RowKind, context_of, decode_rows
-from ragfence.core.strategies import KeyStrategy
 from ragfence.documents.identity import Content, Identity, snippet_ids
 from ragfence.engine.commits import Commit, Commits
 from ragfence.engine.content_hash import ContentHash
@@ -44,12 +43,13 @@ from ragfence.engine.notes import Note, Notes
 from ragfence.engine.requests import Request, fingerprint_of
 from ragfence.engine.results import Results
 from ragfence.errors import FormatCorrupt, FormatTooNew
-from ragfence.indexes.builds import BuildEntry
-from ragfence.indexes.corpora import Corpora
-from ragfence.indexes.numbered import Numbered
+from ragfence.indexes.build_log import BuildEntry
+from ragfence.indexes.snapshots import Corpora
 from ragfence.indexes.spec import index_hash_of
-from ragfence.stores.redis_wire import Names
-from ragfence.testing.objects import MemoryObjects
+from ragfence.server.http_claims import stored_key
+from ragfence.stores.object_log import Numbered
+from ragfence.stores.redis.codec import Names
+from ragfence.testing.memory_objects import MemoryObjects
 
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parents[1] / "golden" / "keys.json").read_text(encoding="utf-8"))
 DOMAIN = re.compile(r"ragfence/[a-z/-]+/[0-9]+")

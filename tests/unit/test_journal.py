@@ -20,8 +20,8 @@ from ragfence.errors import (
     StoreAuth,
     StoreUnavailable,
 )
-from ragfence.testing.objects import FaultyObjects
-from ragfence.testing.points import at_point
+from ragfence.testing.crash_points import at_point
+from ragfence.testing.memory_objects import FaultyObjects
 from tests.unit.jobs import COMMITS, JOB, OPEN, Job, assert_settled, reached, record_of, unreliable
 from tests.unit.worlds import Crash, Process, World, Wrapped, abandon, elsewhere
 

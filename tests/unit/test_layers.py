@@ -31,15 +31,15 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
             (
                 "__init__",
                 "__main__",
-                "api",
+                "_open",
                 "audit",
                 "cli",
                 "client",
                 "dagster",
                 "fence",
-                "opening",
+                "server",
                 "telemetry",
-                "tenants",
+                "wire",
                 "testing",
             )
         ),
@@ -79,7 +79,7 @@ def imports_of(file: str, source: str) -> Iterator[Import]:
                 # `from ragfence import errors` means the module; `from ragfence.core.hashing import digest` does not.
                 yield Import(file, node.lineno, f"{base}.{alias.name}" if base == "ragfence" else base)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            # import_module("ragfence.stores.fences_redis"), or a table of such names
+            # import_module("ragfence.stores.redis.store"), or a table of such names
             top, _, inside = node.value.partition(".")
             if top == "ragfence" and inside and _is_module(inside.replace(".", "/")):
                 yield Import(file, node.lineno, node.value)
@@ -144,7 +144,7 @@ def test_every_exception_is_still_needed() -> None:
         ("core/deep/keys.py", "from ...stores.fences import Lookup"),
         ("core/keys.py", "def lazily():\n    from ragfence.engine.leases import Lease"),
         ("core/keys.py", "if TYPE_CHECKING:\n    from ragfence.fence import Fence"),
-        ("core/keys.py", "import_module('ragfence.stores.fences_redis')"),
+        ("core/keys.py", "import_module('ragfence.stores.redis.store')"),
         ("core/keys.py", "import redis"),
         ("core/keys.py", "from pyarrow import Table"),
         ("core/keys.py", "def lazily():\n    import boto3.session"),
@@ -152,9 +152,9 @@ def test_every_exception_is_still_needed() -> None:
         ("errors.py", "import pydantic_settings"),
         ("stores/fences_new.py", "from ragfence.engine import points"),
         ("stores/fences_new.py", "from ragfence.testing.clock import VirtualClock"),
-        ("engine/performing.py", "from ragfence.audit import check"),
-        ("engine/performing.py", "from ragfence.opening import open"),
-        ("engine/performing.py", "from ragfence.unheard_of import thing"),
+        ("engine/runner.py", "from ragfence.audit import check"),
+        ("engine/runner.py", "from ragfence._open import open"),
+        ("engine/runner.py", "from ragfence.unheard_of import thing"),
         ("unheard_of.py", "import os"),
         ("unheard_of/deep.py", "import os"),
     ],
@@ -170,8 +170,8 @@ def test_a_forbidden_import_is_found(file: str, source: str) -> None:
         ("core/keys.py", "from .hashing import digest\nfrom ..errors import Stale\nfrom . import hashing"),
         ("core/keys.py", '"""See ragfence.stores for more."""\nx = ["ragfence/stores", "ragfence.yml"]'),
         ("stores/fences_new.py", "import redis\nfrom ragfence.core import hashing\nfiles('ragfence.stores')"),
-        ("engine/performing.py", "from ragfence.stores.fences import Lookup\nfrom ragfence.engine import points"),
-        ("fence.py", "from ragfence.audit.decisions import Audit\nfrom ragfence import errors, open"),
+        ("engine/runner.py", "from ragfence.stores.fences import Lookup\nfrom ragfence.engine import points"),
+        ("fence.py", "from ragfence.audit.audit import Audit\nfrom ragfence import errors, open"),
         ("testing/faults.py", "import pytest\nfrom ragfence.engine import points"),
     ],
 )

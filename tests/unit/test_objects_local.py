@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragfence.errors import CommitUncertain, StoreUnavailable, StoreUnsafe, UnknownStore, ValidationError
-from ragfence.stores import objects_local
+from ragfence.stores import local
+from ragfence.stores.local import LocalObjects
 from ragfence.stores.objects import Put
-from ragfence.stores.objects_local import LocalObjects
 from ragfence.stores.objects_local_temp import MACHINE, Temp, TempFiles
 from tests.unit.racing_objects import NAMES, race, self_evident, watch
 
@@ -135,7 +135,7 @@ def test_a_folder_that_somebody_else_made_is_synced_as_well(
 ) -> None:
     (tmp_path / "store" / "objects" / "t").mkdir()
     synced: list[Path] = []
-    monkeypatch.setattr(objects_local, "_sync_folder", synced.append)
+    monkeypatch.setattr(local, "_sync_folder", synced.append)
     store.put_new("t/one", b"1")
     assert [folder.name for folder in synced] == ["objects", "t"]
 
@@ -145,7 +145,7 @@ def test_a_loser_makes_the_winners_object_durable_before_it_answers(
 ) -> None:
     store.put_new("t/one", b"1")
     synced: list[Path] = []
-    monkeypatch.setattr(objects_local, "_sync_folder", synced.append)
+    monkeypatch.setattr(local, "_sync_folder", synced.append)
     assert not store.put_new("t/one", b"2").won
     assert [folder.name for folder in synced] == ["t"]
 
@@ -154,7 +154,7 @@ def test_a_delete_is_durable(store: LocalObjects, monkeypatch: pytest.MonkeyPatc
     store.put_new("t/one", b"1")
     store.put_new("t/two", b"2")
     synced: list[Path] = []
-    monkeypatch.setattr(objects_local, "_sync_folder", synced.append)
+    monkeypatch.setattr(local, "_sync_folder", synced.append)
     store.delete(["t/one", "t/two", "u/absent"])
     assert [folder.name for folder in synced] == ["t"]
 
@@ -182,7 +182,7 @@ def test_a_delete_also_removes_the_name_that_a_killed_writer_left(
     store.delete(["t/two"])
     assert temp_files(tmp_path) == [of_another_machine]
     synced: list[Path] = []
-    monkeypatch.setattr(objects_local, "_sync_folder", synced.append)
+    monkeypatch.setattr(local, "_sync_folder", synced.append)
     store.delete(["t/one"])
     assert temp_files(tmp_path) == []
     assert {folder.name for folder in synced} == {"t", ".tmp"}
@@ -305,7 +305,7 @@ def test_an_object_whose_folder_cannot_be_synced_is_uncertain_and_stays(
     store: LocalObjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as broken:
-        broken.setattr(objects_local, "_sync_folder", failing(errno.EIO))
+        broken.setattr(local, "_sync_folder", failing(errno.EIO))
         with pytest.raises(CommitUncertain, match="could not be synced"):
             store.put_new("one", b"1")
     assert store.put_new("one", b"1") == Put(won=False, existing=b"1")

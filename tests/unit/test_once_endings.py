@@ -19,7 +19,7 @@ from ragfence.errors import (
     TerminalError,
     ValidationError,
 )
-from ragfence.testing.points import at_point
+from ragfence.testing.crash_points import at_point
 from tests.unit.worlds import REQUEST, Request, Tickets, World, abandon, key_of, record_of, rows_of
 
 

@@ -11,9 +11,9 @@ from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 import ragfence
-from ragfence.api import app as api
-from ragfence.api import service
 from ragfence.cli.app import app as cli
+from ragfence.server import app as api
+from ragfence.server.routes import health
 from tests import servers
 from tests.servers.daemons import wait_until
 
@@ -75,7 +75,7 @@ def test_readyz_asks_the_fence_store_and_at_most_once_a_second(tmp_path: Path, m
                     assert client.get("/readyz").status_code == 200
                 assert admin.info("commandstats")["cmdstat_mget"]["calls"] - before <= 5
             server.stop()
-            time.sleep(service.KEPT_S)
+            time.sleep(health.KEPT_S)
             refused = client.get("/readyz")
             assert (refused.status_code, refused.json()["detail"]) == (503, "the fence store does not answer")
             server.start()
@@ -83,7 +83,7 @@ def test_readyz_asks_the_fence_store_and_at_most_once_a_second(tmp_path: Path, m
 
 
 def test_readyz_notices_that_the_folder_of_objects_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "KEPT_S", 0.0)
+    monkeypatch.setattr(health, "KEPT_S", 0.0)
     served = api.create_app(tmp_path / "fences.db", objects=tmp_path / "objects", insecure_dev=True)
     with TestClient(served, base_url="http://localhost") as client:
         assert client.get("/readyz").status_code == 200

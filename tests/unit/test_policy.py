@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError as PydanticValidationError
 
+from ragfence.core.decision_rows import Row, RowKind
 from ragfence.core.decisions import NOBODY
 from ragfence.core.policy import ROW_FIELDS, KindRules, Policy
 from ragfence.core.retention import SHORTEST_HOURS, WEBHOOK_HORIZONS_HOURS
-from ragfence.core.rows import Row, RowKind
 from ragfence.core.settings import load_policy
 from ragfence.errors import PolicyError
 

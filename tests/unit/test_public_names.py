@@ -85,7 +85,7 @@ def test_what_is_embedded_loads_no_backend(code: str, tmp_path: Path) -> None:
 
 
 def test_a_backend_is_seen_when_it_is_loaded(tmp_path: Path) -> None:
-    assert "redis" in _loaded_by("import ragfence.stores.fences_redis", tmp_path)
+    assert "redis" in _loaded_by("import ragfence.stores.redis.store", tmp_path)
 
 
 def test_only_the_contracts_of_testing_load_pytest(tmp_path: Path) -> None:

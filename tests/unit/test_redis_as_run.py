@@ -17,9 +17,9 @@ from ragfence.core.operations import Operation
 from ragfence.core.records import TOKEN_BYTES
 from ragfence.engine.requests import fingerprint_of
 from ragfence.errors import PolicyError, RagfenceError, SealUncertain, StoreUnavailable, StoreUnsafe, TransientError
-from ragfence.stores.fences_redis import RedisFences
-from ragfence.stores.redis_safety import Confirmation
-from ragfence.stores.redis_urls import _parsed
+from ragfence.stores.redis.requirements import Confirmation
+from ragfence.stores.redis.server_urls import _parsed
+from ragfence.stores.redis.store import RedisFences
 from tests import servers
 
 IMPATIENT = {"lease": {"seal_retry_s": 0.3}}
@@ -206,7 +206,7 @@ def test_a_cluster_goes_on_without_one_of_its_nodes(tmp_path: Path) -> None:
 def test_a_batch_that_a_node_of_the_cluster_cannot_answer_is_told_so() -> None:
     """What the others granted runs out by itself, or is granted again to the same token."""
     from ragfence.core.decisions import Granted, Mode
-    from ragfence.testing.fence_calls import claim
+    from ragfence.testing.contracts.fence_calls import claim
 
     with servers.valkey_cluster() as cluster:
         store = RedisFences(cluster.url, solo=True)

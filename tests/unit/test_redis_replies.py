@@ -18,10 +18,10 @@ import ragfence
 from ragfence import Document, Fence
 from ragfence.core.decisions import Mode, NotReady, Replay, Sealed
 from ragfence.errors import EmbedderInvalid, StoreUnavailable, ValidationError
-from ragfence.stores import redis_link
-from ragfence.stores.fences_redis import RedisFences
-from ragfence.stores.redis_batches import PART
-from ragfence.testing.fence_calls import claim, granted, seal, sealed, start_epoch, verdict
+from ragfence.stores.redis import connection as redis_link
+from ragfence.stores.redis.bulk import PART
+from ragfence.stores.redis.store import RedisFences
+from ragfence.testing.contracts.fence_calls import claim, granted, seal, sealed, start_epoch, verdict
 from tests import servers
 from tests.servers.resp_proxy import RespProxy, array, elements, resp_proxy
 
@@ -229,7 +229,7 @@ def test_a_stop_iteration_of_a_chunker_is_an_error_that_names_it(tmp_path: Path)
 
 
 def test_a_stop_iteration_of_an_embedder_is_an_error_that_names_it() -> None:
-    from ragfence.indexes.embedders.protocol import EmbedderId, embedded
+    from ragfence.indexes.embedders.embedder import EmbedderId, embedded
 
     with pytest.raises(EmbedderInvalid, match="raised StopIteration"):
         embedded(Stopping(), EmbedderId.of(Stopping()), ["It rains."])  # type: ignore[arg-type]

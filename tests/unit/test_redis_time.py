@@ -9,7 +9,7 @@ import redis
 
 from ragfence.core.decisions import Claim, Granted, InFlight
 from ragfence.core.records import TOKEN_BYTES
-from ragfence.stores.fences_redis import RedisFences
+from ragfence.stores.redis.store import RedisFences
 
 
 def claim(token: int, lease_ms: int) -> Claim:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import ragfence
-from ragfence.stores.objects_s3 import S3Objects
+from ragfence.stores.s3 import S3Objects
 from tests import servers
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/operations.md").read_text()

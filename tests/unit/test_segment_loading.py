@@ -11,7 +11,7 @@ from ragfence.core.operations import Fence
 from ragfence.core.records import SourceRecord, source_with
 from ragfence.engine.segment_log import LogRow, PlainCodec, SegmentLoader
 from ragfence.stores.fences import LoadedReceipt, LoadedSource
-from ragfence.stores.objects_local import LocalObjects
+from ragfence.stores.local import LocalObjects
 
 SHARD, SOURCE = b"\x05", b"s" * 20
 

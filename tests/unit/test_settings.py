@@ -172,7 +172,7 @@ def test_a_link_to_a_policy_that_is_gone_is_not_the_default_policy(
 
 def test_settings_load_neither_pydantic_nor_yaml() -> None:
     code = (
-        "import sys, ragfence.core.settings, ragfence.core.strategies, ragfence.core.diffs\n"
+        "import sys, ragfence.core.settings, ragfence.core.key_strategies, ragfence.core.diffs\n"
         "print([name for name in ('pydantic', 'yaml', 'jsonpatch', 'pyarrow') if name in sys.modules])"
     )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

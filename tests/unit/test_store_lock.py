@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ragfence.engine import store_lock
-from ragfence.engine.store_lock import held_lock
+from ragfence.engine import lock as store_lock
+from ragfence.engine.lock import held_lock
 from ragfence.errors import NotReady
-from ragfence.stores.fences_sqlite import SqliteFences
+from ragfence.stores.sqlite import SqliteFences
 from ragfence.testing import MemoryFences
 
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from ragfence.core.canonical import canonical_json, parse_json
-from ragfence.core.strategies import KeyStrategy, KeyWarning, by_fields, by_id, by_id_and_fields
+from ragfence.core.key_strategies import KeyStrategy, KeyWarning, by_fields, by_id, by_id_and_fields
 from ragfence.errors import NotJson, ValidationError
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "core.json").read_text(encoding="utf-8"))

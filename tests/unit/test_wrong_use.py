@@ -29,8 +29,8 @@ from ragfence.errors import (
     UnknownStore,
     ValidationError,
 )
-from ragfence.testing.fences import MemoryFences
-from ragfence.testing.objects import MemoryObjects
+from ragfence.testing.memory import MemoryFences
+from ragfence.testing.memory_objects import MemoryObjects
 from tests import servers
 from tests.unit.test_objects_s3 import lying
 from tests.unit.worlds import World
@@ -377,7 +377,7 @@ def test_a_store_from_the_environment_that_nobody_knows_is_refused(monkeypatch: 
 
 def test_the_object_store_is_closed_when_the_fence_store_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[int] = []
-    monkeypatch.setattr("ragfence.stores.objects_local.LocalObjects.close", lambda self: closed.append(1))
+    monkeypatch.setattr("ragfence.stores.local.LocalObjects.close", lambda self: closed.append(1))
     (port,) = servers.free_ports(1)
     with pytest.raises(StoreUnavailable):
         ragfence.open(f"redis://127.0.0.1:{port}/0", objects="here")

@@ -15,15 +15,15 @@ import pytest
 
 import ragfence
 from ragfence import Fence, Operation, Policy, Receipt
-from ragfence.engine.claiming import Claimed
+from ragfence.engine.claim_block import Claimed
 from ragfence.engine.leases import heartbeat
 from ragfence.stores.fences import FenceStore, Lookup
-from ragfence.stores.fences_sqlite import SqliteFences
+from ragfence.stores.local import LocalObjects
 from ragfence.stores.objects import ObjectStore
-from ragfence.stores.objects_local import LocalObjects
+from ragfence.stores.sqlite import SqliteFences
 from ragfence.testing.clock import VirtualClock
-from ragfence.testing.fences import MemoryFences
-from ragfence.testing.objects import MemoryObjects
+from ragfence.testing.memory import MemoryFences
+from ragfence.testing.memory_objects import MemoryObjects
 
 R = TypeVar("R")
 Request = dict[str, Any]

@@ -18,10 +18,10 @@ from unicodedata import normalize
 from urllib.parse import quote
 
 from ragfence.documents.document import Document
-from ragfence.documents.sources.content import LIMIT_BYTES, Reading, Skipped, reading
-from ragfence.documents.sources.ignoring import IGNORED, Ignore
-from ragfence.documents.sources.protocol import Item
+from ragfence.documents.readers.content import LIMIT_BYTES, Reading, Skipped, reading
+from ragfence.documents.sources.ignore_rules import IGNORED, Ignore
 from ragfence.documents.sources.regular_files import NotRegularFileError, open_folder, open_regular_file, open_root
+from ragfence.documents.sources.source import Item
 from ragfence.errors import DocumentInvalid, Hint, RagfenceError, StoreUnavailable, ValidationError
 
 IGNORE_FILE = ".ragfenceignore"

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any, NoReturn
 
 from ragfence.documents.document import Document
-from ragfence.documents.sources.content import as_doc_id
-from ragfence.documents.sources.protocol import Item
+from ragfence.documents.readers.content import as_doc_id
+from ragfence.documents.sources.source import Item
 from ragfence.errors import DocumentInvalid, ValidationError
 
 _LANGCHAIN_IDS = ("doc_id", "id")

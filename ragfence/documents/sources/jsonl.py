@@ -14,10 +14,10 @@ from typing import Any, BinaryIO, NoReturn
 from unicodedata import normalize
 
 from ragfence.documents.document import Document
-from ragfence.documents.sources.content import as_doc_id
+from ragfence.documents.readers.content import as_doc_id
 from ragfence.documents.sources.folder import shown, unusable
-from ragfence.documents.sources.protocol import Item
 from ragfence.documents.sources.regular_files import NotRegularFileError, open_regular_file
+from ragfence.documents.sources.source import Item
 from ragfence.errors import DocumentInvalid, Hint, ValidationError
 
 FIELDS: Mapping[str, Sequence[str]] = MappingProxyType(

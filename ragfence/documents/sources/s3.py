@@ -13,10 +13,10 @@ from urllib.parse import parse_qs
 from ragfence._extras import needs_extra
 from ragfence.core.urls import show_url
 from ragfence.documents.document import Document
-from ragfence.documents.sources.content import LIMIT_BYTES, Skipped, reading
+from ragfence.documents.readers.content import LIMIT_BYTES, Skipped, reading
 from ragfence.documents.sources.folder import patterns
-from ragfence.documents.sources.ignoring import IGNORED, Ignore
-from ragfence.documents.sources.protocol import Item
+from ragfence.documents.sources.ignore_rules import IGNORED, Ignore
+from ragfence.documents.sources.source import Item
 from ragfence.errors import DocumentInvalid, RagfenceError, StoreAuth, UnknownStore
 from ragfence.stores.object_address import check_endpoint
 
@@ -104,7 +104,7 @@ class S3Source:
     def items(self) -> Iterator[Item]:
         self._skipped = Skipped()
         client = self._client()
-        from ragfence.stores.objects_s3_errors import BotoError
+        from ragfence.stores.s3_errors import BotoError
 
         pages = client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=self._root)
         try:
@@ -138,7 +138,7 @@ class S3Source:
         client = self._client()
         from botocore.exceptions import ClientError
 
-        from ragfence.stores.objects_s3_errors import BotoError, is_absent
+        from ragfence.stores.s3_errors import BotoError, is_absent
 
         for reads_left in reversed(range(_BODY_READS)):
             try:
@@ -182,7 +182,7 @@ class S3Source:
         with needs_extra("s3", f"Reading {self._name}", UnknownStore):
             from boto3.session import Session
             from botocore.config import Config
-        from ragfence.stores.objects_s3_errors import BotoError
+        from ragfence.stores.s3_errors import BotoError
 
         config = Config(
             connect_timeout=5.0,
@@ -202,7 +202,7 @@ class S3Source:
             raise UnknownStore(f"cannot open {self._name}: {error}", hint="check the endpoint's URL") from error
 
     def _told(self, error: Exception, what: str) -> RagfenceError:
-        from ragfence.stores.objects_s3_errors import brief, translate
+        from ragfence.stores.s3_errors import brief, translate
 
         told = translate(error, what, self._bucket, self._name)
         if isinstance(told, StoreAuth) and brief(error).startswith("AccessDenied"):

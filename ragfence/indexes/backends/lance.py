@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from ragfence._extras import needs_extra
 from ragfence.errors import BuildMissing, FormatCorrupt, StoreUnavailable, ValidationError
 from ragfence.indexes.backends import lance_aliases, lance_indexes
+from ragfence.indexes.backends.backend import PAYLOAD, PREFIX, Found, Pointer, Shape, row_schema
 from ragfence.indexes.backends.lance_errors import LanceError, file_gone, lost_race, no_table, translate
 from ragfence.indexes.backends.lance_folders import RemoteFolders
-from ragfence.indexes.backends.protocol import PAYLOAD, PREFIX, Found, Pointer, Shape, row_schema
 from ragfence.indexes.backends.shapes import check_search, only
 from ragfence.stores.file_modes import make_folders
 
 if TYPE_CHECKING:
-    from ragfence.indexes.embedders.protocol import Vectors
+    from ragfence.indexes.embedders.embedder import Vectors
 
 _SHAPE = b"ragfence.shape"
 _READ_ROWS = 8_192

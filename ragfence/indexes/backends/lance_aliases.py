@@ -18,8 +18,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from ragfence.indexes.backends.backend import Pointer
 from ragfence.indexes.backends.lance_errors import LanceError, no_table
-from ragfence.indexes.backends.protocol import Pointer
 from ragfence.stores.file_modes import make_folders, opener
 
 TABLE = "ragfence-aliases"

@@ -32,7 +32,7 @@ class RemoteFolders:
 
     def _holds(self, name: str) -> bool:
         prefix = f"{self._root}/{name}.lance/".lstrip("/")
-        from ragfence.stores.objects_s3_errors import BotoError, translate
+        from ragfence.stores.s3_errors import BotoError, translate
 
         assert self._client is not None
         try:

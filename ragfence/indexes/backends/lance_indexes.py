@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ragfence.errors import ValidationError
-from ragfence.indexes.backends.protocol import Shape
+from ragfence.indexes.backends.backend import Shape
 from ragfence.indexes.backends.shapes import Between, Kinds, check_shape
 
 _TRAINING = {

@@ -20,11 +20,11 @@ from uuid import UUID
 
 from ragfence._extras import missing_package
 from ragfence.errors import BuildMissing, StoreUnavailable, Unsupported, ValidationError
-from ragfence.indexes.backends.protocol import PAYLOAD, PREFIX, Found, Metric, Pointer, Shape, row_schema
+from ragfence.indexes.backends.backend import PAYLOAD, PREFIX, Found, Metric, Pointer, Shape, row_schema
 from ragfence.indexes.backends.shapes import Between, Kinds, check_search, check_shape, only
 
 if TYPE_CHECKING:
-    from ragfence.indexes.embedders.protocol import Vectors
+    from ragfence.indexes.embedders.embedder import Vectors
 
 KINDS: Kinds = {
     "flat": {},

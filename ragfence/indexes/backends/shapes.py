@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
 from ragfence.errors import EmbedderInvalid, ValidationError
-from ragfence.indexes.backends.protocol import Metric, Shape
-from ragfence.indexes.embedders.protocol import without_direction
+from ragfence.indexes.backends.backend import Metric, Shape
+from ragfence.indexes.embedders.embedder import without_direction
 
 MAX_DIMENSION = 65_536
 MAX_K = 10_000

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ragfence.errors import EmbedderInvalid
 
 if TYPE_CHECKING:
-    from ragfence.indexes.embedders.protocol import Vectors
+    from ragfence.indexes.embedders.embedder import Vectors
 
 COMPLAINT = 300
 """characters of what a server says are shown"""

@@ -16,16 +16,16 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import urlsplit
 
-from ragfence.documents.segments import estimated_tokens
+from ragfence.core.backoff import Backoff, may_pass, retry_after_s
+from ragfence.documents.log import estimated_tokens
 from ragfence.errors import EmbedderInvalid, EmbedderUnavailable, RagfenceError, ValidationError
 from ragfence.indexes.embedders.answers import said_by, vectors_in
 from ragfence.indexes.embedders.packages import package
-from ragfence.indexes.embedders.retrying import Backoff, may_pass, retry_after_s
 
 if TYPE_CHECKING:
     import httpx
 
-    from ragfence.indexes.embedders.protocol import Vectors
+    from ragfence.indexes.embedders.embedder import Vectors
 
 INSTALL = "ragfence[openai]"
 OPENAI = "https://api.openai.com/v1"

@@ -19,7 +19,7 @@ from ragfence.errors import Unsupported
 from ragfence.indexes.embedders.packages import digest_of_files, folder_of, package
 
 if TYPE_CHECKING:
-    from ragfence.indexes.embedders.protocol import Vectors
+    from ragfence.indexes.embedders.embedder import Vectors
 
 INSTALL = "ragfence[minilm]"
 DIMENSION = 384

@@ -20,10 +20,10 @@ LOCK_MS = 1000
 """who rebuilds the fence store and is killed is not waited for longer"""
 IMPORTED = (
     "anyio._backends._asyncio",
-    "ragfence.api.app",
-    "ragfence.api.serving",
+    "ragfence.server.app",
+    "ragfence.server.serve",
     "ragfence.cli.app",
-    "ragfence.documents.guard",
+    "ragfence.documents.documents",
     "semantic_text_splitter",
     "uvicorn.lifespan.on",
     "uvicorn.loops.auto",
@@ -61,10 +61,10 @@ class Trap:
 
 def _served(job: dict[str, object]) -> int:
     from ragfence.cli import main
-    from ragfence.engine import hydration, points
+    from ragfence.engine import crash_points, hydration
 
     hydration.LOCK_MS = LOCK_MS
-    points.visitor = Trap(Path(str(job["trap"])))
+    crash_points.visitor = Trap(Path(str(job["trap"])))
     sys.argv = ["ragfence", *map(str, job["argv"])]  # type: ignore[call-overload]
     try:
         main()

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple
 
+from ragfence.core.decision_rows import FENCED_OUT, SEAL_POSITION
 from ragfence.core.operations import encoded
-from ragfence.core.rows import FENCED_OUT, SEAL_POSITION
 from ragfence.stores.objects import ObjectStore
 from tests.api.killed.asking import MISMATCH, NDJSON, STALE, Ask, Notes, Reply
 from tests.api.killed.places import Place

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import ragfence
-from ragfence.api.apikeys import ApiKeys
-from ragfence.api.scopes import Role
+from ragfence.server.apikeys import ApiKeys
+from ragfence.server.scopes import Role
 from tests.chaos.crew import Nursery, Worker, environment, nursery, until
 from tests.chaos.sites import Site
 from tests.servers import free_ports

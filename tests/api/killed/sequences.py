@@ -13,10 +13,10 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ragfence.documents.moving import AFTER_SNIPPETS
-from ragfence.engine.points import HYDRATION_POINTS, OPERATION_POINTS
+from ragfence.documents.head_moves import AFTER_SNIPPETS
+from ragfence.engine.crash_points import HYDRATION_POINTS, OPERATION_POINTS
 from ragfence.indexes.aliases import ALIAS_POINTS
-from ragfence.indexes.building import BUILD_POINTS
+from ragfence.indexes.build import BUILD_POINTS
 from tests.api.killed.asking import NDJSON, Ask
 
 POINTS = (*OPERATION_POINTS, AFTER_SNIPPETS)

@@ -8,7 +8,7 @@ from tests.audit.many.plan import DrainerJob, loaded
 from tests.audit.many.worker import LedgerDrainer, LedgerWorker
 from tests.chaos.nursery import Nursery, preload
 
-IMPORTED = ("ragfence.audit.draining", "ragfence.documents.guard", "ragfence.engine.once")
+IMPORTED = ("ragfence.audit.drain", "ragfence.documents.documents", "ragfence.engine.once")
 
 
 class Cradle(Nursery):

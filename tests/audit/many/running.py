@@ -8,7 +8,7 @@ import signal
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from ragfence.audit.draining import DRAIN_POINTS
+from ragfence.audit.drain import DRAIN_POINTS
 from tests.audit.many.judge import Verdict, judge
 from tests.audit.many.plan import DrainerJob, Plan, WorkerJob
 from tests.chaos.crew import Nursery, Overdue, Worker, environment, nursery, until

@@ -20,9 +20,9 @@ from dataclasses import asdict
 from typing import Any
 
 import ragfence
-from ragfence.audit import draining
+from ragfence.audit import drain as draining
 from ragfence.core.receipts import Receipt
-from ragfence.engine import points
+from ragfence.engine import crash_points
 from ragfence.errors import Conflict, FencedOut, InFlight, RagfenceError, Stale
 from tests.audit.many.plan import CLAIM, DOCUMENTS, MOVE, ONCE, Ask, DrainerJob, Turn, WorkerJob
 from tests.chaos.worker import ANSWERED, BROKEN, GAVE_UP, Lines, OutOfPatience
@@ -139,7 +139,7 @@ class LedgerDrainer:
     def run(self) -> int:
         job = self._job
         draining.LOCK_MS = 1
-        points.visitor = self._visit
+        crash_points.visitor = self._visit
         policy = ragfence.Policy.from_mapping({"audit": {"drain_batch_rows": 500, "min_files": 4}})
         try:
             with ragfence.open(job.store, objects=job.objects, tenant=job.tenant, policy=policy) as fence:

@@ -12,9 +12,9 @@ from typing import Any
 
 import ragfence
 from ragfence import Document
-from ragfence.documents.chunking import Piece
-from ragfence.testing.fences import MemoryFences
-from ragfence.testing.objects import MemoryObjects
+from ragfence.documents.chunking.chunker import Piece
+from ragfence.testing.memory import MemoryFences
+from ragfence.testing.memory_objects import MemoryObjects
 
 TENANT = "chaos"
 """that of the sites on which the attack takes place"""

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import ragfence
-from ragfence.documents.chunking import Chunker
-from ragfence.documents.guard import Documents
+from ragfence.documents.chunking.chunker import Chunker
+from ragfence.documents.documents import Documents
 from ragfence.engine.hydration import LOCK_MS, EpochWatch
 from ragfence.errors import StoreUnavailable
+from ragfence.stores.local import LocalObjects
 from ragfence.stores.objects import ObjectStore
-from ragfence.stores.objects_local import LocalObjects
-from ragfence.testing.objects import MemoryObjects
+from ragfence.testing.memory_objects import MemoryObjects
 from tests.documents.attack.corpus import Paragraphs
 from tests.documents.attack.strikes import CutSeals, Passing, WatchedObjects, struck
 from tests.machine.lineages import Lineages, MemoryLineages

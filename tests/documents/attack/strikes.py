@@ -6,19 +6,19 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ragfence.documents.moving import AFTER_SNIPPETS, DOCUMENT_POINTS
-from ragfence.engine import points
+from ragfence.documents.head_moves import AFTER_SNIPPETS, DOCUMENT_POINTS
+from ragfence.engine import crash_points
 from ragfence.testing import at_point
 from tests.documents.attack.work import BEFORE_EPOCH_CHECK, MID_SEAL
 
 STRIKES = (
-    points.AFTER_CLAIM,
+    crash_points.AFTER_CLAIM,
     AFTER_SNIPPETS,
-    points.AFTER_COMMIT,
+    crash_points.AFTER_COMMIT,
     BEFORE_EPOCH_CHECK,
-    points.BEFORE_SEAL,
+    crash_points.BEFORE_SEAL,
     MID_SEAL,
-    points.AFTER_SEAL,
+    crash_points.AFTER_SEAL,
 )
 """In the order in which a batch comes by them."""
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ragfence import Document
-from ragfence.documents.chunking import Chunker, MarkdownChunker, TextChunker
-from ragfence.documents.guard import Documents
+from ragfence.documents.chunking.chunker import Chunker, MarkdownChunker, TextChunker
+from ragfence.documents.documents import Documents
 from tests.documents.attack.corpus import Paragraphs, chunkings, parts
 from tests.documents.attack.judge import snippets_written
 from tests.documents.attack.places import Place, in_folder, in_memory

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from ragfence import Document
-from ragfence.engine.points import HYDRATION_POINTS
+from ragfence.engine.crash_points import HYDRATION_POINTS
 from ragfence.testing import at_point
 from tests.documents.attack.corpus import chunkings, doc_id, document, parts
 from tests.documents.attack.places import Crash, Place

@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from ragfence.engine.points import AFTER_CLAIM, AFTER_SEAL
+from ragfence.engine.crash_points import AFTER_CLAIM, AFTER_SEAL
 from tests.chaos.crew import Nursery
 from tests.chaos.sites import SQLITE, VALKEY_FOLDER
 from tests.chaos.work import Strike

@@ -21,10 +21,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from ragfence import Document, Receipt
 from ragfence.documents.findings import IN_THE_FENCE_STORE, Trouble
+from ragfence.engine.crash_points import HYDRATION_POINTS
 from ragfence.engine.hydration import LOCK_MS
-from ragfence.engine.points import HYDRATION_POINTS
 from ragfence.errors import Conflict, InFlight, Stale
-from ragfence.testing.fence_calls import DAY_MS
+from ragfence.testing.contracts.fence_calls import DAY_MS
 from tests.documents.attack.corpus import Paragraphs
 from tests.documents.attack.model import (
     CONFLICT,

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ragfence import Document
-from ragfence.documents.chunking import MarkdownChunker, Piece, TextChunker
-from ragfence.documents.guard import Documents
+from ragfence.documents.chunking.chunker import MarkdownChunker, Piece, TextChunker
+from ragfence.documents.documents import Documents
 from ragfence.errors import DocumentInvalid
 from tests.documents.attack.places import Place, in_folder, in_memory
 from tests.machine.lineages import RedisLineages, SqliteLineages

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 
 import ragfence
 from ragfence.core.receipts import Decision
-from ragfence.indexes.backends.opening import BESIDE_ON_S3
-from ragfence.indexes.builds import SEALED, Seal
+from ragfence.indexes.backends.registry import BESIDE_ON_S3
+from ragfence.indexes.build_log import SEALED, Seal
 from tests.chaos.crew import Worker
 from tests.chaos.sites import Site
 from tests.chaos.work import lines

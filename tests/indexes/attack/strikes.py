@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ragfence.engine.points import AFTER_COMMIT, AFTER_SEAL, BEFORE_SEAL
-from ragfence.indexes.building import AFTER_SEALING, BUILD_POINTS, MID_WRITE
+from ragfence.engine.crash_points import AFTER_COMMIT, AFTER_SEAL, BEFORE_SEAL
+from ragfence.indexes.build import AFTER_SEALING, BUILD_POINTS, MID_WRITE
 from ragfence.indexes.vectors import AFTER_EMBEDDED, MID_EMBED
 from tests.chaos.crew import Worker
 from tests.chaos.sites import Site

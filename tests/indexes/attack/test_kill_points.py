@@ -10,7 +10,7 @@ from itertools import product
 
 import pytest
 
-from ragfence.indexes.building import AFTER_SEALING, BEFORE_SEALING, MID_WRITE
+from ragfence.indexes.build import AFTER_SEALING, BEFORE_SEALING, MID_WRITE
 from ragfence.indexes.vectors import MID_EMBED
 from tests.chaos.sites import SQLITE, VALKEY_FOLDER
 from tests.documents.attack.conftest import OpenSite

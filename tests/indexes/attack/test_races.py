@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from ragfence.indexes.building import BUILD_POINTS
+from ragfence.indexes.build import BUILD_POINTS
 from tests.chaos.sites import SQLITE, VALKEY_FOLDER
 from tests.documents.attack.conftest import OpenSite
 from tests.indexes.attack.conftest import OpenCrew

@@ -24,9 +24,9 @@ import lancedb  # noqa: F401  (takes seconds: the nursery has it, and whoever is
 
 import ragfence
 from ragfence.engine import hydration
-from ragfence.indexes.building import AFTER_SEALING, Build
+from ragfence.indexes.build import AFTER_SEALING, Build
 from ragfence.indexes.spec import IndexSpec
-from ragfence.testing.points import at_point
+from ragfence.testing.crash_points import at_point
 from tests.chaos.work import Strike
 from tests.chaos.worker import ANSWERED, BROKEN, GAVE_UP, OutOfPatience
 from tests.documents.attack.strikes import Passing

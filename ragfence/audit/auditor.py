@@ -1,0 +1,314 @@
+"""The auditor: replays decision rows and proves the promises, or names the rows that break them.
+
+one_seal         at most one sealed `new` per key and life; a life ends by its expiry or by an `ended` row
+equal_receipts   everybody answered with a key's outcome got the same effect of the same attempt; for documents, whose
+                 heads move to one key again and again, the same effect
+fences_ascend    of two leases of a source, the later has the higher fence number
+lost_epoch       the store forgot a life: `new` again in a later epoch, without an object store behind it
+same_payload     whoever was answered with an outcome had brought the payload it belongs to
+own_lease        an effect is sealed by the attempt that was granted, with just the fence it was granted
+known_winner     whoever was answered with an outcome was answered with one that somebody sealed, and not before that
+own_key          a row stands under the key of the operation that it names
+
+`known_winner` asks for a row that must be there. A fence store that loses rows starts a new epoch, old days expire, and
+a Redis without objects keeps its newest rows alone; so a seal is asked for only of outcomes of the newest epoch, sealed
+after the first row of the shard, and only where a ledger is kept. Which epoch is the newest, the object store knows: a
+store that forgot everything and answers only duplicates grants nothing in its new epoch, so no row tells of it. What a
+store of a later epoch answers was loaded from the object store: an outcome of a document whose seal is missing must be
+in the log of documents (`Report.unproven`; `Audit.check` looks it up).
+
+What the log of the aliases has to prove (every target was sealed before the swap) is in `indexes.alias_checks`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from ragfence.core.decision_rows import HEALED, RELEASE_POSITION, SEAL_POSITION, Row, RowKind
+from ragfence.core.decisions import NOBODY
+from ragfence.core.hashing import shard_of
+from ragfence.core.operations import Fence, Operation
+from ragfence.engine.requests import DOCUMENT_ACTIONS
+from ragfence.errors import ValidationError
+from ragfence.stores.objects import ObjectStore
+
+DOCUMENT = "document"
+LOG_READS = 5
+CLOCK_SLACK_MS = 60_000
+"""so far a clock may be set back, or differ between a server and its successor"""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    invariant: str
+    key: str
+    text: str
+    rows: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    rows: int
+    keys: int
+    findings: tuple[Finding, ...] = ()
+    unproven: tuple[Finding, ...] = ()
+    """findings if the log of documents does not have the key: no row is left that proves the answer"""
+
+    @property
+    def ok(self) -> bool:
+        return not self.findings
+
+    def __add__(self, other: Report) -> Report:
+        """Of two that looked at different keys."""
+        findings, unproven = self.findings + other.findings, self.unproven + other.unproven
+        return Report(self.rows + other.rows, self.keys + other.keys, findings, unproven)
+
+    def __str__(self) -> str:
+        if self.ok:
+            return f"{self.rows} rows over {self.keys} keys: every promise kept"
+        lines = [f"{len(self.findings)} findings in {self.rows} rows over {self.keys} keys"]
+        lines += [f"  {found.invariant} {found.key[:18]}...: {found.text}" for found in self.findings]
+        return "\n".join(lines)
+
+
+@dataclass(slots=True)
+class _Life:
+    seal: Row | None = None
+    answers: dict[tuple[str, bytes], Row] = field(default_factory=dict)
+    ended: bytes | None = None
+    """whose outcome an `ended` row took back; it is removed after that row, so it may be told until a new one is"""
+
+    def goes_on_with(self, row: Row) -> bool:
+        return self.ended is None or self.ended == row.winner
+
+
+def check(
+    rows: Iterable[Row],
+    *,
+    tenant: str | None = None,
+    whole: bool = False,
+    newest_epoch: Callable[[], int] = lambda: 0,
+) -> Report:
+    """Rows in any order, doubled or not; what counts is their content. All rows of their shards.
+
+    `tenant`: whose rows they are, so that keys can be compared with operations. `whole`: rows are not trimmed away.
+    `newest_epoch`: what the object store says, once all rows are read; the fence store may forget rows meanwhile.
+    """
+    unique = {row.row_id: row for row in rows}
+    ordered = sorted(unique.values(), key=lambda row: (row.ts_ms, row.fence, row.position))
+    findings: list[Finding] = []
+    by_key: dict[bytes, list[Row]] = {}
+    for row in ordered:
+        by_key.setdefault(row.key, []).append(row)
+    for key, members in by_key.items():
+        findings += _check_key(key, members)
+    findings += _check_fences(ordered)
+    unproven: list[Finding] = []
+    if whole:
+        missing, unproven = _check_winners(ordered, newest_epoch())
+        findings += missing
+    if tenant is not None:
+        findings += _check_names(by_key, tenant)
+    return Report(len(unique), len(by_key), tuple(findings), tuple(unproven))
+
+
+def _check_key(key: bytes, rows: list[Row]) -> Iterable[Finding]:
+    yield from _check_leases(key, rows)
+    life = _Life()
+    document = _document_action(rows)
+    if document in ("retract", "purge"):
+        return  # a document may be taken away as often as it comes
+    for row in rows:
+        if row.kind is RowKind.ENDED:
+            life.ended = row.winner
+            continue
+        if (_is_seal(row) or _is_answer(row)) and not life.goes_on_with(row):
+            life = _Life()
+        if _is_seal(row):
+            if life.seal is not None and _expired(life.seal, row.ts_ms):
+                life = _Life(ended=life.ended)
+            if life.seal is not None and life.seal.winner != row.winner:
+                lost = life.seal.fence.epoch < row.fence.epoch
+                yield Finding(
+                    "lost_epoch" if lost else "one_seal",
+                    key.hex(),
+                    f"sealed twice, by {life.seal.winner.hex()[:8]} and by {row.winner.hex()[:8]}"
+                    + (": the fence store forgot the first" if lost else ""),
+                    (life.seal.row_id, row.row_id),
+                )
+            life.seal = life.seal or row
+        if _is_answer(row):
+            if life.seal is not None and _expired(life.seal, row.ts_ms):
+                life = _Life(ended=life.ended)
+            # The head of a document moves to one key again and again, by other attempts: its receipt is the key's.
+            answer = (row.effect_id, NOBODY if document else row.winner)
+            if life.answers and answer not in life.answers:
+                other = next(iter(life.answers.values()))
+                yield Finding(
+                    "equal_receipts",
+                    key.hex(),
+                    f"answered with {row.effect_id or 'the effect'} of {row.winner.hex()[:8]} and with "
+                    f"{other.effect_id or 'the effect'} of {other.winner.hex()[:8]}",
+                    (other.row_id, row.row_id),
+                )
+            first = life.seal or next(iter(life.answers.values()), row)
+            if first.fingerprint != row.fingerprint:
+                text = (
+                    f"the outcome of the payload {first.fingerprint.hex()[:8]} was given to {row.fingerprint.hex()[:8]}"
+                )
+                yield Finding("same_payload", key.hex(), text, (first.row_id, row.row_id))
+            life.answers.setdefault(answer, row)
+
+
+def _check_leases(key: bytes, rows: list[Row]) -> Iterable[Finding]:
+    granted: dict[bytes, list[Row]] = {}
+    for row in rows:
+        if _is_grant(row):
+            granted.setdefault(row.token, []).append(row)
+    for row in rows:
+        if not _is_seal(row):
+            continue
+        leases = granted.get(row.token, [])
+        if row.winner != row.token:
+            text = f"{row.token.hex()[:8]} sealed as new what {row.winner.hex()[:8]} had performed"
+            yield Finding("own_lease", key.hex(), text, (row.row_id, row.row_id))
+        elif leases and all(lease.fence != row.fence for lease in leases):
+            text = f"granted with the fence {leases[-1].fence}, sealed with {row.fence}"
+            yield Finding("own_lease", key.hex(), text, (leases[-1].row_id, row.row_id))
+
+
+def _check_winners(rows: list[Row], newest_epoch: int) -> tuple[list[Finding], list[Finding]]:
+    """What is broken, and what is if the log of documents does not know it."""
+    findings: list[Finding] = []
+    unproven: list[Finding] = []
+    first_ms: dict[int, int] = {}
+    newest: dict[int, int] = {}
+    sealed: dict[tuple[bytes, bytes], Row] = {}
+    for row in rows:
+        shard = row.key[0]
+        first_ms[shard] = min(first_ms.get(shard, row.ts_ms), row.ts_ms)
+        newest[shard] = max(newest.get(shard, newest_epoch), row.fence.epoch)
+        if row.position == SEAL_POSITION and row.sealed_at_ms:  # also of whoever sealed a commit it found
+            sealed.setdefault((row.key, row.winner), row)
+    for row in rows:
+        shard = row.key[0]
+        if not _is_answer(row) or row.position == SEAL_POSITION:
+            continue
+        if row.flags & HEALED:  # answered with a commit that nobody had sealed: the object is the proof
+            continue
+        seal = sealed.get((row.key, row.winner))
+        rows_may_be_lost = row.fence.epoch < newest[shard]
+        if seal is None and row.sealed_at_ms >= first_ms[shard]:
+            text = f"answered with the outcome of {row.winner.hex()[:8]}, which nobody sealed"
+            if not rows_may_be_lost:
+                findings.append(Finding("known_winner", row.key.hex(), text, (row.row_id,)))
+            elif _document_action([row]) not in ("", "retract", "purge"):
+                text += ", and the log of documents does not have"
+                unproven.append(Finding("known_winner", row.key.hex(), text, (row.row_id,)))
+        elif seal is not None and not rows_may_be_lost and row.ts_ms + CLOCK_SLACK_MS < seal.ts_ms:
+            text = f"answered {seal.ts_ms - row.ts_ms} ms before {row.winner.hex()[:8]} sealed it"
+            findings.append(Finding("known_winner", row.key.hex(), text, (seal.row_id, row.row_id)))
+    return findings, unproven
+
+
+def keys_in_log(tenant: str, objects: ObjectStore, wanted: set[bytes]) -> set[bytes]:
+    """Which of these keys the log of documents has; all of them, if it is rewritten faster than it can be read."""
+    from ragfence.documents.parquet import fixed_values, read_table
+    from ragfence.engine.epochs import Epochs
+
+    for _ in range(LOG_READS):
+        found: set[bytes] = set()
+        for name in Epochs(tenant, objects).truth():
+            if (data := objects.get(name)) is None:
+                break  # a compaction or a purge has begun a new epoch, which lists what replaced it
+            found |= wanted.intersection(fixed_values(read_table(name, data, "rows", ["key"]), "key"))
+        else:
+            return found
+    return wanted
+
+
+def _check_names(by_key: dict[bytes, list[Row]], tenant: str) -> Iterable[Finding]:
+    """Once per key and context: most rows of a key name it in the same words."""
+    for key, members in by_key.items():
+        for row in {row.context: row for row in members}.values():
+            told = json.loads(row.context or b"{}")
+            if (named := _key_named(told, tenant)) is not None and not key.startswith(named):
+                text = f"the row is about {told['kind']} {told['source_id']!r}, whose key is another"
+                yield Finding("own_key", key.hex(), text, (row.row_id,))
+
+
+def _key_named(told: dict[str, str], tenant: str) -> bytes | None:
+    """As much of the key as the context tells; None if it tells nothing."""
+    if not told.get("kind") or not told.get("source_id"):
+        return None
+    if told["kind"] == DOCUMENT and told.get("action", "") in DOCUMENT_ACTIONS:
+        return bytes((shard_of(tenant, told["source_id"]),))  # the rest is made of its content, by its guard
+    try:
+        return Operation(
+            kind=told["kind"],
+            source_id=told["source_id"],
+            revision=told.get("revision", ""),
+            source_type=told.get("source_type", ""),
+            index_hash=told.get("index_hash", ""),
+            action=told.get("action", ""),
+            tenant=tenant,
+        ).key
+    except ValidationError:
+        return b"\xff"  # of no operation
+
+
+def _check_fences(rows: list[Row]) -> Iterable[Finding]:
+    """Grants of one source, in the order in which they were given, must ascend; no number is given twice."""
+    last: dict[tuple[str, ...], Row] = {}
+    given: dict[tuple[int, Fence], Row] = {}
+    for row in rows:
+        if not _is_grant(row) or not row.fence.epoch:
+            continue
+        spot = (row.key[0], row.fence)
+        if spot in given and given[spot].token != row.token:
+            text = f"the fence {row.fence} was given twice"
+            yield Finding("fences_ascend", row.key.hex(), text, (given[spot].row_id, row.row_id))
+        given[spot] = row
+        source = _source_of(row)
+        before = last.get(source)
+        if before is not None and before.token != row.token and before.fence >= row.fence:
+            text = f"the fence {before.fence} was followed by {row.fence}"
+            yield Finding("fences_ascend", row.key.hex(), text, (before.row_id, row.row_id))
+        last[source] = row
+
+
+def _source_of(row: Row) -> tuple[str, ...]:
+    """The source of a row; its key, where the row was written without a context."""
+    values = json.loads(row.context or b"{}")
+    if "source_id" not in values:
+        return (row.key.hex(),)
+    return f"{row.key[0]:02x}", values.get("kind", ""), values.get("source_type", ""), values["source_id"]
+
+
+def _document_action(rows: list[Row]) -> str:
+    """What is done to a document under this key; empty if it is an operation of another kind."""
+    for row in rows:
+        if b'"kind":"document"' in row.context:
+            action = json.loads(row.context).get("action", "")
+            return action if action in DOCUMENT_ACTIONS else ""
+    return ""
+
+
+def _is_grant(row: Row) -> bool:
+    return row.kind is RowKind.NEW and row.position not in (SEAL_POSITION, RELEASE_POSITION)
+
+
+def _is_seal(row: Row) -> bool:
+    return row.kind is RowKind.NEW and row.position == SEAL_POSITION and row.sealed_at_ms > 0
+
+
+def _is_answer(row: Row) -> bool:
+    if row.winner == NOBODY or row.sealed_at_ms == 0:
+        return False
+    return row.kind is RowKind.DUPLICATE or _is_seal(row)
+
+
+def _expired(seal: Row, now_ms: int) -> bool:
+    return seal.expires_ms > 0 and seal.expires_ms <= now_ms

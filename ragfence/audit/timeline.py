@@ -1,0 +1,210 @@
+"""The story of a key: its decision rows, told as events in the order in which they happened. Pure.
+
+    claimed      somebody won the claim; an attempt above 1 repeats what an earlier one gave up
+    taken_over   the same, of an owner whose lease had run out
+    released     an attempt ended without an outcome; `error_code` says why
+    sealed       the effect is done; `failed`: sealed as a failure, which is replayed from then on
+    healed       an owner had committed and died before its seal; the effect was found, not repeated
+    moved        the key was sealed before; only the top sequence of its source moved up
+    fenced_out   an attempt came too late with its seal, and was answered with the winner's
+    replayed     answered with what was sealed
+    in_flight    answered that somebody else is at it; `quarantined`: that there were too many attempts
+    conflicted   another payload under the same key, refused
+    stale        a sequence below the one already applied, refused
+    ended        the life of the key is over (released, expired, purged); it may be new again
+
+Answers that repeat each other without anything happening in between are one event with a `count`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import groupby
+from typing import Any
+
+from ragfence.core.decision_rows import (
+    FENCED_OUT,
+    FENCED_POSITION,
+    FLAG_TEXT,
+    HEALED,
+    RELEASE_POSITION,
+    SEAL_POSITION,
+    TAKEOVER,
+    Row,
+    RowKind,
+)
+from ragfence.core.decisions import NOBODY, QUARANTINED
+from ragfence.core.receipts import default_effect_id
+
+
+class What(StrEnum):
+    CLAIMED = "claimed"
+    TAKEN_OVER = "taken_over"
+    RELEASED = "released"
+    SEALED = "sealed"
+    FAILED = "failed"
+    HEALED = "healed"
+    MOVED = "moved"
+    FENCED_OUT = "fenced_out"
+    REPLAYED = "replayed"
+    IN_FLIGHT = "in_flight"
+    QUARANTINED = "quarantined"
+    CONFLICTED = "conflicted"
+    STALE = "stale"
+    ENDED = "ended"
+
+
+ANSWERS = frozenset(
+    {What.REPLAYED, What.IN_FLIGHT, What.QUARANTINED, What.CONFLICTED, What.STALE},
+)
+"""Nothing changed: somebody asked and was answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    what: What
+    ts_ms: int
+    owner: str = ""
+    run_id: str = ""
+    attempt: int = 0
+    fence: str = ""
+    error_code: str = ""
+    waited_ms: int = 0
+    effect_id: str = ""
+    payload_hash: str = ""
+    expires_ms: int = 0
+    token: str = ""
+    """whose row it is: all events of one attempt share it"""
+    flags: tuple[str, ...] = ()
+    route: str = ""
+    event_id: str = ""
+    correlation_id: str = ""
+    count: int = 1
+    last_ms: int = 0
+    """when the last of `count` answers was given"""
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    key: str
+    kind: str = ""
+    source_type: str = ""
+    source_id: str = ""
+    revision: str = ""
+    index_hash: str = ""
+    action: str = ""
+    sequence: str = ""
+    events: tuple[Event, ...] = ()
+
+    def count(self, *whats: What) -> int:
+        return sum(event.count for event in self.events if event.what in whats)
+
+
+def tell(rows: Iterable[Row], *, every: bool = False) -> list[Story]:
+    """One story per key, the one that began first comes first. `every`: answers are not collapsed.
+
+    Rows in any order, doubled or not.
+    """
+    unique = {row.row_id: row for row in rows}
+    by_key: dict[bytes, list[Row]] = {}
+    for row in sorted(unique.values(), key=_order):
+        by_key.setdefault(row.key, []).append(row)
+    return [_story(key, members, every) for key, members in by_key.items()]
+
+
+def _story(key: bytes, rows: list[Row], every: bool) -> Story:
+    named: dict[str, Any] = {}
+    for row in rows:  # a row without a context tells nothing of the operation; others all tell the same
+        named = row.columns()
+        if named["source_id"]:
+            break
+    events = [_event(row) for row in rows]
+    names = ("kind", "source_type", "source_id", "revision", "index_hash", "action", "sequence")
+    return Story(
+        key.hex(),
+        **{name: str(named.get(name) or "") for name in names},
+        events=tuple(events if every else _collapsed(events)),
+    )
+
+
+def _event(row: Row) -> Event:
+    values = row.columns()
+    answered = row.sealed_at_ms > 0 and row.winner != NOBODY
+    return Event(
+        what=what_of(row),
+        ts_ms=row.ts_ms,
+        owner=values["owner"] or "",
+        run_id=values["run_id"] or "",
+        attempt=row.attempt,
+        fence=values["fence"] or "",
+        error_code=row.error_code,
+        waited_ms=row.waited_ms,
+        effect_id=row.effect_id or (default_effect_id(row.key) if answered else ""),
+        payload_hash=values["payload_hash"],
+        expires_ms=row.expires_ms,
+        token=row.token.hex(),
+        flags=tuple(text for bit, text in FLAG_TEXT.items() if row.flags & bit),
+        route=values["route"] or "",
+        event_id=values["event_id"] or "",
+        correlation_id=values["correlation_id"] or "",
+        last_ms=row.ts_ms,
+    )
+
+
+def what_of(row: Row) -> What:
+    match row.kind:
+        case RowKind.NEW if row.position == RELEASE_POSITION:
+            return What.RELEASED
+        case RowKind.NEW if row.position == SEAL_POSITION:
+            return What.FAILED if row.error_code else What.SEALED
+        case RowKind.NEW:
+            return What.TAKEN_OVER if row.flags & TAKEOVER else What.CLAIMED
+        case RowKind.DUPLICATE if row.flags & FENCED_OUT:
+            return What.FENCED_OUT
+        case RowKind.DUPLICATE if row.flags & HEALED:
+            return What.HEALED
+        case RowKind.DUPLICATE:
+            return What.MOVED if row.position == SEAL_POSITION else What.REPLAYED
+        case RowKind.CONFLICT:
+            return What.CONFLICTED
+        case RowKind.IN_FLIGHT:
+            return What.QUARANTINED if row.error_code == QUARANTINED else What.IN_FLIGHT
+        case RowKind.STALE:
+            return What.STALE
+        case RowKind.ENDED:
+            return What.ENDED
+
+
+def _order(row: Row) -> tuple[int, tuple[int, int], int, int, str]:
+    """Within one millisecond the fence tells which attempt came first, and the kind of row what came first in it."""
+    if row.kind is RowKind.ENDED:
+        step = 4
+    elif row.position in (FENCED_POSITION, SEAL_POSITION, RELEASE_POSITION):
+        step = 2
+    elif row.kind is RowKind.NEW:
+        step = 0
+    else:  # an answer while the attempt was going on, or after it had ended
+        step = 3 if row.sealed_at_ms or row.error_code == QUARANTINED else 1
+    return row.ts_ms, row.fence, step, row.position, row.row_id
+
+
+def _collapsed(events: Iterable[Event]) -> Iterator[Event]:
+    for (what, *_), run in groupby(events, key=lambda event: (event.what, event.payload_hash)):
+        if what not in ANSWERS:
+            yield from run
+            continue
+        first, *rest = run
+        if not rest:
+            yield first
+            continue
+        yield replace(
+            first,
+            count=1 + len(rest),
+            last_ms=rest[-1].ts_ms,
+            # Of many callers there is not one owner to name.
+            owner=first.owner if len({event.owner for event in (first, *rest)}) == 1 else "",
+            run_id=first.run_id if len({event.run_id for event in (first, *rest)}) == 1 else "",
+            waited_ms=max(event.waited_ms for event in (first, *rest)),
+        )

@@ -1,0 +1,148 @@
+"""What every command shares: the options that say which fence is meant, and how it is opened."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ragfence.errors import UnknownStore
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ragfence.core.decision_rows import Row
+    from ragfence.engine.engine import Engine
+    from ragfence.fence import Fence
+
+JSON_WANTED = "ragfence-json"
+"""in the context of a call: errors are told as JSON, too"""
+
+
+def _remember(ctx: typer.Context, wanted: bool) -> bool:
+    ctx.meta[JSON_WANTED] = wanted
+    return wanted
+
+
+def _moment(text: str | None) -> str | None:
+    """A span or a time that the audit understands; else wrong usage, before anything is opened."""
+    from ragfence.audit.audit import _moment_ms
+    from ragfence.cli import output
+    from ragfence.errors import ValidationError
+
+    try:
+        _moment_ms(text, 0, 0)
+    except ValidationError as wrong:
+        raise typer.BadParameter(f"{wrong.message}: {output.advice(wrong.hint)}") from None
+    return text
+
+
+Store = Annotated[
+    str | None,
+    typer.Option("--store", metavar="URL", help="URL of the fence store. [dim]env: RAGFENCE_STORE[/dim]"),
+]
+Objects = Annotated[
+    str | None,
+    typer.Option("--objects", metavar="URL", help="URL of the object store. [dim]env: RAGFENCE_OBJECTS[/dim]"),
+]
+Tenant = Annotated[
+    str | None, typer.Option("--tenant", metavar="NAME", help="The tenant. [dim]env: RAGFENCE_TENANT[/dim]")
+]
+PolicyFile = Annotated[
+    str | None,
+    typer.Option("--policy", metavar="FILE", help="The policy file, a ragfence.yml. [dim]env: RAGFENCE_POLICY[/dim]"),
+]
+Json = Annotated[
+    bool,
+    typer.Option("--json", callback=_remember, is_eager=True, help="JSON on stdout, and nothing else there."),
+]
+Since = Annotated[
+    str, typer.Option("--since", metavar="SPAN", callback=_moment, help="24h, 7d, or a time such as 2026-01-31T12:00.")
+]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Place:
+    """Which fence; what is None comes from the environment, as in `ragfence.open`."""
+
+    store: str | None = None
+    objects: str | None = None
+    tenant: str | None = None
+    policy: str | None = None
+
+    def __repr__(self) -> str:
+        from ragfence.core.settings import repr_without_passwords
+
+        return repr_without_passwords(self)
+
+    @property
+    def tenant_name(self) -> str:
+        from ragfence.core.settings import Settings
+
+        return self.tenant or Settings.from_env().tenant
+
+    @property
+    def fences_at(self) -> str | Path:
+        from ragfence._open import EMBEDDED
+        from ragfence.core.settings import Settings
+
+        return self.store or Settings.from_env().store or EMBEDDED
+
+    @property
+    def objects_at(self) -> str | Path | None:
+        from ragfence.core.settings import Settings
+
+        named = self.objects or Settings.from_env().objects
+        file = None if named else self.sqlite_file()
+        return file.parent / "objects" if file else named
+
+    def sqlite_file(self) -> Path | None:
+        """The file of an embedded store; None when the fences are on a server."""
+        from ragfence._open import _is_server, _sqlite_path
+
+        return None if _is_server(self.fences_at) else _sqlite_path(self.fences_at)
+
+    def objects_folder(self) -> Path | None:
+        """The folder of the objects; None when they are elsewhere, or there are none."""
+        from pathlib import Path
+
+        from ragfence._open import OBJECT_FORMS, _file_path, _scheme
+
+        where = self.objects_at
+        if where is None or (scheme := _scheme(where, OBJECT_FORMS)) not in ("", "file"):
+            return None
+        return _file_path(str(where)) if scheme else Path(where).absolute()
+
+
+@contextlib.contextmanager
+def opened(place: Place, *, rebuild: bool = False) -> Iterator[Fence]:
+    """The fence of a command. None makes a new, empty store where somebody mistyped a path.
+
+    `rebuild`: its objects are enough, the fence file may be gone.
+    """
+    import ragfence
+
+    needed = place.objects_folder() if rebuild else place.sqlite_file()
+    if needed is not None and not needed.exists():
+        raise UnknownStore(
+            f"there is no {'folder of objects' if rebuild else 'fence store'} at {needed}",
+            hint="go to the folder that has the .ragfence/, or name the stores (--store, --objects, RAGFENCE_STORE)",
+        )
+    fence = ragfence.open(place.store, objects=place.objects, tenant=place.tenant, policy=place.policy)
+    with fence:
+        yield fence
+
+
+def rows_of(engine: Engine) -> Iterator[Row]:
+    """Every decision row: those in the fence store, and those that were drained from it."""
+    from ragfence.audit.audit import Audit
+
+    return Audit(engine.fences, engine.objects, engine.policy).rows()
+
+
+def engine_of(fence: Fence) -> Engine:
+    """The stores behind a fence: the facade has nothing for looking at single records."""
+    return fence._engine

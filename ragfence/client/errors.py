@@ -1,0 +1,137 @@
+"""What went wrong, as the caller gets it: the errors of the library where the server names one, `ApiError` otherwise.
+
+    ApiError             .status, .code, .retryable, .hint; .retry_after_s if the server said
+    +-- ApiRefused       also a TerminalError: the same request will be refused again
+        +-- ApiUnauthorized  401: the API key is missing, unknown, expired or revoked; .code says which
+        +-- ApiForbidden     403: the API key lacks a scope; .needed_scopes
+    +-- ApiUnavailable   also a TransientError: no answer, or one that may be another later
+
+The API key is in no message: what a server says is shown without it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
+
+from ragfence.client.steps import Lost, Reply
+from ragfence.core.backoff import retry_after_s
+from ragfence.errors import ApiForbidden, ApiRefused, ApiUnauthorized, ApiUnavailable, InFlight, RagfenceError
+from ragfence.indexes.embedders.answers import said_by
+from ragfence.wire.problems import ERRORS, REFUSALS
+
+SENT_AGAIN: Final = frozenset({429, 500, 502, 503, 504})
+NO_ANSWER: Final = "DEPENDENCY.unavailable"
+TIMEOUT: Final = "DEPENDENCY.timeout"
+
+_KINDS: Final = {kind.code: kind for kind in ERRORS}
+_REFUSED: Final[Mapping[int, type[ApiRefused]]] = {401: ApiUnauthorized, 403: ApiForbidden}
+_OF_THE_FORM: Final = frozenset({"type", "title", "status", "detail", "code", "retryable", "hint", "retry_after"})
+_TAKEN: Final = frozenset({"self", "message", "hint"})
+"""parameters of every error; a problem that has such a field would not fit"""
+
+
+def problem_in(reply: Reply) -> Mapping[str, Any] | None:
+    """The problem+json of an answer; None where somebody else than ragfence has answered, a proxy for instance."""
+    try:
+        problem = json.loads(reply.body)
+    except ValueError:
+        return None
+    return problem if isinstance(problem, dict) and isinstance(problem.get("code"), str) else None
+
+
+def may_pass(reply: Reply) -> bool:
+    """Whether it is sent again by itself: 429 and 5xx, unless the server says that this would be in vain."""
+    if reply.status not in SENT_AGAIN:
+        return False
+    problem = problem_in(reply)
+    return problem is None or problem.get("retryable") is not False
+
+
+def is_in_flight(reply: Reply) -> bool:
+    problem = problem_in(reply) if reply.status == 409 else None
+    return problem is not None and problem["code"] == InFlight.code
+
+
+def asked_s(reply: Reply) -> float | None:
+    """Retry-After, in seconds from now. A date is taken from the server's own clock, if that is told."""
+    header = reply.headers.get("retry-after")
+    return None if header is None else retry_after_s(header, _now_at(reply))
+
+
+def error_in(reply: Reply, secret: str = "", *, where: str = "") -> RagfenceError:
+    """The error that an answer tells of."""
+    problem = problem_in(reply)
+    wait_s = asked_s(reply)
+    if problem is not None:
+        return error_of(problem, secret, status=reply.status, retry_after_s=wait_s)
+    said = cleaned(said_by(reply.body[:4000].decode("utf-8", "replace")), secret)
+    kind = ApiUnavailable if reply.status in SENT_AGAIN else _REFUSED.get(reply.status, ApiRefused)
+    return kind(
+        f"{where or 'the server'} answered {reply.status}{said}",
+        hint="this is no answer of ragfence: look at the address, and at what stands between",
+        code=f"HTTP.{reply.status}",
+        status=reply.status,
+        retry_after_s=wait_s,
+    )
+
+
+def error_of(
+    problem: Mapping[str, Any], secret: str = "", *, status: int = 0, retry_after_s: float | None = None
+) -> RagfenceError:
+    """The error that a problem is the form of."""
+    code = str(problem.get("code") or "")
+    status = status or _number(problem.get("status"))
+    message = cleaned(str(problem.get("detail") or problem.get("title") or code), secret)
+    hint = cleaned(str(problem.get("hint") or ""), secret)
+    if retry_after_s is None and isinstance(problem.get("retry_after"), int | float):
+        retry_after_s = float(problem["retry_after"])
+    extras = {name: value for name, value in problem.items() if name not in _OF_THE_FORM | _TAKEN}
+    extras |= {"status": status, "retry_after_s": retry_after_s}
+    known = _KINDS.get(code)
+    if known is not None:
+        if retry_after_s is not None:
+            extras["retry_after_ms"] = round(retry_after_s * 1000)
+        return known(message, hint=hint or None, **extras)
+    row = REFUSALS.get(code)
+    retryable = problem.get("retryable")
+    if not isinstance(retryable, bool):
+        retryable = row.retryable if row else status in SENT_AGAIN
+    kind = ApiUnavailable if retryable else _REFUSED.get(status, ApiRefused)
+    return kind(message, hint=hint, code=code, **extras)
+
+
+def error_for(what: Lost, where: str, attempts: int, secret: str, url: str) -> ApiUnavailable:
+    """The error of a request that nobody answered."""
+    tries = "once" if attempts == 1 else f"{attempts} times"
+    error = ApiUnavailable(
+        f"{where} was asked {tries}, and did not answer: {cleaned(what.what, secret)}",
+        hint=(
+            f"nothing listens at {url}, or it cannot be reached: start a server with `ragfence serve`, or give the "
+            "address of yours in RAGFENCE_URL"
+            if what.unconnected
+            else "check that the server runs and can be reached, then call again"
+        ),
+        code=TIMEOUT if what.timeout else NO_ANSWER,
+    )
+    error.__cause__ = what.cause
+    return error
+
+
+def cleaned(text: str, secret: str) -> str:
+    return text.replace(secret, "***") if secret else text
+
+
+def _now_at(reply: Reply) -> datetime:
+    try:
+        then = parsedate_to_datetime(reply.headers.get("date", ""))
+    except ValueError:
+        return datetime.now(UTC)
+    return then if then.tzinfo else then.replace(tzinfo=UTC)
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else 0

@@ -1,0 +1,1 @@
+"""Chunkers: where the text of a document is cut, and into which pieces."""

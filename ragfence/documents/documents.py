@@ -1,0 +1,533 @@
+"""`fence.documents`: a document is ingested once per doc_id and content, and everybody gets the first snippet_ids."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, get_args, overload
+
+from ragfence.core.decisions import Replay
+from ragfence.core.receipts import Receipt
+from ragfence.documents.chunking.chunker import Chunker
+from ragfence.documents.claims import Caller, Given, Prepared, Preparing, Recipes
+from ragfence.documents.compact import Compacted, Compaction
+from ragfence.documents.corpus_digest import Corpus
+from ragfence.documents.document import Document
+from ragfence.documents.ending import RowsTell
+from ragfence.documents.expecting import Expected, expecting
+from ragfence.documents.expecting import check as check_expected
+from ragfence.documents.findings import Finding, Verification
+from ragfence.documents.head_moves import Mover, SnippetsFirst, effect_of, error_of, receipt_of
+from ragfence.documents.identity import Identity
+from ragfence.documents.ingest import Batches, OnError, collect
+from ragfence.documents.log import Layout
+from ragfence.documents.origins import Origins
+from ragfence.documents.parquet import ParquetCodec
+from ragfence.documents.progress import Meter, meter
+from ragfence.documents.purge import Purge, PurgeReport
+from ragfence.documents.reads import Reading, StoredDocument, StoredSnippet
+from ragfence.documents.repair import Repair
+from ragfence.documents.rewrite import Rewriting, Switch
+from ragfence.documents.sinks.delivery import Delivery, SinkWriter
+from ragfence.documents.sinks.intents import Intents
+from ragfence.documents.sinks.reconciliation import Reconciler, Sources, Takeover
+from ragfence.documents.sinks.revisions import Revisions
+from ragfence.documents.sinks.sink import Foreign, Settled, Sink, VectorSink, checked_sink
+from ragfence.documents.sinks.upserts import SnippetVectors, Upserts
+from ragfence.documents.sources import PrefixedSource, source_of
+from ragfence.documents.sync.ingest_table import TableWriter, forget_in_tables
+from ragfence.documents.sync.prune_plan import Prune, check_prune
+from ragfence.documents.sync.report import SyncReport
+from ragfence.documents.sync.state import States, forget
+from ragfence.documents.sync.sync import Parts, Sync
+from ragfence.documents.verify import Verifying
+from ragfence.engine.batch_commit import Move, Moved, SegmentWriter, batch_tokens
+from ragfence.engine.engine import Engine
+from ragfence.engine.epochs import Epochs
+from ragfence.engine.hydration import Hydrator
+from ragfence.engine.refusals import Refusal
+from ragfence.errors import ObjectsRequired, ValidationError
+from ragfence.stores.fences import FenceStore
+from ragfence.stores.objects import ObjectStore
+
+if TYPE_CHECKING:
+    from ragfence.indexes.embedders.embedder import Embedder
+
+BATCH = 1000
+
+
+class Inside(NamedTuple):
+    """What the guard of indexes reads of documents."""
+
+    corpus: Corpus
+    reading: Reading
+
+
+class Beside(Protocol):
+    """Whoever keeps something about snippets beside the log: vectors, and indexes made of them."""
+
+    def copy(self, switch: Switch) -> None:
+        """Segments are about to be replaced by others: what belongs to their snippets goes there too."""
+        ...
+
+    def forget(self, doc_id: str) -> None:
+        """A document was purged, and nobody can read it out of the log any more. May be called again."""
+        ...
+
+    def findings(self) -> Iterator[Finding]:
+        """What is not as it was sealed."""
+        ...
+
+    def vectors(self, embedder: str | Embedder) -> SnippetVectors:
+        """For a sink that names this embedder."""
+        ...
+
+
+class Documents:
+    """Documents behind the fence. Safe to be killed anywhere; any number of processes may send the same ones.
+
+    Leases give one *effect* per document, not one execution: a process frozen past its lease may chunk again what its
+    successor chunks, but both get the same snippet_ids and one head move counts.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        chunker: Chunker | None = None,
+        sink: Sink | VectorSink | None = None,
+        allow_empty_text: bool | None = None,
+        beside: Callable[[], Beside] | None = None,
+        traces: Callable[[str], None] | None = None,
+        rows_tell: RowsTell | None = None,
+    ) -> None:
+        """`traces` removes what decision rows and stored requests tell of a purged document; `rows_tell` reads what
+        decision rows tell of documents.
+
+        `allow_empty_text` is that of the policy unless given.
+        """
+        if engine.backing is None or engine.objects is None:
+            raise ObjectsRequired(
+                "documents need an object store, and this fence was opened without",
+            )
+        self._engine = engine
+        self._chunker = chunker
+        self._sink = sink if sink is None else checked_sink(sink)
+        self._allow_empty_text = allow_empty_text
+        self._beside = beside
+        self._traces = traces
+        self._rows_tell = rows_tell
+        self._objects = engine.objects
+        self._backing = engine.backing
+        self._layout = Layout(engine.tenant)
+        self._rules = engine.policy.for_kind("document")
+
+    def using(
+        self,
+        *,
+        chunker: Chunker | None = None,
+        sink: Sink | VectorSink | None = None,
+        allow_empty_text: bool | None = None,
+    ) -> Documents:
+        """The same documents with another chunker, with a sink, or with other rules for empty texts.
+
+        Another chunker makes other snippets of the same content. A sink, such as a live vector store, gets what is new
+        and loses what is dead; see docs/sinks.md. Keep what this returns: its first call settles what others left.
+        A sink with an `embedder` gets the vectors too, those that builds with that embedder use.
+        `allow_empty_text=True` accepts documents whose text is empty or only white space.
+        """
+        return Documents(
+            self._engine,
+            chunker=chunker or self._chunker,
+            sink=self._sink if sink is None else sink,
+            allow_empty_text=self._allow_empty_text if allow_empty_text is None else allow_empty_text,
+            beside=self._beside,
+            rows_tell=self._rows_tell,
+            traces=self._traces,
+        )
+
+    @property
+    def inside(self) -> Inside:
+        return Inside(self._corpus, self._reading)
+
+    def ingest(
+        self, document: Document, *, expect: Expected | None = None, dry_run: bool = False, event_id: str = ""
+    ) -> Receipt:
+        """Ingests one document, or answers with the snippet_ids of the first time.
+
+        `expect` is the version it must be at (the `.fence` of its last receipt; "": it must not be there; "*": it must
+        be there, at any version); if somebody has moved it since, `DocumentMoved`. Raises `DocumentInvalid`,
+        `Conflict`, `Stale`, `InFlight` or `Quarantined`;
+        `ingest_many` has them as entries.
+
+        >>> fence.documents.ingest(ragfence.Document("a", "some text")).snippet_ids  # doctest: +SKIP
+        """
+        caller = self._caller()
+        try:
+            prepared = self._preparing.ingest(document, next(batch_tokens()), caller, event_id)
+        except ValidationError as invalid:
+            if not dry_run:
+                self._engine.note_refusals([Refusal.of(invalid, caller.route)])
+            raise
+        return self._one(prepared, expect, dry_run)
+
+    def retract(
+        self,
+        doc_id: str,
+        *,
+        sequence: int | None = None,
+        expect: Expected | None = None,
+        dry_run: bool = False,
+        event_id: str = "",
+    ) -> Receipt:
+        """Takes a document away. The same content after it brings it back with its snippet_ids."""
+        prepared = self._preparing.retract(doc_id, sequence, next(batch_tokens()), self._caller(), event_id)
+        return self._one(prepared, expect, dry_run)
+
+    @overload
+    def ingest_many(
+        self,
+        documents: Iterable[Document],
+        *,
+        progress: bool | Callable[[int], None] = ...,
+        batch: int = ...,
+        dry_run: bool = ...,
+        stream: Literal[False] = ...,
+        on_error: OnError = ...,
+    ) -> Sequence[Receipt]: ...
+    @overload
+    def ingest_many(
+        self,
+        documents: Iterable[Document],
+        *,
+        progress: bool | Callable[[int], None] = ...,
+        batch: int = ...,
+        dry_run: bool = ...,
+        stream: Literal[True],
+        on_error: OnError = ...,
+    ) -> Iterator[Receipt]: ...
+    def ingest_many(
+        self,
+        documents: Iterable[Document],
+        *,
+        progress: bool | Callable[[int], None] = False,
+        batch: int = BATCH,
+        dry_run: bool = False,
+        stream: bool = False,
+        on_error: OnError = "return",
+    ) -> Sequence[Receipt] | Iterator[Receipt]:
+        """Ingests many documents: one receipt each, in their order.
+
+        A document that is invalid, stale, conflicting, or whose chunker fails is an entry with `.failure`, whose
+        decision is `refused`, `stale`, `conflict` or `in_flight`; the others of its batch are ingested. With
+        `on_error="raise"` the first of them raises what `ingest` would: what came before it stays ingested (in
+        `error.details["receipts"]`, unless `stream`), what follows in later batches is not even read.
+
+        `stream=True` returns an iterator that ingests while it is read, in bounded memory; a dry run keeps what it has
+        foreseen, for documents that come again.
+        """
+        if isinstance(documents, Document):  # a tuple, which could be iterated over
+            raise ValidationError("ingest_many takes many documents", hint="use ingest(document), or pass [document]")
+        if not 1 <= batch <= 10_000:
+            raise ValidationError(f"batch must be from 1 to 10,000, not {batch}")
+        if on_error not in ("return", "raise"):
+            raise ValidationError(f'on_error must be "return" or "raise", not {on_error!r}')
+        total = len(documents) if isinstance(documents, Sequence) else None
+        receipts = self._streamed(documents, batch, dry_run, on_error, lambda: meter(progress, total, "ingesting"))
+        return receipts if stream else collect(receipts)
+
+    def ingest_each(self, given: Sequence[Given], *, wait_s: float | None = None) -> list[Receipt | Exception]:
+        """As `ingest` for each, in one segment: its receipt, or the error it would have raised.
+
+        The same document twice is ingested twice, in the order given. `wait_s`: for those that others ingest right now.
+        """
+        return self._batches.each(given, wait_s=wait_s)
+
+    def sync(
+        self,
+        source: object,
+        prune: Prune = False,
+        *,
+        max_prune_share: float | None = None,
+        progress: bool | Callable[[int], None] = False,
+        dry_run: bool = False,
+        table: bool = False,
+        origin: str | None = None,
+        prefix: str = "",
+        take_over: bool = False,
+    ) -> SyncReport:
+        """Ingests what changed in a source: a folder, a file, s3://bucket/prefix, documents, or a `Source`.
+
+        What has not changed since the last time is not even read. `prune="scoped"` retracts what this source brought
+        and no longer has, `"full"` every live document that it does not have. `PruneTooLarge`: that would be more than
+        the share that the policy allows (`documents.max_prune_share`), and nothing was done; pass the share to allow.
+
+        With `table=True`, `.table` of the report is an `IngestTable`: doc_id, content_hash, decision and snippet_ids of
+        every document, also of those that were not even read. It is in the object store, and is read page by page.
+
+        A document belongs to the source that brought it (`origin`, by default the source's name). Other content of
+        another source is a conflict, unless `take_over`, and no prune retracts what others own or have (see `prefix=`).
+
+        >>> fence.documents.sync("handbook/", prune="scoped").unread  # doctest: +SKIP
+        """
+        check_prune(prune, max_prune_share)
+        rules, engine = self._engine.policy.documents, self._engine
+        # A prune lists twice, and an iterator can be read once.
+        given = list(source) if prune and isinstance(source, Iterator) else source
+        with contextlib.ExitStack() as opened:
+            found = source_of(given)
+            if found is not given and callable(close := getattr(found, "close", None)):
+                opened.callback(close)
+            found = PrefixedSource(found, prefix) if prefix else found
+            named: str = origin if origin is not None else getattr(found, "origin", found.name)
+            owner = self._origins.origin(named, take_over=take_over)
+            told = opened.enter_context(meter(progress, None, "syncing"))
+            parts = Parts(
+                engine.fences,
+                self._identity,
+                self._recipes,
+                self._preparing,
+                self._mover,
+                self._reading,
+                engine.owner,
+                engine.run_id,
+                engine.correlation_id,
+                engine.note_refusals,
+                owner,
+                self._origins,
+                TableWriter(engine.tenant, found.name, self._objects) if table and not dry_run else None,
+            )
+            self._backing.hydrator.ensure_ready()
+            if self._delivery is not None and not dry_run:
+                self._delivery.begin()
+            noted = owner.name, getattr(found, "former_name", "")
+            states = States(engine.tenant, found.name, self._objects, rules.content_fields, *noted)
+            share = rules.max_prune_share if max_prune_share is None else max_prune_share
+            return Sync(parts, found, states, prune=prune, max_share=share, dry_run=dry_run).run(told)
+
+    def get(self, doc_id: str) -> StoredDocument | None:
+        """The live revision of a document, described; None if there is none."""
+        return self._reading.get(doc_id)
+
+    def snippets(self, doc_id: str) -> list[StoredSnippet]:
+        """The snippets of the live revision, in their order, with text and positions."""
+        return self._reading.snippets(doc_id)
+
+    def heads(self) -> Iterator[StoredDocument]:
+        """Every live document, in no order. Reads the whole log."""
+        return map(self._reading.described, self._reading.live())
+
+    def corpus_digest(self, shard: int | None = None) -> str:
+        """One value for all live documents, or those of one shard: it changes when one comes, goes, or changes."""
+        self._backing.watch.start()
+        return self._corpus.digest() if shard is None else self._corpus.digest_of(shard)
+
+    def compact(self, *, progress: bool | Callable[[int], None] = False) -> Compacted:
+        """Rewrites the log into few large segments, without what was superseded `keep_superseded_days` ago.
+
+        Contents that it drops are new again when they come back. Writers wait while it writes. Does nothing where
+        there is nothing to gain.
+        """
+        days = self._engine.policy.documents.keep_superseded_days
+        with meter(progress, None, "compacting") as told:
+            return Compaction(self._rewriting, self._engine.fences, days, told).run()
+
+    def purge(self, doc_id: str) -> PurgeReport:
+        """Removes the text and the metadata of a document from everything that ragfence keeps, for good.
+
+        A tombstone stays. Ingested again, the document is new. One that was cut off is completed by the next.
+        """
+        return Purge(
+            self._engine.fences,
+            self._rewriting,
+            self._reading,
+            self._writer,
+            self._identity,
+            self._preparing,
+            self._caller(),
+            wait_ms=self._rules.wait_ms,
+            others=[
+                partial(forget, self._engine.tenant, self._objects),
+                partial(forget_in_tables, self._engine.tenant, self._objects),
+                *([self._beside().forget] if self._beside else []),
+                *([self._traces] if self._traces else []),
+            ],
+        ).run(doc_id)
+
+    def verify(
+        self,
+        repair: bool = False,
+        *,
+        accept_loss: bool = False,
+        progress: bool | Callable[[int], None] = False,
+    ) -> Verification:
+        """Compares fence store, log, snippets, live indexes, and the sink if it has `ids()`; see `.findings`.
+
+        With `repair`, what can be mended is mended, and `.findings` is what is left. A document whose snippets are lost
+        is released: its next ingest is new, and makes them again with the same ids. `accept_loss` also gives up
+        segments whose rows cannot be read: ingest the sources again then.
+        """
+        if accept_loss and not repair:
+            raise ValidationError("accept_loss needs repair=True", hint="verify(repair=True, accept_loss=True)")
+        backing, sink = self._backing, self._sink
+        with meter(progress, None, "verifying") as told:
+            verifying = Verifying(
+                self._engine.fences,
+                self._objects,
+                backing.epochs,
+                backing.hydrator,
+                self._rewriting,
+                self._engine.content_hash.check,
+                told,
+                sink_ids=getattr(sink, "ids", None),
+            )
+            settle = (lambda full: self.settle(full=full)) if sink is not None else None
+            repairing = Repair(
+                verifying,
+                self._engine.fences,
+                self._rewriting,
+                backing.hydrator,
+                lambda: self._identity,
+                settle,
+                self._rows_tell,
+            )
+            found = repairing.run(accept_loss=accept_loss) if repair else verifying.look()
+            beside = tuple(self._beside().findings()) if self._beside else ()
+            return replace(found, findings=(*found.findings, *beside))
+
+    def settle(self, *, full: bool = False, foreign: Foreign = "keep") -> Settled:
+        """Does what the sink is still owed after crashes and errors; happens by itself with later calls.
+
+        `full=True` compares the sink with every live document, and gives it what it lacks: also the way to fill a new
+        one. Orphans can be found only in a sink that has `ids()`. Rows that the log never named are somebody else's
+        and stay; `foreign="delete"` deletes them too, from a collection that is this fence's alone.
+        """
+        if foreign not in get_args(Foreign):
+            raise ValidationError(f"Invalid value for foreign: {foreign!r}", hint='use "keep" or "delete"')
+        if self._delivery is None:
+            raise ValidationError("there is no sink to settle", hint="fence.documents.using(sink=...).settle()")
+        return self._delivery.settle(self._reading.live, self._reading.log, full=full, foreign=foreign)
+
+    def _streamed(
+        self,
+        documents: Iterable[Document],
+        batch: int,
+        dry_run: bool,
+        on_error: OnError,
+        watched: Callable[[], contextlib.AbstractContextManager[Meter]],
+    ) -> Iterator[Receipt]:
+        if self._delivery is not None and not dry_run:
+            self._delivery.begin()
+        with watched() as told:
+            yield from self._batches.streamed(documents, batch, told, dry_run=dry_run, on_error=on_error)
+
+    def _one(self, prepared: Prepared, expected: Expected | None, dry_run: bool) -> Receipt:
+        if expected is not None:
+            check_expected(prepared.doc.doc_id, self._reading.head(prepared.doc.doc_id), expected, prepared.claim)
+        if dry_run:
+            return self._batches.foreseen(prepared)
+        move = Move(prepared.claim, expecting(effect_of(prepared), expected), prepared)
+        (answer,) = self._writer.move([move], wait_s=self._rules.wait_ms / 1000)
+        if isinstance(answer, Replay | Moved):
+            return receipt_of(prepared, answer)
+        raise error_of(prepared, answer, self._rules.wait_ms / 1000)
+
+    def _caller(self) -> Caller:
+        # Whoever is answered by a Redis that was split off must not be so for ever; a forked child watches for itself.
+        self._backing.watch.start()
+        engine = self._engine
+        return Caller(engine.owner, engine.run_id, engine.correlation_id, engine.route)
+
+    @cached_property
+    def _identity(self) -> Identity:
+        fixed = self._engine.content_hash
+        fixed.check()
+        return Identity(self._engine.tenant, fixed.algorithm, fixed.key())
+
+    @cached_property
+    def _recipes(self) -> Recipes:
+        return Recipes(self._chunker, self._engine.policy.documents, self._engine.content_hash.key())
+
+    @cached_property
+    def _preparing(self) -> Preparing:
+        rules, redactor = self._engine.policy.documents, self._engine.policy.metadata_redactor
+        if self._allow_empty_text is not None:
+            rules = rules.model_copy(update={"allow_empty_text": self._allow_empty_text})
+        return Preparing(self._identity, rules, self._rules, self._recipes, redactor)
+
+    @cached_property
+    def _reading(self) -> Reading:
+        fences, backing = self._engine.fences, self._backing
+        return Reading(fences, self._objects, backing.epochs, backing.hydrator, self._identity, self._layout)
+
+    @cached_property
+    def _rewriting(self) -> Rewriting:
+        rewriting = Rewriting(self._objects, self._backing.epochs, self._backing.hydrator, self._layout)
+        if self._beside:
+            rewriting.before_switch.append(self._beside().copy)
+        return rewriting
+
+    @cached_property
+    def _corpus(self) -> Corpus:
+        return Corpus(self._engine.fences, self._backing.hydrator)
+
+    @cached_property
+    def _writer(self) -> SegmentWriter:
+        delivery = self._delivery
+        neighbours = SnippetsFirst(self._layout, self._objects, self._engine.content_hash.settle, delivery)
+        runtime_ms = self._rules.max_runtime_ms
+        if delivery is None:
+            return SegmentWriter(*self._stores, neighbours=neighbours, max_runtime_ms=runtime_ms)
+        return SinkWriter(delivery, *self._stores, neighbours=neighbours, max_runtime_ms=runtime_ms)
+
+    @property
+    def _stores(self) -> tuple[FenceStore, ObjectStore, Epochs, Hydrator, ParquetCodec]:
+        backing = self._backing
+        return self._engine.fences, self._objects, backing.epochs, backing.hydrator, ParquetCodec()
+
+    @cached_property
+    def _delivery(self) -> Delivery | None:
+        if self._sink is None:
+            return None
+        sink, fences, rules = self._sink, self._engine.fences, self._rules
+        revisions = Revisions(self._objects, self._layout, self._reading.segments)
+        writer = SegmentWriter(*self._stores, max_runtime_ms=rules.max_runtime_ms)
+        takeover = Takeover(writer, self._preparing, revisions, self._caller, lease_ms=rules.lease_ms)
+        sources = Sources(fences, self._backing.hydrator, self._identity)
+        upserts = Upserts(sink, self._vectors_for(sink))
+        return Delivery(
+            sink,
+            fences,
+            Intents(self._engine.tenant, sink.name, self._objects),
+            revisions,
+            upserts,
+            Reconciler(sink, sources, revisions, upserts, takeover),
+            wait_ms=rules.wait_ms,
+            lease_ms=rules.lease_ms,
+        )
+
+    def _vectors_for(self, sink: Sink | VectorSink) -> Callable[[], SnippetVectors] | None:
+        beside, embedder = self._beside, getattr(sink, "embedder", None)
+        if embedder is None:
+            return None
+        if beside is None:
+            raise ValidationError(
+                "a sink with an embedder needs the indexes of a fence", hint="fence.documents.using(sink=...)"
+            )
+        return lambda: beside().vectors(embedder)
+
+    @cached_property
+    def _mover(self) -> Mover:
+        return Mover(self._writer, self._engine.fences, wait_ms=self._rules.wait_ms)
+
+    @cached_property
+    def _origins(self) -> Origins:
+        return Origins(self._engine.tenant, self._objects)
+
+    @cached_property
+    def _batches(self) -> Batches:
+        ready = self._backing.hydrator.ensure_ready
+        note = self._engine.note_refusals
+        return Batches(self._engine.fences, self._preparing, self._mover, self._caller, ready, note)

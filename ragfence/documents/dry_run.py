@@ -1,0 +1,110 @@
+"""`dry_run=True`: what would happen to documents, without a claim, a write or a decision row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ragfence.core.decision_rows import NO_FENCE
+from ragfence.core.decisions import (
+    Change,
+    Claim,
+    Granted,
+    Held,
+    LeaseRef,
+    NotReady,
+    Seal,
+    Sealed,
+    settle_claim,
+    settle_release,
+    settle_seal,
+)
+from ragfence.core.receipts import Receipt
+from ragfence.core.records import Head, KeyRecord, SourceRecord
+from ragfence.documents.claims import Prepared
+from ragfence.documents.head_moves import as_answered, effect_of, receipt_of
+from ragfence.documents.identity import Place
+from ragfence.engine.batch_commit import Answer, Failed, Moved, flags_of
+from ragfence.engine.refusals import code_of
+from ragfence.stores.fences import FenceStore, Lookup
+
+_GONE = b""
+
+
+class Foresight:
+    """What one call would do. A document that comes again is judged by what the one before it would have left."""
+
+    def __init__(self, fences: FenceStore) -> None:
+        self._fences = fences
+        # Only what would change, and encoded: a call may foresee a million documents.
+        self._sources: dict[bytes, bytes] = {}
+        self._parked: dict[bytes, bytes] = {}
+
+    def receipts(self, documents: Sequence[Prepared]) -> list[Receipt]:
+        """The receipts that these would get now. New ones are chunked, so that their snippet_ids are known."""
+        return list(map(receipt_of, documents, self.answers(documents)))
+
+    def answers(self, documents: Sequence[Prepared]) -> list[Answer]:
+        claims = [each.claim for each in documents]
+        held = self._fences.read([Lookup(claim.key, claim.mode, claim.source) for claim in claims])
+        now_ms = self._fences.now_ms()
+        return [self._answer(document, found, now_ms) for document, found in zip(documents, held, strict=True)]
+
+    def head(self, place: Place, stored: Head | None) -> Head | None:
+        """The head of a source as it would be by now, if the store has this one."""
+        source = self._sources.get(bytes((place.shard,)) + place.source)
+        return stored if source is None else SourceRecord.decode(source).head
+
+    def _answer(self, document: Prepared, stored: Held, now_ms: int) -> Answer:
+        claim = document.claim
+        held = self._by_now(claim, stored)
+        verdict, change = settle_claim(held, claim, now_ms, stamp=0, next_fence=lambda: NO_FENCE)
+        self._keep(claim, change)
+        if not isinstance(verdict, Granted):
+            assert not isinstance(verdict, NotReady)  # a store says that, never a decision
+            return verdict
+        held = self._by_now(claim, stored)
+        try:
+            effected = effect_of(document)(document, verdict)
+        except Exception as error:  # noqa: BLE001  # as when it would be ingested
+            lease = LeaseRef(claim.key, claim.token, claim.mode, claim.source)
+            _, change = settle_release(held, lease, now_ms, error=code_of(error), expire=False)
+            self._keep(claim, change)
+            return as_answered(Failed(error))
+        seal = Seal(
+            claim.key,
+            claim.token,
+            NO_FENCE,
+            claim.mode,
+            claim.source,
+            result=effected.result,
+            sequence=claim.sequence,
+            metadata_hash=claim.metadata_hash,
+            live=not claim.retract,
+        )
+        outcome, change = settle_seal(held, seal, now_ms, epoch=NO_FENCE.epoch)
+        assert isinstance(outcome, Sealed)  # nobody else is here who could have been faster
+        self._keep(claim, change)
+        again, flags = verdict.prior is not None, flags_of(verdict, claim)
+        return Moved(outcome.record, again, flags, verdict.takeover)
+
+    def _by_now(self, claim: Claim, stored: Held) -> Held:
+        source, record = self._sources.get(_place(claim)), self._parked.get(claim.key)
+        return Held(
+            stored.record if record is None else KeyRecord.decode(record) if record != _GONE else None,
+            stored.source if source is None else SourceRecord.decode(source),
+        )
+
+    def _keep(self, claim: Claim, change: Change | None) -> None:
+        if change is None:
+            return
+        if change.source is not None:
+            self._sources[_place(claim)] = change.source.encode()
+        if change.drop_record:
+            self._parked[claim.key] = _GONE
+        if change.park is not None:
+            digest, record = change.park
+            self._parked[claim.key[:1] + digest] = record.encode()
+
+
+def _place(claim: Claim) -> bytes:
+    return claim.key[:1] + claim.source

@@ -1,0 +1,379 @@
+"""Head moves of documents: what each one writes into the log, and what its caller is told."""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from ragfence.core.decision_rows import METADATA_UPDATED, REVIVED, RowKind
+from ragfence.core.decisions import Conflict, Granted, InFlight, Replay, Stale
+from ragfence.core.ledger import row_for_answer
+from ragfence.core.receipts import Decision, Flags, Receipt, default_effect_id
+from ragfence.core.records import HEADER_BYTES, TOKEN_BYTES, KeyRecord
+from ragfence.documents.chunking.chunker import pieces_of
+from ragfence.documents.claims import Prepared
+from ragfence.documents.expecting import expecting
+from ragfence.documents.identity import SNIPPET_BYTES, snippet_ids, snippet_texts
+from ragfence.documents.log import (
+    INGEST,
+    METADATA,
+    NO_POSITIONS,
+    RETRACT,
+    REVIVE,
+    Detail,
+    Layout,
+    Positions,
+    Stored,
+    address_in,
+    ids_in,
+    result_of,
+    stored_in,
+)
+from ragfence.documents.origins import ContentStands, next_owner
+from ragfence.documents.parquet import encode_snippets
+from ragfence.engine import crash_points
+from ragfence.engine.batch_commit import (
+    Answer,
+    Effected,
+    Failed,
+    Move,
+    Moved,
+    Neighbours,
+    NoNeighbours,
+    SegmentWriter,
+    batch_tokens,
+)
+from ragfence.engine.segment_log import LogRow
+from ragfence.errors import CommitUncertain, EffectFailed, OriginConflict, Quarantined, RagfenceError
+from ragfence.errors import Conflict as ConflictError
+from ragfence.errors import InFlight as InFlightError
+from ragfence.errors import Stale as StaleError
+from ragfence.stores.fences import FenceStore
+from ragfence.stores.objects import ObjectStore
+
+AFTER_SNIPPETS = "after_snippets"
+DOCUMENT_POINTS = (
+    crash_points.AFTER_CLAIM,
+    AFTER_SNIPPETS,
+    crash_points.AFTER_COMMIT,
+    crash_points.BEFORE_SEAL,
+    crash_points.AFTER_SEAL,
+)
+
+_DUPLICATE = Flags()
+_tuple = tuple.__new__
+
+
+def ingest_effect(subject: Prepared, grant: Granted) -> Effected:
+    """Cuts the document, unless its key was sealed before: then only its head moves."""
+    doc, _, cut, claim, source, _ = subject
+    head, prior = grant.head, grant.prior
+    replaced = stored_in(head.record) if head and head.live and head.record else None
+    owner = next_owner(doc.doc_id, claim, source, grant, replaced)
+    if prior is not None:
+        _, origin, ids, _ = stored_in(prior)
+        stands = head is not None and head.live and head.digest == claim.digest
+        action = METADATA if stands else REVIVE
+        detail = _detail(subject, grant, action, ids, replaced, owner, origin=origin.text)
+        return Effected(result_of(ids, origin, owner=owner), detail)
+    pieces = pieces_of(cut.chunker, doc.text, doc.doc_id)
+    texts = [doc.text[start:end] for start, end, _ in pieces]
+    made = snippet_ids(doc.doc_id, cut.recipe.digest, texts, cut.content_key)
+    ids = b"".join(made)
+    fresh = list(zip(made, texts, strict=True))
+    if replaced:
+        known = frozenset(_each(replaced.ids))
+        fresh = [each for each in fresh if each[0] not in known]
+    positions = _tuple(Positions, tuple(zip(*pieces, strict=True))) if pieces else NO_POSITIONS
+    detail = _detail(subject, grant, INGEST, ids, replaced, owner, positions=positions, fresh=fresh)
+    return _tuple(Effected, (result_of(ids, owner=owner), detail))
+
+
+def _detail(
+    subject: Prepared,
+    grant: Granted,
+    action: str,
+    ids: bytes,
+    replaced: Stored | None,
+    owner: bytes,
+    *,
+    positions: Positions = NO_POSITIONS,
+    origin: str = "",
+    fresh: Sequence[tuple[bytes, str]] = (),
+) -> Detail:
+    (doc_id, _, text, metadata, source_url, _, content_type), content, cut, claim, _, _ = subject
+    # As a tuple, past the constructor: one is made for every document that is new.
+    return _tuple(
+        Detail,
+        (
+            doc_id,
+            action,
+            content.hash,
+            len(text),  # not `content.size`, which counts what else is hashed
+            metadata.decode(),
+            source_url,
+            content_type,
+            cut.recipe.text,
+            grant.record.when_ms - claim.lease_ms,
+            ids,
+            positions,
+            _without(replaced.ids, ids) if replaced else b"",
+            origin,
+            replaced.row.text if replaced else _retracted_at(grant),
+            fresh,
+            owner.hex(),
+        ),
+    )
+
+
+def _retracted_at(grant: Granted) -> str:
+    """Where the retraction is that this move follows: it leads to the revisions before it; empty: there was none."""
+    head = grant.head
+    return stored_in(head.record).row.text if head and head.record and not head.live else ""
+
+
+def retract_effect(subject: Prepared, grant: Granted) -> Effected:
+    head = grant.head
+    replaced = stored_in(head.record) if head and head.live and head.record else None
+    return Effected(
+        b"",
+        Detail(
+            doc_id=subject.doc.doc_id,
+            action=RETRACT,
+            content_hash="",
+            size=0,
+            metadata="{}",
+            source_url="",
+            content_type="",
+            recipe="",
+            at_ms=grant.record.when_ms - subject.claim.lease_ms,
+            ids=b"",
+            dead=replaced.ids if replaced else b"",
+            before=replaced.row.text if replaced else "",
+        ),
+    )
+
+
+def effect_of(subject: Prepared) -> Callable[[Prepared, Granted], Effected]:
+    return expecting(retract_effect if subject.claim.retract else ingest_effect, subject.expected)
+
+
+class SnippetsFirst:
+    """The snippets of a batch are durable before its rows say that they exist; then comes the sink, if there is one.
+
+    `settle` comes before both: it makes durable what the first document of a tenant decides for all.
+    """
+
+    def __init__(
+        self, layout: Layout, objects: ObjectStore, settle: Callable[[], None], then: Neighbours | None = None
+    ) -> None:
+        self._layout = layout
+        self._objects = objects
+        self._settle = settle
+        self._then = then or NoNeighbours()
+
+    def before_commit(self, name: str, rows: Sequence[LogRow]) -> None:
+        self._settle()
+        data = encode_snippets(rows)
+        if data is not None:
+            place = self._layout.snippets_at(address_in(name))
+            if not self._objects.put_new(place, data).won:
+                raise CommitUncertain(f"the snippets {place} were written by somebody else", hint="try again")
+        crash_points.reach(AFTER_SNIPPETS)
+        self._then.before_commit(name, rows)
+
+    def after_seal(self, rows: Sequence[LogRow], sealed: Sequence[bool]) -> None:
+        self._then.after_seal(rows, sealed)
+
+
+class Mover:
+    """Moves batches of prepared documents."""
+
+    def __init__(self, writer: SegmentWriter, fences: FenceStore, *, wait_ms: int) -> None:
+        self._writer = writer
+        self._fences = fences
+        self._wait_s = wait_ms / 1000
+
+    def answers(
+        self, waves: Sequence[Mapping[int, Prepared]], *, wait_s: float | None = None
+    ) -> Iterator[tuple[int, Prepared, Answer, float]]:
+        """What each was answered, and for how many seconds it was waited for."""
+        wait_s = self._wait_s if wait_s is None else wait_s
+        for number, wave in enumerate(waves):
+            moves = [Move(each.claim, effect_of(each), each) for each in wave.values()]
+            if number:  # another batch, so another name for its segment
+                tokens = batch_tokens()
+                moves = [move._replace(claim=move.claim._replace(token=next(tokens))) for move in moves]
+            started = time.monotonic()
+            try:
+                answers = self._writer.move(moves, wait_s=wait_s)
+            except StopIteration as stopped:  # of a sink or an embedder; in this generator nobody could tell whose
+                raise EffectFailed(
+                    "a sink or an embedder raised StopIteration while documents were moved",
+                    hint="let it raise another error; nothing was acknowledged, so the documents can be sent again",
+                ) from stopped
+            waited_s = time.monotonic() - started
+            self._settle_declined(moves, answers)
+            for (at, each), answer in zip(wave.items(), answers, strict=True):
+                yield at, each, as_answered(answer), waited_s
+
+    def _settle_declined(self, moves: Sequence[Move], answers: Sequence[Answer]) -> None:
+        """Moves that were granted and then declined, because another origin owns the document: their rows say so."""
+        declined = [
+            (move, answer.error)
+            for move, answer in zip(moves, answers, strict=True)
+            if isinstance(answer, Failed) and isinstance(answer.error, _DECLINED)
+        ]
+        if not declined:
+            return
+        now_ms = self._fences.now_ms()
+        rows = []
+        for move, error in declined:
+            claim = move.claim._replace(token=os.urandom(TOKEN_BYTES))
+            if isinstance(error, ContentStands):
+                rows.append(row_for_answer(claim, RowKind.DUPLICATE, error.record, now_ms))
+            else:
+                rows.append(row_for_answer(claim, RowKind.CONFLICT, None, now_ms, error=error.code))
+        self._fences.record(rows)
+
+
+_DECLINED = (OriginConflict, ContentStands)
+
+
+def as_answered(answer: Answer) -> Answer:
+    """Content that stands is answered as any duplicate."""
+    if isinstance(answer, Failed) and isinstance(answer.error, ContentStands):
+        return Replay(answer.error.record)
+    return answer
+
+
+def receipt_of(subject: Prepared, answer: Answer, waited_s: float = 0.0) -> Receipt:
+    key = subject.claim.key
+    if isinstance(answer, Replay):
+        return _answered(key, answer.record, Decision.DUPLICATE, _DUPLICATE)
+    if isinstance(answer, Moved):
+        decision = Decision.DUPLICATE if answer.again else Decision.NEW
+        return _answered(key, answer.record, decision, _flags(answer.record.attempt, answer.takeover, answer.flags))
+    error = error_of(subject, answer, waited_s)
+    decision = _DECISIONS.get(type(answer), Decision.REFUSED)
+    return refused(error, key.hex(), Decision.CONFLICT if isinstance(error, OriginConflict) else decision)
+
+
+@lru_cache(maxsize=256)
+def _flags(attempt: int, takeover: bool, how: int) -> Flags:
+    """Most documents have the same, and nobody can change them."""
+    return Flags(
+        attempt=attempt,
+        takeover=takeover,
+        revived=bool(how & REVIVED),
+        metadata_updated=bool(how & METADATA_UPDATED),
+    )
+
+
+_DECISIONS: dict[type[Any], Decision] = {
+    Conflict: Decision.CONFLICT,
+    Stale: Decision.STALE,
+    InFlight: Decision.IN_FLIGHT,
+}
+
+
+def _answered(key: bytes, record: KeyRecord | None, decision: Decision, flags: Flags) -> Receipt:
+    if record is None:  # there was nothing to retract
+        return Receipt(key.hex(), default_effect_id(key), decision=decision, flags=flags)
+    _, _, _, (epoch, counter), _, first_seen_ms, sealed_at_ms, _, _, _, _, _, stored = record
+    # As a tuple, past the constructor: a batch of replays makes one for each document.
+    return _tuple(
+        Receipt,
+        (
+            key.hex(),
+            default_effect_id(key),
+            snippet_texts(ids_in(stored)),
+            None,
+            None,
+            decision,
+            flags,
+            f"{epoch}.{counter}",
+            first_seen_ms,
+            sealed_at_ms,
+        ),
+    )
+
+
+_SEALED_HEADER = struct.Struct(">QIHHIHI")
+_ANSWERED = Decision.DUPLICATE
+
+
+def replayed(key: bytes, record: bytes) -> Receipt:
+    """The receipt of a document that is live as it was sent: out of its record's bytes, since most are."""
+    high, low, _, seen, seen_low, sealed, sealed_low = _SEALED_HEADER.unpack_from(record, 30)
+    text, stored = key.hex(), record[HEADER_BYTES + 1 + record[HEADER_BYTES] :]
+    return _tuple(
+        Receipt,
+        (
+            text,
+            "ef_" + text[2:34],
+            snippet_texts(ids_in(stored)),
+            None,
+            None,
+            _ANSWERED,
+            _DUPLICATE,
+            f"{high >> 8}.{(high & 0xFF) << 32 | low}",
+            seen << 32 | seen_low,
+            sealed << 32 | sealed_low,
+        ),
+    )
+
+
+def refused(error: Exception, key: str = "", decision: Decision = Decision.REFUSED) -> Receipt:
+    """What stands in the place of a receipt for a document that was not ingested. One that is invalid has no key."""
+    if isinstance(error, RagfenceError):
+        code, message = error.code, error.message
+    else:
+        code, message = EffectFailed.code, f"{type(error).__name__}: {error}"
+    return Receipt(
+        key, "", failure={"type": type(error).__name__, "code": code, "message": message[:2000]}, decision=decision
+    )
+
+
+def error_of(subject: Prepared, answer: Answer, waited_s: float = 0.0) -> Exception:
+    """The error for a document that was not ingested."""
+    doc_id, key = subject.doc.doc_id, subject.claim.key.hex()
+    match answer:
+        case Conflict(record):
+            why = (
+                "is known with another length" if record else f"has another content at sequence {subject.doc.sequence}"
+            )
+            return ConflictError(
+                f"document {doc_id!r} {why}", hint="give the changed document a higher sequence", key=key
+            )
+        case Stale(newest):
+            return StaleError(
+                f"document {doc_id!r}: sequence {subject.doc.sequence} is older than {newest}, which is live", key=key
+            )
+        case InFlight(_, record, True):
+            return Quarantined(
+                f"document {doc_id!r} failed {record.attempt} times, last with {record.error or 'no error told'}",
+                hint=f"mend the cause, then: ragfence release {key}",
+                key=key,
+            )
+        case InFlight(_, record):
+            who = record.owner or "somebody"
+            return InFlightError(
+                f"document {doc_id!r} is being ingested by {who}; waited {int(waited_s * 1000)} ms", key=key
+            )
+        case Failed(error):
+            return error
+    raise AssertionError(answer)
+
+
+def _each(ids: bytes) -> list[bytes]:
+    return [ids[at : at + SNIPPET_BYTES] for at in range(0, len(ids), SNIPPET_BYTES)]
+
+
+def _without(ids: bytes, kept: bytes) -> bytes:
+    stay = frozenset(_each(kept))
+    return b"".join(each for each in _each(ids) if each not in stay)

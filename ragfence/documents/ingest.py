@@ -1,0 +1,175 @@
+"""Many documents in one call: asked about together, answered at once where they are known, moved where they are not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Literal
+
+from ragfence.core.decisions import Replay
+from ragfence.core.receipts import STALE, Receipt
+from ragfence.documents.claims import Asked, Caller, Given, Prepared, Preparing, in_waves
+from ragfence.documents.document import Document
+from ragfence.documents.dry_run import Foresight
+from ragfence.documents.head_moves import Mover, error_of, receipt_of, refused, replayed
+from ragfence.documents.progress import Meter
+from ragfence.engine import gc_pause
+from ragfence.engine.batch_commit import Moved, batch_tokens
+from ragfence.engine.refusals import Refusal
+from ragfence.errors import DocumentInvalid, RagfenceError, ValidationError
+from ragfence.stores.fences import FenceStore
+
+OnError = Literal["return", "raise"]
+
+_log = logging.getLogger("ragfence.documents")
+
+
+class Batches:
+    def __init__(
+        self,
+        fences: FenceStore,
+        preparing: Preparing,
+        mover: Mover,
+        caller: Callable[[], Caller],
+        ready: Callable[[], None],
+        note_refusals: Callable[[Sequence[Refusal]], None],
+    ) -> None:
+        self._fences = fences
+        self._preparing = preparing
+        self._mover = mover
+        self._caller = caller
+        self._ready = ready
+        self._note_refusals = note_refusals
+
+    def streamed(
+        self, documents: Iterable[Document], size: int, told: Meter, *, dry_run: bool, on_error: OnError
+    ) -> Iterator[Receipt]:
+        source = iter(documents)
+        done = 0
+        foresight = Foresight(self._fences) if dry_run else None
+        while page := list(islice(source, size)):
+            errors: dict[int, Exception] | None = {} if on_error == "raise" else None
+            with gc_pause.held_off():
+                receipts = self._batch(page, done, foresight, errors)
+            if errors:
+                first = min(errors)
+                yield from receipts[:first]
+                raise _at(errors[first], done + first)
+            done += len(page)
+            told(done)
+            yield from receipts
+
+    def each(self, given: Sequence[Given], *, wait_s: float | None = None) -> list[Receipt | Exception]:
+        """The receipt of each, or its error."""
+        caller, tokens = self._caller(), batch_tokens()
+        outcomes: dict[int, Receipt | Exception] = {}
+        asks: dict[int, Asked] = {}
+        for at, (document, _, event_id, api_key) in enumerate(given):
+            try:
+                asks[at] = self._preparing.ask(document, next(tokens), caller, event_id=event_id, api_key=api_key)
+            except ValidationError as invalid:  # of the document, or of its event_id
+                outcomes[at] = invalid
+                self._note_refusals([Refusal.of(invalid, caller.route)])
+        known: dict[int, Receipt] = {}
+        prepared = self._claimed(self._unanswered(asks, known), caller)
+        outcomes |= known
+        for at, each, answer, waited_s in self._mover.answers(list(in_waves(prepared)), wait_s=wait_s):
+            if isinstance(answer, Replay | Moved):
+                outcomes[at] = receipt_of(each, answer)
+            else:
+                outcomes[at] = error_of(each, answer, given[at].waited_s + waited_s)
+        return [outcomes[at] for at in range(len(given))]
+
+    def foreseen(self, prepared: Prepared) -> Receipt:
+        self._ready()
+        (receipt,) = Foresight(self._fences).receipts([prepared])
+        return receipt
+
+    def _batch(
+        self,
+        documents: Sequence[Document],
+        first: int,
+        foresight: Foresight | None,
+        errors: dict[int, Exception] | None,
+    ) -> list[Receipt]:
+        """`errors` is filled with what went wrong, by position; what follows an invalid document is then left alone."""
+        caller, tokens = self._caller(), batch_tokens()
+        receipts: dict[int, Receipt] = {}
+        asks: dict[int, Asked] = {}
+        invalid_ones: list[DocumentInvalid] = []
+        ask = self._preparing.ask
+        for at, document in enumerate(documents):
+            try:
+                asks[at] = ask(document, next(tokens), caller, first + at)
+            except DocumentInvalid as invalid:
+                receipts[at] = refused(invalid)
+                invalid_ones.append(invalid)
+                if errors is not None:
+                    errors[at] = invalid
+                    break
+        if invalid_ones and foresight is None:
+            self._note_refusals([Refusal.of(invalid, caller.route) for invalid in invalid_ones])
+        if foresight is not None:
+            self._ready()
+            prepared = self._claimed(asks, caller)
+            for (at, each), answer in zip(prepared.items(), foresight.answers(list(prepared.values())), strict=True):
+                receipts[at] = receipt_of(each, answer)
+                if errors is not None and receipts[at].failed:
+                    errors[at] = error_of(each, answer)
+        elif left := self._unanswered(asks, receipts):
+            waves = list(in_waves(self._claimed(left, caller)))
+            for at, each, answer, waited_s in self._mover.answers(waves):
+                receipts[at] = receipt_of(each, answer, waited_s)
+                if errors is not None and receipts[at].failed:
+                    errors[at] = error_of(each, answer, waited_s)
+        answered = [receipts[at] for at in sorted(receipts)]
+        if errors is None and foresight is None:
+            _warn(answered)
+        return answered
+
+    def _claimed(self, asks: Mapping[int, Asked], caller: Caller) -> dict[int, Prepared]:
+        """By tokens of their own: those of the questions name rows that may be written already."""
+        tokens, claimed = batch_tokens(), self._preparing.claimed
+        return {at: claimed(asked, next(tokens), caller) for at, asked in asks.items()}
+
+    def _unanswered(self, asks: dict[int, Asked], receipts: dict[int, Receipt]) -> dict[int, Asked]:
+        """Answers the documents that are live just as they were sent, which most are; returns the others."""
+        left: dict[int, Asked] = {}
+        known = self._fences.replays([asked[0] for asked in asks.values()])
+        try:  # the receipts are made while the store writes the rows
+            for (at, asked), record in zip(asks.items(), known.records, strict=True):
+                if record is None:
+                    left[at] = asked
+                else:
+                    receipts[at] = replayed(asked[0][0], record)
+            known.settle()
+        finally:
+            known.drop()
+        return left
+
+
+def collect(receipts: Iterator[Receipt]) -> list[Receipt]:
+    """All of them. An error that one of the documents raised carries the receipts of those before it."""
+    collected: list[Receipt] = []
+    try:
+        collected.extend(receipts)
+    except RagfenceError as stopped:
+        if "position" in stopped.details:
+            stopped.details["receipts"] = tuple(collected)
+        raise
+    return collected
+
+
+def _at(error: Exception, position: int) -> Exception:
+    if isinstance(error, RagfenceError):
+        error.details["position"] = position
+    return error
+
+
+def _warn(receipts: Sequence[Receipt]) -> None:
+    """For callers who do not look at receipts: one line for a batch. What is stale is left out on purpose."""
+    failed = [receipt for receipt in receipts if receipt.failure is not None and receipt.decision is not STALE]
+    if failed and (first := failed[0].failure):
+        message = "%d of %d documents were not ingested; the first: %s [%s]"
+        _log.warning(message, len(failed), len(receipts), first["message"], first["code"])

@@ -1,0 +1,187 @@
+"""The log of documents: its objects, what a row holds, and what a sealed record says of them.
+
+    <tenant>/segments/<epoch>/<batch>   rows; the commit point of a batch
+    <tenant>/snippets/<epoch>/<batch>   the texts of the snippets that the batch made; written first
+
+A row is one head move. Positions belong to the revision, so they stand in its `ingest` row; `revive` and `metadata`
+rows name the segment of that row (`origin`). Everything is readable with DuckDB, Polars or pandas: see docs/formats.md.
+
+The record of a document in the fence store holds, as its result, the ids of its snippets and where its rows are:
+
+    d ids                       row and positions are in the segment that epoch and token of the record name
+    e origin:16 ids             the positions are in another segment
+    x row:16 origin:16 ids      after a compaction: neither is where the record would say
+    D, E, X                     the same, with owner:8 behind the letter: the source that owns the document
+
+The owner is the digest of an origin's name (see `origins`); a document that was never synced from a source has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ragfence.core.operations import encoded
+from ragfence.core.records import KeyRecord
+from ragfence.engine.batch_commit import BATCH_BYTES
+from ragfence.errors import FormatCorrupt
+
+INGEST, REVIVE, METADATA, RETRACT, PURGE = "ingest", "revive", "metadata", "retract", "purge"
+
+PLAIN, _ELSEWHERE, _MOVED = b"d", b"e", b"x"
+OWNER_BYTES = 8
+NO_OWNER = b""
+
+
+class Address(NamedTuple):
+    """Which segment: the epoch in its name, and its batch."""
+
+    epoch: int
+    batch: bytes
+
+    def encode(self) -> bytes:
+        return self.epoch.to_bytes(8, "big") + self.batch
+
+    @property
+    def text(self) -> str:
+        return f"{self.epoch:020d}/{self.batch.hex()}"
+
+
+ADDRESS_BYTES = 8 + BATCH_BYTES
+
+
+def address_in(name: str) -> Address:
+    """Of an object name, or of the text of an address: both end in <epoch>/<batch>."""
+    try:
+        *_, epoch, batch = name.split("/")
+        return Address(int(epoch), bytes.fromhex(batch))
+    except ValueError as broken:
+        raise FormatCorrupt(f"{name!r} is no name of a segment") from broken
+
+
+def _address(data: bytes) -> Address:
+    return Address(int.from_bytes(data[:8], "big"), data[8:ADDRESS_BYTES])
+
+
+class Stored(NamedTuple):
+    """What the record of a document says: its snippets, and where its newest row and its positions are."""
+
+    row: Address
+    origin: Address
+    ids: bytes
+    """one behind the other"""
+    owner: bytes = NO_OWNER
+    """the digest of the origin that the document belongs to"""
+
+
+def stored_in(record: KeyRecord) -> Stored:
+    data = record.result
+    here = Address(record.fence.epoch, record.token[:BATCH_BYTES])
+    tag = data[:1]
+    if tag == PLAIN or not data:
+        return Stored(here, here, data[1:])
+    owner = NO_OWNER
+    if tag.isupper():
+        owner, data, tag = data[1 : 1 + OWNER_BYTES], data[OWNER_BYTES:], tag.lower()
+    if tag == PLAIN:
+        return Stored(here, here, data[1:], owner)
+    if tag == _ELSEWHERE:
+        return Stored(here, _address(data[1:]), data[1 + ADDRESS_BYTES :], owner)
+    if tag == _MOVED:
+        origin = _address(data[1 + ADDRESS_BYTES :])
+        return Stored(_address(data[1:]), origin, data[1 + 2 * ADDRESS_BYTES :], owner)
+    raise FormatCorrupt(f"the record of a document starts with {tag!r}")
+
+
+_IDS_AT = {PLAIN: 1, _ELSEWHERE: 1 + ADDRESS_BYTES, _MOVED: 1 + 2 * ADDRESS_BYTES, b"": 0}
+_IDS_AT |= {tag.upper(): at + OWNER_BYTES for tag, at in _IDS_AT.items() if tag}
+
+
+def ids_in(result: bytes) -> bytes:
+    """The ids alone, which every replay needs."""
+    at = _IDS_AT.get(result[:1])
+    if at is None:
+        raise FormatCorrupt(f"the record of a document starts with {result[:1]!r}")
+    return result[at:]
+
+
+def result_of(ids: bytes, origin: Address | None = None, row: Address | None = None, owner: bytes = NO_OWNER) -> bytes:
+    if row is not None:
+        tag, rest = _MOVED, row.encode() + (origin or row).encode()
+    elif origin is not None:
+        tag, rest = _ELSEWHERE, origin.encode()
+    else:
+        tag, rest = PLAIN, b""
+    return b"%b%b%b%b" % (tag.upper() if owner else tag, owner, rest, ids)
+
+
+class Positions(NamedTuple):
+    """Where the snippets of a revision stand in its normalised text, in their order."""
+
+    starts: Sequence[int]
+    ends: Sequence[int]
+    sections: Sequence[str]
+
+
+NO_POSITIONS = Positions((), (), ())
+
+
+class Detail(NamedTuple):
+    """What a row of the log holds beside what the engine knows."""
+
+    doc_id: str
+    action: str
+    content_hash: str
+    size: int
+    metadata: str
+    source_url: str
+    content_type: str
+    recipe: str
+    at_ms: int
+    ids: bytes
+    positions: Positions = NO_POSITIONS
+    dead: bytes = b""
+    """the ids that die with this move"""
+    origin: str = ""
+    """the segment that holds the positions; empty for this one"""
+    before: str = ""
+    """the segment of the head that this move followed"""
+    fresh: Sequence[tuple[bytes, str]] = ()
+    """the snippets that nobody has written yet: id and text; they go into the snippets object, not into the row"""
+    owner: str = ""
+    """the digest of the origin that the document belongs to, in hex"""
+
+
+class Snippet(NamedTuple):
+    """What never changes of a snippet."""
+
+    snippet_id: str
+    doc_id: str
+    recipe: str
+    text: str
+    tokens: int
+    """an estimate that needs no tokenizer: a quarter of the bytes in UTF-8, rounded up"""
+
+
+def estimated_tokens(text: str) -> int:
+    """As `encode_snippets` has it for many at once."""
+    return ((len(text) if text.isascii() else len(text.encode())) + 3) // 4
+
+
+class Layout:
+    """The names of one tenant's objects."""
+
+    def __init__(self, tenant: str) -> None:
+        self.segments = f"{encoded(tenant)}/segments"
+        self.snippets = f"{encoded(tenant)}/snippets"
+        self.vectors = f"{encoded(tenant)}/vectors"
+        """<embedder>/<epoch>/<batch>: of the snippets there; see ragfence.indexes.vectors"""
+        self.kept_vectors = f"{encoded(tenant)}/vectors-kept"
+        self.vector_parts = f"{encoded(tenant)}/vectors-parts"
+        """<embedder>/<epoch>/<batch>/<part>"""
+
+    def rows_at(self, address: Address) -> str:
+        return f"{self.segments}/{address.text}"
+
+    def snippets_at(self, address: Address) -> str:
+        return f"{self.snippets}/{address.text}"

@@ -1,0 +1,247 @@
+"""Repair: what `verify` found is mended, by doing again what can be done again.
+
+- The fence store is loaded anew from the log, into a new epoch: that also settles what is unsettled.
+- A revision whose snippets or positions are lost is released: its rows leave the log, so that its content is new when
+  it comes the next time, and makes the same snippets with the same ids. If it is the live one, a `release` row takes
+  its place: there is no head until then, and the sequence is one below its own, so that the very same document may come
+  again, and nothing older.
+- What is void is deleted.
+
+Rows that cannot be read are beyond repair, and so is what a newer ragfence wrote: then nothing is changed at all. With
+`accept_loss`, segments whose rows cannot be read are taken out of the log. Nobody can say what was in them, so their
+documents are as they were before, or unknown, until they are ingested again. A retraction that was in them is lost, and
+a sequence may start again below. What decision rows tell of them, and the log does not any more, gets `ended` rows, so
+that the auditor knows where it went.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+
+from ragfence.core.operations import SEQUENCE_MIN
+from ragfence.core.records import NO_METADATA
+from ragfence.documents.ending import GIVEN_UP, RELEASED, Gone, RowsTell, gone_by_rows, gone_of, tell
+from ragfence.documents.findings import (
+    BEYOND_REPAIR,
+    IN_THE_FENCE_STORE,
+    IN_THE_SINK,
+    LOST,
+    Finding,
+    Trouble,
+    Verification,
+)
+from ragfence.documents.identity import Content, Identity, key_tail
+from ragfence.documents.log import NO_POSITIONS, Address, Layout, address_in
+from ragfence.documents.rewrite import ATTEMPTS, PAUSE_S, Plan, Rewriting
+from ragfence.documents.verify import Verifying
+from ragfence.engine.hydration import Hydrator, Keep
+from ragfence.engine.segment_log import LogRow
+from ragfence.errors import NotReady, SegmentUnreadable, StoreUnavailable
+from ragfence.stores.fences import FenceStore
+
+RELEASE = "release"
+TO_BE_RELEASED = LOST | {Trouble.SNIPPETS_UNREADABLE}
+
+
+class Repair:
+    def __init__(
+        self,
+        verifying: Verifying,
+        fences: FenceStore,
+        rewriting: Rewriting,
+        hydrator: Hydrator,
+        identity: Callable[[], Identity],
+        settle_sink: Callable[[bool], object] | None,
+        rows_tell: RowsTell | None = None,
+    ) -> None:
+        """`identity` is asked for only when something is to be released: settings that are wrong have none.
+
+        `rows_tell`: who reads decision rows; without, nobody is told what was given up.
+        """
+        self._verifying = verifying
+        self._fences = fences
+        self._rewriting = rewriting
+        self._hydrator = hydrator
+        self._identity = identity
+        self._settle_sink = settle_sink
+        self._rows_tell: RowsTell = rows_tell or (lambda concerned: ())
+
+    def run(self, *, accept_loss: bool = False) -> Verification:
+        before = self._verifying.look()
+        given_up: tuple[Finding, ...] = ()
+        troubles = {finding.trouble for finding in before.findings}
+        if accept_loss and Trouble.ROWS_UNREADABLE in troubles and Trouble.TOO_NEW not in troubles:
+            given_up = tuple(each for each in before.findings if each.trouble is Trouble.ROWS_UNREADABLE)
+            segments = {each.place for each in given_up}
+            GivenUp(self._fences, self._rewriting, self._hydrator, segments, self._rows_tell).run()
+            before = self._verifying.look()
+            before = replace(before, findings=(*before.findings, *given_up))
+            troubles = {finding.trouble for finding in before.findings} - {Trouble.ROWS_UNREADABLE} | {Trouble.VOID}
+        if troubles & BEYOND_REPAIR:
+            return before
+        usable = Trouble.SETTINGS not in troubles
+        if troubles & TO_BE_RELEASED and usable:
+            Release(self._fences, self._rewriting, self._identity(), before.findings).run()
+        elif troubles & IN_THE_FENCE_STORE and not self._hydrator.try_hydrate():
+            self._hydrator.ensure_ready()  # somebody else loads it already
+        if troubles:
+            self._rewriting.collect_void()
+        if self._settle_sink is not None and usable:
+            # What a sink is owed shows only in one that can tell what it holds: it is given it in any case.
+            self._settle_sink(bool(troubles & (IN_THE_SINK | TO_BE_RELEASED)))
+        if not troubles:
+            return before
+        after = self._verifying.look()
+        left = set(after.findings)
+        return replace(after, repaired=tuple(finding for finding in before.findings if finding not in left))
+
+
+class GivenUp:
+    """Takes segments whose rows nobody can read out of the log, and what belongs to them."""
+
+    def __init__(
+        self,
+        fences: FenceStore,
+        rewriting: Rewriting,
+        hydrator: Hydrator,
+        segments: AbstractSet[str],
+        rows_tell: RowsTell,
+    ) -> None:
+        self._fences = fences
+        self._rewriting = rewriting
+        self._hydrator = hydrator
+        self._segments = segments
+        self._rows_tell = rows_tell
+
+    def run(self) -> None:
+        for attempt in range(ATTEMPTS):
+            if not self._segments & set(self._rewriting.truth()):
+                return
+            if not self._hydrator.try_hydrate(rewrite=self._rewrite):
+                time.sleep(PAUSE_S * (attempt + 1))  # somebody else rebuilds the fence store, or tries to
+        if self._segments & set(self._rewriting.truth()):
+            raise NotReady("other processes keep rebuilding the fence store", hint="try again")
+
+    def _rewrite(self, epoch: int, segments: list[str], keep: Keep) -> list[str]:
+        left = []
+        for name in segments:
+            keep()
+            if name in self._segments and self._is_unreadable(name):
+                continue
+            left.append(name)
+        tell(self._fences, self._gone({*segments} - {*left}, left, keep), GIVEN_UP)
+        return left
+
+    def _gone(self, given_up: AbstractSet[str], left: Sequence[str], keep: Keep) -> Iterable[Gone]:
+        """What was sealed in these segments, or in others that were rewritten into them, and is not in the log now.
+
+        They cannot be read; but whoever was sealed has a decision row, and its fence and token name its segment.
+        """
+        newest = max((address_in(name).epoch for name in given_up), default=0)
+        rewritten = self._rewriting.rewritten() if given_up else ()
+        layout = Layout(self._fences.tenant)
+
+        def concerned(epoch: int, batch: bytes) -> bool:
+            keep()
+            name = layout.rows_at(Address(epoch, batch))
+            return name in given_up or (epoch < newest and name in rewritten)
+
+        gone = gone_by_rows(self._rows_tell(concerned)) if given_up else {}
+        for name in left if gone else ():
+            keep()
+            for key in self._rewriting.keys(name):
+                gone.pop(key, None)
+        return gone.values()
+
+    def _is_unreadable(self, name: str) -> bool:
+        """Still: somebody may have restored it meanwhile."""
+        try:
+            self._rewriting.rows(name)
+        except SegmentUnreadable:
+            return True
+        except StoreUnavailable:
+            return not self._rewriting.has(name)
+        return False
+
+
+class Release:
+    """Takes lost revisions out of the log."""
+
+    def __init__(
+        self, fences: FenceStore, rewriting: Rewriting, identity: Identity, findings: Sequence[Finding]
+    ) -> None:
+        self._fences = fences
+        self._rewriting = rewriting
+        self._identity = identity
+        lost = [finding for finding in findings if finding.trouble in LOST]
+        self._doc_ids = {finding.doc_id for finding in lost}
+        self._keys = {bytes.fromhex(finding.key) for finding in lost}
+        self._unreadable = {each.place for each in findings if each.trouble is Trouble.SNIPPETS_UNREADABLE}
+
+    def run(self) -> None:
+        self._rewriting.run(self._plan, "repaired")
+
+    def _plan(self) -> Plan | None:
+        histories, held_in = self._held(self._rewriting.truth(), lambda: None)
+        lost = any(row.key in self._keys for rows in histories.values() for row in rows)
+        return self._rewrite if lost or any(map(self._without_snippets, held_in)) else None
+
+    def _rewrite(self, epoch: int, segments: list[str], keep: Keep) -> list[str]:
+        histories, held_in = self._held(segments, keep)
+        gone = (row for rows in histories.values() for row in rows if row.key in self._keys)
+        tell(self._fences, gone_of(gone), RELEASED)
+        left = {doc_id: self._left(rows) for doc_id, rows in histories.items()}
+        lost = set(filter(self._without_snippets, held_in))
+        return self._rewriting.take_out(epoch, segments, left, held_in, keep, lost=lost)
+
+    def _without_snippets(self, segment: str) -> bool:
+        """Nobody can read its snippets; also where nobody needs them, they would stop every compaction."""
+        return self._rewriting.snippets_name(segment) in self._unreadable
+
+    def _held(self, segments: Sequence[str], keep: Keep) -> tuple[dict[str, list[LogRow]], list[str]]:
+        """The rows of the documents, and the segments that must be rewritten."""
+        histories: dict[str, list[LogRow]] = {}
+        held_in = []
+        for name in segments:
+            keep()
+            rows = [row for row in self._rewriting.rows(name) if row.detail.doc_id in self._doc_ids]
+            for row in rows:
+                histories.setdefault(row.detail.doc_id, []).append(row)
+            if rows or self._without_snippets(name):
+                held_in.append(name)
+        return histories, held_in
+
+    def _left(self, rows: Sequence[LogRow]) -> list[LogRow]:
+        """What stays of a document: all but its lost revisions; of a lost head, that there is none."""
+        head = max(rows, key=lambda row: row.fence)
+        left = [row for row in rows if row.key not in self._keys]
+        return [*left, self._released(head)] if head.key in self._keys else left
+
+    def _released(self, head: LogRow) -> LogRow:
+        detail = head.detail
+        sequence = head.sequence
+        if sequence is not None:
+            sequence = sequence - 1 if sequence > SEQUENCE_MIN else None
+        return head._replace(
+            key=self._identity.key(head.key[0], detail.doc_id.encode(), "", key_tail("", RELEASE)),
+            fingerprint=self._identity.fingerprint(Content("", 0)),
+            live=False,
+            sequence=sequence,
+            metadata_hash=NO_METADATA,
+            result=b"",
+            detail=detail._replace(
+                action=RELEASE,
+                content_hash="",
+                size=0,
+                metadata="{}",
+                source_url="",
+                content_type="",
+                recipe="",
+                ids=b"",
+                positions=NO_POSITIONS,
+                dead=detail.ids,
+            ),
+        )

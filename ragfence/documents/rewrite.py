@@ -1,0 +1,364 @@
+"""What compaction, purge and repair have in common: an epoch whose list names rewritten segments.
+
+    epoch e begins -> new objects named with e -> put_new epochs/<e>/segments -> the fence store is reloaded -> deletion
+
+The list is the commit point. Killed before it, whoever comes next passes the epoch over, and what was written is void;
+killed after it, the next hydration completes it. Nothing is deleted that an epoch could still be built upon, so old
+objects may stay behind: `collect_void` deletes them, whenever it is called.
+
+While an epoch is rewritten nobody can claim: writers wait, as for any hydration.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+from ragfence.documents.identity import SNIPPET_BYTES
+from ragfence.documents.log import INGEST, Address, Layout, Snippet, address_in
+from ragfence.documents.parquet import (
+    ParquetCodec,
+    decode_snippets,
+    encode_snippets,
+    fixed_values,
+    read_table,
+    whole_rows,
+)
+from ragfence.engine import crash_points
+from ragfence.engine.batch_commit import BATCH_BYTES
+from ragfence.engine.epochs import Epochs
+from ragfence.engine.hydration import AFTER_REWRITTEN, Hydrator, Keep
+from ragfence.engine.segment_log import LogRow
+from ragfence.errors import CommitUncertain, FormatCorrupt, NotReady, StoreUnavailable
+from ragfence.stores.objects import Entry, ObjectStore
+
+BEFORE_DELETION = "before_deletion"
+REWRITING_POINTS = (
+    crash_points.AFTER_BEGUN,
+    crash_points.AFTER_MARKED,
+    AFTER_REWRITTEN,
+    crash_points.AFTER_LISTED,
+    crash_points.AFTER_LOADED,
+    BEFORE_DELETION,
+)
+"""In the order in which a rewriting comes by them."""
+
+ATTEMPTS = 5
+WAIT_S = 60.0
+PAUSE_S = 0.05
+SEGMENT_ROWS = 5_000
+SEGMENT_BYTES = 32 * 2**20
+"""of text: a packed segment holds no more rows and no more text than that, but always one whole document"""
+DELETED_AT_ONCE = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """What `before_switch` is told: these segments are about to take the place of those."""
+
+    epoch: int
+    replaced: tuple[str, ...]
+    added: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What was deleted: objects that no list names, and none ever will."""
+
+    segments: int = 0
+    snippets: int = 0
+    bytes: int = 0
+    vectors: int = 0
+
+    @property
+    def objects(self) -> int:
+        return self.segments + self.snippets + self.vectors
+
+
+NOTHING = Collected()
+
+
+class Written(NamedTuple):
+    name: str
+    rows: int
+    snippets: int
+    bytes: int
+
+
+Thing = TypeVar("Thing")
+Plan = Callable[[int, list[str], Keep], list[str] | None]
+"""As a `Rewrite`; None: what it found is not what it was planned for. Nothing is rewritten, and it is planned anew."""
+
+
+class Rewriting:
+    def __init__(
+        self,
+        objects: ObjectStore,
+        epochs: Epochs,
+        hydrator: Hydrator,
+        layout: Layout,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._objects = objects
+        self._epochs = epochs
+        self._hydrator = hydrator
+        self._layout = layout
+        self._sleep = sleep
+        self.before_switch: list[Callable[[Switch], None]] = []
+        """Called when the new segments are written and before they count, for what else belongs to a segment (the
+        vectors of its snippets): to be copied to the new addresses now. May be called again for the same segments."""
+
+    def run(self, plan: Callable[[], Plan | None], what: str) -> int | None:
+        """Starts an epoch that does what `plan` wants; None if it wants nothing (any more).
+
+        `plan` looks at the log while others may write to it; the plan it returns is carried out when nobody can.
+        """
+        overtaken, since, pause_s = 0, time.monotonic(), PAUSE_S
+        while True:
+            self._hydrator.ensure_ready()
+            known = self._epochs.known().newest_begun
+            epoch = 0
+            try:
+                wanted = plan()
+            except StoreUnavailable:
+                # Somebody else may have rewritten what it was reading, and deleted it.
+                if not self._epochs.newer_than(known):
+                    raise
+            else:
+                if wanted is None:
+                    return None
+                attempt = _Attempt(wanted, self.before_switch)
+                ready = self._hydrator.try_hydrate(rewrite=attempt.rewrite)
+                epoch = attempt.epoch
+                # Only the object store can tell that every later epoch will be built upon this one: another server may
+                # have begun one that does not know it yet.
+                if ready and attempt.switched and not self._epochs.newer_than(epoch):
+                    return epoch
+            overtaken += epoch > 0
+            if self._epochs.newer_than(known):  # somebody gets on, and it may be our turn soon
+                since, pause_s = time.monotonic(), PAUSE_S
+            if overtaken == ATTEMPTS or time.monotonic() - since > WAIT_S:
+                raise NotReady(
+                    f"the log could not be {what}: a newer epoch began {overtaken} times, or somebody keeps the lock",
+                    hint="nothing is lost; try again when no other process rebuilds, compacts or purges",
+                )
+            self._sleep(pause_s)
+            pause_s = min(pause_s * 1.5, 2.0)
+
+    def truth(self) -> list[str]:
+        return self._epochs.truth()
+
+    def rewritten(self) -> set[str]:
+        """Segments that counted once and whose rows, as far as they stay, are in others now."""
+        return {*self._epochs.listed(self.newest_epoch(), since=0)} - {*self.truth()}
+
+    def newest_epoch(self) -> int:
+        return self._epochs.known().newest_complete
+
+    def get(self, name: str) -> bytes:
+        data = self._objects.get(name)
+        if data is None:
+            raise StoreUnavailable(f"the segment {name} is listed but cannot be read")
+        return data
+
+    def has(self, name: str) -> bool:
+        return self._objects.get(name) is not None
+
+    def rows(self, name: str, doc_id: str | None = None) -> list[LogRow]:
+        return list(whole_rows(name, self.get(name), doc_id=doc_id))
+
+    def keys(self, name: str) -> list[bytes]:
+        return fixed_values(read_table(name, self.get(name), "rows", ["key"]), "key")
+
+    def snippets_name(self, name: str) -> str:
+        """What holds the snippets of a segment; there is none where its rows made none."""
+        return self._layout.snippets_at(address_in(name))
+
+    def snippets(self, name: str) -> list[Snippet]:
+        place, data = self.snippets_object(name)
+        return [] if data is None else list(decode_snippets(place, data))
+
+    def snippets_object(self, name: str) -> tuple[str, bytes | None]:
+        place = self.snippets_name(name)
+        return place, self._objects.get(place)
+
+    def write(self, epoch: int, batch: bytes, rows: Sequence[LogRow]) -> Written:
+        """A segment and its snippets, which are the `fresh` ones of its rows."""
+        address = Address(epoch, batch)
+        texts, data = encode_snippets(rows), ParquetCodec().encode(rows)
+        if texts is not None:
+            self._put(self._layout.snippets_at(address), texts)
+        name = self._layout.rows_at(address)
+        self._put(name, data)
+        snippets = sum(len(row.detail.fresh) for row in rows)
+        return Written(name, len(rows), snippets, len(data) + len(texts or b""))
+
+    def take_out(
+        self,
+        epoch: int,
+        segments: list[str],
+        taken: Mapping[str, Sequence[LogRow]],
+        held_in: Collection[str],
+        keep: Keep,
+        *,
+        lost: Collection[str] = (),
+    ) -> list[str]:
+        """The documents leave their segments (`held_in`); what shall stay of each goes into segments of its own.
+
+        A rewritten segment keeps its batch, so that what other rows say of it still leads there. `lost`: segments
+        whose snippets nobody can read any more.
+        """
+        texts: dict[bytes, str] = {}
+        by_batch: dict[bytes, list[str]] = {}
+        for name in sorted(held_in):
+            by_batch.setdefault(address_in(name).batch, []).append(name)
+        added = []
+        for batch, names in by_batch.items():  # two epochs may have had a part of one batch each
+            rest: list[LogRow] = []
+            snippets: list[Snippet] = []
+            for name in names:
+                keep()
+                rest += [row for row in self.rows(name) if row.detail.doc_id not in taken]
+                for snippet in self.snippets(name) if name not in lost else ():
+                    if snippet.doc_id in taken:
+                        texts[bytes.fromhex(snippet.snippet_id)] = snippet.text
+                    else:
+                        snippets.append(snippet)
+            if rest:
+                added.append(self.write(epoch, batch, _with_snippets(rest, snippets)).name)
+        whole = [whole_document(taken[doc_id], texts) for doc_id in sorted(taken)]
+        for portion in portions(whole, _weight, SEGMENT_ROWS, SEGMENT_BYTES):
+            keep()
+            added.append(self.write(epoch, new_batch(), [row for rows in portion for row in rows]).name)
+        return sorted({*segments, *added} - set(held_in))
+
+    def void(self) -> list[Entry]:
+        """Objects of earlier epochs that the newest one does not name: no epoch will ever be built upon them."""
+        newest = self.newest_epoch()
+        named = set(self._epochs.named_in(newest))
+        # Asked after its list was seen: whoever begins from now on begins with this list. One that began before, and
+        # is not complete, may go back to an older one.
+        if self._epochs.newer_than(newest):
+            return []
+        found = []
+        layout = self._layout
+        roots = (layout.segments, layout.snippets, layout.vectors, layout.kept_vectors, layout.vector_parts)
+        for root in roots:
+            for entry in self._objects.list(f"{root}/"):
+                address = _address(entry.name.rpartition("/")[0] if root == layout.vector_parts else entry.name)
+                # Of the newest epoch nothing is void: its writers may be between two objects of a batch.
+                if address and address.epoch < newest and self._layout.rows_at(address) not in named:
+                    found.append(entry)
+        return found
+
+    def collect_void(self) -> Collected:
+        """Deletes what is void. Safe at any time, by any number of processes at once."""
+        void = self.void()
+        crash_points.reach(BEFORE_DELETION)
+        names = [entry.name for entry in void]
+        # Also when nothing is void: what a writer left that was killed before there was an object goes by this.
+        for at in range(0, max(1, len(names)), DELETED_AT_ONCE):
+            self._objects.delete(names[at : at + DELETED_AT_ONCE])
+        segments = sum(name.startswith(f"{self._layout.segments}/") for name in names)
+        snippets = sum(name.startswith(f"{self._layout.snippets}/") for name in names)
+        size = sum(entry.size for entry in void)
+        return Collected(segments, snippets, size, len(names) - segments - snippets)
+
+    def _put(self, name: str, data: bytes) -> None:
+        if not self._objects.put_new(name, data).won:
+            raise CommitUncertain(f"{name} was written by somebody else", hint="try again")
+
+
+class _Attempt:
+    """One epoch of a plan."""
+
+    def __init__(self, plan: Plan, before_switch: Sequence[Callable[[Switch], None]]) -> None:
+        self._plan = plan
+        self._before_switch = before_switch
+        self.epoch = 0
+        self.switched = False
+
+    def rewrite(self, epoch: int, segments: list[str], keep: Keep) -> list[str]:
+        self.epoch = epoch
+        after = self._plan(epoch, segments, keep)
+        if after is None:
+            return segments
+        switch = Switch(epoch, tuple(sorted({*segments} - {*after})), tuple(sorted({*after} - {*segments})))
+        for told in self._before_switch:
+            keep()
+            told(switch)
+        self.switched = True
+        return after
+
+
+def new_batch() -> bytes:
+    return os.urandom(BATCH_BYTES)
+
+
+def portions(
+    things: Iterable[Thing], weigh: Callable[[Thing], tuple[int, int]], most_rows: int, most_bytes: int
+) -> Iterator[list[Thing]]:
+    """In their order, as many at a time as the limits allow, and at least one."""
+    portion: list[Thing] = []
+    rows = size = 0
+    for thing in things:
+        more_rows, more_bytes = weigh(thing)
+        if portion and (rows + more_rows > most_rows or size + more_bytes > most_bytes):
+            yield portion
+            portion, rows, size = [], 0, 0
+        portion.append(thing)
+        rows, size = rows + more_rows, size + more_bytes
+    if portion:
+        yield portion
+
+
+def _weight(rows: Sequence[LogRow]) -> tuple[int, int]:
+    return len(rows), sum(len(text) for row in rows for _, text in row.detail.fresh)
+
+
+def each_id(ids: bytes) -> list[bytes]:
+    """Ids that stand one behind the other."""
+    return [ids[at : at + SNIPPET_BYTES] for at in range(0, len(ids), SNIPPET_BYTES)]
+
+
+def whole_document(rows: Iterable[LogRow], texts: Mapping[bytes, str]) -> list[LogRow]:
+    """All rows of one document for one segment, each snippet with the first that needs it.
+
+    What they say of other segments is void with those: all that belongs to the document is in one now.
+    """
+    rows = sorted(rows, key=lambda row: row.fence)
+    left = dict.fromkeys(each for row in rows if row.detail.action == INGEST for each in each_id(row.detail.ids))
+    whole = []
+    for row in rows:
+        fresh = []
+        if row.detail.action == INGEST:
+            fresh = [
+                (each, texts[each]) for each in dict.fromkeys(each_id(row.detail.ids)) if each in left and each in texts
+            ]
+            for each, _ in fresh:
+                del left[each]
+        whole.append(row._replace(detail=row.detail._replace(origin="", before="", fresh=fresh)))
+    return whole
+
+
+def _with_snippets(rows: Sequence[LogRow], snippets: Sequence[Snippet]) -> list[LogRow]:
+    """The rows of a segment with the snippets that stood beside them."""
+    fresh: dict[tuple[str, str], list[tuple[bytes, str]]] = {}
+    for snippet in snippets:
+        made = (bytes.fromhex(snippet.snippet_id), snippet.text)
+        fresh.setdefault((snippet.doc_id, snippet.recipe), []).append(made)
+    return [
+        row._replace(detail=row.detail._replace(fresh=fresh.pop((row.detail.doc_id, row.detail.recipe), ())))
+        for row in rows
+    ]
+
+
+def _address(name: str) -> Address | None:
+    try:
+        return address_in(name)
+    except FormatCorrupt:
+        return None  # whatever it is, it is not ours

@@ -1,0 +1,1 @@
+"""Sinks: a live vector store that follows the documents."""

@@ -1,0 +1,1 @@
+"""Sync: the documents of a source, each read only if it changed."""

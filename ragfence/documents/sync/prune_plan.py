@@ -1,0 +1,91 @@
+"""What a prune may retract. It is decided before a sync writes anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Literal, NamedTuple
+
+from ragfence.core.records import Head
+from ragfence.documents.expecting import version_of
+from ragfence.documents.log import stored_in
+from ragfence.documents.origins import Origin
+from ragfence.documents.reads import Reading
+from ragfence.documents.sync.state import Roll
+from ragfence.errors import ValidationError
+from ragfence.stores.fences import FenceStore
+
+Prune = Literal[False, "scoped", "full"]
+
+
+class Doomed(NamedTuple):
+    """The documents that a prune may retract."""
+
+    versions: dict[str, str]
+    """the version at which each of them was seen; one that somebody moves later is not the prune's to retract"""
+    live: int
+    """how many documents are live, whoever owns them; 0 if nothing is doomed and nobody had to count"""
+    kept: int
+    """live documents that the source does not have and that stay: it does not own them, or another source has them"""
+    gone: set[str]
+    """what the source need not remember any longer"""
+
+
+class PrunePlan(NamedTuple):
+    """What of the guard a plan is made with."""
+
+    fences: FenceStore
+    reading: Reading
+    origin: Origin
+    heads: Callable[[Iterable[str]], Iterator[tuple[str, Head | None]]]
+    others_naming: Callable[[Collection[str]], set[str]]
+    """which of these documents another origin has brought, or found live, and not pruned"""
+
+    def doomed(self, prune: Prune, roll: Roll) -> Doomed:
+        """`roll`: with all that the source lists now."""
+        found = self._outside(roll) if prune == "full" else self._left(roll)
+        if not found.versions or self.origin.take_over:
+            return found
+        others = self.others_naming(found.versions.keys())
+        versions = {doc_id: version for doc_id, version in found.versions.items() if doc_id not in others}
+        return found._replace(versions=versions, kept=found.kept + len(found.versions) - len(versions))
+
+    def _outside(self, roll: Roll) -> Doomed:
+        """What is live, is not on the roll and belongs to no other origin."""
+        live, kept, outside = 0, 0, {}
+        for row in self.reading.live():
+            live += 1
+            if row.detail.doc_id in roll:
+                continue
+            if row.detail.owner in ("", self.origin.digest.hex()) or self.origin.take_over:
+                outside[row.detail.doc_id] = str(row.fence)
+            else:
+                kept += 1
+        gone = {doc_id for doc_id in roll.missing() if doc_id not in outside}
+        return Doomed(dict(sorted(outside.items())), live, kept, gone)
+
+    def _left(self, roll: Roll) -> Doomed:
+        """What is live and belongs to this origin, which no longer has it."""
+        left, kept, gone = {}, 0, set()
+        for doc_id, head in self.heads(roll.missing()):
+            if head and head.live and head.record and stored_in(head.record).owner == self.origin.digest:
+                left[doc_id] = version_of(head)
+            elif head:  # somebody has retracted it, or it belongs to another origin, or to none
+                gone.add(doc_id)
+                kept += head.live
+        if not left:
+            return Doomed({}, 0, kept, gone)
+        # A set: a scan may show a head twice.
+        live = {(shard, source) for shard, source, head in self.fences.all_heads() if head.live}
+        return Doomed(dict(sorted(left.items())), len(live), kept, gone)
+
+
+def check_prune(prune: object, share: object) -> None:
+    if prune is not False and prune not in ("scoped", "full"):
+        raise ValidationError(
+            f'prune is False, "scoped" or "full", not {prune!r}',
+            hint='"scoped" retracts what this source brought and no longer has, "full" all that it does not have',
+        )
+    if share is None:
+        return
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+        raise ValidationError(f"max_prune_share is a share from 0 to 1, not {share!r}", hint="1.0 lets all go")

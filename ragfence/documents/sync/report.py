@@ -1,0 +1,225 @@
+"""What a sync tells: its report, and the tally that becomes one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ragfence import errors
+from ragfence.core.decision_rows import METADATA_UPDATED, REVIVED
+from ragfence.core.receipts import DUPLICATE, Decision, Receipt
+from ragfence.core.records import HEADER_BYTES, Head
+from ragfence.documents.identity import SNIPPET_BYTES, snippet_texts
+from ragfence.documents.log import ids_in, stored_in
+from ragfence.documents.readers.content import Skipped
+from ragfence.documents.sync.ingest_table import IngestTable
+from ragfence.documents.sync.random_ids import HINT
+from ragfence.engine.batch_commit import Moved
+from ragfence.errors import RagfenceError
+
+TOLD = 1000
+"""as many failures, retractions and repetitions are named in a report; all are counted"""
+
+SHOWN_EXTENSIONS = 10
+
+_NEW, _DUPLICATE = Decision.NEW.value, Decision.DUPLICATE.value
+"""the attribute is looked up by Python; these are for every document"""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncFailure:
+    """A document that was not ingested, or not retracted."""
+
+    doc_id: str
+    code: str
+    message: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncReport:
+    """What a sync did, or would have done."""
+
+    source: str
+    dry_run: bool
+    listed: int
+    """how many documents the source named"""
+    decisions: dict[str, int]
+    """new, duplicate, conflict, in_flight, stale, refused: how many; every listed document is in one of them"""
+    unread: int
+    """of the duplicates: those that were not even read"""
+    revived: int
+    metadata_updated: int
+    failed: int
+    failures: tuple[SyncFailure, ...]
+    """the first ones; a stale document is none of them, since there is nothing to mend"""
+    pruned: int
+    pruned_ids: tuple[str, ...]
+    """the first ones"""
+    not_pruned: str
+    """why nothing was pruned, though it was asked for"""
+    kept: int
+    """documents that a prune left alone: this source does not own them, or another source still has them"""
+    repeated: int
+    """items whose doc_id the source had named before; refused, unless their content is that of the first"""
+    repeated_ids: tuple[str, ...]
+    snippets_made: int
+    snippets_saved: int
+    """snippets that need not be embedded again"""
+    characters_saved: int
+    """of the documents that are duplicates"""
+    seconds: float
+    table: IngestTable | None = None
+    """doc_id, content_hash, decision and snippet_ids of every document, if it was asked for"""
+    skipped: int = 0
+    """files of the source that were left out although no pattern ignores them; `listed` does not include them"""
+    skipped_extensions: dict[str, int] = field(default_factory=dict)
+    """of these: files that have no reader, by extension, the most frequent first"""
+    skipped_special: int = 0
+    """of these: links that are not followed, pipes, sockets and devices"""
+    random_ids: int = 0
+    """new documents with ids that look random, if their texts are live under other such ids, which the source no longer
+    names: each run ingests them anew; 0 if that was not noticed"""
+    random_ids_hint: str = ""
+    """what to do about it"""
+
+    @property
+    def ok(self) -> bool:
+        return not self.failed and not self.not_pruned
+
+
+@dataclass(slots=True)
+class Tally:
+    listed: int = 0
+    decisions: Counter[str] = field(default_factory=Counter)
+    unread: int = 0
+    revived: int = 0
+    metadata_updated: int = 0
+    failed: int = 0
+    failures: list[SyncFailure] = field(default_factory=list)
+    pruned: int = 0
+    pruned_ids: list[str] = field(default_factory=list)
+    not_pruned: str = ""
+    kept: int = 0
+    repeated: int = 0
+    repeated_ids: list[str] = field(default_factory=list)
+    snippets_made: int = 0
+    snippets_saved: int = 0
+    characters_saved: int = 0
+    table: IngestTable | None = None
+    skipped: Skipped = field(default_factory=Skipped)
+    random_ids: int = 0
+
+    def live(self, snippets: int, characters: int) -> None:
+        """It is as it was: nothing was done."""
+        self.decisions[_DUPLICATE] += 1
+        self.snippets_saved += snippets
+        self.characters_saved += characters
+
+    def moved(self, answer: Moved, characters: int, before: Head | None) -> None:
+        """Its head was moved. `before`: the one it replaced, if it is known: what both have need not be embedded."""
+        ids = ids_in(answer.record.result)
+        if answer.again:
+            self.revived += bool(answer.flags & REVIVED)
+            self.metadata_updated += bool(answer.flags & METADATA_UPDATED)
+            self.live(len(ids) // SNIPPET_BYTES, characters)
+        else:
+            self._new(len(ids) // SNIPPET_BYTES, _in_both(before, snippet_texts(ids)) if before else 0)
+
+    def answered(self, receipt: Receipt, characters: int, before: Head | None) -> None:
+        """It is a duplicate, or would be moved."""
+        flags, ids = receipt.flags, receipt.snippet_ids
+        self.revived += flags.revived
+        self.metadata_updated += flags.metadata_updated
+        if receipt.decision is DUPLICATE:
+            self.live(len(ids), characters)
+        else:
+            self._new(len(ids), _in_both(before, ids) if before else 0)
+
+    def _new(self, snippets: int, kept: int) -> None:
+        self.decisions[_NEW] += 1
+        self.snippets_made += snippets - kept
+        self.snippets_saved += kept
+
+    def refused(self, failure: SyncFailure) -> None:
+        self.failed += 1
+        if len(self.failures) < TOLD:
+            self.failures.append(failure)
+
+    def repeat(self, doc_id: str) -> None:
+        self.repeated += 1
+        if len(self.repeated_ids) < TOLD and doc_id not in self.repeated_ids:
+            self.repeated_ids.append(doc_id)
+
+    def retracted(self, doc_id: str) -> None:
+        self.pruned += 1
+        if len(self.pruned_ids) < TOLD:
+            self.pruned_ids.append(doc_id)
+
+    def report(self, source: str, dry_run: bool, seconds: float) -> SyncReport:
+        return SyncReport(
+            source=source,
+            dry_run=dry_run,
+            listed=self.listed,
+            decisions={decision.value: self.decisions[decision.value] for decision in Decision},
+            unread=self.unread,
+            revived=self.revived,
+            metadata_updated=self.metadata_updated,
+            failed=self.failed,
+            failures=tuple(self.failures),
+            pruned=self.pruned,
+            pruned_ids=tuple(self.pruned_ids),
+            not_pruned=self.not_pruned,
+            kept=self.kept,
+            repeated=self.repeated,
+            repeated_ids=tuple(self.repeated_ids),
+            snippets_made=self.snippets_made,
+            snippets_saved=self.snippets_saved,
+            characters_saved=self.characters_saved,
+            seconds=seconds,
+            table=self.table,
+            skipped=self.skipped.total,
+            skipped_extensions=dict(self.skipped.extensions.most_common()),
+            skipped_special=self.skipped.special,
+            random_ids=self.random_ids,
+            random_ids_hint=HINT if self.random_ids else "",
+        )
+
+
+def describe_random_ids(count: int) -> str:
+    documents = "1 new document has an id that looks" if count == 1 else f"{count:,} new documents have ids that look"
+    return f"{documents} random, and the same texts are live under other random ids: every run ingests them again"
+
+
+def describe_skipped(report: SyncReport) -> str:
+    """What was left out, in words: `3 files without a reader (2 .pdf, 1 .png)`."""
+    parts = []
+    if files := report.skipped - report.skipped_special:
+        most = [f"{count:,} {extension}" for extension, count in report.skipped_extensions.items()]
+        rest = " ..." if len(most) > SHOWN_EXTENSIONS else ""
+        shown = ", ".join(most[:SHOWN_EXTENSIONS]) + rest
+        parts.append(f"{files:,} {'file' if files == 1 else 'files'} without a reader ({shown})")
+    if special := report.skipped_special:
+        parts.append(f"{special:,} {'link or special file' if special == 1 else 'links and special files'}")
+    return " and ".join(parts)
+
+
+def _in_both(before: Head, snippet_ids: Sequence[str]) -> int:
+    """How many of these a head that is live has."""
+    if not before.live or before.record is None:
+        return 0
+    return len(frozenset(snippet_texts(stored_in(before.record).ids)).intersection(snippet_ids))
+
+
+def failure_of(doc_id: str, receipt: Receipt) -> SyncFailure:
+    """What is told of a document whose receipt is a failure."""
+    failure = receipt.failure or {}
+    kind = getattr(errors, failure["type"], None)
+    hint = kind.default_hint if isinstance(kind, type) and issubclass(kind, RagfenceError) else ""
+    return SyncFailure(doc_id, failure["code"], failure["message"], hint)
+
+
+def ids_of_record(record: bytes) -> bytes:
+    """The snippet_ids that the encoded record of a live document names, one behind the other."""
+    return ids_in(record[HEADER_BYTES + 1 + record[HEADER_BYTES] :])

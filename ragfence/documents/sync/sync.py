@@ -1,0 +1,499 @@
+"""`fence.documents.sync`: the documents of a source, each read only if it changed since the last time.
+
+A document is skipped, unread, only if the source says that it is as it was (size and mtime, or an ETag) *and* the
+fence store says that just this content, cut by just this recipe, is live. A changed chunker, a retraction or somebody
+else's edit therefore leads to a read. What is read goes the way of `ingest_many`.
+
+A prune retracts what the source no longer has. It is decided before anything is written: the source is listed once to
+see what would go, and once more to ingest; only what neither listing names is retracted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice, repeat
+from operator import itemgetter
+from typing import NamedTuple, TypeVar
+from unicodedata import normalize
+
+from ragfence.core.decision_rows import NO_FENCE
+from ragfence.core.decisions import Ask, Claim, Mode, Replay, settle_claim
+from ragfence.core.receipts import DUPLICATE, Decision, Receipt
+from ragfence.core.records import Head
+from ragfence.documents.claims import Asked, Caller, Prepared, Preparing, Recipes, in_waves
+from ragfence.documents.document import Document
+from ragfence.documents.dry_run import Foresight
+from ragfence.documents.head_moves import Mover, receipt_of
+from ragfence.documents.identity import SNIPPET_BYTES, Content, Identity
+from ragfence.documents.log import ids_in
+from ragfence.documents.origins import Origin, Origins
+from ragfence.documents.progress import Meter
+from ragfence.documents.readers.content import Skipped
+from ragfence.documents.reads import Reading
+from ragfence.documents.sources import Item, Source
+from ragfence.documents.sync.ingest_table import TableRow, TableWriter
+from ragfence.documents.sync.prune_plan import Prune, PrunePlan
+from ragfence.documents.sync.random_ids import HINT, SAMPLE, RandomIds, is_random_id
+from ragfence.documents.sync.report import (
+    TOLD,
+    SyncFailure,
+    SyncReport,
+    Tally,
+    describe_random_ids,
+    failure_of,
+    ids_of_record,
+)
+from ragfence.documents.sync.state import Changes, Note, Roll, States
+from ragfence.engine import gc_pause
+from ragfence.engine.batch_commit import Moved, batch_tokens
+from ragfence.engine.refusals import Refusal
+from ragfence.errors import DocumentInvalid, DocumentMoved, Hint, PruneTooLarge, RagfenceError
+from ragfence.stores.fences import FenceStore, Lookup
+
+PAGE = 1000
+"""as many items are looked at together, and at most as many documents go into one segment: as in `ingest_many`"""
+MOST_CHARACTERS = 32 * 2**20
+"""of documents that are read and wait to be ingested together"""
+
+UNCHANGED, SYNC, PRUNE = "unchanged", "sync", "prune"
+"""the route in the decision rows: not even read, read, retracted because the source has it no longer"""
+
+_log = logging.getLogger("ragfence.documents")
+Each = TypeVar("Each")
+_REFUSED = Decision.REFUSED.value
+_state_of = itemgetter(Item._fields.index("state"))
+
+
+class Parts(NamedTuple):
+    """What of the guard a sync works with."""
+
+    fences: FenceStore
+    identity: Identity
+    recipes: Recipes
+    preparing: Preparing
+    mover: Mover
+    reading: Reading
+    owner: str
+    run_id: str
+    correlation_id: str
+    note_refusals: Callable[[Sequence[Refusal]], None]
+    origin: Origin
+    origins: Origins
+    table: TableWriter | None = None
+    """which gets a row for every document that the source lists"""
+
+    def caller(self, route: str) -> Caller:
+        return Caller(self.owner, self.run_id, self.correlation_id, route, self.origin.name)
+
+
+class _Read(NamedTuple):
+    """A document that was read and waits for its batch."""
+
+    doc_id: str
+    state: str
+    document: Document
+    note: Note | None
+    """what was known of it; not looked up where the source has no states"""
+    place: int
+    """in the page of items"""
+
+
+class Sync:
+    """One run over one source."""
+
+    def __init__(
+        self, parts: Parts, source: Source, states: States, *, prune: Prune, max_share: float, dry_run: bool
+    ) -> None:
+        self._parts = parts
+        self._source = source
+        self._states = states
+        self._prune = prune
+        self._max_share = max_share
+        self._dry_run = dry_run
+        self._foresight = Foresight(parts.fences)
+        self._notes = states.newest()
+        self._roll = Roll(self._notes)
+        self._changes = Changes()
+        self._tally = Tally()
+        self._unidentified = 0
+        self._refused_ids: set[str] = set()
+        """documents that were not ingested, by the first item that names them"""
+        self._random_ids = RandomIds()
+        self._rows: dict[int, TableRow] = {}
+        """of the page that is being worked on, by place"""
+
+    def run(self, told: Meter) -> SyncReport:
+        """A `RagfenceError` that stops it has the report of what was done until then among its details."""
+        started = time.monotonic()
+        try:
+            try:
+                self._run(told)
+            except BaseException:
+                with contextlib.suppress(RagfenceError):
+                    self._remember()
+                raise
+            self._remember()
+            if self._parts.table is not None:
+                self._tally.table = self._parts.table.finish()
+        except RagfenceError as stopped:
+            stopped.details["report"] = self._report(started)
+            raise
+        return self._report(started)
+
+    def _report(self, started: float) -> SyncReport:
+        skipped = getattr(self._source, "skipped", None)
+        if isinstance(skipped, Skipped):
+            self._tally.skipped = skipped
+        return self._tally.report(self._source.name, self._dry_run, time.monotonic() - started)
+
+    def _run(self, told: Meter) -> None:
+        doomed = self._doomed() if self._prune else {}
+        for page in _listed(self._source.items(), PAGE):
+            with gc_pause.held_off():
+                self._page(page)
+                if self._parts.table is not None:
+                    self._parts.table.add([self._rows[place] for place in sorted(self._rows)])
+                    self._rows.clear()
+            told(self._tally.listed)
+        self._look_for_random_ids()
+        if self._unidentified and self._prune:
+            self._tally.not_pruned = (
+                f"{self._unidentified} of what the source holds could not be told apart, so nobody knows what is gone"
+            )
+        else:
+            self._retract({doc_id: version for doc_id, version in doomed.items() if doc_id not in self._roll})
+
+    def _remember(self) -> None:
+        if (self._changes or self._notes.outdated) and not self._dry_run:
+            self._states.add(self._notes, self._changes)
+
+    def _page(self, items: Sequence[Item]) -> None:
+        ids = [normalize("NFC", item.doc_id) for item in items]
+        add = self._roll.add
+        again = [not add(doc_id) for doc_id in ids]
+        self._tally.listed += len(items)
+        notes: Iterable[Note | None] = repeat(None, len(ids))
+        unread: Collection[str] = ()
+        if any(map(_state_of, items)):  # where there are no states, as of documents in memory, all have to be read
+            notes, state = self._notes.of(ids), self._parts.identity.state
+            # An item that repeats a doc_id is read in any case: it has to follow what came before it.
+            same = [
+                note if note and item.state and note.state == state(item.state) and not repeated else None
+                for item, note, repeated in zip(items, notes, again, strict=True)
+            ]
+            unread = self._unread([(place, note) for place, note in enumerate(same) if note])
+        waiting: list[_Read] = []
+        characters = 0
+        repeats: list[_Read] = []
+        for place, (item, doc_id, note, repeated) in enumerate(zip(items, ids, notes, again, strict=True)):
+            if doc_id in unread and not repeated:
+                continue
+            document = self._loaded(item, doc_id, place)
+            if document is None:
+                if not repeated:
+                    self._refused_ids.add(doc_id)
+                continue
+            read = _Read(doc_id, item.state, document, note, place)
+            if repeated:
+                repeats.append(read)
+                continue
+            waiting.append(read)
+            # Whatever somebody's source gave: what is wrong with it is said where it is checked.
+            text = getattr(document, "text", None)
+            characters += len(text) if isinstance(text, str) else 0
+            if characters > MOST_CHARACTERS:
+                self._ingest(waiting)
+                waiting, characters = [], 0
+        self._ingest(waiting)
+        self._check_repeats(repeats)
+
+    def _check_repeats(self, repeats: Sequence[_Read]) -> None:
+        """A doc_id that the source lists again must have the content that came first."""
+        tokens, caller = batch_tokens(), self._parts.caller(SYNC)
+        heads = self._heads([read.doc_id for read in repeats]) if repeats else []
+        for read, head in zip(repeats, heads, strict=True):
+            self._tally.repeat(read.doc_id)
+            try:
+                ask, doc, content, _ = self._parts.preparing.ask(read.document, next(tokens), caller)
+                refused = read.doc_id in self._refused_ids
+                if refused or not head or not head.live or head.record is None or head.digest != ask.key[1:]:
+                    why = "and the first one was not ingested" if refused else "with different content"
+                    raise DocumentInvalid(
+                        f"{self._source.name} lists {read.doc_id} more than once, {why}",
+                        hint="give each document an id of its own, such as its path with the page or row; successive "
+                        "revisions of one document go through ingest_many",
+                        doc_id=read.doc_id,
+                    )
+                found = ids_in(head.record.result)
+                self._tally.live(len(found) // SNIPPET_BYTES, len(doc.text))
+                self._row(read.place, read.doc_id, content.hash, DUPLICATE, found)
+            except DocumentInvalid as invalid:
+                self._invalid(read.doc_id, invalid, read.place)
+
+    def _unread(self, noted: Sequence[tuple[int, Note]]) -> set[str]:
+        """Which of these documents are live just as they were noted. They are answered, without having been read."""
+        tokens, caller = batch_tokens(), self._parts.caller(UNCHANGED)
+        asks = [self._ask(note, next(tokens), caller) for _, note in noted]
+        unread = set()
+        for (place, note), ids in zip(noted, self._live(asks), strict=True):
+            if ids is not None:
+                unread.add(note.doc_id)
+                self._tally.unread += 1
+                self._tally.live(len(ids) // SNIPPET_BYTES, note.characters)
+                self._row(place, note.doc_id, note.content_hash, DUPLICATE, ids)
+        return unread
+
+    def _live(self, asks: Sequence[Ask]) -> list[bytes | None]:
+        """The snippet_ids of each, of those that are live as they are asked about."""
+        if not asks:
+            return []
+        fences = self._parts.fences
+        if not self._dry_run:
+            return [None if record is None else ids_of_record(record) for record in fences.replays(asks).settled()]
+        # The same question, without the decision rows.
+        held = fences.read([Lookup(ask.key, Mode.DOCUMENT, ask.source) for ask in asks])
+        now_ms = fences.now_ms()
+        answers: list[bytes | None] = []
+        for ask, found in zip(asks, held, strict=True):
+            claim = Claim(
+                key=ask.key,
+                fingerprint=ask.fingerprint,
+                token=ask.token,
+                mode=Mode.DOCUMENT,
+                source=ask.source,
+                sequence=ask.sequence,
+                metadata_hash=ask.metadata_hash,
+            )
+            verdict, _ = settle_claim(found, claim, now_ms, stamp=0, next_fence=lambda: NO_FENCE)
+            record = verdict.record if isinstance(verdict, Replay) else None
+            answers.append(ids_in(record.result) if record else None)
+        return answers
+
+    def _ask(self, note: Note, token: bytes, caller: Caller) -> Ask:
+        identity, cut = self._parts.identity, self._parts.recipes.of(note.content_type)
+        doc_id = note.doc_id.encode()
+        shard, source = identity.place(doc_id)
+        return Ask(
+            key=identity.key(shard, doc_id, note.content_hash, cut.key_tail),
+            source=source,
+            fingerprint=identity.fingerprint(Content(note.content_hash, note.size)),
+            metadata_hash=note.metadata_hash,
+            sequence=note.sequence,
+            token=token,
+            context=caller.context(note.doc_id, note.content_hash, cut.name, note.sequence, note.characters),
+        )
+
+    def _row(self, place: int, doc_id: str, content_hash: str, decision: str, ids: bytes = b"") -> None:
+        if self._parts.table is not None:
+            self._rows[place] = TableRow(doc_id, content_hash, decision, ids)
+
+    def _loaded(self, item: Item, doc_id: str, place: int) -> Document | None:
+        """None: it is one of the failures. An error of another kind than these stops the sync."""
+        try:
+            return item.load()
+        except DocumentInvalid as invalid:
+            self._invalid(doc_id, invalid, place)
+        except OSError as error:
+            self._invalid(doc_id, self._unreadable(doc_id, error), place)
+        return None
+
+    def _unreadable(self, doc_id: str, error: OSError) -> DocumentInvalid:
+        return DocumentInvalid(
+            f"{doc_id} ({self._source.name}) cannot be read: {error.strerror or error}",
+            hint="make it readable, or leave it out",
+            doc_id=doc_id,
+        )
+
+    def _invalid(self, doc_id: str, invalid: DocumentInvalid, place: int) -> None:
+        if not invalid.doc_id:
+            self._unidentified += 1
+        self._tally.decisions[_REFUSED] += 1
+        self._row(place, doc_id, "", Decision.REFUSED)
+        self._tally.refused(SyncFailure(doc_id, invalid.code, invalid.message, invalid.hint))
+        if not self._dry_run:
+            self._parts.note_refusals([Refusal(doc_id, invalid.code, invalid.message, SYNC)])
+
+    def _ingest(self, waiting: Sequence[_Read]) -> None:
+        tokens, caller = batch_tokens(), self._parts.caller(SYNC)
+        asks: dict[int, Asked] = {}
+        ask = self._parts.preparing.ask
+        for at, (doc_id, _, document, _, place) in enumerate(waiting):
+            try:
+                asked = ask(document, next(tokens), caller)
+                if asked[1].doc_id != doc_id:
+                    raise DocumentInvalid(
+                        f"{self._source.name} lists {doc_id} and gives the document {asked[1].doc_id}",
+                        hint="the doc_id of an item must be that of its document",
+                    )
+                asks[at] = asked
+            except DocumentInvalid as invalid:
+                self._refused_ids.add(doc_id)
+                self._invalid(doc_id, invalid, place)
+        # What this source has brought before is most likely live as it is; what it has not can as well be claimed.
+        brought = [at for at in asks if self._notes.place(waiting[at].doc_id) is not None] if self._notes else []
+        if not self._dry_run:
+            for at, ids in zip(brought, self._live([asks[at][0] for at in brought]), strict=True):
+                if ids is not None:
+                    asked = asks.pop(at)
+                    self._tally.live(len(ids) // SNIPPET_BYTES, len(asked[1].text))
+                    self._row(waiting[at].place, waiting[at].doc_id, asked[2].hash, DUPLICATE, ids)
+                    self._note(waiting[at], asked)
+        if not asks:
+            return
+        tokens = batch_tokens()
+        claimed = self._parts.preparing.claimed
+        origin = self._parts.origin
+        if not self._dry_run:
+            self._parts.origins.settle(origin)
+        prepared = {at: claimed(asked, next(tokens), caller, origin) for at, asked in asks.items()}
+        known = [waiting[at].doc_id for at in brought if at in asks]
+        before = dict(zip(known, self._heads(known), strict=True))
+        for at, answer in self._answers(prepared):
+            read, asked = waiting[at], asks[at]
+            if isinstance(answer, Moved):
+                self._tally.moved(answer, len(asked[1].text), before.get(read.doc_id))
+                decision, ids = DUPLICATE if answer.again else Decision.NEW, ids_in(answer.record.result)
+            elif answer.failure is None:
+                self._tally.answered(answer, len(asked[1].text), before.get(read.doc_id))
+                decision, ids = answer.decision, bytes.fromhex("".join(answer.snippet_ids))
+            else:
+                self._refused(read.doc_id, answer)
+                self._row(read.place, read.doc_id, asked[2].hash, answer.decision)
+                continue
+            if decision == Decision.NEW:
+                self._random_ids.add(read.doc_id, asked[0].fingerprint)
+            self._row(read.place, read.doc_id, asked[2].hash, decision, ids)
+            self._note(read, asked)
+
+    def _look_for_random_ids(self) -> None:
+        """The same texts as last time, under ids that nobody can know again? Costs nothing where no id looks random."""
+        if not self._random_ids.count:
+            return
+        gone = list(islice(filter(is_random_id, self._roll.missing()), SAMPLE))
+        if gone and self._random_ids.replace(self._heads(gone)):
+            self._tally.random_ids = self._random_ids.count
+            _log.warning("%s: %s; %s", self._source.name, describe_random_ids(self._tally.random_ids), HINT)
+
+    def _refused(self, doc_id: str, receipt: Receipt) -> None:
+        self._refused_ids.add(doc_id)
+        self._tally.decisions[receipt.decision.value] += 1
+        if receipt.decision is not Decision.STALE:
+            self._tally.refused(failure_of(doc_id, receipt))
+
+    def _note(self, read: _Read, asked: Asked) -> None:
+        if not read.state:
+            if not self._notes.without_state(read.doc_id):
+                self._changes.add_name(read.doc_id)
+            return
+        ask, doc, content, _ = asked
+        note = Note(
+            doc_id=doc.doc_id,
+            state=self._parts.identity.state(read.state),
+            content_hash=content.hash,
+            size=content.size,
+            characters=len(doc.text),
+            metadata_hash=ask.metadata_hash,
+            content_type=doc.content_type,
+            sequence=doc.sequence,
+        )
+        if note != read.note:
+            self._changes.add(note)
+
+    def _answers(self, prepared: dict[int, Prepared]) -> Iterator[tuple[int, Receipt | Moved]]:
+        """One by one, and without a receipt where a head was moved: nobody asks for those of all that is new."""
+        if self._dry_run:
+            yield from zip(prepared, self._foresight.receipts(list(prepared.values())), strict=True)
+            return
+        for at, each, answer, waited_s in self._parts.mover.answers(list(in_waves(prepared))):
+            yield at, answer if isinstance(answer, Moved) else receipt_of(each, answer, waited_s)
+
+    def _heads(self, doc_ids: Sequence[str]) -> list[Head | None]:
+        places = [self._parts.identity.place(doc_id.encode()) for doc_id in doc_ids]
+        lookups = [Lookup(bytes((shard,)) + bytes(32), Mode.DOCUMENT, source) for shard, source in places]
+        stored = [held.source.head if held.source else None for held in self._parts.fences.read(lookups)]
+        return list(map(self._foresight.head, places, stored)) if self._dry_run else stored
+
+    def _each_head(self, doc_ids: Iterable[str]) -> Iterator[tuple[str, Head | None]]:
+        for page in _paged(doc_ids, PAGE):
+            yield from zip(page, self._heads(page), strict=True)
+
+    def _doomed(self) -> dict[str, str]:
+        """The live documents that the source no longer has, if so many may go, each with its version.
+
+        Nothing was written so far.
+        """
+        roll = Roll(self._notes)
+        random_ids = 0
+        for item in self._source.items():  # an incomplete listing raises
+            random_ids += is_random_id(item.doc_id)
+            roll.add(normalize("NFC", item.doc_id))
+        parts = self._parts
+        plan = PrunePlan(parts.fences, parts.reading, parts.origin, self._each_head, self._states.others_naming)
+        doomed, live, self._tally.kept, gone = plan.doomed(self._prune, roll)
+        if not doomed or len(doomed) / max(live, len(doomed)) <= self._max_share:
+            self._changes.gone |= gone
+            return doomed
+        hint = Hint(
+            "if the source is complete, allow it: max_prune_share=1.0 lets all go",
+            cli="if the source is complete, allow it: --max-prune-share 1 lets all go",
+        )
+        if random_ids and all(map(is_random_id, islice(doomed, SAMPLE))):
+            hint = HINT.after("the ids look random, so that every run has others: ")
+        refusal = PruneTooLarge(
+            f"{self._source.name}: the prune would retract {len(doomed):,} of {live:,} live documents, and at most "
+            f"{100 * self._max_share:g} % may go at once",
+            hint=hint,
+            doc_ids=tuple(islice(doomed, TOLD)),
+            wanted=len(doomed),
+            live=live,
+        )
+        if not self._dry_run:
+            raise refusal
+        self._tally.not_pruned = refusal.message
+        return {}
+
+    def _retract(self, doomed: Mapping[str, str]) -> None:
+        """`doomed`: with the version of each. One that somebody has moved since is not this prune's to retract."""
+        for page in _paged(doomed, PAGE):
+            tokens, caller = batch_tokens(), self._parts.caller(PRUNE)
+            retract = self._parts.preparing.retract
+            prepared = {
+                at: retract(doc_id, None, next(tokens), caller)._replace(expected=doomed[doc_id])
+                for at, doc_id in enumerate(page)
+            }
+            for at, answer in self._answers(prepared):
+                receipt = receipt_of(prepared[at], answer) if isinstance(answer, Moved) else answer
+                if receipt.failure is not None and receipt.failure["code"] == DocumentMoved.code:
+                    continue
+                if receipt.failure is not None:
+                    self._tally.refused(failure_of(page[at], receipt))
+                    continue
+                self._changes.gone.add(page[at])
+                if receipt.is_new:  # else somebody was faster
+                    self._tally.retracted(page[at])
+
+
+def _listed(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """Page by page. A source that breaks off has its say after what it had listed until then."""
+    rest, page = iter(items), list[Item]()
+    try:
+        for item in rest:
+            page.append(item)
+            if len(page) == size:
+                yield page
+                page = []
+    except Exception:
+        if page:
+            yield page
+        raise
+    if page:
+        yield page
+
+
+def _paged(items: Iterable[Each], size: int) -> Iterator[list[Each]]:
+    rest = iter(items)
+    while page := list(islice(rest, size)):
+        yield page

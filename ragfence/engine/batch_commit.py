@@ -1,0 +1,444 @@
+"""Segment mode: many head moves committed by one object, for effects that are deterministic.
+
+    claim -> effect -> put_new segments/<epoch>/<token> -> look for a newer epoch -> seal
+
+The segment is the commit point of the whole batch. Because its name carries the epoch of the leases, a later
+hydration either lists it or voids it for ever; the look between commit and seal makes sure that nobody is told
+"done" for a segment that was voided. See docs/protocol.md for what each step protects against.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from ragfence.core.decision_rows import METADATA_UPDATED, REVIVED
+from ragfence.core.decisions import (
+    NOBODY,
+    Claim,
+    Conflict,
+    Granted,
+    InFlight,
+    LeaseRef,
+    Mode,
+    NotReady,
+    Replay,
+    Seal,
+    Sealed,
+    Stale,
+    Verdict,
+)
+from ragfence.core.records import TOKEN_BYTES, KeyRecord, State
+from ragfence.engine import crash_points
+from ragfence.engine.epochs import Epochs
+from ragfence.engine.hydration import Hydrator
+from ragfence.engine.leases import BatchLease, heartbeat
+from ragfence.engine.refusals import code_of, is_outage
+from ragfence.engine.segment_log import Codec, LogRow
+from ragfence.errors import CommitUncertain, DocumentMoved, OriginConflict, TransientError
+from ragfence.stores.fences import FenceStore
+from ragfence.stores.objects import ObjectStore
+
+
+class Effected(NamedTuple):
+    """What the effect came to: what everybody will be answered with, and what else the row shall hold."""
+
+    result: bytes
+    detail: Any = None
+
+
+class Move(NamedTuple):
+    """A head move that somebody wants, and the deterministic effect behind it."""
+
+    claim: Claim
+    """its token starts with what names the batch: see `batch_tokens`"""
+    effect: Callable[[Any, Granted], Effected]
+    """called with the subject once the move is granted, also if the key was sealed before (`Granted.prior`)"""
+    subject: Any = None
+
+
+class Moved(NamedTuple):
+    """The head was moved by this call. `record` is what everybody will be answered with."""
+
+    record: KeyRecord
+    again: bool
+    """the key had been sealed before, so nothing was performed: it was revived, re-described or re-ordered"""
+    flags: int = 0
+    takeover: bool = False
+
+
+class Failed(NamedTuple):
+    """The effect of this move raised; nothing was committed for it."""
+
+    error: Exception
+
+
+class Declined(Exception):
+    """An effect raises it where the guard declines the move under the lease, without anything having failed."""
+
+
+_DECLINING = (Declined, OriginConflict, DocumentMoved)
+
+Answer = Moved | Replay | Conflict | Stale | InFlight | Failed
+
+
+class Neighbours(Protocol):
+    """What a guard does around the commit of a batch. Both may be cut off anywhere and must bear being repeated."""
+
+    def before_commit(self, name: str, rows: Sequence[LogRow]) -> None: ...
+
+    def after_seal(self, rows: Sequence[LogRow], sealed: Sequence[bool]) -> None: ...
+
+
+class NoNeighbours:
+    def before_commit(self, name: str, rows: Sequence[LogRow]) -> None:
+        pass
+
+    def after_seal(self, rows: Sequence[LogRow], sealed: Sequence[bool]) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class _Wanted:
+    move: Move
+    segments: list[tuple[str, int, Granted, bytes]]
+    """(name, epoch, grant, result) of what this call committed without being sure that it counts"""
+    unsure: bool = False
+
+    @property
+    def open_question(self) -> bool:
+        """Did a segment of ours count after all? Without a sequence we must know before we move the head again."""
+        return bool(self.segments) and self.move.claim.sequence is None
+
+
+_T = TypeVar("_T")
+_tuple = tuple.__new__
+_MANY = 100
+"""rows: encoding them takes longer than starting a thread for it"""
+
+BATCH_BYTES = 8
+"""How much of a token names its batch, and so, with the epoch, the segment in which its move was committed."""
+
+
+def batch_tokens() -> Iterator[bytes]:
+    """Tokens for the moves of one batch: a sealed record finds its row in the log by its token alone."""
+    batch = os.urandom(BATCH_BYTES)
+    return (batch + at.to_bytes(TOKEN_BYTES - BATCH_BYTES, "big") for at in itertools.count())
+
+
+@contextlib.contextmanager
+def _beside(work: Callable[[], _T], *, worth_it: bool) -> Iterator[Callable[[], _T]]:
+    """What `work` returns, or raises, for whoever calls: it is done in a thread, if that is worth one."""
+    if not worth_it:
+        yield work
+        return
+    with ThreadPoolExecutor(1, thread_name_prefix="ragfence-encode") as pool:
+        yield pool.submit(work).result
+
+
+def flags_of(grant: Granted, claim: Claim) -> int:
+    """How a move came about whose key was sealed before."""
+    head = grant.head
+    if grant.prior is None:
+        return 0
+    if head is None or not head.live or head.digest != claim.digest:
+        return REVIVED
+    return METADATA_UPDATED if head.metadata_hash != claim.metadata_hash else 0
+
+
+class SegmentWriter:
+    """Performs head moves in batches. Safe to be killed, frozen or cut off anywhere."""
+
+    def __init__(
+        self,
+        fences: FenceStore,
+        objects: ObjectStore,
+        epochs: Epochs,
+        hydrator: Hydrator,
+        codec: Codec,
+        *,
+        neighbours: Neighbours | None = None,
+        max_runtime_ms: int = 3_600_000,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._max_runtime_ms = max_runtime_ms
+        self._fences = fences
+        self._objects = objects
+        self._epochs = epochs
+        self._hydrator = hydrator
+        self._codec = codec
+        self._neighbours: Neighbours = neighbours or NoNeighbours()
+        self._sleep = sleep
+
+    def move(self, moves: Sequence[Move], *, wait_s: float = 60.0) -> list[Answer]:
+        """Answers in the order of the moves. A source must not stand twice in one call."""
+        answers: dict[int, Answer] = {}
+        wanted: dict[int, _Wanted] = {}
+        give_up_at = time.monotonic() + wait_s
+        pause_s = 0.005
+        asked_at = time.monotonic()
+        verdicts: dict[int, Verdict] = {}
+        # Most moves of most batches are replays, and done with here.
+        for at, verdict in enumerate(self._fences.claim([move.claim for move in moves])):
+            if isinstance(verdict, Replay):
+                answers[at] = verdict
+            else:
+                verdicts[at] = verdict
+                wanted[at] = _Wanted(moves[at], [])
+        asked = 0
+        while wanted:
+            granted: dict[int, Granted] = {}
+            for at, verdict in verdicts.items():
+                if type(verdict) is Granted and not wanted[at].segments:
+                    granted[at] = verdict
+                    continue
+                match verdict:
+                    case Granted(record) if wanted[at].open_question and record.fence.epoch != asked:
+                        # An epoch was completed since we asked: it may list our segment. Ask again first.
+                        self._fences.release([self._ref(wanted[at].move, verdict)], "LEASE.superseded", refund=True)
+                    case Granted():
+                        granted[at] = verdict
+                    case NotReady():
+                        pass
+                    case InFlight(_, _, quarantined):
+                        if quarantined or time.monotonic() >= give_up_at:
+                            answers[at] = verdict
+                            del wanted[at]
+                    case _:
+                        answers[at] = verdict
+                        del wanted[at]
+            # Whatever was won is sealed or given back before anything is waited for: no hold-and-wait.
+            if granted:
+                self._perform(granted, wanted, answers, asked_at)
+            if any(isinstance(verdict, NotReady) for verdict in verdicts.values()):
+                self._hydrator.ensure_ready()
+            elif wanted and not granted:
+                self._sleep(pause_s * random.uniform(0.5, 1.5))
+                pause_s = min(pause_s * 1.5, 0.25)
+            verdicts = {}
+            if wanted and (known := self._answer_from_own_segments(wanted, answers)) is not None and wanted:
+                asked, asked_at = known, time.monotonic()
+                verdicts = self._claim(wanted)
+        return [answers[at] for at in range(len(moves))]
+
+    def _claim(self, wanted: dict[int, _Wanted]) -> dict[int, Verdict]:
+        # A new token per attempt: with the position it also names the decision row.
+        tokens = batch_tokens()
+        claims = [want.move.claim._replace(token=token) for want, token in zip(wanted.values(), tokens, strict=False)]
+        return dict(zip(wanted, self._fences.claim(claims), strict=True))
+
+    def _perform(
+        self, granted: dict[int, Granted], wanted: dict[int, _Wanted], answers: dict[int, Answer], asked_at: float
+    ) -> None:
+        crash_points.reach(crash_points.AFTER_CLAIM)
+        by_segment: dict[tuple[int, bytes], dict[int, Granted]] = {}
+        for at, grant in granted.items():
+            part = (grant.record.fence.epoch, grant.record.token[:BATCH_BYTES])
+            by_segment.setdefault(part, {})[at] = grant
+        while by_segment:
+            epoch, batch = next(iter(by_segment))
+            members = by_segment.pop((epoch, batch))
+            try:
+                self._perform_in(epoch, batch, members, wanted, answers, asked_at)
+            except BaseException as failure:
+                for others in by_segment.values():
+                    self._give_back(others, wanted, failure, entered=False)
+                raise
+
+    def _perform_in(
+        self,
+        epoch: int,
+        batch: bytes,
+        granted: dict[int, Granted],
+        wanted: dict[int, _Wanted],
+        answers: dict[int, Answer],
+        asked_at: float,
+    ) -> None:
+        sent = False
+        moves = [(want.move, granted[at]) for at, want in wanted.items() if at in granted]
+        lease = BatchLease(
+            lambda: [self._ref(move, grant) for move, grant in moves],
+            lease_ms=min(move.claim.lease_ms for move, _ in moves),
+            granted_at=asked_at,
+            max_runtime_ms=self._max_runtime_ms,
+        )
+        heartbeat.add(self._fences, lease)
+        try:
+            effects = self._effects(granted, wanted, answers)
+            crash_points.reach(crash_points.AFTER_EFFECT)
+            if not effects:
+                return
+            name = self._epochs.segment_name(epoch, batch.hex())
+            seals: dict[int, Seal] = {}
+            rows: list[LogRow] = []
+            for at, effected in effects.items():
+                grant = granted[at]
+                seals[at] = self._seal(wanted[at].move, grant, effected.result)
+                rows.append(self._row(seals[at], grant, effected.detail))
+                wanted[at].segments.append((name, epoch, grant, effected.result))
+                wanted[at].unsure = False
+            with _beside(lambda: self._codec.encode(rows), worth_it=len(rows) >= _MANY) as encoded:
+                self._neighbours.before_commit(name, rows)
+                data = encoded()
+            sent = True
+            if not self._objects.put_new(name, data).won:
+                raise CommitUncertain(f"the segment {name} was written by somebody else", hint="try again")
+            crash_points.reach(crash_points.AFTER_COMMIT)
+            superseded = self._epochs.newer_than(epoch)
+            if not superseded:
+                crash_points.reach(crash_points.BEFORE_SEAL)
+                outcomes = dict(zip(seals, self._fences.seal(list(seals.values())), strict=True))
+        except BaseException as failure:
+            self._give_back(granted, wanted, failure, sent=sent)
+            raise
+        finally:
+            heartbeat.remove(lease)
+        if superseded:
+            for at in effects:
+                wanted[at].unsure = True
+            self._hydrator.ensure_ready()
+            self._neighbours.after_seal(rows, [False] * len(rows))
+            return
+        crash_points.reach(crash_points.AFTER_SEAL)
+        for at, outcome in outcomes.items():
+            if isinstance(outcome, Sealed):
+                answers[at] = Moved(
+                    outcome.record, granted[at].prior is not None, seals[at].flags, granted[at].takeover
+                )
+                del wanted[at]
+            else:
+                wanted[at].unsure = isinstance(outcome, NotReady)
+        self._neighbours.after_seal(rows, [isinstance(outcome, Sealed) for outcome in outcomes.values()])
+
+    def _effects(
+        self, granted: dict[int, Granted], wanted: dict[int, _Wanted], answers: dict[int, Answer]
+    ) -> dict[int, Effected]:
+        """One that fails does not spoil its batch: its lease is given back, with the error."""
+        effects: dict[int, Effected] = {}
+        for at, grant in granted.items():
+            move = wanted[at].move
+            try:
+                effects[at] = move.effect(move.subject, grant)
+            except Exception as error:  # noqa: BLE001  # whatever a chunker of somebody else raises
+                # A move that its guard declines under the lease is no failed attempt: it may be tried for ever, and
+                # nobody waits for it.
+                declined, ref = isinstance(error, _DECLINING), self._ref(move, grant)
+                self._fences.release([ref], code_of(error), refund=is_outage(error), withdraw=declined)
+                answers[at] = Failed(error)
+                del wanted[at]
+        return effects
+
+    def _give_back(
+        self,
+        granted: dict[int, Granted],
+        wanted: dict[int, _Wanted],
+        failure: BaseException,
+        *,
+        sent: bool = False,
+        entered: bool = True,
+    ) -> None:
+        """Releases what a batch had won. If the store cannot be told, the leases run out by themselves.
+
+        Neither an outage nor an interruption says anything about the documents, and their effect can be repeated, so
+        the attempts do not count.
+        """
+        refs = [self._ref(wanted[at].move, grant) for at, grant in granted.items() if at in wanted]
+        refund = not entered or is_outage(failure) or not isinstance(failure, Exception)
+        with contextlib.suppress(TransientError):
+            self._fences.release(refs, code_of(failure), expire=sent, refund=refund)
+
+    def _answer_from_own_segments(self, wanted: dict[int, _Wanted], answers: dict[int, Answer]) -> int | None:
+        """A segment of ours that the newest epoch lists counts, though we could not seal it.
+
+        Only without a sequence: with one, a newer revision may have been sealed since, and the claim tells.
+        Returns the epoch the answers are of, 0 when there was nothing to ask, None when it is too early to tell.
+        """
+        if not any(want.open_question for want in wanted.values()):
+            return 0
+        known = self._epochs.known()
+        if known.settled:
+            # What was compacted since then counted as well, under another name.
+            since = min(epoch for want in wanted.values() for _, epoch, _, _ in want.segments)
+            listed = set(self._epochs.listed(known.newest_complete, since=since))
+            for at, want in list(wanted.items()):
+                counted = [
+                    (grant, result)
+                    for name, epoch, grant, result in want.segments
+                    if epoch < known.newest_complete and name in listed
+                ]
+                if counted and want.open_question:
+                    grant, result = counted[-1]
+                    record = grant.record._replace(state=State.SEALED, result=result)
+                    flags = flags_of(grant, want.move.claim)
+                    answers[at] = Moved(record, grant.prior is not None, flags, grant.takeover)
+                    del wanted[at]
+                    continue
+                want.segments = [entry for entry in want.segments if entry[1] >= known.newest_complete]
+        if not known.settled or any(want.open_question and want.unsure for want in wanted.values()):
+            # What became of it is decided by the next complete epoch; to claim before would forget the question.
+            self._hydrator.ensure_ready()
+            return None
+        return known.newest_complete
+
+    def _seal(self, move: Move, grant: Granted, result: bytes) -> Seal:
+        claim, prior = move.claim, grant.prior
+        # As a tuple, past the constructor, as is the row below: one of each is made for every document.
+        sealing = (
+            claim.key,
+            grant.record.token,
+            grant.record.fence,
+            Mode.DOCUMENT,
+            claim.source,
+            False,
+            prior.effect_id if prior else "",
+            result,
+            "",
+            claim.sequence,
+            claim.metadata_hash,
+            not claim.retract,
+            0,
+            0,
+            flags_of(grant, claim) if prior else 0,
+            0,
+            claim.context,
+            prior is not None,
+            NOBODY,
+        )
+        return _tuple(Seal, sealing)
+
+    def _row(self, seal: Seal, grant: Granted, detail: Any) -> LogRow:
+        kept = grant.head.sequence if grant.head else None
+        row = (
+            seal.key,
+            seal.source,
+            seal.fence,
+            grant.record.fingerprint,
+            seal.live,
+            seal.sequence if seal.sequence is not None else kept,
+            seal.metadata_hash,
+            seal.effect_id,
+            seal.result,
+            seal.token,
+            detail,
+            "",
+            0,
+        )
+        return _tuple(LogRow, row)
+
+    def _ref(self, move: Move, grant: Granted) -> LeaseRef:
+        return LeaseRef(
+            key=move.claim.key,
+            token=grant.record.token,
+            mode=Mode.DOCUMENT,
+            source=move.claim.source,
+            epoch=grant.record.fence.epoch,
+            lease_ms=move.claim.lease_ms,
+            context=move.claim.context,
+        )

@@ -1,0 +1,305 @@
+"""`with fence.claim(operation, payload=...) as op:` for effects that are no single function."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from types import TracebackType
+from typing import NamedTuple, TypeGuard
+
+from ragfence.core.decisions import Claim
+from ragfence.core.receipts import Decision, Receipt
+from ragfence.core.records import KeyRecord
+from ragfence.engine import crash_points
+from ragfence.engine.aio import Asking, JointClaims
+from ragfence.engine.background import acquire_async, despite_cancelling, to_the_end
+from ragfence.engine.leases import Lease, entered, left
+from ragfence.engine.refusals import code_of, is_outage
+from ragfence.engine.requests import Request
+from ragfence.engine.results import checked_effect_id, failure_bytes
+from ragfence.engine.runner import Outcome, Performer, Won
+from ragfence.errors import (
+    Conflict,
+    EffectFailed,
+    FencedOut,
+    InFlight,
+    Quarantined,
+    RagfenceError,
+    SealUncertain,
+    Stale,
+    TerminalError,
+    TransientError,
+    ValidationError,
+)
+
+_DECISIONS: dict[type[RagfenceError], Decision] = {
+    Conflict: Decision.CONFLICT,
+    Stale: Decision.STALE,
+    InFlight: Decision.IN_FLIGHT,
+    Quarantined: Decision.IN_FLIGHT,
+}
+
+
+class Replayed(NamedTuple):
+    """A claim that was answered with a sealed record."""
+
+    performer: Performer
+    request: Request
+    claim: Claim
+    record: KeyRecord
+
+    def receipt(self) -> Receipt:
+        return self.performer.replayed(self.request, self.claim, self.record)
+
+
+class Claimed:
+    """A claim, and after it its outcome.
+
+    `is_new` says whether to perform the effect; `seal` ends it with a receipt. Leaving the block without a seal
+    releases the key, so that the next call tries again. A `TerminalError` out of the block is sealed as a failure.
+    """
+
+    def __init__(
+        self,
+        performer: Performer,
+        request: Request,
+        *,
+        wait_ms: int | None,
+        verdict: bool,
+        joint: JointClaims | None = None,
+        repeatable: bool = False,
+    ) -> None:
+        """`joint`: how `async with` asks for it together with others. `repeatable`: an outage uses up no attempt."""
+        self._performer = performer
+        self._joint = joint
+        self._asking: Asking | None = None
+        self._request = request
+        self._wait_ms = wait_ms
+        self._verdict_wanted = verdict
+        self._repeatable = repeatable
+        self._won: Won | None = None
+        self._receipt: Receipt | None = None
+        self._open = False
+        self._unsure = False
+        self.failure: RagfenceError | None = None
+        """why a block that ends normally seals nothing: an error that its owner has answered already"""
+        self.error: RagfenceError | None = None
+        """why the claim was refused, when `verdict=True` asked to be told instead of raised at"""
+
+    @property
+    def key(self) -> str:
+        return self._request.key_text
+
+    @property
+    def is_new(self) -> bool:
+        return self._won is not None
+
+    @property
+    def decision(self) -> Decision:
+        if self.error is not None:
+            return _DECISIONS[type(self.error)]
+        if self._receipt is not None:
+            return self._receipt.decision
+        return Decision.NEW
+
+    @property
+    def lease(self) -> Lease:
+        if self._won is None:
+            raise ValidationError(f"{self.key} was not won, there is no lease", hint="look at op.is_new first")
+        return self._won.lease
+
+    @property
+    def receipt(self) -> Receipt:
+        if self._receipt is None:
+            raise ValidationError(f"{self.key} has no receipt yet", hint="op.seal(...) makes one")
+        return self._receipt
+
+    def seal(self, *, effect_id: str | None = None, result: object = None) -> Receipt:
+        """Commits and seals. Raises `FencedOut`, with the winner's receipt, when another attempt won."""
+        won, outcome = self._outcome(effect_id, result)
+        try:
+            self._receipt = self._performer.complete(won, outcome)
+        except FencedOut as lost:
+            self._receipt = lost.receipt
+            raise
+        except SealUncertain:
+            self._unsure = True  # the effect happened: whatever becomes of the block, the key is not given back
+            raise
+        if self._receipt.flags.fenced_out:
+            raise FencedOut(f"{self.key} was committed by another attempt", key=self.key, receipt=self._receipt)
+        return self._receipt
+
+    async def seal_soon(self, *, effect_id: str | None = None, result: object = None) -> Receipt | None:
+        """As `seal`, without a thread. None: that cannot be, or nobody knows; `seal` it."""
+        if not self._performer.seals_soon:
+            return None
+        won, outcome = self._outcome(effect_id, result)
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def told(receipt: Receipt | None) -> None:
+            self._receipt = receipt
+            ended.set_result(None)
+
+        if self._performer.complete_soon(won, outcome, told):
+            try:
+                await despite_cancelling(ended)
+            except asyncio.CancelledError:
+                if self._receipt is None:  # the effect happened: a key that was given back now would repeat it
+                    with contextlib.suppress(RagfenceError):
+                        await to_the_end(self.seal, effect_id=effect_id, result=result)
+                raise
+        return self._receipt
+
+    def _outcome(self, effect_id: str | None, result: object) -> tuple[Won, Outcome]:
+        """What is to be sealed, if it may be."""
+        if self._won is None:
+            raise ValidationError(f"{self.key} was not won, it cannot be sealed", hint="look at op.is_new first")
+        if self._receipt is not None:
+            raise ValidationError(f"{self.key} is sealed already", hint="seal once; op.receipt has the outcome")
+        if not self._open:
+            raise ValidationError(
+                f"{self.key} was given back when its block ended", hint="call op.seal(...) inside the with block"
+            )
+        crash_points.reach(crash_points.AFTER_EFFECT)
+        return self._won, Outcome(checked_effect_id(effect_id), self._performer.results.store(result, self.key))
+
+    def __enter__(self) -> Claimed:
+        self._refuse_second_use()
+        try:
+            answer = self._performer.acquire(self._request, wait_ms=self._wait_ms)
+        except (Conflict, Stale, InFlight, Quarantined) as refused:
+            return self._refused(refused)
+        return self._answered(answer)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if won := self._leave():
+            end_without_receipt(self._performer, won, error or self.failure)
+
+    async def ask(self, timeout_s: float | None = None) -> Replayed | None:
+        """What is replayed, if that is near at hand and known within that time. Else `async with` goes on from there.
+
+        Whoever asked and does not enter the block calls `let_go`.
+        """
+        self._refuse_second_use()
+        if self._joint is None:
+            return None
+        if self._asking is None:
+            self._asking = self._joint.ask(self._request)
+        asked = await self._asking.wait(timeout_s)
+        record = None if asked is None else self._performer.at_once(asked)
+        return (
+            None if asked is None or record is None else Replayed(self._performer, self._request, asked.claim, record)
+        )
+
+    def let_go(self) -> None:
+        """Gives back what `ask` was granted, unless the block was entered."""
+        if self._asking is not None:
+            asking, self._asking = self._asking, None
+            asking.drop()
+
+    async def __aenter__(self) -> Claimed:
+        self._refuse_second_use()
+        try:
+            if (replayed := await self.ask()) is not None:
+                return self._answered(replayed.receipt())
+            asking, self._asking = self._asking, None
+            asked = await asking.wait() if asking else None
+            answer: Won | Receipt | None = None
+            if asked is not None:
+                answer = self._performer.won_at_once(self._request, asked)
+            if answer is None:
+                answer = await acquire_async(self._performer, self._request, self._wait_ms, asked)
+        except (Conflict, Stale, InFlight, Quarantined) as refused:
+            return self._refused(refused)
+        return self._answered(answer)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if won := self._leave():
+            if isinstance(error, GeneratorExit):  # the loop is gone, and with it all waiting
+                end_without_receipt(self._performer, won, error)
+            else:
+                await to_the_end(end_without_receipt, self._performer, won, error or self.failure)
+
+    def _refuse_second_use(self) -> None:
+        if self._won or self._receipt or self.error:
+            raise ValidationError(f"this claim of {self.key} was used already", hint="call fence.claim(...) again")
+
+    def _refused(self, error: RagfenceError) -> Claimed:
+        if not self._verdict_wanted:
+            raise error
+        self.error = error
+        return self
+
+    def _answered(self, answer: Won | Receipt) -> Claimed:
+        if isinstance(answer, Receipt):
+            self._receipt = answer
+            if answer.failed and not self._verdict_wanted:
+                raise failed(answer)
+            return self
+        self._won, self._open = answer, True
+        answer.entered, answer.repeatable = True, self._repeatable
+        entered(answer.lease)
+        crash_points.reach(crash_points.IN_EFFECT)
+        return self
+
+    def _leave(self) -> Won | None:
+        """The lease that nobody has ended yet."""
+        if not self._won or not self._open:
+            return None
+        self._open = False
+        left(self._won.lease)
+        return None if self._receipt or self._unsure else self._won
+
+
+def end_without_receipt(performer: Performer, won: Won, error: BaseException | None) -> Receipt | None:
+    """A terminal failure is sealed and replayed; anything else gives the key back.
+
+    Returns a receipt only when another attempt had succeeded first: then that is everybody's answer.
+    """
+    if is_final(error) and not won.commit_sent and not won.lease.inherited:
+        try:
+            receipt = performer.complete(won, failure_of(error, performer))
+            return None if receipt.failed else receipt
+        except FencedOut as lost:
+            winner: Receipt | None = lost.receipt
+            return None if winner is None or winner.failed else winner
+        except SealUncertain:
+            return None  # committed or not, the record stays; whoever comes next finds out
+        except (TransientError, Conflict, Stale) as unsettled:
+            # The caller is told of the effect's own error; this one only means that it is not final yet.
+            performer.give_back(won, code_of(unsettled))
+            return None
+        except BaseException as broken:
+            performer.give_back(won, code_of(broken))
+            raise
+    performer.give_back(won, "RELEASED" if error is None else code_of(error), outage=is_outage(error))
+    return None
+
+
+def is_final(error: BaseException | None) -> TypeGuard[TerminalError]:
+    """`TerminalError` and subclasses of the effect's own. What ragfence itself raises in there (a nested claim, a
+    store that refuses the password) says nothing about the effect."""
+    return isinstance(error, TerminalError) and (type(error) is TerminalError or not _is_ours(type(error)))
+
+
+def _is_ours(kind: type) -> bool:
+    return kind.__module__ == TerminalError.__module__
+
+
+def failure_of(error: TerminalError, performer: Performer) -> Outcome:
+    kind = type(error).__name__
+    message = performer.redact_text(error.message or kind)
+    return Outcome(result=failure_bytes(kind, error.code, message), failed=True, error=error.code[:100])
+
+
+def failed(receipt: Receipt) -> EffectFailed:
+    failure = dict(receipt.failure or {})
+    return EffectFailed(
+        f"{receipt.key} failed for good: {failure.get('type')}: {failure.get('message')}",
+        key=receipt.key,
+        receipt=receipt,
+    )

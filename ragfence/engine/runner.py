@@ -1,0 +1,559 @@
+"""One operation from claim to receipt: claim -> effect -> commit -> seal, in object mode.
+
+`acquire` ends in the right to perform the effect (`Won`) or in somebody else's receipt. `complete` commits and seals.
+`give_back` ends a lease without an outcome. Nothing here knows what the effect is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from ragfence.core.decision_rows import (
+    CONFLICT_POSITION,
+    FENCED_OUT,
+    HEALED,
+    JOURNALED,
+    NO_FENCE,
+    SEAL_POSITION,
+    RowKind,
+)
+from ragfence.core.decisions import (
+    NOBODY,
+    SEQUENCED,
+    Claim,
+    Conflict,
+    Fenced,
+    Granted,
+    InFlight,
+    NotReady,
+    Replay,
+    Seal,
+    Sealed,
+    SealOutcome,
+    Stale,
+    Verdict,
+)
+from ragfence.core.ledger import row_for_answer
+from ragfence.core.policy import Policy
+from ragfence.core.receipts import DUPLICATE, NEW, Flags, Receipt, flags_of
+from ragfence.core.records import TOKEN_BYTES, KeyRecord, State
+from ragfence.engine import crash_points
+from ragfence.engine.commits import Commit, Commits
+from ragfence.engine.earlier import EarlierCommits
+from ragfence.engine.epochs import Epochs
+from ragfence.engine.hydration import EpochWatch, Hydrator
+from ragfence.engine.leases import Lease, heartbeat
+from ragfence.engine.notes import Note, Notes
+from ragfence.engine.refusals import Refusals, code_of, refuse_documents, refuse_nested
+from ragfence.engine.requests import Request
+from ragfence.engine.results import Results
+from ragfence.errors import Conflict as ConflictError
+from ragfence.errors import (
+    FencedOut,
+    LeaseLost,
+    SealUncertain,
+    StoreClosed,
+    StoreUnavailable,
+    TransientError,
+)
+from ragfence.stores.fences import FenceStore, SoonFences
+
+LAST_CLAIM_POSITION = 240
+
+
+class Asked(NamedTuple):
+    """A claim that was sent to the store together with others; see `joint`."""
+
+    claim: Claim
+    verdict: Verdict | None
+    """None: nobody knows, so ask again, with the same token"""
+    asked_at: float
+
+
+@dataclass(slots=True)
+class Won:
+    """The right to perform the effect, until the lease is lost."""
+
+    request: Request
+    granted: Granted
+    lease: Lease
+    waited_ms: int
+    commit_sent: bool = False
+    journaled: bool = False
+    entered: bool = False
+    """the caller's code has begun, so the effect may have happened in this attempt"""
+    noted: bool = False
+    """a note in the object store says that the effect was entered"""
+    repeatable: bool = False
+    """the effect may be performed again without harm, so an outage does not use up attempts"""
+
+
+class Outcome(NamedTuple):
+    """What an effect came to."""
+
+    effect_id: str = ""
+    result: bytes = b""
+    failed: bool = False
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Backing:
+    """What stands behind the fence store where there is an object store."""
+
+    commits: Commits
+    notes: Notes
+    epochs: Epochs
+    hydrator: Hydrator
+    watch: EpochWatch
+
+
+class Performer:
+    def __init__(
+        self,
+        fences: FenceStore,
+        backing: Backing | None,
+        results: Results,
+        policy: Policy,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.redact_text = policy.redactor.redact_text
+        self.fences = fences
+        self.backing = backing
+        self._soon = fences if backing is None and isinstance(fences, SoonFences) else None
+        self.results = results
+        self._policy = policy
+        self._refusals = Refusals(fences, results, policy)
+        self._earlier = EarlierCommits(fences, backing.commits, self._refusals) if backing else None
+        self._sleep = sleep
+
+    def acquire(self, request: Request, *, wait_ms: int | None = None, token: bytes | None = None) -> Won | Receipt:
+        """Claims, waits, takes over and heals, until there is an answer.
+
+        Raises `Conflict`, `Stale`, `Quarantined`, or `InFlight` once the wait is over.
+        """
+        refuse(request)
+        asked_at = time.monotonic()
+        claim = request.claim(token or os.urandom(TOKEN_BYTES), 0, 0)
+        verdict = self._claimed(claim)
+        if isinstance(verdict, Replay) and verdict.record is not None:  # what most calls are takes no more steps
+            return self.replayed(request, claim, verdict.record)
+        for step in self.acquiring(request, wait_ms=wait_ms, first=Asked(claim, verdict, asked_at)):
+            if not isinstance(step, float):
+                return step
+            self._sleep(step)
+        raise AssertionError("unreachable")
+
+    def acquiring(
+        self,
+        request: Request,
+        *,
+        wait_ms: int | None = None,
+        first: Asked | None = None,
+    ) -> Iterator[Won | Receipt | float]:
+        """The steps of `acquire`: seconds to sleep before the next one, then the answer. Nothing is held meanwhile.
+
+        `first` is a claim of this request that was asked already.
+        """
+        refuse(request)
+        started = first.asked_at if first else time.monotonic()
+        give_up_at = started + (request.rules.wait_ms if wait_ms is None else wait_ms) / 1000
+        token, position = first.claim.token if first else os.urandom(TOKEN_BYTES), 0
+        while True:
+            if first is not None and first.verdict is not None:
+                claim, verdict, asked_at = first.claim, first.verdict, first.asked_at
+            else:
+                asked_at = time.monotonic()
+                claim = request.claim(token, position, int((asked_at - started) * 1000))
+                verdict = self._claimed(claim)
+            first = None
+            position += 1
+            if position > LAST_CLAIM_POSITION:
+                token, position = os.urandom(TOKEN_BYTES), 0
+            match verdict:
+                case Replay(record):
+                    assert record is not None  # only documents have nothing to retract
+                    yield self.replayed(request, claim, record)
+                    return
+                case Granted():
+                    answer = self._granted(request, verdict, asked_at, claim.waited_ms)
+                    if answer is not None:
+                        yield answer
+                        return
+                case Conflict(record):
+                    if record is None or record.ended or (found := self._known_to_objects(request, claim)) is None:
+                        raise self._refusals.conflict(request, claim, record)
+                    yield self._overruled(request, claim, found)
+                    return
+                case Stale(newest):
+                    raise self._refusals.stale(request, newest)
+                case InFlight(quarantined=True):
+                    if self._known_to_objects(request, claim) is not None:
+                        self.fences.pardon([request.lease_ref(NOBODY, epoch=0)])  # no new attempt: it will be healed
+                        continue
+                    raise self._refusals.quarantined(request, verdict)
+                case InFlight():
+                    if time.monotonic() >= give_up_at:
+                        raise self._refusals.in_flight(request, verdict, claim.waited_ms)
+                    yield from self._wait(request, verdict, started, give_up_at)
+
+    def at_once(self, asked: Asked) -> KeyRecord | None:
+        """The record of a replay, if making its receipt asks no store. None: take the steps of `acquiring`."""
+        verdict = asked.verdict
+        if isinstance(verdict, Replay) and verdict.record is not None and self.results.is_inline(verdict.record.result):
+            return verdict.record
+        return None
+
+    def announce(self, won: Won) -> bool:
+        """Notes in the object store that an effect on a foreign system is about to be entered.
+
+        True: an earlier attempt may have performed it, so `recover=` has to be asked first. The note of that attempt
+        tells it, even if the fence store has forgotten the attempt, or an epoch has voided its lease.
+        """
+        if self.backing is None:
+            return won.lease.may_have_happened
+        record = won.granted.record
+        note = Note(
+            won.request.key_text, record.token.hex(), str(record.fence), record.attempt, won.lease.store_now_ms()
+        )
+        first = self.backing.notes.put(won.request.operation, note)
+        won.noted = True
+        return not first or won.lease.may_have_happened
+
+    def announce_alone(self, request: Request, token: bytes) -> bool:
+        """As `announce`, without a lease, while the fence store is away.
+
+        True also where the object store cannot tell: whoever does not know asks.
+        """
+        if self.backing is None:
+            return True
+        note = Note(request.key_text, token.hex(), str(NO_FENCE), 0, time.time_ns() // 1_000_000)
+        try:
+            return not self.backing.notes.put(request.operation, note)
+        except TransientError:
+            return True  # away as well
+
+    def complete(self, won: Won, outcome: Outcome) -> Receipt:
+        """Commits and seals. The receipt says `fenced_out` when another attempt had committed first."""
+        receipt = self._completed(won, outcome)
+        if won.noted and self.backing:
+            self.backing.notes.drop(won.request.operation, at_once=receipt.failed)
+        return receipt
+
+    def _completed(self, won: Won, outcome: Outcome) -> Receipt:
+        if won.lease.inherited:
+            raise LeaseLost(f"the lease on {won.lease.key} belongs to the parent process", key=won.lease.key)
+        if self.backing:
+            commit = self._commit_of(won, outcome)
+            won.commit_sent = True
+            winner = self.backing.commits.put(won.request.operation, commit)
+            crash_points.reach(crash_points.AFTER_COMMIT)
+            if winner is not None:
+                return self._lost_to(won, winner)
+            if won.request.mode is SEQUENCED and self.backing.epochs.newer_than(won.lease.fence.epoch):
+                # A newer revision may have been sealed in an epoch this lease knows nothing of: claim again.
+                return self._ask_again(won)
+        crash_points.reach(crash_points.BEFORE_SEAL)
+        sealed = self._sealed(won, outcome)
+        crash_points.reach(crash_points.AFTER_SEAL)
+        heartbeat.remove(won.lease)
+        flags = self._flags(won)
+        if isinstance(sealed, Sealed):
+            return self.results.receipt(won.request.key, sealed.record, NEW, flags)
+        if won.request.mode is SEQUENCED:
+            return self._ask_again(won, fenced_out=self.backing is None)
+        if self.backing is None:
+            raise self._fenced_out(won, sealed)
+        # The object is ours, so the outcome is ours for ever, whoever holds the record by now.
+        self._unsealed(won, sealed, commit.record(), RowKind.NEW)
+        return self.results.receipt(won.request.key, commit.record(), NEW, flags)
+
+    @property
+    def seals_soon(self) -> bool:
+        """Whether it is worth while to try `complete_soon`."""
+        return self._soon is not None
+
+    def complete_soon(self, won: Won, outcome: Outcome, told: Callable[[Receipt | None], None]) -> bool:
+        """As `complete`, for the running event loop, where a seal is all there is to do, and no thread is needed.
+
+        False, or told None: `complete` it as well. A token that has sealed seals again with the same outcome.
+        """
+        if self._soon is None or won.lease.inherited:
+            return False
+
+        def answered(outcomes: list[SealOutcome] | None) -> None:
+            receipt = None
+            if outcomes and isinstance(outcomes[0], Sealed):
+                crash_points.reach(crash_points.AFTER_SEAL)
+                heartbeat.remove(won.lease)
+                receipt = self.results.receipt(won.request.key, outcomes[0].record, NEW, self._flags(won))
+            told(receipt)
+
+        crash_points.reach(crash_points.BEFORE_SEAL)
+        return self._soon.seal_soon([_seal_of(won, outcome)], answered)
+
+    def won_at_once(self, request: Request, asked: Asked) -> Won | None:
+        """What a granted claim has won, if no earlier effect has to be looked for. None: as `at_once`."""
+        if self.backing or not isinstance(asked.verdict, Granted) or asked.verdict.prior is not None:
+            return None
+        won = self._granted(request, asked.verdict, asked.asked_at, asked.claim.waited_ms)
+        assert isinstance(won, Won)  # there is nowhere else to look
+        return won
+
+    def committed(self, request: Request) -> Receipt | None:
+        """What the object store alone knows of the key, while the fence store is away. Leaves no decision row."""
+        try:
+            found = self.backing.commits.find(request.operation) if self.backing else None
+        except TransientError:
+            return None  # away as well
+        if found is None:
+            return None
+        if found.fingerprint != request.fingerprint.hex():
+            raise ConflictError(
+                f"{request.operation.kind} {request.operation.source_id!r} is known with another payload",
+                key=request.key_text,
+            )
+        flags = Flags(attempt=found.attempt, healed=True)
+        return self.results.receipt(request.key, found.record(), DUPLICATE, flags)
+
+    def give_back(self, won: Won, error: str, *, outage: bool = False) -> None:
+        """Ends the lease without an outcome. If that cannot be said to the store, the lease runs out by itself.
+
+        The attempt does not count if the effect was not entered, or is repeatable and met an `outage`.
+        """
+        heartbeat.remove(won.lease)
+        if won.lease.inherited:
+            return
+        refund = not won.entered or (won.repeatable and outage)
+        try:
+            self.fences.release([won.lease.ref], error, expire=won.commit_sent, refund=refund)
+        except TransientError:
+            won.lease.lose()
+
+    def replayed(self, request: Request, claim: Claim, record: KeyRecord) -> Receipt:
+        flags = flags_of(record.attempt, claim.waited_ms)
+        return self.results.receipt(request.key, record, DUPLICATE, flags)
+
+    def _claimed(self, claim: Claim) -> Verdict:
+        while True:
+            (verdict,) = self.fences.claim([claim])
+            if not isinstance(verdict, NotReady):
+                return verdict
+            assert self.backing is not None  # a store without objects makes itself ready
+            self.backing.hydrator.ensure_ready()
+
+    def _granted(self, request: Request, granted: Granted, asked_at: float, waited_ms: int) -> Won | Receipt | None:
+        """The lease is ours. Did somebody commit before us and die? None: claim again."""
+        record = granted.record
+        granted_ms = record.when_ms - request.rules.lease_ms
+        lease = Lease(
+            request.lease_ref(record.token, epoch=record.fence.epoch),
+            fence=record.fence,
+            attempt=record.attempt,
+            takeover=granted.takeover,
+            granted_at=asked_at,
+            store_ms=granted_ms,
+            max_runtime_ms=request.rules.max_runtime_ms,
+            # An error tells it also where the clock of the store has not moved since.
+            seen_before=record.first_seen_ms < granted_ms or record.error != "",
+        )
+        won = Won(request, granted, lease, waited_ms)
+        heartbeat.add(self.fences, lease)
+        try:
+            crash_points.reach(crash_points.AFTER_CLAIM)
+            if self.backing and self._earlier:
+                self.backing.watch.start()
+                found = self._earlier.find(request, granted.head, self._claim_for_rows(won, CONFLICT_POSITION))
+                if found is not None and granted.prior is None:
+                    return self._heal(won, found)
+            if granted.prior is not None:
+                return self._move_only(won, granted.prior)
+        except BaseException as failure:
+            self.give_back(won, code_of(failure))
+            raise
+        return won
+
+    def _known_to_objects(self, request: Request, claim: Claim) -> Commit | None:
+        """A pending record is not the last word: it may be an attempt made after the store forgot the commit."""
+        if self._earlier is None:
+            return None
+        (held,) = self.fences.read([request.lookup])
+        head = held.source.head if held.source else None
+        return self._earlier.find(request, head, claim._replace(position=CONFLICT_POSITION, row_on_conflict=True))
+
+    def _overruled(self, request: Request, claim: Claim, found: Commit) -> Receipt:
+        """The record is of another payload, which was refused; ours is the committed one."""
+        self._raise_sequence(request, found)
+        answered = claim._replace(position=CONFLICT_POSITION)
+        row = row_for_answer(answered, RowKind.DUPLICATE, found.record(), self.fences.now_ms(), flags=HEALED)
+        self.fences.record([row])
+        flags = Flags(attempt=found.attempt, healed=True, waited_ms=claim.waited_ms)
+        return self.results.receipt(request.key, found.record(), DUPLICATE, flags)
+
+    def _raise_sequence(self, request: Request, found: Commit) -> None:
+        sequence = request.operation.sequence
+        if self.backing and sequence is not None and (found.sequence is None or found.sequence < sequence):
+            self.backing.commits.raise_sequence(request.operation, sequence)
+
+    def _heal(self, won: Won, found: Commit) -> Receipt | None:
+        """An owner committed and died before its seal: the effect is found, not repeated."""
+        self._raise_sequence(won.request, found)
+        outcome = Outcome(found.effect_id, found.result, found.failed, found.error)
+        sealed = self._sealed(won, outcome, flags=HEALED, winner=bytes.fromhex(found.token))
+        heartbeat.remove(won.lease)
+        if not isinstance(sealed, Sealed):
+            if won.request.mode is SEQUENCED:
+                return None
+            self._unsealed(won, sealed, found.record(), RowKind.DUPLICATE, flags=HEALED)
+        flags = replace(self._flags(won), healed=True)
+        return self.results.receipt(won.request.key, found.record(), DUPLICATE, flags)
+
+    def _move_only(self, won: Won, prior: KeyRecord) -> Receipt | None:
+        """The key was sealed before, with a lower sequence: its receipt stands, the source's top moves up."""
+        sequence = won.request.operation.sequence
+        if self.backing and sequence is not None:
+            won.commit_sent = True
+            self.backing.commits.raise_sequence(won.request.operation, sequence)
+            crash_points.reach(crash_points.AFTER_COMMIT)
+            if self.backing.epochs.newer_than(won.lease.fence.epoch):
+                self.backing.hydrator.ensure_ready()
+        outcome = Outcome(prior.effect_id, prior.result, prior.state is State.FAILED, prior.error)
+        sealed = self._sealed(won, outcome, winner=prior.token)
+        heartbeat.remove(won.lease)
+        if not isinstance(sealed, Sealed):
+            return None
+        return self.results.receipt(won.request.key, prior, DUPLICATE, self._flags(won))
+
+    def _lost_to(self, won: Won, winner: Commit) -> Receipt:
+        if winner.fingerprint != won.request.fingerprint.hex():
+            self.give_back(won, ConflictError.code)
+            raise self._refusals.conflict(won.request, self._claim_for_rows(won, CONFLICT_POSITION), winner.record())
+        if won.request.mode is SEQUENCED:
+            # The winner's sequence may be below ours: nobody may be told that ours is applied before the source is.
+            return self._ask_again(won, fenced_out=True)
+        outcome = Outcome(winner.effect_id, winner.result, winner.failed, winner.error)
+        told = HEALED | FENCED_OUT
+        sealed = self._sealed(won, outcome, flags=told, winner=bytes.fromhex(winner.token))
+        heartbeat.remove(won.lease)
+        if not isinstance(sealed, Sealed):
+            self._unsealed(won, sealed, winner.record(), RowKind.DUPLICATE, flags=told)
+        flags = replace(self._flags(won), fenced_out=True)
+        return self.results.receipt(won.request.key, winner.record(), DUPLICATE, flags)
+
+    def _unsealed(
+        self, won: Won, sealed: Fenced | NotReady, record: KeyRecord, kind: RowKind, *, flags: int = 0
+    ) -> None:
+        """The commit has decided, whoever holds the record by now: the row of the answer is ours to write."""
+        claim = self._claim_for_rows(won, SEAL_POSITION)
+        row = row_for_answer(claim, kind, record, self.fences.now_ms(), flags=flags)
+        self.fences.record([replace(row, sealed_at_ms=record.when_ms)])
+        if isinstance(sealed, NotReady) and self.backing:
+            # Our lease may outlive a restart of the store: whoever comes next would wait for it, for nothing.
+            with contextlib.suppress(TransientError):
+                self.backing.hydrator.ensure_ready()
+        self.give_back(won, FencedOut.code)
+
+    def _ask_again(self, won: Won, *, fenced_out: bool = False) -> Receipt:
+        """The lease may be gone: a new claim finds the commit, ours or the winner's, or learns what superseded it."""
+        self.give_back(won, FencedOut.code)
+        answer = self.acquire(won.request)
+        if isinstance(answer, Receipt):
+            return answer._replace(flags=replace(answer.flags, fenced_out=fenced_out))
+        self.give_back(answer, FencedOut.code)
+        raise FencedOut(f"{won.lease.key} lost its lease and its commit cannot be found", key=won.lease.key)
+
+    def _sealed(self, won: Won, outcome: Outcome, *, flags: int = 0, winner: bytes = NOBODY) -> SealOutcome:
+        """Tries for as long as the policy says: the effect has happened, and only a seal can tell everybody."""
+        seal = _seal_of(won, outcome, flags=flags, winner=winner)
+        give_up_at = time.monotonic() + self._policy.lease.seal_retry_s
+        pause_s = 0.02
+        while True:
+            try:
+                return self.fences.seal([seal])[0]
+            except StoreUnavailable as unavailable:
+                if time.monotonic() >= give_up_at or isinstance(unavailable, StoreClosed):
+                    heartbeat.remove(won.lease)
+                    record = self._commit_of(won, outcome).record()
+                    receipt = self.results.receipt(won.request.key, record, NEW, self._flags(won))
+                    raise SealUncertain(
+                        f"the effect of {won.lease.key} happened, but its seal could not be written",
+                        key=won.lease.key,
+                        receipt=receipt,
+                        committed=won.commit_sent,
+                    ) from unavailable
+            self._sleep(pause_s * random.uniform(0.5, 1.5))
+            pause_s = min(pause_s * 2, 1.0)
+
+    def _commit_of(self, won: Won, outcome: Outcome) -> Commit:
+        record = won.granted.record
+        return Commit(
+            key=won.request.key_text,
+            fingerprint=record.fingerprint.hex(),
+            token=record.token.hex(),
+            fence=str(record.fence),
+            attempt=record.attempt,
+            first_seen_ms=record.first_seen_ms,
+            sealed_at_ms=won.lease.store_now_ms(),
+            sequence=won.request.operation.sequence,
+            failed=outcome.failed,
+            error=outcome.error,
+            effect_id=outcome.effect_id,
+            result=outcome.result,
+        )
+
+    def _fenced_out(self, won: Won, outcome: Fenced | NotReady) -> FencedOut:
+        record = outcome.record if isinstance(outcome, Fenced) else None
+        receipt = None
+        if record is not None and record.ended and record.fingerprint == won.request.fingerprint:
+            flags = replace(self._flags(won), fenced_out=True)
+            receipt = self.results.receipt(won.request.key, record, DUPLICATE, flags)
+        return FencedOut(f"{won.lease.key} was taken over before its seal", key=won.lease.key, receipt=receipt)
+
+    def _wait(self, request: Request, verdict: InFlight, started: float, give_up_at: float) -> Iterator[float]:
+        """Until the record changes, its lease runs out, or the caller's patience does. Reads only: no rows."""
+        token, until_ms = verdict.record.token, verdict.until_ms
+        while True:
+            now = time.monotonic()
+            # Asked every time: only the store's clock says when a lease runs out.
+            if now >= give_up_at or self.fences.now_ms() >= until_ms:
+                return
+            pause_s = min(max((now - started) * 0.1, 0.005), 0.25) * random.uniform(0.5, 1.5)
+            yield min(pause_s, max(give_up_at - now, 0.0))
+            (held,) = self.fences.read([request.lookup])
+            record = held.source.lease.record if held.source and held.source.lease else held.record
+            if record is None or record.token != token or record.state is not State.HELD:
+                return
+            until_ms = record.when_ms
+
+    def _claim_for_rows(self, won: Won, position: int) -> Claim:
+        return won.request.claim(won.granted.record.token, position, won.waited_ms)._replace(row_on_conflict=True)
+
+    def _flags(self, won: Won) -> Flags:
+        lease = won.lease
+        return flags_of(lease.attempt, won.waited_ms, takeover=lease.takeover, journaled=won.journaled)
+
+
+def _seal_of(won: Won, outcome: Outcome, *, flags: int = 0, winner: bytes = NOBODY) -> Seal:
+    return won.request.seal(
+        won.granted,
+        effect_id=outcome.effect_id,
+        result=outcome.result,
+        failed=outcome.failed,
+        error=outcome.error,
+        flags=flags | (JOURNALED if won.journaled else 0),
+        waited_ms=won.waited_ms,
+        winner=winner,
+    )
+
+
+def refuse(request: Request) -> None:
+    """What must not even be asked for."""
+    refuse_nested(request)
+    refuse_documents(request)

@@ -1,0 +1,132 @@
+"""`fence.search`: the nearest snippets behind an alias, each with what is needed to cite it.
+
+The alias is resolved once per request, and the physical index that it names is queried: a search never mixes two
+builds, whatever is swapped meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ragfence.core.canonical import parse_json
+from ragfence.errors import BuildMissing, NotSealed, ValidationError
+from ragfence.indexes.aliases import Aliases
+from ragfence.indexes.backends.backend import Backend, Found
+from ragfence.indexes.build_log import Builds, Seal
+from ragfence.indexes.catalog import Target
+from ragfence.indexes.embedders.embedder import Embedder, EmbedderId, embedded
+from ragfence.indexes.ties import nearest
+
+MAX_K = 10_000
+MAX_TEXT = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A snippet, and where it is from: `document_text[start:end]`, in which section of which document and build."""
+
+    snippet_id: str
+    doc_id: str
+    section_id: str
+    ordinal: int
+    start: int
+    end: int
+    tokens: int
+    text: str
+    source_url: str
+    metadata: dict[str, Any]
+    score: float
+    """higher is nearer"""
+    index_hash: str
+    generation: int
+    """of the catalog"""
+
+
+class Searching:
+    def __init__(
+        self,
+        aliases: Aliases,
+        builds: Builds,
+        backend_of: Callable[[str], Backend],
+        embedder_of: Callable[[Seal], Embedder],
+    ) -> None:
+        self._aliases = aliases
+        self._builds = builds
+        self._backend_of = backend_of
+        self._embedder_of = embedder_of
+        self._seals: dict[tuple[str, int], Seal] = {}
+
+    def search(self, alias: str, text: str, k: int) -> list[Hit]:
+        _check(text, k)
+        target = self._aliases.resolve(alias)
+        try:
+            return self._search(target, text, k)
+        except BuildMissing as missing:
+            # The alias may have moved since it was resolved, and gc may have dropped what it left.
+            now = self._aliases.resolve(alias)
+            if now.physical == target.physical:
+                raise self._missing(alias, target) from missing
+        try:
+            return self._search(now, text, k)
+        except BuildMissing as missing:
+            raise self._missing(alias, now) from missing
+
+    def _search(self, target: Target, text: str, k: int) -> list[Hit]:
+        seal = self._seal(target)
+        embedder = self._embedder_of(seal)
+        vector = embedded(embedder, EmbedderId.of(embedder), [text])[0]
+        found = nearest(self._backend_of(seal.backend), seal, vector, k)
+        return [_hit(each, seal.index_hash, target.generation) for each in found]
+
+    def _missing(self, alias: str, target: Target) -> BuildMissing:
+        """Whose rows are gone, and what the log of the build says of it."""
+        index_hash = target.index_hash
+        newest = self._builds.newest(index_hash)
+        what = f"{alias!r} points at build {index_hash}, and its rows are not in the backend"
+        hint: str | None = None
+        if newest is not None and newest.seal is not None and newest.seal.physical != target.physical:
+            what = f"{alias!r} points at rows of build {index_hash} that are gone; the build was made again since"
+            hint = f"swap the alias to it again: `ragfence swap {alias} {index_hash}`"
+        elif newest is not None and newest.seal is None:
+            what += f": it was retired ({newest.reason or 'no reason was given'})"
+        return BuildMissing(what, hint=hint, index_hash=index_hash)
+
+    def _seal(self, target: Target) -> Seal:
+        """Entries of a log never change, so each is read once."""
+        at = (target.index_hash, target.seal)
+        if at not in self._seals:
+            entry = self._builds.at(*at)
+            if entry is None or entry.seal is None:
+                raise NotSealed(f"build {target.index_hash} has no seal {target.seal}", index_hash=target.index_hash)
+            if len(self._seals) > 256:
+                self._seals.clear()
+            self._seals[at] = entry.seal
+        return self._seals[at]
+
+
+def _check(text: object, k: object) -> None:
+    if not isinstance(text, str) or not text.strip() or len(text) > MAX_TEXT:
+        raise ValidationError(f"search for a text of 1 to {MAX_TEXT:,} characters")
+    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= MAX_K:
+        raise ValidationError(f"k is from 1 to {MAX_K:,}, not {k!r}")
+
+
+def _hit(found: Found, index_hash: str, generation: int) -> Hit:
+    metadata = parse_json(found.metadata.encode())
+    return Hit(
+        found.snippet_id,
+        found.doc_id,
+        found.section_id,
+        found.ordinal,
+        found.start,
+        found.end,
+        found.tokens,
+        found.text,
+        found.source_url,
+        metadata if isinstance(metadata, dict) else {},
+        found.score,
+        index_hash,
+        generation,
+    )

@@ -1,0 +1,304 @@
+"""The ingestion API: `create_app()` makes the ASGI application that `ragfence serve` runs.
+
+Edge       paths, HEAD, and the headers of every response        outermost
+Shedding   bounded work, bounded bodies, slow clients            before anything is read
+Gate       who asks, with which scopes, within which quota       before any route is looked up
+Shares     how much of the server a tenant may hold              before any body is read
+Retries    what was read before and has its answer               before any route is looked up
+routes     checked bodies, then the contract: one effect per key, the same answer for every retry
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any
+
+from ragfence._extras import needs_extra
+from ragfence._open import EMBEDDED, open_objects_of
+from ragfence._open import open as open_fence
+from ragfence._version import __version__
+from ragfence.core.policy import Policy
+from ragfence.core.settings import Settings, load_policy
+from ragfence.engine.background import to_the_end
+from ragfence.errors import ObjectsRequired, RagfenceError
+from ragfence.fence import Fence
+
+with needs_extra("api", "The HTTP API"):
+    from fastapi import FastAPI, Request
+    from fastapi.exceptions import RequestValidationError
+    from fastapi.openapi.utils import get_openapi
+    from prometheus_client import CollectorRegistry as _Registry  # noqa: F401  # what the metrics below need
+    from pydantic.json_schema import models_json_schema
+    from starlette.exceptions import HTTPException
+    from starlette.responses import Response
+
+from ragfence.core.policy import for_strangers
+from ragfence.server.apikeys import ApiKeys, Asker, CachedKeys
+from ragfence.server.asgi import App, Receive, Scope, Send
+from ragfence.server.auth import OPEN, Gate
+from ragfence.server.dependencies import invalid, response_of
+from ragfence.server.edge import Edge
+from ragfence.server.fair_shares import BuildPool, Shares, TenantShares
+from ragfence.server.key_log import LastUse
+from ragfence.server.load_shedding import Shedding
+from ragfence.server.quotas import Quotas
+from ragfence.server.replay import Retries
+from ragfence.server.responses import unexpected as unexpected_answer
+from ragfence.server.route_templates import path_in
+from ragfence.server.routes import documents, health, indexes, inspect
+from ragfence.server.scopes import MEANINGS, ROUTES, KeyScope, allowed_methods, check_listed
+from ragfence.server.tenant_pool import Sessions
+from ragfence.telemetry.config import OBSERVE
+from ragfence.telemetry.metrics import Metrics
+from ragfence.wire import schemas
+from ragfence.wire.messages import Answer, headers_from
+from ragfence.wire.problems import Refused, problem_of, refusal
+
+PURGE_EVERY_S = 3600.0
+THREADS = 32
+
+BODIES = (
+    schemas.DocumentIn,
+    schemas.DocumentBody,
+    schemas.BuildIn,
+    schemas.SwapIn,
+    schemas.RollbackIn,
+    schemas.PurgeIn,
+    schemas.PurgeExpiredIn,
+    schemas.Empty,
+    schemas.ProblemOut,
+)
+
+
+class Api(FastAPI):
+    """The routes, and what stands before them. Not as FastAPI's middleware, which is inside of what FastAPI does for
+    every request: a retry that is answered before the routes needs none of that."""
+
+    front: App
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.front(scope, receive, send)
+
+    async def routed(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await super().__call__(scope, receive, send)
+
+
+def create_app(
+    store: str | os.PathLike[str] | None = None,
+    *,
+    objects: str | os.PathLike[str] | None = None,
+    policy: Policy | str | os.PathLike[str] | None = None,
+    insecure_dev: bool = False,
+    max_concurrent: int = 256,
+    owner: str | None = None,
+) -> FastAPI:
+    """The ingestion API as an ASGI application. Stores and policy as in `ragfence.open`; tenants come from API keys.
+
+    `insecure_dev` needs no API keys: everybody is the admin of the tenant that the environment names. Only for a
+    server that listens on loopback; `ragfence serve --insecure-dev` sees to that. Requests whose `Host` does not name
+    loopback, and those of other websites (`Origin`), are refused.
+    """
+    settings = Settings.from_env()
+    rules = for_strangers(policy if isinstance(policy, Policy) else load_policy(policy or settings.policy))
+    where = store if store is not None else settings.store or EMBEDDED
+    wanted = objects if objects is not None else settings.objects
+    shared = open_objects_of(where, wanted)
+    if shared is None:
+        raise ObjectsRequired(
+            "the ingestion API keeps documents and API keys in an object store, and none is named",
+            hint="ragfence serve --objects s3://bucket/prefix, or RAGFENCE_OBJECTS",
+        )
+
+    named = os.environ.get(OBSERVE, "").split(",")
+    observed = ("metrics", *(name.strip() for name in named if name.strip() not in ("", "metrics")))
+
+    def opened(tenant: str) -> Fence:
+        return open_fence(
+            where, objects=wanted, tenant=tenant, policy=rules, owner=owner, route="http", observe=observed
+        )
+
+    sessions = Sessions(opened)
+    readiness = health.Readiness(shared, lambda: opened(settings.tenant))
+    quotas = Quotas(rules, os.fspath(where))
+    keys = CachedKeys(ApiKeys(shared))
+    everybody = Asker(settings.tenant, "dev", frozenset(KeyScope), "") if insecure_dev else None
+    builds = BuildPool(threads=rules.http.build_threads, per_tenant=rules.http.max_builds)
+
+    metrics, last_use = Metrics(), LastUse(shared)
+    writing: set[asyncio.Future[None]] = set()
+
+    def served_for(asker: Asker) -> None:
+        metrics.count_request(asker.tenant, asker.key_id)
+        if last_use.is_due(asker.tenant, asker.key_id):
+            # Beside the request, which does not wait for it.
+            work = asyncio.ensure_future(to_the_end(last_use.write, asker.tenant, asker.key_id))
+            writing.add(work)
+            work.add_done_callback(writing.discard)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        # For claims, seals and groups, which all wait for a store most of the time.
+        threads = ThreadPoolExecutor(THREADS, thread_name_prefix="ragfence-api")
+        asyncio.get_running_loop().set_default_executor(threads)
+        app.state.ready = True
+        draining = asyncio.create_task(_drain_now_and_then(sessions, rules.audit.drain_every_s))
+        purging = asyncio.create_task(_purge_every_hour(sessions))
+        try:
+            yield
+        finally:
+            app.state.ready = False
+            for task in (draining, purging):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+            readiness.close()
+            await sessions.close()
+            await quotas.close()
+            if writing:
+                await asyncio.wait(set(writing))
+            shared.close()
+            builds.close()
+            threads.shutdown(wait=False)
+
+    app = Api(
+        title="ragfence",
+        summary="Documents ingested once, indexes built once, and the same answer for every retry.",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url="/docs",
+        redoc_url=None,
+        openapi_url="/openapi.json",
+        # A redirect would lose the body of a PUT, and tells a stranger which addresses there are.
+        redirect_slashes=False,
+    )
+    app.state.ready, app.state.readiness, app.state.quotas = False, readiness, quotas
+    app.state.builds = builds
+    app.state.unfinished_bytes = Shares(rules.http.max_unfinished_bytes, share=rules.http.tenant_share)
+    for router in (documents.router, indexes.router, inspect.router, inspect.admin, health.router):
+        for route in router.routes:
+            for method in getattr(route, "methods", ()):
+                if (path := getattr(route, "path", "")) not in OPEN:
+                    check_listed(method, path)
+        app.include_router(router)
+    http = rules.http
+    fair = TenantShares(
+        Retries(app.routed),
+        max_concurrent=max_concurrent,
+        max_arriving=http.max_arriving,
+        max_arriving_bytes=http.max_arriving_bytes,
+        share=http.tenant_share,
+        threads=http.tenant_threads,
+    )
+    shedding = Shedding(
+        Gate(
+            fair,
+            keys=keys,
+            sessions=sessions,
+            quotas=quotas,
+            everybody=everybody,
+            refused=metrics.count_refusal,
+            used=served_for,
+        ),
+        max_concurrent=max_concurrent,
+        max_body_bytes=http.max_body_bytes,
+        max_batch_bytes=http.max_batch_bytes,
+        body_timeout_s=http.body_grace_s,
+        min_rate=http.min_body_rate,
+        beside=sessions.left_behind,
+    )
+    app.front = Edge(shedding, local_only=insecure_dev)
+    _answer_errors(app)
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]  # as FastAPI's documentation has it
+    return app
+
+
+async def _drain_now_and_then(sessions: Sessions, every_s: float) -> None:
+    while every_s:
+        # Spread: workers that were started together need not drain together.
+        await asyncio.sleep(every_s * random.uniform(0.5, 1.5))
+        await sessions.each(drain)
+
+
+async def _purge_every_hour(sessions: Sessions) -> None:
+    """Of the tenants that are served; of several servers one is at it at a time."""
+    while True:
+        await asyncio.sleep(PURGE_EVERY_S * random.uniform(0.5, 1.5))
+        await sessions.each(purge_expired)
+
+
+def purge_expired(fence: Fence) -> None:
+    fence.purge_expired_once()
+
+
+def drain(fence: Fence) -> None:
+    fence.audit.drain()
+
+
+def _answer_errors(app: FastAPI) -> None:
+    """Whatever goes wrong is a problem with a code."""
+
+    @app.exception_handler(Refused)
+    async def refused(request: Request, error: Refused) -> Response:
+        return response_of(error.problem.answer())
+
+    @app.exception_handler(RagfenceError)
+    async def ours(request: Request, error: RagfenceError) -> Response:
+        return response_of(problem_of(error).answer())
+
+    @app.exception_handler(RequestValidationError)
+    async def wrong(request: Request, error: RequestValidationError) -> Response:
+        found: Sequence[Any] = error.errors()
+        return response_of(invalid(found, code="VALIDATION.parameter").answer())
+
+    @app.exception_handler(HTTPException)
+    async def routing(request: Request, error: HTTPException) -> Response:
+        if error.status_code == 405:
+            # Of all routes at this address: Starlette names the methods of the first one only.
+            path = path_in(request.scope)
+            allowed = {"allow": ", ".join(("GET", "HEAD", "OPTIONS") if path in OPEN else allowed_methods(path))}
+            if request.method == "OPTIONS":
+                return response_of(Answer(204, tuple(allowed.items())))
+            return response_of(refusal("VALIDATION.method").answer(allowed))
+        if error.status_code == 404:
+            return response_of(refusal("VALIDATION.not_found").answer())
+        return response_of(refusal("VALIDATION.body", str(error.detail)).answer())
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> Response:
+        return response_of(unexpected_answer(headers_from(request.scope["headers"])))
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    if app.openapi_schema is None:
+        made = get_openapi(
+            title=app.title, version=app.version, summary=app.summary, routes=app.routes, description=_DESCRIPTION
+        )
+        _, definitions = models_json_schema(
+            [(model, "validation") for model in BODIES], ref_template="#/components/schemas/{model}"
+        )
+        components = made.setdefault("components", {})
+        components.setdefault("schemas", {}).update(definitions["$defs"])
+        components["securitySchemes"] = {"apiKey": {"type": "http", "scheme": "bearer", "description": _SCOPES}}
+        for (method, path), scopes in ROUTES.items():
+            # One of them is enough, so each is a requirement of its own; any key will do where all are listed.
+            wanted = [[scope.value] for scope in KeyScope if scope in scopes] if len(scopes) < len(KeyScope) else [[]]
+            operation = made["paths"][path.replace(":path}", "}")][method.lower()]
+            operation["security"] = [{"apiKey": each} for each in wanted]
+        app.openapi_schema = made
+    return app.openapi_schema
+
+
+_SCOPES = "An API key has scopes, and an operation needs one of those it names: " + "; ".join(
+    f"`{scope}`: {MEANINGS[scope]}" for scope in KeyScope
+)
+_DESCRIPTION = """\
+Every write needs an `Idempotency-Key`: the same request with the same key is performed once, and answered with the
+same bytes. Errors are `application/problem+json` with a stable `code`. Every address that takes GET takes HEAD, and
+every address answers OPTIONS with the methods that it takes, in `Allow`.
+"""

@@ -1,0 +1,261 @@
+"""What every route of the ingestion API shares: the request as a `Call`, its checked body, and the way to an answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from pydantic import BaseModel
+from pydantic import ValidationError as PydanticValidationError
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from ragfence.core.canonical import parse_json
+from ragfence.errors import RagfenceError
+from ragfence.server.apikeys import Asker
+from ragfence.server.fair_shares import LARGE_BODY, run_in_turn, run_large
+from ragfence.server.scopes import KeyScope, missing_scope
+from ragfence.wire.messages import Answer, Call, headers_from
+from ragfence.wire.problems import MEDIA_TYPE, Problem, Refused, problem_of, refusal
+from ragfence.wire.schemas import InProgress, ProblemOut
+
+if TYPE_CHECKING:
+    from ragfence.server.tenant_pool import Session
+
+Body = TypeVar("Body", bound=BaseModel)
+Found = TypeVar("Found")
+Work = Callable[[], Awaitable[Answer]]
+
+JSON: Final = "application/json"
+PIECE: Final = 32 << 10
+"""bytes of a body that are looked at in one go"""
+MAX_FIELDS: Final = 32
+"""more than any model has"""
+MAX_ERRORS: Final = 50
+MAX_PLACE_CHARACTERS: Final = 200
+HEAD: Final = "ragfence.head"
+"""in the state of a write: by which it is known when it comes again"""
+BEGUN: Final = "ragfence.begun"
+"""in the state of a retry that has asked for its key; taken out by whoever answers it"""
+
+
+def session_of(request: Request) -> Session:
+    found: Session = request.state.session
+    return found
+
+
+def asker_of(request: Request) -> Asker:
+    found: Asker = request.state.asker
+    return found
+
+
+def require(request: Request, needed: frozenset[KeyScope], what: str) -> None:
+    """For what a route does only for some: raises `Refused` unless the key has one of these scopes, too."""
+    if (problem := missing_scope(asker_of(request).scopes, needed, what)) is not None:
+        raise Refused(problem)
+
+
+async def looked_up(call: Callable[[], Found]) -> Found:
+    """A blocking read, in a thread."""
+    return await run_in_turn(call)
+
+
+async def off_the_loop(size: int, call: Callable[[], Found]) -> Found:
+    """What is made of a body of so many bytes: in a thread, one at a time of each tenant, if it is large."""
+    return await run_large(call) if size > LARGE_BODY else call()
+
+
+async def body_of(request: Request) -> bytes:
+    try:
+        return await request.body()
+    except ClientDisconnect:
+        raise Refused(refusal("VALIDATION.slow_client", "the request ended before its body was complete")) from None
+
+
+def checked(body: bytes, request: Request, model: type[Body], *, max_values: int | None = None) -> Body:
+    """The body as the model has it, or `Refused`: before anything is claimed, so a mistake uses up no key.
+
+    `max_values`: that a large body may hold; without it no body may be large.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise Refused(refusal("VALIDATION.media_type", "compressed bodies are not taken", hint="send it as it is"))
+    if not body and not media_type:
+        given: Any = {}
+    elif media_type != JSON:
+        raise Refused(refusal("VALIDATION.media_type", f"the body is {media_type or 'of no type'}"))
+    elif max_values is None and len(body) > LARGE_BODY:
+        raise Refused(refusal("VALIDATION.body_too_large", f"at most {LARGE_BODY:,} bytes are accepted here"))
+    else:
+        given = parse_bounded(body, max_values)
+    return validated(given, model)
+
+
+def parse_bounded(body: bytes, max_values: int | None) -> Any:
+    """The JSON in a body, which holds at most so many values: counted before any of them is made."""
+    if max_values is not None and _holds_more_values(body, max_values):
+        raise Refused(refusal("VALIDATION.body", f"the body holds more than {max_values:,} values"))
+    return parse_json(body)
+
+
+def _holds_more_values(body: bytes, most: int) -> bool:
+    """Counted piece by piece, and only until there are too many: a call that goes over a large body at once would hold
+    the interpreter, and with it every other tenant, for as long as it takes."""
+    if len(body) <= most:  # none takes less than a byte
+        return False
+    found, inside, left = 0, False, b""
+    for at in range(0, len(body), PIECE):
+        # Without escapes every quote begins or ends a string. One that is cut off goes on in the next piece.
+        piece = (left + body[at : at + PIECE]).replace(rb"\\", b"")
+        left = b"\\" if piece.endswith(b"\\") else b""
+        parts = piece.removesuffix(left).replace(rb"\"", b"").split(b'"')
+        outside = b"".join(parts[inside::2])
+        found += outside.count(b",") + outside.count(b"[") + outside.count(b"{")
+        if found > most:
+            return True
+        inside ^= len(parts) % 2 == 0
+    return False
+
+
+def validated(given: Any, model: type[Body]) -> Body:
+    if isinstance(given, dict) and len(given) > MAX_FIELDS:
+        raise Refused(invalid([{"loc": (), "msg": f"{len(given):,} fields, and {MAX_FIELDS} are accepted"}]))
+    try:
+        return model.model_validate(given)
+    except PydanticValidationError as wrong:
+        raise Refused(invalid(wrong.errors(include_url=False, include_input=False))) from None
+
+
+def invalid(errors: Any, *, code: str = "VALIDATION.body") -> Problem:
+    """All mistakes at once, without what was sent: it may be a secret in the wrong place."""
+    found = [{"at": _place(each["loc"]), "problem": str(each["msg"])[:500]} for each in errors[:MAX_ERRORS]]
+    detail = "; ".join(f"{each['at']}: {each['problem']}" for each in found[:5])
+    return refusal(code, detail, errors=found)
+
+
+def _place(parts: Sequence[Any]) -> str:
+    text = "/" + "/".join(str(part)[:MAX_PLACE_CHARACTERS] for part in parts[:MAX_FIELDS])
+    return text if len(text) <= MAX_PLACE_CHARACTERS else f"{text[:MAX_PLACE_CHARACTERS]}..."
+
+
+async def written(
+    request: Request, work: Work, body: bytes = b"", *, compared: object = None, kept: object = None
+) -> Response:
+    """Performs a write once for its key, and answers it as the contract says."""
+    session, state = session_of(request), request.scope["state"]
+    contract, begun = session.contract, state.pop(BEGUN, None)
+    if begun is None:
+        asked = contract.reading.checked(
+            call_of(request, body, compared=compared, kept=kept),
+            asker_of(request).principal,
+            head=state.get(HEAD),
+            within_s=session.answer_within_s,
+        )
+        begun = await contract.begin(asked)
+    if isinstance(begun, Answer):
+        return response_of(begun)
+    return response_of(await contract.go_on(begun, lambda: _outcome(work)))
+
+
+def call_of(request: Request, body: bytes = b"", *, compared: object = None, kept: object = None) -> Call:
+    scope = request.scope
+    return Call(
+        method=request.method,
+        path=scope["path"],
+        route=scope["route"].path,
+        query=scope["query_string"].decode("latin-1"),
+        headers=headers_from(scope["headers"]),
+        body=body,
+        root=scope.get("root_path", ""),
+        compared=compared,
+        kept=kept,
+    )
+
+
+async def _outcome(work: Work) -> Answer:
+    """An error that is the request's own fault is its outcome, and kept; see `stored.is_kept` for which are."""
+    try:
+        return await work()
+    except RagfenceError as error:
+        return replace(problem_of(error).answer(), error=error)
+    except Refused as refused:
+        return refused.problem.answer()
+
+
+class AnswerResponse(Response):
+    """An `Answer` as Starlette sends it; its headers are complete."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.status_code = answer.status
+        self.body = answer.body
+        self.background = None
+        self.raw_headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers]
+
+
+def response_of(answer: Answer) -> Response:
+    return AnswerResponse(answer)
+
+
+def json_answer(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
+    body = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    own = {"content-type": JSON, "content-length": str(len(body))}
+    return Answer(status, tuple((own | dict(headers or {})).items()), body)
+
+
+def read_answer(value: Any, headers: Mapping[str, str] | None = None) -> Response:
+    """Of a read: it is of this moment, and of one tenant."""
+    return response_of(json_answer(value, headers={"cache-control": "no-store"} | dict(headers or {})))
+
+
+def moment(milliseconds: int | None) -> str | None:
+    if not milliseconds:
+        return None
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+def body_schema(model: type[BaseModel], *, required: bool = True, media_type: str = JSON) -> dict[str, Any]:
+    """For `openapi_extra`: the routes read their bodies themselves, to refuse what a lenient parser would take."""
+    schema = {"$ref": f"#/components/schemas/{model.__name__}"}
+    parameters = [
+        {
+            "name": "Idempotency-Key",
+            "in": "header",
+            "required": True,
+            "description": "one per operation, the same in every retry; at most 255 printable ASCII characters",
+            "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!#-+\\--~]+$"},
+            "example": "8e03978e-40d5-43dd-bc93-6894a57f9324",
+        },
+        {
+            "name": "X-Request-Timeout",
+            "in": "header",
+            "required": False,
+            "description": "for how many seconds the client will wait",
+            "schema": {"type": "string", "pattern": "^[1-9][0-9]{0,2}$"},
+        },
+    ]
+    examples = model.model_config.get("json_schema_extra")
+    sample = examples.get("examples", [{}]) if isinstance(examples, dict) else [{}]
+    content: dict[str, Any] = {"schema": schema if media_type == JSON else {"type": "string"}}
+    if isinstance(sample, list):
+        content["example"] = sample[0] if media_type == JSON else f"{json.dumps(sample[0])}\n"
+    return {"parameters": parameters, "requestBody": {"required": required, "content": {media_type: content}}}
+
+
+def answers(
+    model: type[BaseModel], *statuses: int, write: bool = False, **more: type[BaseModel]
+) -> dict[int | str, Any]:
+    """For `responses`: every status that a route may give."""
+    given: dict[int | str, Any] = {status: {"model": model} for status in statuses or (200,)}
+    problems = [400, 401, 403, 404, 422, 429, 500, 501, 503]
+    if write:
+        given[202] = {"model": InProgress, "description": "being performed; ask again at Location"}
+        problems += [408, 409, 410, 412, 413, 415, 504]
+    for status in problems:
+        given[status] = {
+            "description": "problem",
+            "content": {MEDIA_TYPE: {"schema": {"$ref": f"#/components/schemas/{ProblemOut.__name__}"}}},
+        }
+    return given

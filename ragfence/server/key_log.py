@@ -1,0 +1,112 @@
+"""What is told of API keys afterwards: decision rows of their creation and revocation, and when each was last used.
+
+    <tenant>/ledger/...                       a row of kind `apikey` each, with the action `create` or `revoke`
+    <tenant>/apikeys/<key_id>/used/<period>   the key was used in this period of ten minutes; the newest counts
+
+Rows go straight into the ledger, since a key may be made before there is any fence store. They are made from what is
+stored of the key, so that writing one again writes the same row. A use is one create-only object per key and period,
+whichever server writes it; older ones are deleted then.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Final, Literal
+
+from ragfence.core.decision_rows import SEAL_POSITION, Row, RowKind, context_of
+from ragfence.core.hashing import digest
+from ragfence.core.operations import Operation, encoded
+from ragfence.core.records import FINGERPRINT_BYTES, TOKEN_BYTES
+from ragfence.errors import RagfenceError
+from ragfence.stores.objects import ObjectStore
+
+KIND: Final = "apikey"
+FOLDER: Final = "apikeys"
+USED: Final = "used"
+PERIOD_S: Final = 600
+"""a use is written once in this time, so a last use is exact to as much"""
+MAX_KEYS: Final = 10_000
+
+_log = logging.getLogger("ragfence.server")
+
+
+def record_event(
+    objects: ObjectStore, tenant: str, key_id: str, action: Literal["create", "revoke"], *, at_ms: int, by: str = ""
+) -> None:
+    """Writes the decision row of a key that was created or revoked. No secret is in it, nor a digest of one."""
+    from ragfence.audit.columns import table_of
+    from ragfence.audit.ledger import DRAINED, Ledger, by_day
+
+    operation = Operation(kind=KIND, source_id=key_id, action=action, tenant=tenant)
+    made = digest("ragfence/apikey-row/1", tenant.encode(), key_id.encode(), action.encode())
+    token = made[:TOKEN_BYTES]
+    row = Row(
+        token=token,
+        position=SEAL_POSITION,
+        ts_ms=at_ms,
+        kind=RowKind.NEW,
+        key=operation.key,
+        fingerprint=made[-FINGERPRINT_BYTES:],
+        attempt=1,
+        first_seen_ms=at_ms,
+        sealed_at_ms=at_ms,
+        winner=token,
+        effect_id=key_id,
+        context=context_of(operation, owner=by),
+    )
+    ledger = Ledger(tenant, objects)
+    for day, table in by_day(table_of([row], tenant)):
+        ledger.write(day, table, DRAINED)
+
+
+class LastUse:
+    """Writes that a key was used, at most once per period for each key and process."""
+
+    def __init__(
+        self, objects: ObjectStore, *, max_keys: int = MAX_KEYS, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._objects = objects
+        self._max = max_keys
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._noted: OrderedDict[tuple[str, str], int] = OrderedDict()
+
+    def is_due(self, tenant: str, key_id: str) -> bool:
+        """True once per period: then `write` is to be called. Without I/O."""
+        if not key_id:
+            return False
+        period, place = int(self._clock()) // PERIOD_S, (tenant, key_id)
+        with self._lock:
+            if self._noted.get(place, -1) >= period:
+                return False
+            self._noted[place] = period
+            self._noted.move_to_end(place)
+            while len(self._noted) > self._max:
+                self._noted.popitem(last=False)
+        return True
+
+    def write(self, tenant: str, key_id: str) -> None:
+        """Never raises: a use that cannot be written is written in the next period."""
+        now = self._clock()
+        folder = f"{encoded(tenant)}/{FOLDER}/{key_id}/{USED}/"
+        name = f"{folder}{int(now) // PERIOD_S:020d}"
+        try:
+            if self._objects.put_new(name, str(round(now * 1000)).encode()).won:
+                self._objects.delete([entry.name for entry in self._objects.list(folder) if entry.name < name])
+        except RagfenceError as error:
+            _log.warning("the last use of API key %s could not be written: %s", key_id, error)
+
+
+def last_uses(names: Iterable[str], root: str) -> dict[str, int]:
+    """By key id, the time (ms) at which the newest period of use began, from the names below `root`."""
+    found: dict[str, int] = {}
+    for name in names:
+        key_id, _, rest = name[len(root) :].partition("/")
+        folder, _, period = rest.partition("/")
+        if folder == USED and period.isdigit():
+            found[key_id] = max(found.get(key_id, 0), int(period) * PERIOD_S * 1000)
+    return found

@@ -1,0 +1,220 @@
+"""`POST /v1/documents:batch`, without the framework: NDJSON in, one outcome per line out, in their order.
+
+    {"line":1,"doc_id":"a","status":201,"decision":"new","receipt":{...}}
+    {"line":2,"doc_id":"b","status":422,"decision":"refused","problem":{...}}
+    {"done":true,"lines":2,"new":1,"duplicate":0,"failed":1,"refused":1}
+
+A line that is no document, is invalid, stale, or in conflict is a problem of its own, and the others go on. Blank lines
+have no outcome; they count in the numbers of the lines, which are those an editor shows, and not in `lines`, which is
+new + duplicate + failed; of those that failed, `refused` were invalid or could not be cut. A store that does not answer
+ends the batch before its last line and gives its key back: a client that sends it again gets `duplicate` for what was
+done.
+
+Memory is bounded: the body is in a file, and so much as a slice of it is worked on at a time. So are the files: each
+tenant has a share of the bytes of all unfinished batches.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import AsyncIterable, Iterator
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from ragfence.core.hashing import digest_part
+from ragfence.core.policy import Http
+from ragfence.core.receipts import Decision, Receipt
+from ragfence.documents.claims import Given
+from ragfence.documents.document import Document
+from ragfence.engine.leases import leading_lease
+from ragfence.errors import Conflict, InFlight, Quarantined, RagfenceError, Stale, TransientError
+from ragfence.server.contract import Contract
+from ragfence.server.dependencies import parse_bounded, validated
+from ragfence.server.fair_shares import UnfinishedBatch, run_in_turn
+from ragfence.server.streams import Spool, Streamed, Write
+from ragfence.wire.messages import Answer, Call
+from ragfence.wire.problems import Problem, Refused, problem_of, refusal
+from ragfence.wire.schemas import DocumentIn, receipt_out
+
+if TYPE_CHECKING:
+    from ragfence.fence import Fence
+
+NDJSON: Final = "application/x-ndjson"
+SLICE_LINES: Final = 500
+SLICE_BYTES: Final = 8 << 20
+MIN_STORED_BYTES: Final = 16 << 20
+"""an answer of a line for each of many documents may be longer than what is kept of others"""
+
+_log = logging.getLogger("ragfence.server")
+
+
+class Body(NamedTuple):
+    """A batch as it was sent, all of it."""
+
+    spool: Spool
+    digest: bytes
+    lines: int
+
+
+async def read_body(pieces: AsyncIterable[bytes], limits: Http, unfinished: UnfinishedBatch) -> Body:
+    """Raises `Refused` as soon as it is too long, or there is no room for it."""
+    # To its end before anything is answered. To answer while the body still comes in would be quicker, and would hang
+    # with every client that does not read while it sends: both sides wait for the other to empty a full buffer.
+    spool, sha256, lines, last = Spool(closed=unfinished.end), hashlib.sha256(), 0, b"\n"
+    async for piece in pieces:
+        lines += piece.count(b"\n")
+        last = piece[-1:] or last
+        if spool.size + len(piece) > limits.max_batch_bytes:
+            raise _too_large(f"at most {limits.max_batch_bytes:,} bytes are taken")
+        if lines + (last != b"\n") > limits.max_batch_lines:
+            raise _too_large(f"at most {limits.max_batch_lines:,} lines are taken")
+        unfinished.take(len(piece))
+        spool.append(piece)
+        sha256.update(piece)
+    return Body(spool, sha256.digest(), lines + (last != b"\n"))
+
+
+class Batches:
+    """The batches of one tenant."""
+
+    def __init__(self, fence: Fence, contract: Contract) -> None:
+        self._documents = fence.documents
+        self._contract = contract
+        rules = fence.policy.documents
+        # As JSON a letter with an accent takes three times its bytes, if it is escaped.
+        self._longest = 3 * (rules.max_text_bytes + rules.max_metadata_bytes) + (1 << 16)
+        self._max_values = rules.max_metadata_bytes
+        self._limit = max(fence.policy.http.max_stored_bytes, MIN_STORED_BYTES)
+
+    async def answer(self, call: Call, principal: str, body: Body) -> Answer | Streamed:
+        """`call` is the request without its body; two requests with one key must have the same bytes."""
+        key = self._contract.content_key()
+        compared = {"body": body.digest.hex() if key is None else digest_part(body.digest, key)}
+        fenced = Call(call.method, call.path, call.route, call.query, call.headers, root=call.root, compared=compared)
+        head = Answer(200, (("content-type", NDJSON), ("cache-control", "no-store")))
+
+        async def produce(write: Write) -> bytes:
+            work = _Work(self, body.spool)
+            while piece := await run_in_turn(work.next_slice):
+                write(piece)
+            return work.done()
+
+        return await self._contract.stream(fenced, principal, head, produce, limit=self._limit)
+
+    def lines(self, spool: Spool) -> Iterator[tuple[int, Document | Problem, str | None, int]]:
+        """(number, document or what is wrong, doc_id if it has one, bytes) of every line that is not blank."""
+        for number, line in enumerate(spool.lines(self._longest), start=1):
+            if line is None:
+                yield (
+                    number,
+                    refusal("VALIDATION.body_too_large", f"a line has at most {self._longest:,} bytes"),
+                    None,
+                    0,
+                )
+            elif line.strip():
+                made, doc_id = _document_in(line, self._max_values)
+                yield number, made, doc_id, len(line)
+
+    def ingested(self, documents: list[Document], event_id: str = "") -> list[Receipt | Exception]:
+        try:
+            return self._documents.ingest_each([Given(each, event_id=event_id) for each in documents])
+        except TransientError:
+            raise
+        except Exception:  # noqa: BLE001  # something that one of them met with: each alone, so that it is told of that one
+            return [self._alone(each, event_id) for each in documents]
+
+    def _alone(self, document: Document, event_id: str) -> Receipt | Exception:
+        try:
+            return self._documents.ingest(document, event_id=event_id)
+        except InFlight as busy:
+            return busy
+        except TransientError:
+            raise
+        except Exception as error:  # noqa: BLE001  # whatever it is, it is that of one line
+            return error
+
+
+class _Work:
+    """One batch being worked on, slice by slice, in threads."""
+
+    def __init__(self, batches: Batches, spool: Spool) -> None:
+        lease = leading_lease()
+        self._event_id = lease.key if lease else ""
+        """the request: the rows of its documents name it, so that a purge finds the answer that is kept"""
+        self._batches = batches
+        self._lines = batches.lines(spool)
+        self._counted = {"new": 0, "duplicate": 0, "failed": 0}
+        self._refused = 0
+
+    def next_slice(self) -> bytes:
+        """The lines of the answer to the next lines of the batch; empty at its end."""
+        entries: list[tuple[int, Document | Problem, str | None]] = []
+        size = 0
+        for number, made, doc_id, length in self._lines:
+            entries.append((number, made, doc_id))
+            size += length
+            if len(entries) == SLICE_LINES or size >= SLICE_BYTES:
+                break
+        documents = [made for _, made, _ in entries if isinstance(made, Document)]
+        outcomes = iter(self._batches.ingested(documents, self._event_id) if documents else [])
+        return b"".join(
+            self._line(number, doc_id, next(outcomes) if isinstance(made, Document) else made)
+            for number, made, doc_id in entries
+        )
+
+    def done(self) -> bytes:
+        counted = {"lines": sum(self._counted.values())} | self._counted | {"refused": self._refused}
+        return _line({"done": True, **counted})
+
+    def _line(self, number: int, doc_id: str | None, outcome: Receipt | Exception | Problem) -> bytes:
+        told: dict[str, Any] = {"line": number, "doc_id": doc_id}
+        if isinstance(outcome, Receipt):
+            self._counted["new" if outcome.is_new else "duplicate"] += 1
+            told |= {"status": 201 if outcome.is_new else 200, "decision": outcome.decision.value}
+            return _line(told | {"receipt": receipt_out(outcome, doc_id)})
+        self._counted["failed"] += 1
+        problem = outcome if isinstance(outcome, Problem) else _problem_of(outcome)
+        decision = _decision_of(outcome)
+        self._refused += decision is Decision.REFUSED
+        return _line(told | {"status": problem.status, "decision": decision.value, "problem": problem.body()})
+
+
+def _document_in(line: bytes, max_values: int) -> tuple[Document | Problem, str | None]:
+    doc_id = None
+    try:
+        given = parse_bounded(line, max_values)
+        if isinstance(given, dict) and isinstance(given.get("doc_id"), str):
+            doc_id = given["doc_id"]
+        made = validated(given, DocumentIn)
+        return made.document(made.doc_id), doc_id
+    except Refused as refused:
+        return refused.problem, doc_id
+    except RagfenceError as error:
+        return problem_of(error), doc_id
+
+
+def _decision_of(outcome: Exception | Problem) -> Decision:
+    match outcome:
+        case Conflict():
+            return Decision.CONFLICT
+        case Stale():
+            return Decision.STALE
+        case InFlight() | Quarantined():
+            return Decision.IN_FLIGHT
+    return Decision.REFUSED
+
+
+def _problem_of(error: Exception) -> Problem:
+    if isinstance(error, RagfenceError):
+        return problem_of(error)
+    _log.error("a document of a batch could not be ingested", exc_info=error)
+    return refusal("TRANSIENT.unexpected")
+
+
+def _line(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=True, separators=(",", ":"), default=str).encode() + b"\n"
+
+
+def _too_large(detail: str) -> Refused:
+    return Refused(refusal("VALIDATION.body_too_large", detail, hint="send it as several batches"))

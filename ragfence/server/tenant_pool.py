@@ -1,0 +1,136 @@
+"""One fence per tenant, opened when the first request comes and closed when others need the room.
+
+A request holds its tenant's session until it is answered, so nothing is closed under it. What goes on for a client that
+has left (a build that takes longer than its budget) is waited for before the fence is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from functools import cached_property
+
+from ragfence.engine.background import to_the_end
+from ragfence.fence import Fence
+from ragfence.server.contract import Contract
+from ragfence.server.group_commit import Grouping
+from ragfence.server.ndjson_batch import Batches
+
+STATUS_PATH = "/v1/idempotency"
+
+_log = logging.getLogger("ragfence.server")
+
+
+class Session:
+    """What the routes need of a tenant."""
+
+    def __init__(self, fence: Fence) -> None:
+        self.fence = fence
+        self.contract = Contract(fence, status_path=STATUS_PATH, repeatable=True)
+        self.answer_within_s = fence.policy.http.answer_within_s
+        """how long a write is waited for whose client does not say"""
+        self.held = 0
+
+    def __enter__(self) -> Session:
+        self.held += 1  # nobody closes it meanwhile
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.held -= 1
+
+    @cached_property
+    def grouping(self) -> Grouping:
+        return Grouping(self.fence.documents)
+
+    @cached_property
+    def batches(self) -> Batches:
+        return Batches(self.fence, self.contract)
+
+    async def finish(self) -> None:
+        await self.contract.finish()
+        if "grouping" in self.__dict__:  # a cached property that was used
+            await self.grouping.finish()
+
+    async def close(self) -> None:
+        await self.finish()
+        await to_the_end(self.fence.close)
+
+
+class Sessions:
+    def __init__(self, open_fence: Callable[[str], Fence], *, most: int = 64) -> None:
+        self._open_fence = open_fence
+        self._most = most
+        self._open: OrderedDict[str, Session] = OrderedDict()
+        self._opening: dict[str, asyncio.Future[Session]] = {}
+        self._awaited: Counter[str] = Counter()
+        """tenants whose session is opened for somebody who does not hold it yet"""
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def of(self, tenant: str) -> Session:
+        """To be held, by `with`, before anything else is awaited."""
+        session = self._open.get(tenant)
+        if session is None:
+            return await self._opened(tenant)
+        self._open.move_to_end(tenant)
+        return session
+
+    async def each(self, work: Callable[[Fence], object]) -> None:
+        """Something that is to be done for every tenant whose fence is open, one after the other, in a thread."""
+        for tenant in list(self._open):
+            if (session := self._open.get(tenant)) is None:
+                continue  # closed while it was the turn of another
+            with session:
+                try:
+                    await to_the_end(work, session.fence)
+                except Exception:  # noqa: BLE001  # the others are served all the same
+                    _log.exception("%s failed for tenant %r", getattr(work, "__name__", work), session.fence.tenant)
+
+    def left_behind(self) -> int:
+        """How much is being performed for clients that have left."""
+        return sum(session.contract.left_behind for session in self._open.values())
+
+    async def close(self) -> None:
+        while self._open:
+            _, session = self._open.popitem()
+            try:
+                await session.close()
+            except Exception:  # noqa: BLE001  # the others are to be closed all the same
+                _log.exception("a tenant's fence could not be closed")
+        if self._closing:
+            await asyncio.wait(set(self._closing))
+
+    async def _opened(self, tenant: str) -> Session:
+        under_way = self._opening.get(tenant)
+        if under_way is None:
+            under_way = self._opening[tenant] = asyncio.ensure_future(self._open_one(tenant))
+            under_way.add_done_callback(lambda done: self._opening.pop(tenant, None))
+        self._awaited[tenant] += 1
+        try:
+            # Shielded: who leaves must not take the opening away from those who wait for it too.
+            return await asyncio.shield(under_way)
+        finally:
+            self._awaited[tenant] -= 1
+            if not self._awaited[tenant]:
+                del self._awaited[tenant]
+
+    async def _open_one(self, tenant: str) -> Session:
+        fence = await to_the_end(self._open_fence, tenant)
+        session = Session(fence)
+        try:
+            await to_the_end(session.contract.content_key)  # it reads the object store: here, and not on the loop
+        except BaseException:
+            await to_the_end(fence.close)
+            raise
+        self._open[tenant] = session
+        self._make_room()
+        return session
+
+    def _make_room(self) -> None:
+        # Others that were opened at the same time may be awaited still, beside the newest.
+        idle = [name for name, session in self._open.items() if not session.held and name not in self._awaited]
+        for name in idle[: max(len(self._open) - self._most, 0)]:
+            task = asyncio.create_task(self._open.pop(name).close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)

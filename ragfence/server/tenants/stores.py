@@ -1,0 +1,208 @@
+"""A fence store across tenants, which no fence looks at: every fence is of one tenant."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
+from urllib.parse import quote, unquote
+
+from ragfence._open import _backend, _is_server, _sqlite_path
+from ragfence.core.operations import encoded
+from ragfence.errors import FormatTooNew, StoreUnavailable
+
+BATCH = 1000
+"""so much is deleted at once"""
+
+Told = Callable[[int], None]
+"""Called with how much is done by now."""
+
+
+class Held(NamedTuple):
+    """What a fence store has of a tenant."""
+
+    sources: int = 0
+    """documents, and whatever else has an order"""
+    records: int = 0
+    """of keys: pending, sealed, and the receipts of earlier revisions"""
+
+
+class Standing(Protocol):
+    """A fence store as a whole."""
+
+    def tenants(self) -> dict[str, Held]: ...
+
+    def count(self, tenant: str) -> int:
+        """How much `drop` would remove."""
+        ...
+
+    def drop(self, tenant: str, told: Told) -> int:
+        """Removes all of a tenant, the markers first, in bounded steps. Returns how much that was."""
+        ...
+
+
+@contextlib.contextmanager
+def standing(where: str | os.PathLike[str]) -> Iterator[Standing]:
+    """The fence store at a URL or path, as `ragfence.open` takes it. A file that is not there is not made."""
+    if _is_server(where):
+        link = _backend("ragfence.stores.redis.server_urls", "redis").open_link(
+            os.fspath(where), timeout_s=5.0, hash_tags=()
+        )
+        with contextlib.closing(link):
+            yield _Redis(link)
+    else:
+        yield _Sqlite(_sqlite_path(where))
+
+
+def tenant_in(part: str) -> str:
+    """Empty for what is no tenant's: what backends and probes keep there begins with a dot."""
+    name = unquote(part)
+    return name if encoded(name) == part else ""
+
+
+# The markers first: a shard without one does not answer.
+_TABLES: Final = {
+    "markers": "tenant, shard",
+    "sources": "tenant, shard, source",
+    "records": "tenant, key",
+    "decision_rows": "seq",
+    "counters": "tenant, shard",
+    "moves": "tenant, shard",
+    "documents": "tenant, shard",
+    "tallies": "tenant, hour, label",
+    "row_counts": "tenant",
+    "locks": "tenant, name",
+}
+"""and what tells their rows apart"""
+
+
+class _Sqlite:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def tenants(self) -> dict[str, Held]:
+        with self._opened() as db:
+            found = {name for table in self._tables(db) for name in self._names(db, table)}
+            return {name: Held(self._count(db, "sources", name), self._count(db, "records", name)) for name in found}
+
+    def count(self, tenant: str) -> int:
+        with self._opened() as db:
+            return sum(self._count(db, table, tenant) for table in self._tables(db))
+
+    def drop(self, tenant: str, told: Told) -> int:
+        done = 0
+        with self._opened() as db:
+            db.execute("PRAGMA secure_delete = ON")  # what is free in the file would still be read by a curious editor
+            for table in self._tables(db):
+                key = _TABLES[table]
+                chosen = f"SELECT {key} FROM {table} WHERE tenant = ? LIMIT {BATCH}"
+                while removed := db.execute(f"DELETE FROM {table} WHERE ({key}) IN ({chosen})", (tenant,)).rowcount:
+                    done += removed
+                    told(done)
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return done
+
+    def _count(self, db: sqlite3.Connection, table: str, tenant: str) -> int:
+        return int(db.execute(f"SELECT count(*) FROM {table} WHERE tenant = ?", (tenant,)).fetchone()[0])
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        db = None
+        try:
+            # Never made by looking at it. Each statement is a transaction, so whoever works beside us gets his turn.
+            if not self._path.exists():
+                db = sqlite3.connect(":memory:")
+            else:
+                db = sqlite3.connect(
+                    f"file:{quote(str(self._path))}?mode=rw", uri=True, timeout=30.0, isolation_level=None
+                )
+            yield db
+        except sqlite3.Error as broken:
+            raise StoreUnavailable(
+                f"the fence file {self._path} did not answer: {broken}", hint="check the file, then run it again"
+            ) from broken
+        finally:
+            if db is not None:
+                db.close()
+
+    def _tables(self, db: sqlite3.Connection) -> Sequence[str]:
+        from ragfence.stores.sqlite import SCHEMA_VERSION
+
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        if version > SCHEMA_VERSION:
+            raise FormatTooNew(f"{self._path} has schema {version}; this ragfence knows {SCHEMA_VERSION}")
+        # A file of an older schema lacks some of them until it is opened for work.
+        present = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        return tuple(table for table in _TABLES if table in present)
+
+    def _names(self, db: sqlite3.Connection, table: str) -> Iterator[str]:
+        """From one to the next by the index, however many rows each has."""
+        name = ""
+        while row := db.execute(f"SELECT min(tenant) FROM {table} WHERE tenant > ?", (name,)).fetchone():
+            if row[0] is None:
+                return
+            name = row[0]
+            yield name
+
+
+class _Redis:
+    _NAME = re.compile(rb"rf\{([A-Za-z0-9_.%-]+)(?::[0-9a-f]{2})?\}(.)", re.DOTALL)
+
+    def __init__(self, link: Any) -> None:
+        self._link = link
+
+    def tenants(self) -> dict[str, Held]:
+        found: dict[str, list[int]] = {}
+        for _, name in self._scan(b"rf{*"):
+            if (parts := self._NAME.match(name)) and (tenant := tenant_in(parts[1].decode())):
+                counted = found.setdefault(tenant, [0, 0])
+                if (at := b"sk".find(parts[2])) >= 0:
+                    counted[at] += 1
+        return {tenant: Held(*counted) for tenant, counted in found.items()}
+
+    def count(self, tenant: str) -> int:
+        return sum(1 for pattern in self._patterns(tenant) for _ in self._scan(pattern))
+
+    def drop(self, tenant: str, told: Told) -> int:
+        from ragfence.stores.redis.codec import Names
+        from ragfence.stores.redis_errors import understood
+
+        done = 0
+        with understood(self._link.url):
+            for marker in Names(tenant).markers:  # a shard without one does not answer
+                done += self._link.client.unlink(marker)
+        for pattern in self._patterns(tenant):
+            names = self._scan(pattern)
+            while batch := list(islice(names, BATCH)):
+                with understood(self._link.url):
+                    done += self._unlinked(batch)
+                told(done)
+        return done
+
+    def _unlinked(self, batch: list[tuple[Any, bytes]]) -> int:
+        """By server and hash tag: a cluster takes several names at once only if they are of one slot."""
+        groups: dict[tuple[int, bytes], list[bytes]] = {}
+        clients = {id(client): client for client, _ in batch}
+        for client, name in batch:
+            groups.setdefault((id(client), name[: name.index(b"}")]), []).append(name)
+        return sum(clients[server].unlink(*names) for (server, _), names in groups.items())
+
+    def _scan(self, pattern: bytes) -> Iterator[tuple[Any, bytes]]:
+        """A name may come twice, as SCAN has it."""
+        from ragfence.stores.redis_errors import understood
+
+        with understood(self._link.url):
+            for _, client in self._link.primaries():
+                for name in client.scan_iter(pattern, count=BATCH):
+                    yield client, name
+
+    @staticmethod
+    def _patterns(tenant: str) -> tuple[bytes, bytes]:
+        # Nothing in an encoded tenant is special to SCAN.
+        tag = encoded(tenant).encode()
+        return b"rf{%s:??}*" % tag, b"rf{%s}l*" % tag

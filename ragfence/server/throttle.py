@@ -1,0 +1,127 @@
+"""Wrong credentials leave a trace and become slow: counted, logged now and then, and bounded per address.
+
+Every address has a budget of wrong tokens that refills; once it is used up, tokens that this process does not know are
+answered 429 without asking the store. Keys that were let in before are not affected, whatever comes from the same
+address: a proxy or a NAT has one address for everybody behind it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import math
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+BURST: Final = 50
+"""wrong tokens of one address that are answered at once"""
+PER_S: Final = 10.0
+"""wrong tokens of one address per second after that"""
+LOG_EVERY_S: Final = 60.0
+"""at most one line per address in this time"""
+LOG_LINES: Final = 100
+"""at most so many lines in the same time, of all addresses together"""
+MAX_ADDRESSES: Final = 10_000
+
+_log = logging.getLogger("ragfence.server")
+
+
+@dataclass(slots=True)
+class _Source:
+    """What one address did: its budget, and what was not logged yet."""
+
+    budget: float
+    at: float
+    unlogged: int = 0
+    logged_at: float = -math.inf
+
+
+class FailureThrottle:
+    """One per process; memory is bounded by `max_addresses`, and the address not seen for longest makes room."""
+
+    def __init__(
+        self,
+        *,
+        burst: int = BURST,
+        per_s: float = PER_S,
+        max_addresses: int = MAX_ADDRESSES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._burst = burst
+        self._per_s = per_s
+        self._max = max_addresses
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._sources: OrderedDict[str, _Source] = OrderedDict()
+        self._window_at = -math.inf
+        self._lines = 0
+
+    def wait_s(self, address: str) -> int:
+        """0 while the address has budget left; else for how many whole seconds it should wait."""
+        with self._lock:
+            source = self._sources.get(address)
+            if source is None:
+                return 0
+            self._refill(source)
+            return 0 if source.budget >= 1 else max(1, math.ceil((1 - source.budget) / self._per_s))
+
+    def fail(self, address: str, reason: str, key_id: str = "", *, spend: bool = True) -> None:
+        """Remembers a refusal, and logs it unless the address was logged a moment ago. No secret is in the line."""
+        with self._lock:
+            source = self._sources.get(address)
+            if source is None:
+                source = self._sources[address] = _Source(float(self._burst), self._clock())
+                while len(self._sources) > self._max:
+                    self._sources.popitem(last=False)
+            self._sources.move_to_end(address)
+            self._refill(source)
+            if spend:
+                source.budget = max(0.0, source.budget - 1)
+            source.unlogged += 1
+            if not self._may_log(source):
+                return
+            count, source.unlogged = source.unlogged, 0
+        _log.warning(
+            "refused credentials from %s: %s%s (%d since the last line about this address)",
+            address,
+            reason,
+            f", API key {key_id}" if key_id else "",
+            count,
+        )
+
+    def _refill(self, source: _Source) -> None:
+        now = self._clock()
+        source.budget = min(float(self._burst), source.budget + (now - source.at) * self._per_s)
+        source.at = now
+
+    def _may_log(self, source: _Source) -> bool:
+        now = self._clock()
+        if now - self._window_at >= LOG_EVERY_S:
+            self._window_at, self._lines = now, 0
+        if now - source.logged_at < LOG_EVERY_S or self._lines >= LOG_LINES:
+            return False
+        source.logged_at, self._lines = now, self._lines + 1
+        return True
+
+
+def address_of(client: tuple[str, int] | None) -> str:
+    """The address of a connection; IPv6 by its /64, which one host has to itself.
+
+    >>> address_of(("2001:db8::1", 5)), address_of(("192.0.2.7", 5)), address_of(None)
+    ('2001:db8::/64', '192.0.2.7', 'unknown')
+    """
+    if client is None:
+        return "unknown"
+    try:
+        parsed = ipaddress.ip_address(client[0].partition("%")[0])
+    except ValueError:
+        return client[0][:64]
+    if parsed.version == 4:
+        return str(parsed)
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    return str(ipaddress.ip_network((parsed, 64), strict=False))

@@ -1,0 +1,1 @@
+"""Checks of the stores for `ragfence doctor`."""

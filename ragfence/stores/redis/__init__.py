@@ -1,0 +1,1 @@
+"""The fence store on Redis and Valkey."""

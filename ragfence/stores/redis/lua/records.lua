@@ -1,0 +1,146 @@
+-- The binary records of core/records.py and core/decision_rows.py, read and written in Lua.
+
+local NO_METADATA = string.rep('\0', 16)
+local NOBODY = string.rep('\0', 12)
+
+local function short(text) return char(#text) .. text end
+local function long(text) return struct.pack('>I4', #text) .. text end
+
+-- Reads length:1 + bytes at `at`; returns the bytes and where the next field starts.
+local function read_short(data, at)
+  local size = byte(data, at)
+  return sub(data, at + 1, at + size), at + 1 + size
+end
+
+local function read_long(data, at)
+  local size = struct.unpack('>I4', data, at)
+  return sub(data, at + 4, at + 3 + size), at + 4 + size
+end
+
+-- A record of a newer format is never guessed at: it decodes to {newer = true} and the client refuses it.
+local function decode_record(data)
+  if not data or data == '' then return nil end
+  if byte(data, 1) ~= 1 then return { newer = true, raw = data } end
+  local r = { raw = data }
+  local at, _
+  _, r.state, r.fingerprint, r.token, r.epoch, r.counter, r.attempt, r.first_seen, r.when, at =
+    struct.unpack('>BBc16c12I7I5I2I6I6', data)
+  local flags = r.state
+  r.state = flags % 16
+  r.owner, r.error, r.effect_id, r.payload = '', '', '', ''
+  r.kind, at = read_short(data, at)
+  if flags % 32 >= 16 then r.owner, at = read_short(data, at) end
+  if flags % 64 >= 32 then r.error, at = read_short(data, at) end
+  if flags % 128 >= 64 then r.effect_id, at = read_short(data, at) end
+  if flags >= 128 then r.payload, at = read_long(data, at) end
+  r.result = sub(data, at)
+  return r
+end
+
+local function encode_record(r)
+  local flags, texts = r.state, short(r.kind)
+  if r.owner ~= '' then flags, texts = flags + 16, texts .. short(r.owner) end
+  if r.error ~= '' then flags, texts = flags + 32, texts .. short(r.error) end
+  if r.effect_id ~= '' then flags, texts = flags + 64, texts .. short(r.effect_id) end
+  if r.payload ~= '' then flags, texts = flags + 128, texts .. long(r.payload) end
+  local data = struct.pack('>BBc16c12I7I5I2I6I6', 1, flags, r.fingerprint, r.token, r.epoch, r.counter,
+    r.attempt, r.first_seen, r.when) .. texts .. r.result
+  r.raw = data
+  return data
+end
+
+local function copy_record(r, changes)
+  local c = {}
+  for name, value in pairs(r) do c[name] = value end
+  for name, value in pairs(changes) do c[name] = value end
+  encode_record(c)
+  return c
+end
+
+local function ended(r) return r ~= nil and (r.state == SEALED or r.state == FAILED) end
+
+local function decode_source(data)
+  if not data then return nil end
+  if byte(data, 1) ~= 1 then return { newer = true, raw = data } end
+  local _, flags, stamp, at = struct.unpack('>BBI8', data)
+  local s = { stamp = stamp, raw = data }
+  if flags % 2 >= 1 then
+    local h = {}
+    h.digest, h.sequence, h.metadata_hash, at = struct.unpack('>c32c8c16', data, at)
+    h.live = flags % 8 >= 4
+    if flags % 16 < 8 then h.sequence = nil end
+    local body
+    body, at = read_long(data, at)
+    h.record = decode_record(body)
+    s.head = h
+  end
+  if flags % 4 >= 2 then
+    local l = {}
+    l.digest, at = struct.unpack('>c32', data, at)
+    local body
+    body, at = read_long(data, at)
+    l.record = decode_record(body)
+    l.unsettled = flags % 32 >= 16
+    s.lease = l
+  end
+  for _, part in pairs({ s.head, s.lease }) do
+    if part.record and part.record.newer then return part.record end
+  end
+  return s
+end
+
+local function encode_source(s)
+  local flags, body = 0, ''
+  local h, l = s.head, s.lease
+  if h then
+    flags = flags + 1 + (h.live and 4 or 0) + (h.sequence and 8 or 0)
+    body = struct.pack('>c32c8c16', h.digest, h.sequence or string.rep('\0', 8), h.metadata_hash) ..
+      long(h.record and h.record.raw or '')
+  end
+  if l then
+    flags = flags + 2 + (l.unsettled and 16 or 0)
+    body = body .. l.digest .. long(l.record.raw)
+  end
+  return struct.pack('>BBI8', 1, flags, s.stamp) .. body
+end
+
+-- Sequences are signed 64-bit numbers, more than a Lua number holds exactly: compared in two halves.
+local function compare_sequences(a, b)
+  local ah, al = struct.unpack('>i4I4', a)
+  local bh, bl = struct.unpack('>i4I4', b)
+  if ah ~= bh then return ah < bh and -1 or 1 end
+  if al ~= bl then return al < bl and -1 or 1 end
+  return 0
+end
+
+-- What the store holds for one item: its record and, but for KEYED, its source. Void records are left out.
+local function read_held(item, epoch, solo)
+  local held = {}
+  local data = redis.call('GET', item.record_key)
+  if data then
+    if item.mode == DOCUMENT then
+      local stamp = struct.unpack('>I8', data)
+      if solo or stamp == epoch then held.record = decode_record(sub(data, 9)) end
+      held.stored = true
+    else
+      held.record = decode_record(data)
+    end
+  end
+  if item.mode ~= KEYED then
+    held.source = decode_source(redis.call('GET', item.source_key))
+    if held.source and not held.source.newer and not solo and held.source.stamp ~= epoch then held.source = nil end
+  end
+  held.newer = (held.record and held.record.newer and held.record.raw) or
+    (held.source and held.source.newer and held.source.raw)
+  return held
+end
+
+-- Decision rows. r: row_id fields, times and texts, as in core/decision_rows.py.
+local ROW = { duplicate = 2, new = 1, conflict = 3, in_flight = 4, stale = 5 }
+
+local function encode_row(r)
+  return struct.pack('>Bc12BI6BBI4I6c33c16c12I7I5I2I6I6', 1, r.token, r.position, r.ts, r.kind, r.flags or 0,
+    r.waited or 0, r.expires or 0, r.key, r.fingerprint, r.winner or NOBODY, r.epoch or 0, r.counter or 0,
+    r.attempt or 0, r.first_seen or 0, r.sealed_at or 0) ..
+    short(r.effect_id or '') .. short(r.error or '') .. long(r.context)
+end

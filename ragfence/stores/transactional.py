@@ -1,0 +1,468 @@
+"""The protocol over a shelf of bytes: what SQLite does inside a transaction and the in-memory store under a lock.
+
+A `Shelf` only gets, puts and counts. Everything that decides is in `core/decisions.py`; everything that orders the
+steps (marker, then records, then row) is here, once.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from ragfence.core.decision_rows import Row, RowKind
+from ragfence.core.decisions import (
+    Ask,
+    Change,
+    Claim,
+    Fenced,
+    Held,
+    LeaseRef,
+    Mode,
+    NotReady,
+    Seal,
+    Sealed,
+    SealOutcome,
+    Verdict,
+    settle_claim,
+    settle_pardon,
+    settle_release,
+    settle_renew,
+    settle_seal,
+)
+from ragfence.core.hashing import SHARDS
+from ragfence.core.ledger import row_for_answer, row_for_claim, row_for_release, row_for_seal
+from ragfence.core.operations import Fence
+from ragfence.core.records import (
+    Head,
+    KeyRecord,
+    SourceRecord,
+    checked_epoch,
+    free_head,
+    live_in,
+    park,
+    short,
+    source_with,
+    unpark,
+)
+from ragfence.core.tallies import (
+    BEGUN,
+    HOUR_MS,
+    NO_KEY,
+    Outcome,
+    hours_of,
+    label_of_row,
+    make_label,
+    outcome_of,
+)
+from ragfence.stores.fences import Loaded, LoadedSource, Lookup, Marker, Replays
+
+
+class Shelf(Protocol):
+    """One atomic view of a store. Expired entries are absent; `ttl_ms` 0 keeps an entry for ever."""
+
+    @property
+    def now_ms(self) -> int: ...
+    @property
+    def run_id(self) -> str: ...
+    @property
+    def solo(self) -> bool:
+        """No object store stands behind it: what it lost, it cannot get back."""
+        ...
+
+    def get_record(self, key: bytes) -> bytes | None: ...
+    def put_record(self, key: bytes, data: bytes, ttl_ms: int, record: KeyRecord, *, parked: bool) -> None: ...
+    def drop_record(self, key: bytes) -> None: ...
+    def get_source(self, shard: int, source: bytes) -> bytes | None: ...
+    def put_source(self, shard: int, source: bytes, data: bytes, ttl_ms: int) -> None: ...
+    def get_marker(self, shard: int) -> tuple[bool, int, str] | None:
+        """(ready, epoch, run_id)"""
+        ...
+
+    def put_marker(self, shard: int, marker: tuple[bool, int, str] | None) -> None: ...
+    def next_counter(self, shard: int) -> int: ...
+    def count_move(self, shard: int) -> None: ...
+    def moves(self, shard: int) -> int: ...
+    def count_documents(self, shard: int, change: int) -> None: ...
+    def reset_documents(self, shard: int) -> None: ...
+    def documents(self, shard: int) -> int: ...
+    def tally(self, hour: int, label: bytes, count: int = 1) -> None: ...
+    def counts(self) -> bool:
+        """Whether anything was ever tallied, as far back as that is kept."""
+        ...
+
+    def add_row(self, row: Row) -> None: ...
+
+
+Addressed = Claim | Seal | LeaseRef | Lookup
+
+
+def claim_all(shelf: Shelf, claims: Sequence[Claim]) -> list[Verdict]:
+    verdicts: list[Verdict] = []
+    for claim in claims:
+        shard = claim.key[0]
+        epoch = usable_epoch(shelf, shard)
+        if epoch is None:
+            verdicts.append(NotReady())
+            continue
+
+        def next_fence(shard: int = shard, epoch: int = epoch) -> Fence:
+            return Fence(epoch, shelf.next_counter(shard))
+
+        held = read_one(shelf, claim, epoch)
+        verdict, change = settle_claim(held, claim, shelf.now_ms, stamp=epoch, next_fence=next_fence)
+        if change:
+            write(shelf, claim, change, epoch, claim.pending_ttl_ms, claim.source_ttl_ms)
+        if row := row_for_claim(claim, verdict, shelf.now_ms):
+            shelf.add_row(row)
+            if outcome := outcome_of(row):
+                _tally(shelf, outcome, "0", claim.kind, row)
+        verdicts.append(verdict)
+    return verdicts
+
+
+def replay_all(shelf: Shelf, asks: Sequence[Ask]) -> list[bytes | None]:
+    records: list[bytes | None] = []
+    unclear: set[bytes] = set()
+    for ask in asks:
+        shard, record = ask.key[0], None
+        epoch = ready_epoch(shelf, shard)
+        data = shelf.get_source(shard, ask.source) if epoch is not None and ask.source not in unclear else None
+        if data is not None and epoch is not None:
+            stamp = None if shelf.solo else epoch.to_bytes(8, "big")
+            record = free_head(data, stamp, ask.key[1:], ask.fingerprint, ask.metadata_hash, ask.sequence)
+        records.append(record)
+        if record is None:
+            unclear.add(ask.source)
+            continue
+        answered = Claim(ask.key, ask.fingerprint, ask.token, Mode.DOCUMENT, ask.source, context=ask.context)
+        held = KeyRecord.decode(record)
+        row = row_for_answer(answered, RowKind.DUPLICATE, held, shelf.now_ms)
+        shelf.add_row(row)
+        _tally(shelf, Outcome.DUPLICATE, "0", held.kind, row)
+    return records
+
+
+def seal_all(shelf: Shelf, seals: Sequence[Seal]) -> list[SealOutcome]:
+    outcomes: list[SealOutcome] = []
+    for seal in seals:
+        epoch = usable_epoch(shelf, seal.key[0])
+        if epoch is None:
+            outcomes.append(NotReady())
+            continue
+        held = read_one(shelf, seal, epoch)
+        outcome, change = settle_seal(held, seal, shelf.now_ms, epoch=epoch)
+        if change:
+            write(shelf, seal, change, epoch, seal.ttl_ms, seal.source_ttl_ms)
+            if seal.mode is Mode.DOCUMENT:
+                shelf.count_move(seal.key[0])
+                if moved := _is_live(change.source) - _is_live(held.source):
+                    shelf.count_documents(seal.key[0], moved)
+        if row := row_for_seal(seal, outcome, shelf.now_ms, solo=shelf.solo):
+            shelf.add_row(row)
+            if isinstance(outcome, Sealed):
+                _tally_seal(shelf, seal, outcome.record, change, row)
+            else:
+                _tally(
+                    shelf,
+                    Outcome.FENCED_OUT,
+                    "0",
+                    outcome.record.kind if isinstance(outcome, Fenced) and outcome.record else "",
+                    row,
+                )
+        outcomes.append(outcome)
+    return outcomes
+
+
+def _is_live(source: SourceRecord | None) -> bool:
+    return source is not None and source.head is not None and source.head.live
+
+
+def _tally_seal(shelf: Shelf, seal: Seal, record: KeyRecord, change: Change | None, row: Row) -> None:
+    """Counts a seal once, by whether it left a key behind: one that is repeated changes nothing."""
+    if change is None:
+        return
+    outcome = Outcome.HEALED if seal.duplicate else Outcome.FAILED if seal.failed else Outcome.NEW
+    # None: it is in the head of its document; or the receipt stood there before, and only the top sequence moved.
+    lifetime = NO_KEY if change.record is None else hours_of(seal.ttl_ms)
+    _tally(shelf, outcome, lifetime, record.kind, row)
+
+
+def _tally(shelf: Shelf, outcome: Outcome, lifetime: str, kind: str, row: Row) -> None:
+    shelf.tally(row.ts_ms // HOUR_MS, make_label(outcome, lifetime, short(kind)[1:], row.context))
+
+
+def record_all(shelf: Shelf, rows: Sequence[Row]) -> None:
+    for row in rows:
+        shelf.add_row(row)
+        if label := label_of_row(row):
+            shelf.tally(row.ts_ms // HOUR_MS, label)
+
+
+def tally_forgotten(shelf: Shelf, record: KeyRecord, expires_ms: int | None) -> None:
+    """An ended key was dropped before its time."""
+    lifetime = hours_of(expires_ms - record.when_ms) if expires_ms is not None else "0"
+    shelf.tally(record.when_ms // HOUR_MS, make_label(Outcome.FORGOTTEN, lifetime, short(record.kind)[1:], b""))
+
+
+def count_documents(shelf: Shelf) -> int:
+    """The live documents of the shards that may answer."""
+    return sum(shelf.documents(shard) for shard in range(SHARDS) if shelf.solo or ready_epoch(shelf, shard) is not None)
+
+
+def renew_all(shelf: Shelf, leases: Sequence[LeaseRef]) -> list[bool]:
+    kept = []
+    for lease in leases:
+        epoch = usable_epoch(shelf, lease.key[0])
+        ok = False
+        if epoch is not None:
+            ok, change = settle_renew(read_one(shelf, lease, epoch), lease, shelf.now_ms, epoch=epoch)
+            if change:
+                write(shelf, lease, change, epoch, lease.pending_ttl_ms, lease.source_ttl_ms)
+        kept.append(ok)
+    return kept
+
+
+def release_all(
+    shelf: Shelf, leases: Sequence[LeaseRef], error: str, expire: bool, refund: bool, withdraw: bool
+) -> list[bool]:
+    released = []
+    for lease in leases:
+        epoch = usable_epoch(shelf, lease.key[0])
+        record = None
+        if epoch is not None:
+            held = read_one(shelf, lease, epoch)
+            record, change = settle_release(
+                held, lease, shelf.now_ms, error=error, expire=expire, refund=refund, withdraw=withdraw
+            )
+            if change:
+                write(shelf, lease, change, epoch, lease.pending_ttl_ms, lease.source_ttl_ms)
+            if record:
+                shelf.add_row(row_for_release(lease, record, error, shelf.now_ms))
+        released.append(record is not None)
+    return released
+
+
+def pardon_all(shelf: Shelf, leases: Sequence[LeaseRef]) -> list[bool]:
+    pardoned = []
+    for lease in leases:
+        epoch = usable_epoch(shelf, lease.key[0])
+        after = None
+        if epoch is not None:
+            after, change = settle_pardon(read_one(shelf, lease, epoch), lease, shelf.now_ms)
+            if change:
+                write(shelf, lease, change, epoch, lease.pending_ttl_ms, lease.source_ttl_ms)
+        pardoned.append(after is not None)
+    return pardoned
+
+
+def read_all(shelf: Shelf, lookups: Sequence[Lookup]) -> list[Held]:
+    found = []
+    for lookup in lookups:
+        epoch = ready_epoch(shelf, lookup.key[0])
+        found.append(Held() if epoch is None and not shelf.solo else read_one(shelf, lookup, epoch or 0))
+    return found
+
+
+def ready_epoch(shelf: Shelf, shard: int) -> int | None:
+    """The epoch of a shard that may answer. None: NOT_READY."""
+    marker = shelf.get_marker(shard)
+    return marker[1] if marker and marker[0] and marker[2] == shelf.run_id else None
+
+
+def usable_epoch(shelf: Shelf, shard: int) -> int | None:
+    """As `ready_epoch`, but a solo store that is not ready starts a new epoch: nobody else could."""
+    ready = ready_epoch(shelf, shard)
+    if ready is not None or not shelf.solo:
+        return ready
+    marker = shelf.get_marker(shard)
+    epoch = checked_epoch(max(marker[1] + 1 if marker else 0, shelf.now_ms * 1000))
+    shelf.put_marker(shard, (True, epoch, shelf.run_id))
+    return epoch
+
+
+def read_one(shelf: Shelf, what: Addressed, epoch: int) -> Held:
+    stamp = None if shelf.solo else epoch
+    data = shelf.get_record(what.key)
+    record = None
+    if data is not None:
+        record = unpark(data, stamp) if what.mode is Mode.DOCUMENT else KeyRecord.decode(data)
+    source = None
+    if what.mode is not Mode.KEYED:
+        raw = shelf.get_source(what.key[0], what.source)
+        source = SourceRecord.decode(raw) if raw is not None else None
+        if source and stamp is not None and source.stamp != stamp:
+            source = None  # the log did not bring it back, so it is void
+    return Held(record, source)
+
+
+def write(shelf: Shelf, what: Addressed, change: Change, epoch: int, ttl_ms: int, source_ttl_ms: int) -> None:
+    shard = what.key[:1]
+    if change.drop_record:
+        shelf.drop_record(what.key)
+    if change.record:
+        shelf.put_record(what.key, change.record.encode(), ttl_ms, change.record, parked=False)
+    if change.set_aside:
+        digest, aside = change.set_aside
+        if shelf.get_record(shard + digest) is None:
+            shelf.put_record(shard + digest, aside.encode(), ttl_ms, aside, parked=False)
+    if change.park:
+        digest, superseded = change.park
+        shelf.put_record(shard + digest, park(epoch, superseded), 0, superseded, parked=True)
+    if change.source:
+        shelf.put_source(shard[0], what.source, change.source.encode(), source_ttl_ms)
+
+
+def markers_of(shelf: Shelf) -> list[Marker | None]:
+    markers: list[Marker | None] = []
+    for shard in range(SHARDS):
+        raw = shelf.get_marker(shard)
+        markers.append(Marker(raw[1], raw[0], raw[0] and raw[2] == shelf.run_id) if raw else None)
+    return markers
+
+
+def versions_of(shelf: Shelf) -> list[tuple[int, int] | None]:
+    versions: list[tuple[int, int] | None] = []
+    for shard in range(SHARDS):
+        epoch = ready_epoch(shelf, shard)
+        versions.append(None if epoch is None else (epoch, shelf.moves(shard)))
+    return versions
+
+
+def begin_epoch(shelf: Shelf, epoch: int) -> bool:
+    known = [shelf.get_marker(shard) for shard in range(SHARDS)]
+    if any(marker and marker[1] >= epoch for marker in known):
+        return False
+    for shard in range(SHARDS):
+        shelf.put_marker(shard, (False, epoch, shelf.run_id))
+        shelf.reset_documents(shard)
+    if not shelf.counts():  # a new store, or one that has forgotten what it had counted
+        shelf.tally(shelf.now_ms // HOUR_MS, BEGUN, shelf.now_ms)
+    return True
+
+
+def load_all(shelf: Shelf, epoch: int, items: Sequence[Loaded]) -> bool:
+    for item in items:
+        shard = item.shard if isinstance(item, LoadedSource) else item.key[0]
+        if not hydrating(shelf, shard, epoch):
+            return False
+        if isinstance(item, LoadedSource):
+            # A batch may be loaded twice, after a lost reply.
+            before = shelf.get_source(shard, item.source)
+            counted = before is not None and SourceRecord.decode(before).stamp == epoch
+            shelf.put_source(shard, item.source, source_with(epoch, item.head), 0)
+            if moved := live_in(item.head) - (counted and before is not None and _is_live(SourceRecord.decode(before))):
+                shelf.count_documents(shard, moved)
+        else:
+            shelf.put_record(item.key, park(epoch, item.record), 0, item.record, parked=True)
+    return True
+
+
+def finish_epoch(shelf: Shelf, epoch: int) -> bool:
+    if not all(hydrating(shelf, shard, epoch) for shard in range(SHARDS)):
+        return False
+    for shard in range(SHARDS):
+        shelf.put_marker(shard, (True, epoch, shelf.run_id))
+    return True
+
+
+def hydrating(shelf: Shelf, shard: int, epoch: int) -> bool:
+    # The run_id too: a server that restarted in between may have lost what was loaded before.
+    return shelf.get_marker(shard) == (False, epoch, shelf.run_id)
+
+
+def forget_markers(shelf: Shelf, below: int) -> None:
+    for shard in range(SHARDS):
+        marker = shelf.get_marker(shard)
+        if marker and marker[0] and marker[1] < below:
+            shelf.put_marker(shard, None)
+
+
+class ShelvedFences(ABC):
+    """A fence store whose every call is one transaction over a shelf."""
+
+    tenant: str
+    solo: bool
+
+    @abstractmethod
+    def _transaction(self, *, write: bool = True) -> AbstractContextManager[Shelf]:
+        """All or nothing: what was put is there when the block ends, and nothing of it when the block raises."""
+
+    def claim(self, claims: Sequence[Claim]) -> list[Verdict]:
+        with self._transaction() as shelf:
+            return claim_all(shelf, claims)
+
+    def replays(self, asks: Sequence[Ask]) -> Replays:
+        with self._transaction() as shelf:
+            return Replays(replay_all(shelf, asks))
+
+    def renew(self, leases: Sequence[LeaseRef]) -> list[bool]:
+        with self._transaction() as shelf:
+            return renew_all(shelf, leases)
+
+    def seal(self, seals: Sequence[Seal]) -> list[SealOutcome]:
+        with self._transaction() as shelf:
+            return seal_all(shelf, seals)
+
+    def release(
+        self,
+        leases: Sequence[LeaseRef],
+        error: str = "",
+        *,
+        expire: bool = False,
+        refund: bool = False,
+        withdraw: bool = False,
+    ) -> list[bool]:
+        with self._transaction() as shelf:
+            return release_all(shelf, leases, error, expire, refund, withdraw)
+
+    def pardon(self, leases: Sequence[LeaseRef]) -> list[bool]:
+        with self._transaction() as shelf:
+            return pardon_all(shelf, leases)
+
+    def read(self, lookups: Sequence[Lookup]) -> list[Held]:
+        with self._transaction(write=False) as shelf:
+            return read_all(shelf, lookups)
+
+    def record(self, rows: Sequence[Row]) -> None:
+        with self._transaction() as shelf:
+            record_all(shelf, rows)
+
+    @abstractmethod
+    def heads(self, shard: int) -> Iterator[tuple[bytes, Head]]: ...
+
+    def all_heads(self) -> Iterator[tuple[int, bytes, Head]]:
+        for shard in range(SHARDS):
+            for source, head in self.heads(shard):
+                yield shard, source, head
+
+    def marks(self, shard: int | None = None) -> Iterator[tuple[int, bytes]]:
+        for each in range(SHARDS) if shard is None else (shard,):
+            for source, head in self.heads(each):
+                if head.live:
+                    yield each, source + head.digest + head.metadata_hash
+
+    def markers(self) -> list[Marker | None]:
+        with self._transaction(write=False) as shelf:
+            return markers_of(shelf)
+
+    def versions(self) -> list[tuple[int, int] | None]:
+        with self._transaction(write=False) as shelf:
+            return versions_of(shelf)
+
+    def begin_epoch(self, epoch: int) -> bool:
+        with self._transaction() as shelf:
+            return begin_epoch(shelf, checked_epoch(epoch))
+
+    def load(self, epoch: int, items: Sequence[Loaded]) -> bool:
+        with self._transaction() as shelf:
+            return load_all(shelf, epoch, items)
+
+    def finish_epoch(self, epoch: int) -> bool:
+        with self._transaction() as shelf:
+            return finish_epoch(shelf, epoch)
+
+    def forget_markers(self, below: int) -> None:
+        with self._transaction() as shelf:
+            forget_markers(shelf, below)

@@ -1,0 +1,186 @@
+"""What is said of a decision: the fields that log lines and spans share.
+
+They are those of the decision row, made by the same functions that the stores use, and besides what a row has not:
+the state of the key before and after, and for how long the answer holds. Text that came from callers is redacted;
+digests and codes of our own are not, since a run of their digits may look like a card number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+from ragfence.core.decision_rows import RELEASE_POSITION, Row, RowKind
+from ragfence.core.decisions import (
+    NOBODY,
+    Ask,
+    Claim,
+    Conflict,
+    Fenced,
+    Granted,
+    InFlight,
+    LeaseRef,
+    Mode,
+    Replay,
+    Seal,
+    Sealed,
+    SealOutcome,
+    Verdict,
+)
+from ragfence.core.ledger import row_for_claim, row_for_seal
+from ragfence.core.policy import Policy
+from ragfence.core.receipts import default_effect_id
+from ragfence.core.records import KeyRecord
+from ragfence.telemetry.events import (
+    ClaimsAnswered,
+    Event,
+    LeasesReleased,
+    ReplaysAnswered,
+    RowsRecorded,
+    SealsAnswered,
+)
+
+ABSENT: Final = "absent"
+OURS: Final = frozenset(
+    ("row_id", "ts", "decision", "idempotency_key", "payload_hash", "fence", "winner", "index_hash")
+)
+"""fields that no caller writes"""
+
+
+class Told(NamedTuple):
+    row: Row
+    from_state: str | None = None
+    to_state: str | None = None
+    holds_ms: int | None = None
+    """until a sealed key expires, or a lease runs out; None: for ever, or nobody knows"""
+
+
+class Telling:
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._redact = policy.redactor.redact_text
+
+    def decisions(self, event: Event, now_ms: int, *, all_conflicts: bool = False) -> Iterator[Told]:
+        """What was decided, in the order of the call.
+
+        `all_conflicts`: also those whose row is written by the caller, in a call of its own, once the diff is known.
+        """
+        match event:
+            case ClaimsAnswered(_, claims, verdicts):
+                for claim, verdict in zip(claims, verdicts, strict=True):
+                    if all_conflicts and isinstance(verdict, Conflict):
+                        claim = claim._replace(row_on_conflict=True)
+                    if (row := row_for_claim(claim, verdict, now_ms)) is not None:
+                        yield self._of_claim(row, claim, verdict, now_ms)
+            case ReplaysAnswered(_, asks, records):
+                for ask, record in zip(asks, records, strict=True):
+                    if record is not None:
+                        yield _of_replay(ask, KeyRecord.decode(record), now_ms)
+            case SealsAnswered(call, seals, outcomes):
+                for seal, outcome in zip(seals, outcomes, strict=True):
+                    if (row := row_for_seal(seal, outcome, now_ms, solo=call.solo)) is not None:
+                        yield _of_seal(row, seal, outcome)
+            case LeasesReleased(_, leases, released, error, expire):
+                for lease, done in zip(leases, released, strict=True):
+                    if done:
+                        yield _of_release(lease, error, expire, now_ms)
+            case RowsRecorded(_, rows):
+                yield from map(Told, rows)
+
+    def fields(self, told: Told, tenant: str) -> dict[str, Any]:
+        """Those that the policy includes (`logging.include_fields`), and always what happened to the key.
+
+        What is empty or zero is left out.
+        """
+        row = told.row
+        columns = row.columns() | {"tenant": tenant}
+        chosen: dict[str, Any] = {"tenant": self.clean(tenant)}
+        for name in self._policy.logging.include_fields:
+            if value := columns.get(name):
+                chosen[name] = value if name in OURS else self.clean(value)
+        if "effect_id" in self._policy.logging.include_fields and _answered(row) and not row.effect_id:
+            chosen["effect_id"] = default_effect_id(row.key)
+        if told.from_state is not None:
+            chosen |= {"from_state": told.from_state, "to_state": told.to_state}
+        if told.holds_ms is not None:
+            chosen["ttl_remaining"] = round(max(told.holds_ms, 0) / 1000, 3)
+        return chosen
+
+    def clean(self, value: Any) -> Any:
+        """Without secrets."""
+        if isinstance(value, str):
+            return self._redact(value)
+        return [self.clean(item) for item in value] if isinstance(value, list) else value
+
+    def _of_claim(self, row: Row, claim: Claim, verdict: Verdict, now_ms: int) -> Told:
+        match verdict:
+            case Granted(record):
+                return Told(row, _before(verdict, claim), "held", claim.lease_ms)
+            case Replay(record) if record is not None:
+                return Told(row, _name(record), _name(record), self._left_ms(claim, record, now_ms))
+            case Conflict(record) if record is not None:
+                return Told(row, _name(record), _name(record))
+            case InFlight(until_ms, record):
+                # Until its lease runs out; a quarantine has no end.
+                left_ms = until_ms - now_ms if until_ms else None
+                return Told(row, _name(record), _name(record), left_ms)
+            case _:
+                return Told(row)
+
+    def _left_ms(self, claim: Claim, record: KeyRecord, now_ms: int) -> int | None:
+        """Until a sealed record expires, if the policy was the same when it was sealed. Documents do not expire."""
+        if claim.mode is Mode.DOCUMENT or not record.ended:
+            return None
+        return record.when_ms + self._policy.for_kind(claim.kind).ttl_ms - now_ms
+
+
+def _before(granted: Granted, claim: Claim) -> str:
+    """The state that a claim was granted in, as far as the grant tells."""
+    record = granted.record
+    if granted.takeover:
+        return "held"
+    if granted.prior is not None:
+        return _name(granted.prior)
+    known = record.attempt > 1 or record.first_seen_ms < record.when_ms - claim.lease_ms
+    return "released" if known else ABSENT
+
+
+def _of_replay(ask: Ask, record: KeyRecord, now_ms: int) -> Told:
+    claim = Claim(ask.key, ask.fingerprint, ask.token, Mode.DOCUMENT, ask.source, context=ask.context)
+    row = row_for_claim(claim, Replay(record), now_ms)
+    assert row is not None  # every replay leaves one
+    return Told(row, _name(record), _name(record))
+
+
+def _of_seal(row: Row, seal: Seal, outcome: SealOutcome) -> Told:
+    match outcome:
+        case Sealed(record):
+            return Told(row, "held", _name(record), seal.ttl_ms or None)
+        case Fenced(record) if record is not None:
+            return Told(row, _name(record), _name(record))
+        case _:
+            return Told(row)
+
+
+def _of_release(lease: LeaseRef, error: str, expire: bool, now_ms: int) -> Told:
+    """Attempt and payload are known to the store alone."""
+    row = Row(
+        token=lease.token,
+        position=RELEASE_POSITION,
+        ts_ms=now_ms,
+        kind=RowKind.NEW,
+        key=lease.key,
+        fingerprint=b"",
+        winner=lease.token,
+        error_code=error or "RELEASED",
+        context=lease.context or b"{}",
+    )
+    return Told(row, "held", "held" if expire else "released")
+
+
+def _answered(row: Row) -> bool:
+    return row.sealed_at_ms > 0 and row.winner != NOBODY
+
+
+def _name(record: KeyRecord) -> str:
+    return record.state.name.lower()

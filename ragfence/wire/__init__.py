@@ -1,0 +1,1 @@
+"""What client and server share: messages, schemas, and problems. Imports the core only."""

@@ -1,0 +1,312 @@
+"""Every error as an HTTP answer: problem+json (RFC 9457) with a stable `code`, `retryable` and a `hint`.
+
+`ERRORS` and `REFUSALS` are the one table: what the library raises, and what only HTTP knows. `docs/errors.md` is made
+from it by `python -m ragfence.wire.problems`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple
+
+from ragfence import errors
+from ragfence.core.redaction import Redaction
+from ragfence.errors import RagfenceError, hint_on
+from ragfence.wire.messages import Answer
+
+MEDIA_TYPE: Final = "application/problem+json"
+TYPE_PREFIX: Final = "urn:ragfence:problem:"
+RETRY_AFTER_S: Final = 1
+"""told with every answer of 429 and 503 that knows nothing better"""
+
+
+class Row(NamedTuple):
+    status: int
+    title: str
+
+
+class Refusal(NamedTuple):
+    status: int
+    retryable: bool
+    title: str
+    hint: str
+
+
+ERRORS: Final[Mapping[type[RagfenceError], Row]] = {
+    errors.RagfenceError: Row(500, "Something failed inside ragfence"),
+    errors.TerminalError: Row(422, "Trying again cannot help"),
+    errors.ValidationError: Row(400, "The request is invalid; nothing was stored"),
+    errors.NotJson: Row(400, "The body is not JSON that can be compared"),
+    errors.InsecureUrl: Row(502, "An API key would be sent over plain HTTP"),
+    errors.DocumentInvalid: Row(422, "The document cannot be ingested"),
+    errors.PruneTooLarge: Row(422, "More documents would be retracted than the policy lets go at once"),
+    errors.ResultTooBig: Row(500, "The result is larger than what the stores may hold"),
+    errors.PolicyError: Row(500, "The server's policy is refused"),
+    errors.ContentSecretError: Row(500, "The server lacks the secret that contents of the tenant are hashed with"),
+    errors.UnknownStore: Row(500, "The server's store cannot be opened"),
+    errors.EmbedderUnknown: Row(422, "Nobody registered an embedder of this name"),
+    errors.AliasUnknown: Row(404, "There is no such alias"),
+    errors.Conflict: Row(409, "The key is known with another payload"),
+    errors.OriginConflict: Row(409, "Another source owns the document"),
+    errors.Stale: Row(409, "A newer revision is already applied"),
+    errors.EffectFailed: Row(422, "The operation failed for good; this is its outcome, replayed"),
+    errors.Quarantined: Row(409, "Too many attempts failed; somebody has to release the key"),
+    errors.NestedClaim: Row(500, "A claim inside the effect of its own key"),
+    errors.Unsupported: Row(501, "This server does not do that"),
+    errors.ObjectsRequired: Row(501, "This server has no object store"),
+    errors.EmbedderInvalid: Row(500, "The embedder's vectors cannot be used"),
+    errors.NotSealed: Row(409, "The index was never sealed"),
+    errors.BuildRetired: Row(410, "The index was retired"),
+    errors.BuildMissing: Row(409, "The rows of the index are not in the backend"),
+    errors.BuildUnverified: Row(500, "What was built is not what was to be built"),
+    errors.GateFailed: Row(409, "A gate before the swap failed"),
+    errors.AliasMoved: Row(412, "The alias is not where it was expected"),
+    errors.DocumentMoved: Row(412, "The document is not at the version that was expected"),
+    errors.StoreUnsafe: Row(500, "The server's store cannot keep the promise"),
+    errors.StoreAuth: Row(500, "The store refused the server's credentials"),
+    errors.TableGone: Row(410, "The table was deleted; a newer one has been written"),
+    errors.FormatTooNew: Row(500, "Stored by a newer ragfence than this server's"),
+    errors.FormatCorrupt: Row(500, "Stored bytes that are no record"),
+    errors.SegmentUnreadable: Row(500, "A segment of the log is cut off, damaged or missing"),
+    errors.TransientError: Row(503, "Trying again may help"),
+    errors.InFlight: Row(409, "The operation is being performed right now"),
+    errors.LeaseLost: Row(503, "The lease ran out while the operation was performed"),
+    errors.FencedOut: Row(503, "Another attempt was faster; ask again for its outcome"),
+    errors.SealUncertain: Row(503, "The operation happened, its outcome could not be stored yet"),
+    errors.StoreUnavailable: Row(503, "A store did not answer"),
+    errors.StoreClosed: Row(503, "The server is closing its stores"),
+    errors.CommitUncertain: Row(503, "The object store did not say whether the commit happened"),
+    errors.NotReady: Row(503, "The fence store is being rebuilt"),
+    errors.EmbedderUnavailable: Row(503, "The embedder did not answer"),
+    errors.ApiRefused: Row(502, "Another server refused"),
+    errors.ApiUnauthorized: Row(502, "Another server did not accept the API key"),
+    errors.ApiForbidden: Row(502, "Another server wants a scope that the API key lacks"),
+    errors.ApiUnavailable: Row(503, "Another server did not answer"),
+    errors.SnapshotGone: Row(409, "Documents that were to be indexed are gone"),
+}
+"""code, retryable and the usual hint are those of the class"""
+
+_NEW_KEY: Final = (
+    "make one key per operation, the same in every retry: a UUID kept with the job, or the id of what is sent; "
+    'for example Idempotency-Key: "8e03978e-40d5-43dd-bc93-6894a57f9324"'
+)
+_SAME_KEY: Final = "send the same request again, with the same key"
+
+REFUSALS: Final[Mapping[str, Refusal]] = {
+    "VALIDATION.idempotency.key_missing": Refusal(400, False, "The request needs an Idempotency-Key", _NEW_KEY),
+    "VALIDATION.idempotency.key_malformed": Refusal(400, False, "The Idempotency-Key cannot be read", _NEW_KEY),
+    "VALIDATION.idempotency.key_unknown": Refusal(404, False, "No outcome is stored for this key", _SAME_KEY),
+    "VALIDATION.header": Refusal(400, False, "A header is missing or cannot be read", "correct the header"),
+    "VALIDATION.path": Refusal(
+        400, False, "The address cannot be read", "percent-encode the path as UTF-8; % itself is %25"
+    ),
+    "VALIDATION.body_too_large": Refusal(413, False, "The body is too large", "send less at once"),
+    "VALIDATION.headers_too_large": Refusal(
+        431, False, "There are too many headers, or they are too long", "send less in headers and in the address"
+    ),
+    "VALIDATION.media_type": Refusal(415, False, "The body has a type nobody reads here", "send application/json"),
+    "VALIDATION.not_found": Refusal(404, False, "There is nothing at this address", "check the address"),
+    "VALIDATION.method": Refusal(405, False, "The address does not take this method", "see the header Allow"),
+    "VALIDATION.body": Refusal(422, False, "The body is not what this address takes", "see /openapi.json"),
+    "VALIDATION.parameter": Refusal(422, False, "A parameter of the address is wrong", "see /openapi.json"),
+    "VALIDATION.slow_client": Refusal(408, True, "The request did not arrive in time", "send it again, faster"),
+    "AUTH.missing": Refusal(401, False, "No credentials", "send Authorization: Bearer and an API key"),
+    "AUTH.invalid": Refusal(401, False, "These credentials are not known", "make a new API key"),
+    "AUTH.expired": Refusal(401, False, "The API key has expired", "create another API key"),
+    "AUTH.revoked": Refusal(401, False, "The API key was revoked", "create another API key"),
+    "AUTH.host": Refusal(
+        403,
+        False,
+        "The server does not go by this name",
+        "use http://127.0.0.1 or http://localhost, or serve with API keys",
+    ),
+    "AUTH.origin": Refusal(403, False, "The request was made by another website", "serve with API keys"),
+    "AUTH.forbidden": Refusal(403, False, "The API key lacks a scope", "use an API key with one of `needed_scopes`"),
+    "RATE_LIMIT.credentials": Refusal(
+        429, True, "Too many wrong credentials", "check the API key; wait for as long as Retry-After says"
+    ),
+    "RATE_LIMIT.exceeded": Refusal(429, True, "Too many requests", "wait for as long as Retry-After says"),
+    "RATE_LIMIT.share": Refusal(429, True, "The tenant holds its share of the server", "wait for its other requests"),
+    "RATE_LIMIT.builds": Refusal(429, True, "Too many builds at the same time", "wait for the builds under way"),
+    "DEPENDENCY.timeout": Refusal(504, True, "The operation took longer than the time given", _SAME_KEY),
+    "DEPENDENCY.overloaded": Refusal(503, True, "Too much to do", "wait for as long as Retry-After says"),
+    "TRANSIENT.unexpected": Refusal(500, True, "Something unexpected happened", _SAME_KEY),
+    "PROVIDER.duplicate": Refusal(
+        409,
+        False,
+        "The operation happened before, and its answer was not kept",
+        "do not send it again under another key; read what it made instead",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """The body of an answer that is an error."""
+
+    status: int
+    code: str
+    title: str
+    retryable: bool
+    detail: str = ""
+    hint: str = ""
+    extras: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def retry_after(self) -> int | None:
+        """In whole seconds, as the header has it."""
+        given = self.extras.get("retry_after")
+        if given is not None:
+            return int(given)
+        return RETRY_AFTER_S if self.status in (429, 503) and self.retryable else None
+
+    def body(self) -> dict[str, Any]:
+        known = {
+            "type": TYPE_PREFIX + self.code,
+            "title": self.title,
+            "status": self.status,
+            "detail": self.detail or self.title,
+            "code": self.code,
+            "retryable": self.retryable,
+            "hint": self.hint,
+        }
+        wait = {} if self.retry_after is None else {"retry_after": self.retry_after}
+        return known | {name: value for name, value in self.extras.items() if value is not None} | wait
+
+    def redacted(self, redactor: Redaction) -> Problem:
+        """As it may be kept. What is no JSON is told as text, so it is looked through as that text."""
+        extras: Any = redactor.redact(json.loads(json.dumps(dict(self.extras), default=str)))
+        return replace(
+            self, detail=redactor.redact_text(self.detail), hint=redactor.redact_text(self.hint), extras=extras
+        )
+
+    def answer(self, headers: Mapping[str, str] | None = None) -> Answer:
+        text = json.dumps(self.body(), ensure_ascii=True, separators=(",", ":"), default=str).encode()
+        wait = {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
+        # `no-store`: what is wrong now need not be wrong a moment later.
+        own = {"content-type": MEDIA_TYPE, "content-length": str(len(text)), "cache-control": "no-store"}
+        own["x-content-type-options"] = "nosniff"
+        return Answer(self.status, tuple((own | wait | dict(headers or {})).items()), text)
+
+
+class Refused(Exception):
+    """A request that is answered with a problem before anything is claimed."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.code)
+        self.problem = problem
+
+
+def refusal(code: str, detail: str = "", *, hint: str | None = None, **extras: Any) -> Problem:
+    """A problem that only HTTP knows, by its code in `REFUSALS`."""
+    row = REFUSALS[code]
+    return Problem(
+        status=row.status,
+        code=code,
+        title=row.title,
+        retryable=row.retryable,
+        detail=detail,
+        hint=row.hint if hint is None else hint_on("http", hint),
+        extras=extras,
+    )
+
+
+def problem_of(error: RagfenceError, *, status: int | None = None, **extras: Any) -> Problem:
+    """The problem of an error, also of a class of the user's own: the row is that of the nearest class above it."""
+    row = next(ERRORS[kind] for kind in type(error).__mro__ if kind in ERRORS)
+    carried = {name: error.details[name] for name in _SHOWN if error.details.get(name) is not None}
+    if (left_ms := error.details.get("retry_after_ms")) is not None:
+        carried["retry_after"] = whole_seconds(left_ms)
+    return Problem(
+        status=status or row.status,
+        code=error.code,
+        title=row.title,
+        retryable=error.retryable,
+        detail=error.message,
+        hint=hint_on("http", error.hint),
+        extras=carried | extras,
+    )
+
+
+_SHOWN: Final = (
+    "key",
+    "doc_id",
+    "diff",
+    "alias",
+    "index_hash",
+    "current",
+    "generation",
+    "sequence",
+    "newest",
+    "report",
+)
+"""what an error carries and a caller may see; receipts are not among them: they may be somebody else's"""
+
+
+def whole_seconds(milliseconds: int) -> int:
+    """Rounded up: who comes back a moment too early waits twice."""
+    return max(1, -(-milliseconds // 1000))
+
+
+def table() -> list[tuple[str, int, bool, str, str]]:
+    """(code, status, retryable, title, class) of everything, sorted by code."""
+    rows = [(kind.code, row.status, kind.retryable, row.title, kind.__name__) for kind, row in ERRORS.items()]
+    rows += [(code, row.status, row.retryable, row.title, "") for code, row in REFUSALS.items()]
+    return sorted(rows)
+
+
+_PAGE: Final = """\
+# Errors
+
+Made from the table in `ragfence/wire/problems.py` by `python -m ragfence.wire.problems > docs/errors.md`; do not edit.
+
+Every error is answered as `application/problem+json` (RFC 9457):
+
+```json
+{sample}
+```
+
+`code` is stable. `retryable` says whether the same request, with the same key, may succeed later; where `retry_after`
+(and the header `Retry-After`) is given, not before so many seconds. `hint` says what to do next, as a request
+or as a command on the server. What else there is depends on the code: `key`, `diff` (an RFC 6902 patch from the body
+sent first to this one), `status_url`, `needed_scopes` (the API key needs one of them).
+
+| family | meaning | retry? |
+|---|---|---|
+| `VALIDATION.*` | the request is wrong; nothing was stored | no: correct it |
+| `AUTH.*` | credentials are missing, unknown or not enough | no: other credentials |
+| `CONFLICT.idempotency.payload_mismatch` | the key was used for another request | no: another key for another request |
+| `RATE_LIMIT.exceeded` | too many requests | yes, after `Retry-After` |
+| `RATE_LIMIT.credentials` | too many wrong credentials came from the same address | yes, with the right API key |
+| `DEPENDENCY.timeout`, `DEPENDENCY.unavailable` | a store or a service did not answer in time, or at all | yes |
+| `TRANSIENT.*`, `LEASE.*`, `IN_FLIGHT` | nobody knows yet | yes, with the same key |
+| `PROVIDER.duplicate` | it happened already | no: use what is there |
+
+The status is the usual one: the policy may choose 422 for a conflict (`on_conflict.status`), and an operation that is
+being performed is answered with 202 unless it says 409 (`http.in_progress`).
+
+| code | status | retryable | title | class in `ragfence.errors` |
+|---|---|---|---|---|
+{rows}
+"""
+
+
+def page() -> str:
+    """docs/errors.md."""
+    conflict = errors.Conflict(
+        "the key 'refund-17' was used before with another request", key="refund-17", diff=_SAMPLE_DIFF
+    )
+    rows = "\n".join(
+        f"| `{code}` | {status} | {'yes' if retryable else 'no'} | {title} | {f'`{kind}`' if kind else 'HTTP only'} |"
+        for code, status, retryable, title, kind in table()
+    )
+    return _PAGE.format(sample=json.dumps(problem_of(conflict).body(), indent=2), rows=rows)
+
+
+_SAMPLE_DIFF: Final = [{"op": "replace", "path": "/amount", "value": 2000}]
+
+if __name__ == "__main__":
+    sys.stdout.write(page())
