@@ -53,13 +53,17 @@
 
 Raise `TerminalError` (or a subclass of your own) inside an effect to seal the failure: every later call gets it
 replayed. Any other exception releases the key, so that the next call tries again.
+
+How errors with keyword-only details cross process boundaries.
 """
 
 from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from ragfence._pickling import rebuild
+
+def rebuild(kind: type[Any], message: str, hint: str, details: dict[str, Any]) -> Any:
+    return kind(message, hint=hint, **details)
 
 
 class Hint(str):

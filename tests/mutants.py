@@ -23,13 +23,13 @@ ROOT = Path(__file__).resolve().parent.parent
 DECISIONS = "ragfence/core/decisions.py"
 SETTLING = "ragfence/stores/transactional.py"
 SEGMENTS = "ragfence/engine/batch_commit.py"
-EARLIER = "ragfence/engine/earlier.py"
+EARLIER = "ragfence/engine/commits.py"
 LEASES = "ragfence/engine/leases.py"
 S3 = "ragfence/stores/s3.py"
 LOCAL = "ragfence/stores/local.py"
 REDIS = "ragfence/stores/redis/store.py"
 LINK = "ragfence/stores/redis/connection.py"
-REPLAYS = "ragfence/stores/redis_replays.py"
+REPLAYS = "ragfence/stores/redis/bulk.py"
 BATCHES = "ragfence/documents/ingest.py"
 SAFETY = "ragfence/stores/redis/requirements.py"
 SCRIPTS = "ragfence/stores/redis/scripts.py"
@@ -49,9 +49,9 @@ CONTENT_HASH = "ragfence/engine/content_hash.py"
 HASHING = "ragfence/core/hashing.py"
 SETTINGS = "ragfence/core/settings.py"
 FILE_MODES = "ragfence/stores/file_modes.py"
-YAML_FILES = "ragfence/core/yaml_files.py"
+YAML_FILES = "ragfence/core/text_files.py"
 RECORDS = "ragfence/core/records.py"
-ROWS_OF_SEALS = "ragfence/core/ledger.py"
+ROWS_OF_SEALS = "ragfence/core/decision_rows.py"
 PERFORMING = "ragfence/engine/runner.py"
 LUA = "ragfence/stores/redis/lua"
 COLLECTING = "ragfence/indexes/gc.py"
@@ -190,14 +190,14 @@ MUTANTS = [
     ),
     Mutant(
         "one address may have all connections",
-        "ragfence/server/addresses.py",
+        "ragfence/server/connections.py",
         "        while not self._places.take(address):\n",
         '        while not self._places.take(""):\n',
         ("tests/api/test_shedding.py", "-k", "connections"),
     ),
     Mutant(
         "the connection that has just become idle makes room",
-        "ragfence/server/addresses.py",
+        "ragfence/server/connections.py",
         "            self._evict(next(iter(idle)))\n",
         "            self._evict(next(reversed(idle)))\n",
         ("tests/api/test_shedding.py", "-k", "idle"),
@@ -288,7 +288,7 @@ MUTANTS = [
     ),
     Mutant(
         "a date and a counter are a phone number",
-        "ragfence/core/calling_codes.py",
+        "ragfence/core/secret_patterns.py",
         "(?!{_A_DATE})",
         "",
         ("tests/unit/test_redaction.py", "-k", "201511180001"),
@@ -316,7 +316,7 @@ MUTANTS = [
     ),
     Mutant(
         "a list of ETags has to match as a whole",
-        "ragfence/documents/expecting.py",
+        "ragfence/documents/claims.py",
         "current != NOTHING and current in expected",
         "expected == {current}",
         (*OVER_HTTP, "-k", "one_etag_of_a_list"),
@@ -358,7 +358,7 @@ MUTANTS = [
     ),
     Mutant(
         "If-Match: * passes where there is no document",
-        "ragfence/documents/expecting.py",
+        "ragfence/documents/claims.py",
         "current != NOTHING if expected == ANY else current == expected",
         "expected == ANY or current == expected",
         (*OVER_HTTP, "-k", "any_version"),
@@ -1752,7 +1752,7 @@ MUTANTS = [
     ),
     Mutant(
         "equal texts of a few rows are taken for random ids",
-        "ragfence/documents/sync/random_ids.py",
+        "ragfence/documents/sync/report.py",
         "again > 0 and 2 * again >= len(held)",
         "again > 0",
         ("tests/documents/test_sync.py", "-k", "random_ids and sqlite"),
@@ -1787,7 +1787,7 @@ MUTANTS = [
     ),
     Mutant(
         "a password in --store is not warned of",
-        "ragfence/cli/store_options.py",
+        "ragfence/cli/options.py",
         "if store is not None and holds_password(store):",
         "if store is None and holds_password(store or ''):",
         ("tests/privacy/test_store_urls.py", "-k", "warned_of"),

@@ -22,7 +22,7 @@ from ragfence.core.decision_rows import FENCED_OUT, SEAL_POSITION, Row, RowKind
 from ragfence.core.hashing import SHARDS, shard_of
 from ragfence.core.operations import Operation, key_from_text
 from ragfence.core.policy import Policy
-from ragfence.documents.ending import Told
+from ragfence.documents.rewrite import Told
 from ragfence.errors import Hint, ObjectsRequired, ValidationError
 from ragfence.stores.fences import FenceStore
 from ragfence.stores.objects import ObjectStore

@@ -13,7 +13,7 @@ from ragfence.audit.ledger import Wanted
 from ragfence.audit.row_reader import Rows
 from ragfence.core.decision_rows import DECISION_TEXT, RowKind
 from ragfence.core.operations import Fence
-from ragfence.documents.ending import Gone, Told
+from ragfence.documents.rewrite import Gone, Told
 from ragfence.engine.batch_commit import BATCH_BYTES
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ragfence.cli import output
-from ragfence.cli.options import Json, Objects, Place, Store, Tenant
-from ragfence.cli.store_options import StoreCommands
+from ragfence.cli.options import Json, Objects, Place, Store, StoreCommands, Tenant
 from ragfence.errors import ObjectsRequired, UnknownStore, ValidationError
 
 if TYPE_CHECKING:

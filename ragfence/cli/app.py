@@ -23,12 +23,11 @@ from ragfence.cli.indexes import build, builds, gc
 from ragfence.cli.ingest import ingest
 from ragfence.cli.keys import keys
 from ragfence.cli.maintenance import hydrate, journal, purge_expired
-from ragfence.cli.options import JSON_WANTED
+from ragfence.cli.options import JSON_WANTED, StoreCommands
 from ragfence.cli.policy import policy
 from ragfence.cli.release import release
 from ragfence.cli.serve import serve
 from ragfence.cli.status import status
-from ragfence.cli.store_options import StoreCommands
 from ragfence.cli.tenants import tenants
 from ragfence.core.urls import looks_like_url, show_url
 from ragfence.errors import RagfenceError

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ragfence.cli import output
-from ragfence.cli.options import Json, Objects, Place, PolicyFile, Since, Store, Tenant, opened
-from ragfence.cli.store_options import StoreCommands
+from ragfence.cli.options import Json, Objects, Place, PolicyFile, Since, Store, StoreCommands, Tenant, opened
 
 if TYPE_CHECKING:
     import pyarrow

@@ -23,10 +23,9 @@ if TYPE_CHECKING:
     from ragfence.fence import Fence
     from ragfence.indexes.build import Build
     from ragfence.indexes.build_log import Attempt
-    from ragfence.indexes.explaining import Explained
     from ragfence.indexes.gc import GcReport
     from ragfence.indexes.indexes import BuildState
-    from ragfence.indexes.spec import IndexSpec
+    from ragfence.indexes.spec import Explained, IndexSpec
 
 
 def _parameters(given: list[str] | None) -> list[str] | None:

@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from ragfence.cli import output
-from ragfence.cli.options import Json, Objects, Place, PolicyFile, Store, Tenant, engine_of, opened
-from ragfence.cli.store_options import StoreCommands
+from ragfence.cli.options import Json, Objects, Place, PolicyFile, Store, StoreCommands, Tenant, engine_of, opened
 
 journal = StoreCommands(no_args_is_help=True)
 

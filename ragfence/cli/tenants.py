@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ragfence.cli import output
-from ragfence.cli.options import Json, Objects, Place, PolicyFile, Store, opened
-from ragfence.cli.store_options import StoreCommands
+from ragfence.cli.options import Json, Objects, Place, PolicyFile, Store, StoreCommands, opened
 from ragfence.errors import UnknownStore
 
 if TYPE_CHECKING:
@@ -35,8 +34,8 @@ def list_tenants(
     ] = False,
 ) -> None:
     """Every tenant of either store."""
-    from ragfence.server.tenants.directory import tenants as found_in
     from ragfence.server.tenants.stores import standing
+    from ragfence.server.tenants.stores import tenants as found_in
 
     place = Place(store, objects)
     with standing(place.fences_at) as fences, _objects(place) as held, output.progress("looking"):

@@ -1,28 +1,32 @@
-"""From a document to a claim: checked, hashed, and addressed, for a million documents in a row."""
+"""From a document to a claim: checked, hashed, and addressed, for a million documents in a row.
+
+Optimistic concurrency: a document is moved only if it still is at the version that its caller has read.
+
+A version is the fence number of the head (`Receipt.fence`, `StoredDocument.fence`), which no two moves share. It is
+compared under the lease, when nobody else can move the head; asking before that only spares most callers an attempt.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ragfence.core.canonical import canonical_json, parse_json
-from ragfence.core.clean_json import CleanJson
-from ragfence.core.decisions import Ask, Claim, Mode
+from ragfence.core.decisions import Ask, Claim, Granted, Mode
 from ragfence.core.hashing import ContentKey, framed
 from ragfence.core.operations import checked_text
 from ragfence.core.policy import DocumentRules, KindRules
-from ragfence.core.records import NO_METADATA
-from ragfence.core.redaction import Redaction
+from ragfence.core.records import NO_METADATA, Head
+from ragfence.core.redaction import CleanJson, Redaction
 from ragfence.documents.chunking.chunker import Chunker, MarkdownChunker, Recipe, TextChunker
 from ragfence.documents.document import Checked, Document, Limits, checked
 from ragfence.documents.identity import INGEST, KIND, RETRACT, Content, Identity, key_tail
 from ragfence.documents.origins import Origin
+from ragfence.engine.batch_commit import Effected
 from ragfence.engine.requests import acting_key
-
-if TYPE_CHECKING:
-    from ragfence.documents.expecting import Expected
+from ragfence.errors import DocumentMoved, ValidationError
 
 _quoted: Callable[[str], str] = json.encoder.encode_basestring
 _tuple = tuple.__new__
@@ -231,3 +235,67 @@ def in_waves(prepared: Mapping[int, Prepared]) -> Iterator[dict[int, Prepared]]:
             waves.append({})
         waves[wave][at] = each
     yield from waves
+
+
+NOTHING = ""
+"""the version of a document that is not there"""
+ANY = "*"
+"""expects that the document is there, at whatever version"""
+
+Expected = str | frozenset[str]
+"""a version, or several of which any will do"""
+
+Effect = Callable[[Prepared, Granted], Effected]
+
+
+def version_of(head: Head | None) -> str:
+    return str(head.record.fence) if head is not None and head.live and head.record else NOTHING
+
+
+def is_as_asked(head: Head | None, claim: Claim) -> bool:
+    """Whether the head is what the claim wants to make it: perhaps by an attempt of the same caller that was cut off.
+
+    RFC 9110, 13.1.1: a condition that fails because the change was already made may be answered as done.
+    """
+    if claim.retract:
+        return head is None or not head.live
+    return (
+        head is not None
+        and head.live
+        and head.digest == claim.digest
+        and head.metadata_hash == claim.metadata_hash
+        and (claim.sequence is None or claim.sequence == head.sequence)
+    )
+
+
+def check(doc_id: str, head: Head | None, expected: Expected | None, claim: Claim) -> None:
+    """Raises `DocumentMoved`, unless it is as the claim wants it. None expects nothing."""
+    if expected is None:
+        return
+    if not isinstance(expected, str | frozenset):
+        raise ValidationError(f"expect is a version, as receipt.fence, or a frozenset of them, not {expected!r}")
+    current = version_of(head)
+    if isinstance(expected, frozenset):
+        as_expected = current != NOTHING and current in expected
+    else:
+        as_expected = current != NOTHING if expected == ANY else current == expected
+    if not as_expected and not is_as_asked(head, claim):
+        where = f"at version {current}" if current else "not there"
+        wanted = f"expected at {expected}" if expected else "expected not to be there"
+        if isinstance(expected, frozenset):
+            wanted = f"expected at {' or '.join(sorted(expected)) or 'another, by a weak tag'}"
+        if expected == ANY:
+            wanted = "expected to be there"
+        raise DocumentMoved(f"document {doc_id!r} is {where}, and {wanted}", doc_id=doc_id, current=current)
+
+
+def expecting(effect: Effect, expected: Expected | None) -> Effect:
+    """The effect, unless the head has moved."""
+    if expected is None:
+        return effect
+
+    def checked_first(subject: Prepared, grant: Granted) -> Effected:
+        check(subject.doc.doc_id, grant.head, expected, subject.claim)
+        return effect(subject, grant)
+
+    return checked_first

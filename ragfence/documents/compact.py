@@ -23,21 +23,23 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ragfence.core.operations import Fence
-from ragfence.documents.ending import COMPACTED, Gone, tell
 from ragfence.documents.log import INGEST
 from ragfence.documents.parquet import decode_snippets, whole_rows
 from ragfence.documents.progress import Meter
 from ragfence.documents.rewrite import (
+    COMPACTED,
     NOTHING,
     SEGMENT_BYTES,
     SEGMENT_ROWS,
     Collected,
+    Gone,
     Plan,
     Rewriting,
     Written,
     each_id,
     new_batch,
     portions,
+    tell,
     whole_document,
 )
 from ragfence.engine.hydration import Keep

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from ragfence.core.canonical import canonical_json
-from ragfence.core.clean_json import CleanJson
 from ragfence.core.normalization import nfc
 from ragfence.core.operations import SEQUENCE_MAX, SEQUENCE_MIN, checked_text
+from ragfence.core.redaction import CleanJson
 from ragfence.errors import DocumentInvalid, Hint, NotJson, ValidationError
 
 if TYPE_CHECKING:  # the client has documents, and no policy, which takes long to load

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, get_args, overl
 from ragfence.core.decisions import Replay
 from ragfence.core.receipts import Receipt
 from ragfence.documents.chunking.chunker import Chunker
-from ragfence.documents.claims import Caller, Given, Prepared, Preparing, Recipes
+from ragfence.documents.claims import Caller, Expected, Given, Prepared, Preparing, Recipes, expecting
+from ragfence.documents.claims import check as check_expected
 from ragfence.documents.compact import Compacted, Compaction
 from ragfence.documents.corpus_digest import Corpus
 from ragfence.documents.document import Document
-from ragfence.documents.ending import RowsTell
-from ragfence.documents.expecting import Expected, expecting
-from ragfence.documents.expecting import check as check_expected
 from ragfence.documents.findings import Finding, Verification
 from ragfence.documents.head_moves import Mover, SnippetsFirst, effect_of, error_of, receipt_of
 from ragfence.documents.identity import Identity
@@ -29,13 +27,12 @@ from ragfence.documents.progress import Meter, meter
 from ragfence.documents.purge import Purge, PurgeReport
 from ragfence.documents.reads import Reading, StoredDocument, StoredSnippet
 from ragfence.documents.repair import Repair
-from ragfence.documents.rewrite import Rewriting, Switch
+from ragfence.documents.rewrite import Rewriting, RowsTell, Switch
 from ragfence.documents.sinks.delivery import Delivery, SinkWriter
 from ragfence.documents.sinks.intents import Intents
 from ragfence.documents.sinks.reconciliation import Reconciler, Sources, Takeover
-from ragfence.documents.sinks.revisions import Revisions
 from ragfence.documents.sinks.sink import Foreign, Settled, Sink, VectorSink, checked_sink
-from ragfence.documents.sinks.upserts import SnippetVectors, Upserts
+from ragfence.documents.sinks.upserts import Revisions, SnippetVectors, Upserts
 from ragfence.documents.sources import PrefixedSource, source_of
 from ragfence.documents.sync.ingest_table import TableWriter, forget_in_tables
 from ragfence.documents.sync.prune_plan import Prune, check_prune

@@ -9,14 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from ragfence.core.decision_rows import METADATA_UPDATED, REVIVED, RowKind
+from ragfence.core.decision_rows import METADATA_UPDATED, REVIVED, RowKind, row_for_answer
 from ragfence.core.decisions import Conflict, Granted, InFlight, Replay, Stale
-from ragfence.core.ledger import row_for_answer
 from ragfence.core.receipts import Decision, Flags, Receipt, default_effect_id
 from ragfence.core.records import HEADER_BYTES, TOKEN_BYTES, KeyRecord
 from ragfence.documents.chunking.chunker import pieces_of
-from ragfence.documents.claims import Prepared
-from ragfence.documents.expecting import expecting
+from ragfence.documents.claims import Prepared, expecting
 from ragfence.documents.identity import SNIPPET_BYTES, snippet_ids, snippet_texts
 from ragfence.documents.log import (
     INGEST,

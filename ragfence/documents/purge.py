@@ -18,12 +18,11 @@ from dataclasses import dataclass, replace
 
 from ragfence.core.decisions import Granted, Replay
 from ragfence.documents.claims import Caller, Prepared, Preparing
-from ragfence.documents.ending import PURGED, gone_of, tell
 from ragfence.documents.head_moves import error_of, retract_effect
 from ragfence.documents.identity import Identity, key_tail
 from ragfence.documents.log import PURGE
 from ragfence.documents.reads import Reading
-from ragfence.documents.rewrite import NOTHING, Collected, Plan, Rewriting
+from ragfence.documents.rewrite import NOTHING, PURGED, Collected, Plan, Rewriting, gone_of, tell
 from ragfence.engine.batch_commit import Effected, Move, Moved, SegmentWriter, batch_tokens
 from ragfence.engine.hydration import Keep
 from ragfence.engine.segment_log import LogRow

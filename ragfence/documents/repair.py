@@ -23,7 +23,6 @@ from dataclasses import replace
 
 from ragfence.core.operations import SEQUENCE_MIN
 from ragfence.core.records import NO_METADATA
-from ragfence.documents.ending import GIVEN_UP, RELEASED, Gone, RowsTell, gone_by_rows, gone_of, tell
 from ragfence.documents.findings import (
     BEYOND_REPAIR,
     IN_THE_FENCE_STORE,
@@ -35,7 +34,19 @@ from ragfence.documents.findings import (
 )
 from ragfence.documents.identity import Content, Identity, key_tail
 from ragfence.documents.log import NO_POSITIONS, Address, Layout, address_in
-from ragfence.documents.rewrite import ATTEMPTS, PAUSE_S, Plan, Rewriting
+from ragfence.documents.rewrite import (
+    ATTEMPTS,
+    GIVEN_UP,
+    PAUSE_S,
+    RELEASED,
+    Gone,
+    Plan,
+    Rewriting,
+    RowsTell,
+    gone_by_rows,
+    gone_of,
+    tell,
+)
 from ragfence.documents.verify import Verifying
 from ragfence.engine.hydration import Hydrator, Keep
 from ragfence.engine.segment_log import LogRow

@@ -11,8 +11,7 @@ from ragfence.core.decisions import Claim
 from ragfence.core.receipts import Decision, Receipt
 from ragfence.core.records import KeyRecord
 from ragfence.engine import crash_points
-from ragfence.engine.aio import Asking, JointClaims
-from ragfence.engine.background import acquire_async, despite_cancelling, to_the_end
+from ragfence.engine.aio import Asking, JointClaims, acquire_async, despite_cancelling, to_the_end
 from ragfence.engine.leases import Lease, entered, left
 from ragfence.engine.refusals import code_of, is_outage
 from ragfence.engine.requests import Request

@@ -15,7 +15,7 @@ from ragfence.core.operations import Operation
 from ragfence.core.receipts import Receipt
 from ragfence.core.records import TOKEN_BYTES
 from ragfence.engine import crash_points
-from ragfence.engine.background import acquire_async, to_the_end
+from ragfence.engine.aio import acquire_async, to_the_end
 from ragfence.engine.claim_block import end_without_receipt, failed
 from ragfence.engine.leases import entered, left
 from ragfence.engine.refusals import code_of

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
-from ragfence.core.decision_rows import CONFLICT_POSITION, RowKind, with_context
+from ragfence.core.decision_rows import CONFLICT_POSITION, RowKind, row_for_answer, with_context
 from ragfence.core.decisions import DOCUMENT, Claim, InFlight
 from ragfence.core.diffs import payload_diff
-from ragfence.core.ledger import row_for_answer
 from ragfence.core.policy import Policy
 from ragfence.core.receipts import Decision, Flags
 from ragfence.core.records import KeyRecord

@@ -22,6 +22,7 @@ from ragfence.core.decision_rows import (
     NO_FENCE,
     SEAL_POSITION,
     RowKind,
+    row_for_answer,
 )
 from ragfence.core.decisions import (
     NOBODY,
@@ -39,13 +40,11 @@ from ragfence.core.decisions import (
     Stale,
     Verdict,
 )
-from ragfence.core.ledger import row_for_answer
 from ragfence.core.policy import Policy
 from ragfence.core.receipts import DUPLICATE, NEW, Flags, Receipt, flags_of
 from ragfence.core.records import TOKEN_BYTES, KeyRecord, State
 from ragfence.engine import crash_points
-from ragfence.engine.commits import Commit, Commits
-from ragfence.engine.earlier import EarlierCommits
+from ragfence.engine.commits import Commit, Commits, EarlierCommits
 from ragfence.engine.epochs import Epochs
 from ragfence.engine.hydration import EpochWatch, Hydrator
 from ragfence.engine.leases import Lease, heartbeat

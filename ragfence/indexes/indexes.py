@@ -20,13 +20,12 @@ from ragfence.indexes.catalog import Catalog, CatalogEntry
 from ragfence.indexes.document_hooks import BesideDocuments
 from ragfence.indexes.embedders.embedder import Embedder, EmbedderId
 from ragfence.indexes.embedders.registry import embedder_of, reopened
-from ragfence.indexes.explaining import Explained, explained
 from ragfence.indexes.gates import Candidate, GateResult, Gates, Golden, golden_gate
 from ragfence.indexes.gc import Collecting, GcReport
 from ragfence.indexes.index_rows import Log
 from ragfence.indexes.sink_vectors import SinkVectors
 from ragfence.indexes.snapshots import Corpora
-from ragfence.indexes.spec import IndexSpec, embedder_in, index_hash_of
+from ragfence.indexes.spec import Explained, IndexSpec, embedder_in, explained, index_hash_of
 from ragfence.indexes.vectors import VectorStore
 from ragfence.stores.objects import ObjectStore
 

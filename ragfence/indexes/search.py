@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ragfence.core.canonical import parse_json
 from ragfence.errors import BuildMissing, NotSealed, ValidationError
@@ -17,7 +17,10 @@ from ragfence.indexes.backends.backend import Backend, Found
 from ragfence.indexes.build_log import Builds, Seal
 from ragfence.indexes.catalog import Target
 from ragfence.indexes.embedders.embedder import Embedder, EmbedderId, embedded
-from ragfence.indexes.ties import nearest
+from ragfence.indexes.ranking import nearest
+
+if TYPE_CHECKING:
+    pass
 
 MAX_K = 10_000
 MAX_TEXT = 100_000

@@ -1,4 +1,7 @@
-"""What an index is to be, and the INDEX_HASH: a digest of the build's inputs, known before anything is built."""
+"""What an index is to be, and the INDEX_HASH: a digest of the build's inputs, known before anything is built.
+
+Why an index has the INDEX_HASH it has, and what made it another one than before.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,9 @@ from ragfence.core.canonical import canonical_json
 from ragfence.core.hashing import digest
 from ragfence.errors import NotJson, ValidationError
 from ragfence.indexes.backends.backend import SCHEMA_VERSION, Backend, Metric, Shape
+from ragfence.indexes.build_log import BuildEntry
 from ragfence.indexes.embedders.embedder import Embedder, EmbedderId
+from ragfence.indexes.snapshots import Corpora
 
 AUTO = "auto"
 EXACT = "flat"
@@ -103,3 +108,45 @@ def embedder_in(inputs: Mapping[str, Any]) -> EmbedderId:
 
 def shape_in(inputs: Mapping[str, Any]) -> Shape:
     return Shape(inputs["embedder"]["dimension"], inputs["metric"], inputs["index"], inputs["parameters"])
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """Of the documents of two corpora."""
+
+    added: int
+    removed: int
+    changed: int
+    unchanged: int
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    index_hash: str
+    inputs: dict[str, Any]
+    state: str
+    """"sealed", "retired", "purged" or "not built" """
+    against: str | None = None
+    """the build that it is compared with"""
+    before: dict[str, Any] | None = None
+    """its inputs"""
+    differing: tuple[str, ...] = ()
+    """names of inputs that differ"""
+    documents: Changed | None = None
+    """where the corpus differs, and both are still stored"""
+
+
+def explained(
+    index_hash: str, inputs: dict[str, Any], newest: BuildEntry | None, other: BuildEntry | None, corpora: Corpora
+) -> Explained:
+    state = newest.kind if newest else "not built"
+    if other is None or other.seal is None:
+        return Explained(index_hash, inputs, state)
+    before = other.seal.inputs
+    differing = tuple(name for name in inputs if inputs[name] != before.get(name))
+    documents = None
+    if "corpus" in differing:
+        then, now = corpora.get(before["corpus"]), corpora.get(inputs["corpus"]) or corpora.now()
+        if then is not None and now.digest == inputs["corpus"]:
+            documents = Changed(*now.compared_with(then))
+    return Explained(index_hash, inputs, state, other.seal.index_hash, before, differing, documents)

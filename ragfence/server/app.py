@@ -25,7 +25,7 @@ from ragfence._open import open as open_fence
 from ragfence._version import __version__
 from ragfence.core.policy import Policy
 from ragfence.core.settings import Settings, load_policy
-from ragfence.engine.background import to_the_end
+from ragfence.engine.aio import to_the_end
 from ragfence.errors import ObjectsRequired, RagfenceError
 from ragfence.fence import Fence
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from ragfence.engine.background import to_the_end
+from ragfence.engine.aio import to_the_end
 from ragfence.engine.requests import acting_key
 from ragfence.errors import RagfenceError
 from ragfence.server.apikeys import UNKNOWN, Asker, CachedKeys, Denial, parsed

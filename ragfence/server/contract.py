@@ -21,8 +21,7 @@ from urllib.parse import parse_qs
 from ragfence.core.hashing import ContentKey
 from ragfence.core.operations import Operation
 from ragfence.core.receipts import Decision, Flags, Receipt
-from ragfence.engine.aio import JointClaims
-from ragfence.engine.background import to_the_end
+from ragfence.engine.aio import JointClaims, to_the_end
 from ragfence.engine.claim_block import Claimed, is_final
 from ragfence.errors import FencedOut, RagfenceError, ResultTooBig, TerminalError
 from ragfence.server import stored_response

@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
-from ragfence.engine.background import despite_cancelling, to_the_end
+from ragfence.engine.aio import despite_cancelling, to_the_end
 from ragfence.server.asgi import App, Message, Receive, Scope, Send
 from ragfence.server.load_shedding import EXCHANGE, READS, Exchange, body_length
 from ragfence.wire.problems import Problem, Refused, refusal

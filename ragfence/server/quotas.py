@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from ragfence._extras import needs_extra
 from ragfence.core.operations import encoded
 from ragfence.core.urls import show_url
-from ragfence.engine.background import to_the_end
+from ragfence.engine.aio import to_the_end
 from ragfence.errors import PolicyError, RagfenceError
 from ragfence.wire.messages import Answer, Headers
 from ragfence.wire.problems import problem_of, refusal
@@ -245,7 +245,7 @@ class _OnRedis:
         self._link.close()
 
     def _take(self, quotas: tuple[Quota, ...], tenant: str, cost: int) -> Full | None:
-        from ragfence.stores.redis_errors import understood
+        from ragfence.stores.redis.replies import understood
 
         with understood(self._shown):
             for quota in quotas:

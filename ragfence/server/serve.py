@@ -27,9 +27,8 @@ from typing import Any, Final
 from ragfence._extras import needs_extra
 from ragfence.core.settings import Settings, repr_without_passwords
 from ragfence.errors import RagfenceError, ValidationError
-from ragfence.server.addresses import Addresses
 from ragfence.server.asgi import App
-from ragfence.server.connections import Connections, quickest
+from ragfence.server.connections import Addresses, Connections, quickest
 from ragfence.server.edge import is_loopback
 from ragfence.server.load_shedding import STOPPING
 

@@ -12,7 +12,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from functools import cached_property
 
-from ragfence.engine.background import to_the_end
+from ragfence.engine.aio import to_the_end
 from ragfence.fence import Fence
 from ragfence.server.contract import Contract
 from ragfence.server.group_commit import Grouping

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from ragfence.core.decision_rows import Row, RowKind
+from ragfence.core.decision_rows import Row, RowKind, row_for_answer, row_for_claim, row_for_release, row_for_seal
 from ragfence.core.decisions import (
     Ask,
     Change,
@@ -32,7 +32,6 @@ from ragfence.core.decisions import (
     settle_seal,
 )
 from ragfence.core.hashing import SHARDS
-from ragfence.core.ledger import row_for_answer, row_for_claim, row_for_release, row_for_seal
 from ragfence.core.operations import Fence
 from ragfence.core.records import (
     Head,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-from ragfence.core.decision_rows import RELEASE_POSITION, Row, RowKind
+from ragfence.core.decision_rows import RELEASE_POSITION, Row, RowKind, row_for_claim, row_for_seal
 from ragfence.core.decisions import (
     NOBODY,
     Ask,
@@ -27,7 +27,6 @@ from ragfence.core.decisions import (
     SealOutcome,
     Verdict,
 )
-from ragfence.core.ledger import row_for_claim, row_for_seal
 from ragfence.core.policy import Policy
 from ragfence.core.receipts import default_effect_id
 from ragfence.core.records import KeyRecord

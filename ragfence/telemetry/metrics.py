@@ -2,10 +2,18 @@
 
 All fences of a process that use one registry share its metrics. A batch is counted first and told then: a thousand
 replays cost a handful of increments. Labels are bounded, see `labels`.
+
+Values for labels: callers choose tenants, kinds and routes, and every new value is a new time series for ever.
+
+What an answer of a fence store means for those who count. Pure.
+
+`decisions_total` of the metrics, log lines and the ledger agree: all count the decision rows that an answer leaves
+behind. A claim that was granted is no decision yet; its seal is.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 import time
@@ -15,8 +23,29 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from ragfence._extras import needs_extra
-from ragfence.core.decision_rows import FENCED_OUT, Row
-from ragfence.core.decisions import Fenced, Granted, InFlight, Replay, Sealed
+from ragfence.core.decision_rows import (
+    DECISION_TEXT,
+    FENCED_OUT,
+    HEALED,
+    RELEASE_POSITION,
+    Row,
+    RowKind,
+    performed_twice,
+)
+from ragfence.core.decisions import (
+    Claim,
+    Conflict,
+    Fenced,
+    Granted,
+    InFlight,
+    Replay,
+    Seal,
+    Sealed,
+    SealOutcome,
+    Stale,
+    Verdict,
+)
+from ragfence.core.receipts import Decision
 from ragfence.core.records import KeyRecord
 from ragfence.errors import RagfenceError
 from ragfence.telemetry.events import (
@@ -35,22 +64,111 @@ from ragfence.telemetry.events import (
     StoreClosing,
     StoreOpened,
 )
-from ragfence.telemetry.labels import Bounded, kind_of, route_of
-from ragfence.telemetry.verdicts import (
-    DUPLICATE,
-    NEW,
-    decision_of_claim,
-    decision_of_row,
-    decision_of_seal,
-    doubled,
-    outcome_of,
-    seen_before_ms,
-)
+from ragfence.telemetry.gauges import Gauges
 
 with needs_extra("audit", "Observing with metrics"):
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 
-from ragfence.telemetry.gauges import Gauges
+NEW, DUPLICATE, CONFLICT = Decision.NEW.value, Decision.DUPLICATE.value, Decision.CONFLICT.value
+IN_FLIGHT, STALE = Decision.IN_FLIGHT.value, Decision.STALE.value
+
+
+def decision_of_claim(claim: Claim, verdict: Verdict) -> str | None:
+    """None: nothing is decided yet, or whoever claimed writes the row himself."""
+    match verdict:
+        case Replay():
+            return DUPLICATE
+        case InFlight():
+            return IN_FLIGHT
+        case Conflict():
+            return CONFLICT if claim.row_on_conflict else None
+        case Stale():
+            return STALE
+        case _:
+            return None
+
+
+def decision_of_seal(seal: Seal, outcome: SealOutcome, *, solo: bool) -> str | None:
+    """None: nothing was decided by it, or whoever sent it writes the row."""
+    match outcome:
+        case Sealed():
+            return DUPLICATE if seal.duplicate else NEW
+        case Fenced(record) if performed_twice(seal, record, solo=solo):
+            return DUPLICATE
+        case _:
+            return None
+
+
+def decision_of_row(row: Row) -> str | None:
+    """Of a row that was not made by a claim or a seal; None for those that answer nobody."""
+    if row.kind is RowKind.ENDED or row.position == RELEASE_POSITION:
+        return None
+    return DECISION_TEXT[row.kind]
+
+
+def doubled(seal: Seal, outcome: SealOutcome, *, solo: bool) -> bool:
+    """The effect was performed, and so was, or will be, that of another attempt; this one does not count.
+
+    A seal says it itself (FENCED_OUT) when its commit had come too late.
+    """
+    if seal.flags & FENCED_OUT:
+        return True
+    return isinstance(outcome, Fenced) and performed_twice(seal, outcome.record, solo=solo)
+
+
+def outcome_of(seal: Seal) -> str:
+    """Of a seal that counts: what it says of the effect."""
+    if seal.duplicate:
+        return "healed" if seal.flags & HEALED else "moved"
+    return "failed" if seal.failed else "created"
+
+
+def seen_before_ms(granted: Granted, claim: Claim) -> int:
+    """How long the key had been known when the claim was granted, by the clock of the store."""
+    return max(granted.record.when_ms - claim.lease_ms - granted.record.first_seen_ms, 0)
+
+
+OTHER = "other"
+
+
+class Bounded:
+    """The first `most` values as they are, every later one as `other`."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._known: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, value: str) -> str:
+        known = self._known.get(value)
+        if known is not None:
+            return known
+        with self._lock:
+            if value in self._known or len(self._known) < self._most:
+                return self._known.setdefault(value, value)
+        return OTHER
+
+
+def route_of(context: bytes) -> str:
+    """The route in the context of a decision row; empty when there is none."""
+    return _text(context, b'"route":"')
+
+
+def kind_of(context: bytes) -> str:
+    return _text(context, b'"kind":"')
+
+
+def _text(context: bytes, field: bytes) -> str:
+    """Without parsing the rest: a quote inside a value is written with a backslash, so this is the field itself."""
+    start = context.find(field)
+    if start < 0:
+        return ""
+    start += len(field)
+    value = context[start : context.index(b'"', start)]
+    if b"\\" in value:
+        return str(json.loads(context)[field[1:-3].decode()])
+    return value.decode()
+
 
 M = TypeVar("M", Counter, Histogram)
 

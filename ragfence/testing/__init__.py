@@ -37,19 +37,19 @@ if TYPE_CHECKING:
     from ragfence.testing.crash_points import freeze_at as freeze_at
     from ragfence.testing.crash_points import kill_at as kill_at
     from ragfence.testing.faults import FaultyFences as FaultyFences
+    from ragfence.testing.memory import FaultyObjects as FaultyObjects
     from ragfence.testing.memory import MemoryFences as MemoryFences
-    from ragfence.testing.memory_objects import FaultyObjects as FaultyObjects
-    from ragfence.testing.memory_objects import MemoryObjects as MemoryObjects
+    from ragfence.testing.memory import MemoryObjects as MemoryObjects
 
 # The contracts need pytest, which a user of the rest may not have: everything is loaded when it is asked for.
 _WHERE = {
     "FaultyFences": "faults",
-    "FaultyObjects": "memory_objects",
+    "FaultyObjects": "memory",
     "FenceStoreContract": "contracts.fences",
     "FencesUnderTest": "contracts.fences",
     "HYDRATION_POINTS": "crash_points",
     "MemoryFences": "memory",
-    "MemoryObjects": "memory_objects",
+    "MemoryObjects": "memory",
     "OPERATION_POINTS": "crash_points",
     "ObjectStoreContract": "contracts.objects",
     "VirtualClock": "clock",

@@ -36,7 +36,7 @@ from ragfence.server.apikeys import (
 from ragfence.server.scopes import KeyScope, Role
 from ragfence.stores.local import LocalObjects
 from ragfence.stores.s3 import S3Objects
-from ragfence.testing.memory_objects import FaultyObjects, MemoryObjects
+from ragfence.testing.memory import FaultyObjects, MemoryObjects
 from tests.servers import S3Server
 
 GOLDEN = "rf_mfrw2zi_abcdefghij234567_aaaqeayeaudaocajbifqydiob4ibceqtcqkrmfyydenbwha5dypqn2zu3na"

@@ -14,7 +14,7 @@ from ragfence import Policy
 from ragfence.server.apikeys import ApiKeys, parsed
 from ragfence.server.key_log import PERIOD_S, LastUse
 from ragfence.stores.local import LocalObjects
-from ragfence.testing.memory_objects import FaultyObjects, MemoryObjects
+from ragfence.testing.memory import FaultyObjects, MemoryObjects
 from tests.api.serving import Caller, served
 
 DOCUMENT = {"doc_id": "a", "text": "Thirty days of leave a year."}

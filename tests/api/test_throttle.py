@@ -17,7 +17,7 @@ from ragfence.server.apikeys import ApiKeys, _packed, _token
 from ragfence.server.app import create_app
 from ragfence.server.throttle import BURST, LOG_LINES, FailureThrottle, address_of
 from ragfence.stores.local import LocalObjects
-from ragfence.testing.memory_objects import FaultyObjects
+from ragfence.testing.memory import FaultyObjects
 from tests.api.serving import Caller, served
 
 

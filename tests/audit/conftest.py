@@ -21,8 +21,7 @@ from ragfence.stores.objects import ObjectStore
 from ragfence.stores.redis.store import RedisFences
 from ragfence.stores.sqlite import SqliteFences
 from ragfence.testing.clock import VirtualClock
-from ragfence.testing.memory import MemoryFences
-from ragfence.testing.memory_objects import MemoryObjects
+from ragfence.testing.memory import MemoryFences, MemoryObjects
 
 _tenants = itertools.count()
 

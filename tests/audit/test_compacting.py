@@ -11,7 +11,7 @@ from ragfence.audit.ledger import Wanted, is_flat
 from ragfence.core.hashing import SHARDS
 from ragfence.errors import StoreUnavailable
 from ragfence.testing.clock import START_MS
-from ragfence.testing.memory_objects import FaultyObjects
+from ragfence.testing.memory import FaultyObjects
 from tests.audit.conftest import Place
 from tests.audit.made import DAY_MS, row
 

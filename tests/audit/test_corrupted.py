@@ -20,8 +20,7 @@ from ragfence.core.operations import Fence
 from ragfence.core.records import TOKEN_BYTES
 from ragfence.errors import Conflict, FencedOut
 from ragfence.testing.clock import VirtualClock
-from ragfence.testing.memory import MemoryFences
-from ragfence.testing.memory_objects import MemoryObjects
+from ragfence.testing.memory import MemoryFences, MemoryObjects
 from tests.unit.worlds import abandon, elsewhere
 
 Corruption = Callable[[list[Row]], list[Row]]

@@ -15,8 +15,7 @@ from ragfence.core.decision_rows import SEAL_POSITION, decode_rows
 from ragfence.errors import CommitUncertain, ObjectsRequired, StoreUnavailable
 from ragfence.testing.clock import START_MS
 from ragfence.testing.faults import FaultyFences
-from ragfence.testing.memory import MemoryFences
-from ragfence.testing.memory_objects import FaultyObjects
+from ragfence.testing.memory import FaultyObjects, MemoryFences
 from tests.audit.conftest import Place
 from tests.audit.made import DAY_MS, HOUR_MS, row
 

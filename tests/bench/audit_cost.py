@@ -14,7 +14,7 @@ from unittest.mock import patch
 import ragfence
 from ragfence.core.decisions import Claim
 from ragfence.documents.claims import Caller
-from ragfence.stores import redis_replays
+from ragfence.stores.redis import bulk as redis_replays
 from ragfence.stores.redis import codec
 from ragfence.stores.redis.store import RedisFences
 from tests import servers

@@ -24,15 +24,14 @@ from ragfence.errors import ObjectsRequired, StoreUnavailable, ValidationError
 from ragfence.indexes.build_log import Attempt, Builds
 from ragfence.indexes.spec import IndexSpec
 from ragfence.server.apikeys import ApiKeys
-from ragfence.server.tenants.directory import parts_of, tenants
 from ragfence.server.tenants.export import Export
 from ragfence.server.tenants.removal import Drop, Dropped
-from ragfence.server.tenants.stores import _TABLES, standing
+from ragfence.server.tenants.stores import _TABLES, parts_of, standing, tenants
 from ragfence.stores.local import LocalObjects
 from ragfence.stores.objects import ObjectStore
 from ragfence.stores.s3 import S3Objects
 from ragfence.stores.sqlite import SqliteFences
-from ragfence.testing.memory_objects import FaultyObjects, MemoryObjects
+from ragfence.testing.memory import FaultyObjects, MemoryObjects
 from tests.cli.conftest import run
 from tests.indexes.building import CountingEmbedder
 from tests.servers import RedisCluster, RedisServer, S3Server

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from ragfence.stores import objects_s3_listing
+from ragfence.stores import s3 as objects_s3_listing
 from ragfence.stores.local import LocalObjects
 from ragfence.stores.objects import ObjectStore
 from ragfence.stores.s3 import S3Objects
 from ragfence.testing.contracts.objects import ObjectListingContract, ObjectStoreContract
-from ragfence.testing.memory_objects import FaultyObjects, MemoryObjects
+from ragfence.testing.memory import FaultyObjects, MemoryObjects
 from tests.servers import S3Server
 
 

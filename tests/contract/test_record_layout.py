@@ -23,8 +23,7 @@ from ragfence.stores.redis.codec import Names, pack_lease, pack_seal
 from ragfence.stores.redis.store import RedisFences
 from ragfence.testing.clock import START_MS, VirtualClock
 from ragfence.testing.contracts.fence_calls import ALL_MODES, SHARD, claim, granted, lease, read, seal, start_epoch
-from ragfence.testing.memory import MemoryFences
-from ragfence.testing.memory_objects import MemoryObjects
+from ragfence.testing.memory import MemoryFences, MemoryObjects
 from tests.contract.conftest import CLOCK_KEY
 from tests.servers import RedisServer
 

@@ -9,7 +9,7 @@ import pytest
 
 from ragfence.dagster import corpus_matches_index, golden_queries, no_duplicate_effects
 from ragfence.errors import ValidationError
-from ragfence.indexes.golden import GoldenQuery
+from ragfence.indexes.gates import GoldenQuery
 from tests.dagster_guard.world import ALIAS, World, checked, plain
 from tests.indexes.building import text_of
 

@@ -18,7 +18,7 @@ from ragfence.documents.sync.ingest_table import IngestTable
 from ragfence.documents.sync.sync import PAGE
 from ragfence.errors import FormatCorrupt, FormatTooNew, TableGone, UnknownStore
 from ragfence.stores.local import LocalObjects
-from ragfence.testing.memory_objects import MemoryObjects
+from ragfence.testing.memory import MemoryObjects
 from tests.documents.places import Place
 from tests.documents.test_sync import Open, documents, folder, open_fence, write
 

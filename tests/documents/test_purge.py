@@ -13,9 +13,8 @@ from ragfence.documents.head_moves import AFTER_SNIPPETS
 from ragfence.documents.rewrite import REWRITING_POINTS
 from ragfence.engine import crash_points
 from ragfence.errors import DocumentInvalid, FormatCorrupt, Stale
-from ragfence.stores.local import LocalObjects
+from ragfence.stores.local import LocalObjects, Temp
 from ragfence.stores.objects import Put
-from ragfence.stores.objects_local_temp import Temp
 from ragfence.testing import at_point
 from ragfence.testing.memory_sinks import ListSink
 from tests.documents.chunkers import Paragraphs

@@ -24,8 +24,7 @@ from ragfence.engine.epochs import Epochs
 from ragfence.engine.hydration import LOCK_MS, Hydrator, Keep
 from ragfence.engine.segment_log import LogRow, PlainCodec, SegmentLoader
 from ragfence.errors import NotReady, StoreUnavailable
-from ragfence.testing.memory import MemoryFences
-from ragfence.testing.memory_objects import MemoryObjects
+from ragfence.testing.memory import MemoryFences, MemoryObjects
 from tests.machine.documents import DocumentWorld
 from tests.machine.drive import _ask_again, _drive
 from tests.machine.lineages import MemoryLineages

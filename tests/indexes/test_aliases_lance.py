@@ -8,8 +8,7 @@ import pytest
 
 from ragfence.errors import BuildMissing, BuildRetired
 from ragfence.indexes.alias_checks import alias_findings
-from ragfence.indexes.gates import Gates
-from ragfence.indexes.golden import GoldenQuery
+from ragfence.indexes.gates import Gates, GoldenQuery
 from tests.indexes.alias_world import TEXTS, AliasWorld, hash_of
 
 

@@ -15,7 +15,7 @@ from ragfence.indexes.backends.registry import lance_beside, open_backend
 from ragfence.stores.local import LocalObjects
 from ragfence.stores.s3 import S3Objects
 from ragfence.testing.contracts.backends import rows
-from ragfence.testing.memory_objects import MemoryObjects
+from ragfence.testing.memory import MemoryObjects
 from tests.servers import S3Server
 
 

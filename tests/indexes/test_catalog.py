@@ -27,7 +27,7 @@ from ragfence.indexes.catalog import (
     check_alias,
     following,
 )
-from ragfence.testing.memory_objects import MemoryObjects
+from ragfence.testing.memory import MemoryObjects
 
 KEEP = 3
 

@@ -12,8 +12,7 @@ import pytest
 
 from ragfence.errors import EmbedderUnknown, GateFailed, StoreUnavailable, ValidationError
 from ragfence.indexes.backends.backend import Found
-from ragfence.indexes.gates import Gates
-from ragfence.indexes.golden import GoldenQuery, load_golden
+from ragfence.indexes.gates import Gates, GoldenQuery, load_golden
 from tests.indexes.alias_world import TEXTS, AliasWorld, hash_of
 from tests.indexes.folder_backend import WordEmbedder
 

@@ -15,8 +15,8 @@ from ragfence.errors import (
     ObjectsRequired,
     ValidationError,
 )
-from ragfence.indexes import ties
-from ragfence.indexes.golden import GoldenQuery
+from ragfence.indexes import ranking
+from ragfence.indexes.gates import GoldenQuery
 from ragfence.indexes.spec import IndexSpec
 from tests.documents.places import Place
 from tests.indexes.building import CountingEmbedder, ingested, spec_in, text_of
@@ -80,7 +80,7 @@ def test_a_search_asks_the_backend_once_unless_equals_are_cut_off(near: Place, m
 
 
 def test_equals_without_end_are_not_asked_for_for_ever(near: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ties, "MORE", (1, 2))
+    monkeypatch.setattr(ranking, "MORE", (1, 2))
     fence, text = near.open(), "the very same text"
     fence.documents.ingest_many([Document(f"twin-{at}", text) for at in range(9)])
     fence.aliases.swap("docs", fence.indexes.build(spec_in(near.folder, CountingEmbedder())).index_hash)

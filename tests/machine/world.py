@@ -19,7 +19,7 @@ from ragfence.engine.epochs import Epochs
 from ragfence.engine.hydration import EpochWatch, Hydrator
 from ragfence.engine.segment_log import PlainCodec, SegmentLoader
 from ragfence.errors import StoreUnavailable
-from ragfence.testing.memory_objects import MemoryObjects
+from ragfence.testing.memory import MemoryObjects
 from tests.machine.lineages import Lineage, Lineages
 
 LEASE_MS = 30_000

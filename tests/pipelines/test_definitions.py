@@ -17,7 +17,7 @@ from pipelines.corpus import MANUAL, PACKAGES, has_manual, write_corpus
 from pipelines.definitions import defs
 from pipelines.settings import CORPUS, GOLDEN, MIN_RECALL, Where
 from ragfence.dagster.versions import recorded_version
-from ragfence.indexes.golden import load_golden
+from ragfence.indexes.gates import load_golden
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent

@@ -74,7 +74,7 @@ def test_an_index_lies_in_a_private_folder(umask: int, tmp_path: Path) -> None:
 
 def test_a_qdrant_folder_is_private(umask: int, tmp_path: Path) -> None:
     local = pytest.importorskip("qdrant_client") and __import__(
-        "ragfence.indexes.backends.qdrant_local", fromlist=["open_local"]
+        "ragfence.indexes.backends.qdrant", fromlist=["open_local"]
     )
     local.open_local(tmp_path / "vectors").close()
     assert stat.S_IMODE((tmp_path / "vectors").stat().st_mode) == 0o700

@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 import ragfence
 from ragfence import Document, Operation, Policy
 from ragfence.core.canonical import canonical_json, parse_json
-from ragfence.core.clean_json import CleanJson
-from ragfence.core.redaction import REDACTED, Redaction
+from ragfence.core.redaction import REDACTED, CleanJson, Redaction
 from ragfence.errors import Conflict, EffectFailed, NotJson, TerminalError
 from tests import servers
 from tests.api.serving import served

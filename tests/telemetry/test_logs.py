@@ -10,8 +10,7 @@ from ragfence import Document, Operation, Policy
 from ragfence.core.policy import ROW_FIELDS
 from ragfence.errors import Conflict, StoreUnavailable
 from ragfence.telemetry import Logs
-from ragfence.telemetry.logs import json_lines
-from ragfence.telemetry.rates import DuplicateRates
+from ragfence.telemetry.logs import DuplicateRates, json_lines
 from ragfence.testing import FaultyFences, MemoryFences, MemoryObjects, VirtualClock
 from tests.telemetry.conftest import Lines
 from tests.unit.worlds import abandon, elsewhere

@@ -26,7 +26,7 @@ from ragfence.errors import (
 )
 from ragfence.stores.sqlite import SqliteFences
 from ragfence.telemetry import Metrics, exposition
-from ragfence.telemetry.labels import Bounded, kind_of, route_of
+from ragfence.telemetry.metrics import Bounded, kind_of, route_of
 from ragfence.testing import FaultyFences, MemoryFences, MemoryObjects, VirtualClock
 from tests.documents.chunkers import Failing
 from tests.unit.worlds import abandon, elsewhere

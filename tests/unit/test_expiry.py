@@ -15,8 +15,7 @@ from ragfence.engine.commits import Commits
 from ragfence.engine.expiry import Purged
 from ragfence.errors import Conflict, EffectFailed, TerminalError, ValidationError
 from ragfence.stores.objects import Entry
-from ragfence.testing.memory import MemoryFences
-from ragfence.testing.memory_objects import FaultyObjects, MemoryObjects
+from ragfence.testing.memory import FaultyObjects, MemoryFences, MemoryObjects
 from tests.unit.ages import (
     DAY_MS,
     HOUR_MS,

@@ -19,7 +19,7 @@ from ragfence.errors import Conflict, EffectFailed, InFlight, Stale, StoreUnavai
 from ragfence.stores.fences import Lookup
 from ragfence.testing.crash_points import at_point
 from ragfence.testing.faults import FaultyFences
-from ragfence.testing.memory_objects import FaultyObjects
+from ragfence.testing.memory import FaultyObjects
 from tests.unit.ages import (
     SOURCE_TTL_MS,
     Meeting,

@@ -14,7 +14,7 @@ from ragfence.engine.commits import Commit
 from ragfence.engine.requests import slot_of
 from ragfence.errors import Conflict, Stale
 from ragfence.testing.crash_points import at_point
-from ragfence.testing.memory_objects import MemoryObjects
+from ragfence.testing.memory import MemoryObjects
 from tests.unit.ages import (
     SOURCE_TTL_MS,
     TTL_MS,

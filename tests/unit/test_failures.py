@@ -25,8 +25,7 @@ from ragfence.errors import (
     TerminalError,
 )
 from ragfence.testing.crash_points import HYDRATION_POINTS, OPERATION_POINTS, at_point
-from ragfence.testing.memory import MemoryFences
-from ragfence.testing.memory_objects import FaultyObjects
+from ragfence.testing.memory import FaultyObjects, MemoryFences
 from tests.unit.jobs import COMMITS, JOB, Job, assert_settled, reached, record_of, unreliable
 from tests.unit.worlds import Crash, Process, World, Wrapped, abandon, elsewhere, eventually
 

@@ -49,7 +49,7 @@ from ragfence.indexes.spec import index_hash_of
 from ragfence.server.http_claims import stored_key
 from ragfence.stores.object_log import Numbered
 from ragfence.stores.redis.codec import Names
-from ragfence.testing.memory_objects import MemoryObjects
+from ragfence.testing.memory import MemoryObjects
 
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parents[1] / "golden" / "keys.json").read_text(encoding="utf-8"))
 DOMAIN = re.compile(r"ragfence/[a-z/-]+/[0-9]+")

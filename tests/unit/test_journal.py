@@ -21,7 +21,7 @@ from ragfence.errors import (
     StoreUnavailable,
 )
 from ragfence.testing.crash_points import at_point
-from ragfence.testing.memory_objects import FaultyObjects
+from ragfence.testing.memory import FaultyObjects
 from tests.unit.jobs import COMMITS, JOB, OPEN, Job, assert_settled, reached, record_of, unreliable
 from tests.unit.worlds import Crash, Process, World, Wrapped, abandon, elsewhere
 

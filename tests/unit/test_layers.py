@@ -20,7 +20,7 @@ ROOT = Path(ragfence.__file__).parent
 # Lowest first. A module may import its own layer and those below it. Whoever adds a module to the package says here
 # where it belongs.
 LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
-    ("base", frozenset({"errors", "_extras", "_pickling", "_version"})),
+    ("base", frozenset({"errors", "_extras", "_version"})),
     ("core", frozenset({"core"})),
     ("stores", frozenset({"stores"})),
     ("engine", frozenset({"engine"})),
@@ -92,7 +92,7 @@ def faults_in(found: Import) -> Iterator[str]:
         return
     top, *rest = found.name.split(".")
     if top != "ragfence":
-        pure = own in ("core", "errors", "_extras", "_pickling", "_version")
+        pure = own in ("core", "errors", "_extras", "_version")
         known = top in sys.stdlib_module_names or top in CORE_MAY_IMPORT or (found.file, found.name) in EXCEPTIONS
         if pure and not known:
             yield f"{found.file}:{found.line}: the core must not import {found.name}"

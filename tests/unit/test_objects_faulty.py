@@ -6,7 +6,7 @@ import pytest
 
 from ragfence.errors import CommitUncertain, StoreUnavailable
 from ragfence.stores.objects import Put
-from ragfence.testing.memory_objects import FaultyObjects, MemoryObjects
+from ragfence.testing.memory import FaultyObjects, MemoryObjects
 
 
 @pytest.fixture

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 
 from ragfence.errors import CommitUncertain, StoreUnavailable, StoreUnsafe, UnknownStore, ValidationError
 from ragfence.stores import local
-from ragfence.stores.local import LocalObjects
+from ragfence.stores.local import MACHINE, LocalObjects, Temp, TempFiles
 from ragfence.stores.objects import Put
-from ragfence.stores.objects_local_temp import MACHINE, Temp, TempFiles
 from tests.unit.racing_objects import NAMES, race, self_evident, watch
 
 WRITERS, READERS = 8, 2

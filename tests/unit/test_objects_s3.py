@@ -26,10 +26,9 @@ from ragfence.errors import (
     UnknownStore,
     ValidationError,
 )
-from ragfence.stores import objects_s3_listing
+from ragfence.stores import s3 as objects_s3_listing
 from ragfence.stores.objects import Entry, Put
-from ragfence.stores.objects_s3_listing import Page, flat, walk
-from ragfence.stores.s3 import NONCE, PutRetry, S3Objects
+from ragfence.stores.s3 import NONCE, Page, PutRetry, S3Objects, flat, walk
 from tests.faulty_http import Fault, FaultyProxy
 from tests.servers import S3Server, free_ports
 

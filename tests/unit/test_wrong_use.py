@@ -29,8 +29,7 @@ from ragfence.errors import (
     UnknownStore,
     ValidationError,
 )
-from ragfence.testing.memory import MemoryFences
-from ragfence.testing.memory_objects import MemoryObjects
+from ragfence.testing.memory import MemoryFences, MemoryObjects
 from tests import servers
 from tests.unit.test_objects_s3 import lying
 from tests.unit.worlds import World

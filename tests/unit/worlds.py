@@ -22,8 +22,7 @@ from ragfence.stores.local import LocalObjects
 from ragfence.stores.objects import ObjectStore
 from ragfence.stores.sqlite import SqliteFences
 from ragfence.testing.clock import VirtualClock
-from ragfence.testing.memory import MemoryFences
-from ragfence.testing.memory_objects import MemoryObjects
+from ragfence.testing.memory import MemoryFences, MemoryObjects
 
 R = TypeVar("R")
 Request = dict[str, Any]

@@ -15,8 +15,8 @@ from typing import ClassVar, NamedTuple, NoReturn, Protocol
 from ragfence.core.canonical import JsonValue, canonical_json
 from ragfence.core.hashing import digest
 from ragfence.core.operations import checked_text
+from ragfence.documents.chunking.boundaries import line_borders, overlapping, spans
 from ragfence.documents.chunking.markdown import MAX_SECTION_BYTES, outline
-from ragfence.documents.chunking.splitting import line_borders, overlapping, spans
 from ragfence.errors import NotJson, ValidationError
 
 ADAPTER = 1

@@ -18,7 +18,6 @@ from ragfence.documents.identity import snippet_texts
 from ragfence.documents.log import METADATA, Address, address_in, ids_in
 from ragfence.documents.sinks.intents import Intent, Intents, Owed, Touched, touched_by
 from ragfence.documents.sinks.reconciliation import Reconciler, lookup_of
-from ragfence.documents.sinks.revisions import Placed, Revisions
 from ragfence.documents.sinks.sink import (
     AFTER_DELETE,
     AFTER_INTENT,
@@ -31,7 +30,7 @@ from ragfence.documents.sinks.sink import (
     VectorSink,
     delete_all,
 )
-from ragfence.documents.sinks.upserts import NewSegment, Upserts
+from ragfence.documents.sinks.upserts import NewSegment, Placed, Revisions, Upserts
 from ragfence.engine import crash_points
 from ragfence.engine.batch_commit import BATCH_BYTES, Answer, Move, Moved, SegmentWriter
 from ragfence.engine.segment_log import LogRow

@@ -19,9 +19,8 @@ from ragfence.documents.head_moves import retract_effect
 from ragfence.documents.identity import KIND, Identity, snippet_texts
 from ragfence.documents.log import METADATA, NO_POSITIONS, ids_in, result_of, stored_in
 from ragfence.documents.sinks.intents import Touched
-from ragfence.documents.sinks.revisions import Placed, Revisions
 from ragfence.documents.sinks.sink import Sink, VectorSink, delete_all
-from ragfence.documents.sinks.upserts import Upserts
+from ragfence.documents.sinks.upserts import Placed, Revisions, Upserts
 from ragfence.engine.batch_commit import Effected, Move, SegmentWriter, batch_tokens
 from ragfence.engine.hydration import Hydrator
 from ragfence.errors import FencedOut, NotReady, SnapshotGone

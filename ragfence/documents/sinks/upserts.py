@@ -4,20 +4,174 @@
 
 The vectors of new snippets are put beside the snippets before the commit. They count when the segment counts: what
 belongs to a segment that was never committed is void, and is deleted with it.
+
+The snippets of many revisions at once, as a sink gets them: each object is read once, whoever needs it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
-from ragfence.documents.log import Address
-from ragfence.documents.sinks.revisions import Placed, PlacedSnippet
-from ragfence.documents.sinks.sink import PAGE, Sink, VectorSink
+from ragfence.core.canonical import parse_json
+from ragfence.core.records import KeyRecord
+from ragfence.documents.identity import snippet_texts
+from ragfence.documents.log import INGEST, Address, Layout, address_in, estimated_tokens, stored_in
+from ragfence.documents.parquet import decode_snippets, whole_rows
+from ragfence.documents.sinks.sink import PAGE, Sink, SinkSnippet, VectorSink
+from ragfence.engine.segment_log import LogRow
+from ragfence.stores.objects import ObjectStore
 
 if TYPE_CHECKING:
     from ragfence.indexes.embedders.embedder import Vectors
+
+
+class Placed(NamedTuple):
+    """A row of the log, and the segment that holds it."""
+
+    row: LogRow
+    at: Address
+
+
+class PlacedSnippet(NamedTuple):
+    """A snippet, and the segment beside whose rows its text stands."""
+
+    snippet: SinkSnippet
+    at: Address
+
+
+class _Text(NamedTuple):
+    text: str
+    tokens: int
+    at: Address
+
+
+class Revisions:
+    def __init__(self, objects: ObjectStore, layout: Layout, truth: Callable[[], Iterable[str]]) -> None:
+        """`truth`: the names of the segments that count, asked for when one is not where a record says."""
+        self._objects = objects
+        self._layout = layout
+        self._truth = truth
+
+    def heads(self, records: Mapping[str, KeyRecord]) -> dict[str, Placed]:
+        """The row behind each document's record; without those that cannot be found."""
+        found = self._rows({doc_id: stored_in(record).row for doc_id, record in records.items()})
+        return {
+            doc_id: placed
+            for doc_id, rows in found.items()
+            for placed in rows
+            if placed.row.fence == records[doc_id].fence
+        }
+
+    def snippets(
+        self, rows: Mapping[str, Placed], wanted: Mapping[str, Collection[str]]
+    ) -> dict[str, list[PlacedSnippet]]:
+        """The wanted snippets of these revisions, described by these rows; without documents that cannot be read."""
+        needed = {doc_id: rows[doc_id] for doc_id, ids in wanted.items() if ids}
+        made = self._made(needed)
+        texts = self._texts(made, {doc_id: set(wanted[doc_id]) for doc_id in made})
+        return {
+            doc_id: _told(needed[doc_id].row, placed.row, wanted[doc_id], texts)
+            for doc_id, placed in made.items()
+            if texts.keys() >= set(wanted[doc_id])
+        }
+
+    def _made(self, rows: Mapping[str, Placed]) -> dict[str, Placed]:
+        """The `ingest` row of each revision, which has its positions."""
+        made = {doc_id: placed for doc_id, placed in rows.items() if placed.row.detail.action == INGEST}
+        others = {doc_id: placed for doc_id, placed in rows.items() if doc_id not in made}
+        origins = {
+            doc_id: address_in(placed.row.detail.origin) if placed.row.detail.origin else placed.at
+            for doc_id, placed in others.items()
+        }
+        for doc_id, found in self._rows(origins).items():
+            for placed in found:
+                if placed.row.detail.action == INGEST and placed.row.key == others[doc_id].row.key:
+                    made[doc_id] = placed
+        return made
+
+    def _texts(self, made: Mapping[str, Placed], missing: dict[str, set[str]]) -> dict[str, _Text]:
+        """Those that a revision made stand beside its rows; those it took over, beside the heads before it."""
+        found: dict[str, _Text] = {}
+        for placed in made.values():
+            for each, text in placed.row.detail.fresh:  # of a batch that is under way
+                found[each.hex()] = _Text(text, estimated_tokens(text), placed.at)
+        frontier = dict(made)
+        while frontier:
+            for doc_id in frontier:  # not by `-=`, which would go through all that was found for each document
+                missing[doc_id] = {each for each in missing[doc_id] if each not in found}
+            frontier = {doc_id: placed for doc_id, placed in frontier.items() if missing[doc_id]}
+            for address in {placed.at for placed in frontier.values()}:
+                name = self._layout.snippets_at(address)
+                if (data := self._objects.get(name)) is not None:
+                    for snippet in decode_snippets(name, data):
+                        if snippet.snippet_id in missing.get(snippet.doc_id, ()):
+                            found[snippet.snippet_id] = _Text(snippet.text, snippet.tokens, address)
+            frontier = self._before(
+                {doc_id: p for doc_id, p in frontier.items() if not missing[doc_id] <= found.keys()}
+            )
+        return found
+
+    def _before(self, made: Mapping[str, Placed]) -> dict[str, Placed]:
+        """The `ingest` rows of the heads that these moves replaced."""
+        befores = {doc_id: address_in(p.row.detail.before) for doc_id, p in made.items() if p.row.detail.before}
+        replaced = {}
+        for doc_id, rows in self._rows(befores).items():
+            earlier = [placed for placed in rows if placed.row.live and placed.row.fence < made[doc_id].row.fence]
+            if earlier:
+                replaced[doc_id] = max(earlier, key=lambda placed: placed.row.fence)
+        return self._made(replaced)
+
+    def _rows(self, addresses: Mapping[str, Address]) -> dict[str, list[Placed]]:
+        by_segment: dict[Address, set[str]] = defaultdict(set)
+        for doc_id, address in addresses.items():
+            by_segment[address].add(doc_id)
+        found: dict[str, list[Placed]] = defaultdict(list)
+        for address, doc_ids in by_segment.items():
+            at, data = self._segment(address)
+            if data is None:
+                continue
+            for row in whole_rows(self._layout.rows_at(at), data):
+                if row.detail.doc_id in doc_ids:
+                    found[row.detail.doc_id].append(Placed(row, at))
+        return found
+
+    def _segment(self, address: Address) -> tuple[Address, bytes | None]:
+        data = self._objects.get(self._layout.rows_at(address))
+        if data is None:
+            # A purge has rewritten it: then it has the same batch in its name, and a later epoch.
+            for name in self._truth():
+                now_at = address_in(name)
+                if now_at.batch == address.batch:
+                    return now_at, self._objects.get(name)
+        return address, data
+
+
+def _told(row: LogRow, made: LogRow, wanted: Collection[str], texts: Mapping[str, _Text]) -> list[PlacedSnippet]:
+    detail = row.detail
+    metadata: Any = parse_json(detail.metadata.encode())
+    told = []
+    places = zip(snippet_texts(detail.ids), *made.detail.positions, strict=True)
+    for ordinal, (snippet_id, start, end, section_id) in enumerate(places):
+        if snippet_id in wanted:
+            text, tokens, at = texts[snippet_id]
+            snippet = SinkSnippet(
+                snippet_id=snippet_id,
+                doc_id=detail.doc_id,
+                text=text,
+                start=start,
+                end=end,
+                section_id=section_id,
+                ordinal=ordinal,
+                tokens=tokens,
+                source_url=detail.source_url,
+                metadata=metadata,
+            )
+            told.append(PlacedSnippet(snippet, at))
+    return told
+
 
 REMEMBERED = 16
 """batches that did not finish"""

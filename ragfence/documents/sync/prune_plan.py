@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Literal, NamedTuple
 
 from ragfence.core.records import Head
-from ragfence.documents.expecting import version_of
+from ragfence.documents.claims import version_of
 from ragfence.documents.log import stored_in
 from ragfence.documents.origins import Origin
 from ragfence.documents.reads import Reading

@@ -36,15 +36,18 @@ from ragfence.documents.reads import Reading
 from ragfence.documents.sources import Item, Source
 from ragfence.documents.sync.ingest_table import TableRow, TableWriter
 from ragfence.documents.sync.prune_plan import Prune, PrunePlan
-from ragfence.documents.sync.random_ids import HINT, SAMPLE, RandomIds, is_random_id
 from ragfence.documents.sync.report import (
+    HINT,
+    SAMPLE,
     TOLD,
+    RandomIds,
     SyncFailure,
     SyncReport,
     Tally,
     describe_random_ids,
     failure_of,
     ids_of_record,
+    is_random_id,
 )
 from ragfence.documents.sync.state import Changes, Note, Roll, States
 from ragfence.engine import gc_pause

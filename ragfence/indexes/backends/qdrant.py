@@ -3,14 +3,21 @@
 A point's id is its snippet_id, which is a UUID; the payload has all columns. Cosine vectors come back normalised. What
 a search must know stands in the collection's own configuration. Qdrant's aliases have no generation and no
 compare-and-swap, so `point` simply sets them, and whoever cares reads again.
+
+What the errors of qdrant-client mean; its local mode has only ValueError and RuntimeError.
+
+What is particular to Qdrant's local mode: one process per folder, and SQLite files underneath.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import sqlite3
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
@@ -18,10 +25,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from uuid import UUID
 
+from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
+
 from ragfence._extras import missing_package
-from ragfence.errors import BuildMissing, StoreUnavailable, Unsupported, ValidationError
+from ragfence.errors import BuildMissing, RagfenceError, StoreAuth, StoreUnavailable, Unsupported, ValidationError
 from ragfence.indexes.backends.backend import PAYLOAD, PREFIX, Found, Metric, Pointer, Shape, row_schema
 from ragfence.indexes.backends.shapes import Between, Kinds, check_search, check_shape, only
+from ragfence.stores.file_modes import make_folders, opener
 
 if TYPE_CHECKING:
     from ragfence.indexes.embedders.embedder import Vectors
@@ -83,7 +93,7 @@ class QdrantBackend:
         return None if self._path is not None else ("hnsw", {"m": 16, "ef_construct": 128, "ef": 128})
 
     def write(self, physical: str, shape: Shape, tables: Iterable[Any]) -> int:
-        from ragfence.indexes.backends.qdrant_errors import is_taken
+        from ragfence.indexes.backends.qdrant import is_taken
 
         self.check(shape)
         try:
@@ -95,7 +105,7 @@ class QdrantBackend:
                 ) from error
             raise
         if self._path is not None:
-            from ragfence.indexes.backends.qdrant_local import silence
+            from ragfence.indexes.backends.qdrant import silence
 
             silence()
         rows = 0
@@ -140,7 +150,7 @@ class QdrantBackend:
         with self._lock:
             self._on(physical, "remove rows of", lambda client: client.delete(physical, chosen, wait=True))
             if self._path is not None:
-                from ragfence.indexes.backends.qdrant_local import vacuum
+                from ragfence.indexes.backends.qdrant import vacuum
 
                 vacuum(self._path, physical)
 
@@ -247,7 +257,7 @@ class QdrantBackend:
 
     def _on(self, physical: str, what: str, act: Callable[[Any], _T]) -> _T:
         """As `_call`, for something that may be missing."""
-        from ragfence.indexes.backends.qdrant_errors import is_missing
+        from ragfence.indexes.backends.qdrant import is_missing
 
         try:
             return self._call(f"{what} {physical}", act, raw=is_missing)
@@ -259,7 +269,7 @@ class QdrantBackend:
     def _call(self, what: str, act: Callable[[Any], _T], *, raw: Callable[[Exception], bool] | None = None) -> _T:
         """Acts, and translates what goes wrong, but for errors that the caller wants `raw`."""
         client = self._client
-        from ragfence.indexes.backends.qdrant_errors import QdrantError, translate
+        from ragfence.indexes.backends.qdrant import QdrantError, translate
 
         try:
             with self._lock:
@@ -288,7 +298,7 @@ class QdrantBackend:
 
     def _connect(self) -> Any:
         if self._path is not None:
-            from ragfence.indexes.backends.qdrant_local import open_local
+            from ragfence.indexes.backends.qdrant import open_local
 
             return open_local(self._path)
         from qdrant_client import QdrantClient
@@ -329,3 +339,83 @@ def _point_id(snippet_id: str) -> str:
 def _score(metric: Metric, score: float) -> float:
     """Qdrant says similarities, but for l2 the distance."""
     return -(score * score) if metric == "l2" else score
+
+
+QdrantError = (UnexpectedResponse, ResponseHandlingException, ValueError, RuntimeError)
+
+
+def is_missing(error: Exception) -> bool:
+    if isinstance(error, UnexpectedResponse):
+        return error.status_code == 404
+    return "not found" in str(error)
+
+
+def is_taken(error: Exception) -> bool:
+    if isinstance(error, UnexpectedResponse):
+        return error.status_code == 409 or "already exists" in _said(error)
+    return "already exists" in str(error)
+
+
+def translate(error: Exception, what: str, where: str) -> RagfenceError:
+    """The error for people: what could not be done, at which server, and what to do about it."""
+    said = f"cannot {what}, {where}: {_said(error)}"
+    if isinstance(error, UnexpectedResponse):
+        if error.status_code in (401, 403):
+            return StoreAuth(said, hint="set QDRANT_API_KEY to a key that may write and delete collections")
+        if error.status_code in (400, 422):
+            return ValidationError(said, hint="the server refused the request; is it as new as qdrant-client?")
+        return StoreUnavailable(said)
+    return StoreUnavailable(said)
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, UnexpectedResponse):
+        body = error.content.decode(errors="replace") if error.content else error.reason_phrase
+        return f"{error.status_code} {' '.join(body.split())[:300]}"
+    return " ".join(str(error).split())[:300]
+
+
+def open_local(folder: Path) -> Any:
+    from qdrant_client import QdrantClient
+
+    silence()
+    try:
+        make_folders(folder)
+        _refuse_second(folder)
+        return QdrantClient(path=str(folder))
+    except RuntimeError as error:  # somebody came between
+        raise _in_use(folder) from error
+    except OSError as error:
+        raise StoreUnavailable(
+            f"cannot keep an index in {folder}: {error.strerror or error}",
+            hint="name a folder that can be made and written to",
+        ) from error
+
+
+def silence() -> None:
+    """Local mode warns of more than 20,000 points at every step. docs/backends.md says it once."""
+    warnings.filterwarnings("ignore", message="Local mode is not recommended", category=UserWarning)
+
+
+def vacuum(folder: Path, physical: str) -> None:
+    """Deleted points stay in the free pages of the file until it is written anew."""
+    file = folder / "collection" / physical / "storage.sqlite"
+    if file.exists():
+        with contextlib.closing(sqlite3.connect(file, timeout=30)) as db:
+            db.execute("VACUUM")
+
+
+def _refuse_second(folder: Path) -> None:
+    """qdrant-client would refuse as well, but leaves an open file behind."""
+    with open(folder / ".lock", "a+", opener=opener) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as taken:
+            raise _in_use(folder) from taken
+
+
+def _in_use(folder: Path) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"{folder} is open in another process or client: Qdrant's local mode is for one at a time",
+        hint="close the other one, or run a Qdrant server: qdrant+http://host:6333",
+    )

@@ -19,9 +19,9 @@ from ragfence.core.hashing import ContentKey, digest_part
 from ragfence.core.operations import SEQUENCE_MAX, SEQUENCE_MIN, checked_text
 from ragfence.core.receipts import Decision, Flags, Receipt, default_effect_id
 from ragfence.core.redaction import REDACTED, Redaction
+from ragfence.documents.claims import ANY, Expected
 from ragfence.documents.document import Document, Limits
 from ragfence.documents.document import checked as checked_document
-from ragfence.documents.expecting import ANY, Expected
 from ragfence.documents.identity import snippet_texts
 from ragfence.documents.log import RETRACT, ids_in
 from ragfence.documents.reads import StoredDocument

@@ -13,7 +13,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from ragfence.engine.background import to_the_end
+from ragfence.engine.aio import to_the_end
 from ragfence.errors import RagfenceError
 from ragfence.fence import Fence
 from ragfence.server.auth import bearer_of

@@ -17,8 +17,7 @@ from ragfence.core.operations import encoded
 from ragfence.engine.epochs import Epochs
 from ragfence.errors import ObjectsRequired, StoreUnavailable, ValidationError
 from ragfence.server.apikeys import FOLDER as APIKEYS
-from ragfence.server.tenants.directory import parts_of
-from ragfence.server.tenants.stores import Told
+from ragfence.server.tenants.stores import Told, parts_of
 from ragfence.stores.file_modes import make_folders, opener
 from ragfence.stores.objects import MAX_PART_BYTES, Entry
 

@@ -26,8 +26,7 @@ from ragfence.core.operations import encoded
 from ragfence.errors import RagfenceError, StoreUnavailable
 from ragfence.server.apikeys import FOLDER as APIKEYS
 from ragfence.server.apikeys import FRESH_S
-from ragfence.server.tenants.directory import parts_of, size_of
-from ragfence.server.tenants.stores import BATCH, Standing, Told
+from ragfence.server.tenants.stores import BATCH, Standing, Told, parts_of, size_of
 
 if TYPE_CHECKING:
     from ragfence.fence import Fence

@@ -1,4 +1,7 @@
-"""A fence store across tenants, which no fence looks at: every fence is of one tenant."""
+"""A fence store across tenants, which no fence looks at: every fence is of one tenant.
+
+Which tenants there are, without reading all their names.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import os
 import re
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
@@ -15,6 +19,8 @@ from urllib.parse import quote, unquote
 from ragfence._open import _backend, _is_server, _sqlite_path
 from ragfence.core.operations import encoded
 from ragfence.errors import FormatTooNew, StoreUnavailable
+from ragfence.server.apikeys import FOLDER as APIKEYS
+from ragfence.stores.objects import Entry, ObjectStore
 
 BATCH = 1000
 """so much is deleted at once"""
@@ -170,7 +176,7 @@ class _Redis:
 
     def drop(self, tenant: str, told: Told) -> int:
         from ragfence.stores.redis.codec import Names
-        from ragfence.stores.redis_errors import understood
+        from ragfence.stores.redis.replies import understood
 
         done = 0
         with understood(self._link.url):
@@ -194,7 +200,7 @@ class _Redis:
 
     def _scan(self, pattern: bytes) -> Iterator[tuple[Any, bytes]]:
         """A name may come twice, as SCAN has it."""
-        from ragfence.stores.redis_errors import understood
+        from ragfence.stores.redis.replies import understood
 
         with understood(self._link.url):
             for _, client in self._link.primaries():
@@ -206,3 +212,49 @@ class _Redis:
         # Nothing in an encoded tenant is special to SCAN.
         tag = encoded(tenant).encode()
         return b"rf{%s:??}*" % tag, b"rf{%s}l*" % tag
+
+
+@dataclass(frozen=True, slots=True)
+class TenantState:
+    name: str
+    held: Held | None
+    """None: the fence store knows nothing of it"""
+    folders: tuple[str, ...]
+    """what kinds of objects it has"""
+    apikeys: int = 0
+    """also revoked ones"""
+    objects: int | None = None
+    bytes: int | None = None
+    """only where sizes were asked for: every name has to be listed for that"""
+
+
+def tenants(fences: Standing, objects: ObjectStore | None, *, sizes: bool = False) -> Iterator[TenantState]:
+    """Every tenant of either store, by name. Of the objects only the folders are looked at, unless `sizes`."""
+    known = fences.tenants()
+    stored = {} if objects is None else {tenant: part for part in parts_of(objects, "") if (tenant := tenant_in(part))}
+    for name in sorted({*known, *stored}):
+        if objects is None or name not in stored:
+            yield TenantState(name, known.get(name), ())
+            continue
+        root = f"{stored[name]}/"
+        folders, keys = tuple(parts_of(objects, root)), sum(1 for _ in parts_of(objects, f"{root}{APIKEYS}/"))
+        counted = sized = None
+        if sizes:
+            counted, sized = size_of(objects.list(root))
+        yield TenantState(name, known.get(name), folders, keys, counted, sized)
+
+
+def parts_of(objects: ObjectStore, root: str) -> Iterator[str]:
+    """The names right below, each by a request of its own: nobody reads all names to learn the first parts."""
+    after = ""
+    while entry := next(iter(objects.list(root, start_after=after, limit=1)), None):
+        part = entry.name[len(root) :].partition("/")[0]
+        yield part
+        after = f"{root}{part}0"  # "0" follows "/"
+
+
+def size_of(entries: Iterator[Entry]) -> tuple[int, int]:
+    count = size = 0
+    for entry in entries:
+        count, size = count + 1, size + entry.size
+    return count, size

@@ -17,9 +17,9 @@ import redis
 from ragfence.core.policy import Durability
 from ragfence.stores.checkups.check import Check, fail, ok, warn
 from ragfence.stores.redis.codec import Names
+from ragfence.stores.redis.replies import understood
 from ragfence.stores.redis.requirements import OLDEST, WAITAOF_SINCE, version_of
 from ragfence.stores.redis.server_urls import open_link
-from ragfence.stores.redis_errors import understood
 
 CLOCK_OFF_MS = 1000
 LAG_S = 10

@@ -11,10 +11,9 @@ from redis.exceptions import NoScriptError
 
 from ragfence.errors import StoreUnavailable
 from ragfence.stores.redis.connection import Begun, Call, Exchange, Link
-from ragfence.stores.redis.replies import Command
+from ragfence.stores.redis.replies import REDIS_ERRORS, Command, in_our_words, understood
 from ragfence.stores.redis.requirements import Confirmation
 from ragfence.stores.redis.scripts import Script
-from ragfence.stores.redis_errors import REDIS_ERRORS, in_our_words, understood
 
 Needed = Callable[[list[Any]], bool]
 """Whether these replies count only once they are confirmed."""

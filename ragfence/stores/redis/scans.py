@@ -1,17 +1,30 @@
-"""Reading from Redis without deciding: consistent snapshots of records and markers, and scans."""
+"""Reading from Redis without deciding: consistent snapshots of records and markers, and scans.
+
+What a Redis holds, from counts that the scripts keep as they answer.
+
+    c   a hash per shard: `e` the epoch and `m` the count of head moves up to which it is right, `d` live documents
+    p   a sorted set per shard: the digests of keys without an outcome, by the time at which they expire
+    q   the same of sources
+
+The counts of a shard are right if `e` is its epoch and `m` its count of moves. If not, an older ragfence wrote it, or
+still does: then the shard is counted, once, and that is logged.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from ragfence.core.records import KeyRecord, lease_of_source, mark_of_source
 from ragfence.errors import REHYDRATE, FormatCorrupt
+from ragfence.stores.fences import PENDING_SEEN, Pending, Scanned
+from ragfence.stores.redis.calls import Asking
 from ragfence.stores.redis.codec import Names
 from ragfence.stores.redis.connection import Call, Link, run_id_in
-from ragfence.stores.redis.replies import Command
-from ragfence.stores.redis_errors import understood
+from ragfence.stores.redis.replies import Command, understood
 
 SCAN_PAGE = 1000
 SCAN_COUNT = 5000
@@ -127,3 +140,117 @@ def _usable(marker: bytes | None, run_id: bytes) -> int | None:
         return int(epoch) if state == b"R" and run == run_id else None
     except ValueError as broken:
         raise FormatCorrupt(f"{marker!r} is not a valid marker of a shard", hint=REHYDRATE) from broken
+
+
+RECOUNTED_AT_ONCE = 200
+RECOUNTS = 3
+"""how often a shard is counted whose documents move meanwhile"""
+_log = logging.getLogger("ragfence")
+
+
+class StoreCounts:
+    def __init__(self, asking: Asking, reader: Reader, names: Names, *, solo: bool) -> None:
+        self._asking, self._reader, self._names, self._solo = asking, reader, names, solo
+        self._shards = range(len(names.prefixes))
+
+    def documents(self) -> int:
+        """The live documents of the shards that may answer."""
+        scanned: dict[int, int] = {}
+        for attempt in range(RECOUNTS + 1):
+            counted, wrong = self._read()
+            if not wrong:
+                break
+            if attempt < RECOUNTS:
+                scanned = self._recount(wrong)
+        return sum(counted) + sum(scanned.get(shard, 0) for shard in wrong)
+
+    def pending(self, now_ms: int) -> Pending:
+        """Counted all, read as many as `PENDING_SEEN`."""
+        epochs = self._reader.snapshot([], self._shards).epochs
+        sets = [(shard, self._names.pending[shard]) for shard in self._shards]
+        # Leases of a shard that may not answer are void.
+        sets += [
+            (shard, self._names.leased[shard]) for shard in self._shards if self._solo or epochs[shard] is not None
+        ]
+        counts = self._asking.exchange([Call(shard, (b"ZCOUNT", name, now_ms + 1, b"+inf")) for shard, name in sets])
+        filled = [(shard, name) for (shard, name), count in zip(sets, counts, strict=True) if count]
+        if not filled:
+            return Pending()
+        each = max(PENDING_SEEN // len(filled), 1)
+        pages = self._asking.exchange(
+            [Call(shard, (b"ZRANGEBYSCORE", name, now_ms + 1, b"+inf", b"LIMIT", 0, each)) for shard, name in filled]
+        )
+        names = [
+            (shard, (self._names.records[shard] if name[-1:] == b"p" else self._names.prefixes[shard] + b"s") + member)
+            for (shard, name), members in zip(filled, pages, strict=True)
+            for member in members
+        ]
+        return Pending(sum(counts), tuple(self._seen(names)))
+
+    def _seen(self, names: Sequence[tuple[int, bytes]]) -> Iterable[Scanned]:
+        found = self._reader.snapshot(names)
+        for (shard, name), data in zip(names, found.values, strict=True):
+            if data is None:  # ended meanwhile
+                continue
+            start = len(self._names.prefixes[shard])
+            if name[start : start + 1] == b"k":
+                record = KeyRecord.decode(data)
+                if not record.ended:
+                    yield Scanned(bytes((shard,)) + name[start + 1 :], record, None)
+            elif lease := lease_of_source(data, self._stamp(found.epochs[shard])):
+                yield Scanned(bytes((shard,)) + lease.digest, lease.record, None)
+
+    def _read(self) -> tuple[list[int], dict[int, tuple[int, int]]]:
+        """The documents of each shard; and the epoch and moves of the shards whose counts are not right."""
+        found = self._reader.snapshot(list(enumerate(self._names.moves)))
+        calls = [Call(shard, (b"HMGET", self._names.counts[shard], b"e", b"m", b"d")) for shard in self._shards]
+        counted, wrong = [], {}
+        for shard, moves, (epoch, until, documents) in zip(
+            self._shards, found.values, self._asking.exchange(calls), strict=True
+        ):
+            current = found.epochs[shard]
+            if current is None and not self._solo:  # it is hydrated, and so counted, before it answers
+                continue
+            # Moves that were counted between the two reads.
+            right = int(until or 0) >= int(moves or 0) and (self._solo or int(epoch or 0) == current)
+            if right:
+                counted.append(int(documents or 0))
+            else:
+                wrong[shard] = (current or 0, int(moves or 0))
+        return counted, wrong
+
+    def _recount(self, wrong: dict[int, tuple[int, int]]) -> dict[int, int]:
+        _log.info("%s: counting what %d shards hold, once", self._asking.link.url, len(wrong))
+        documents = dict.fromkeys(wrong, 0)
+        names: dict[int, list[bytes]] = {shard: [] for shard in wrong}
+        seen: set[bytes] = set()
+        for shard, name, data in self._reader.scan(b"s"):
+            if shard in wrong and name not in seen:
+                seen.add(name)
+                documents[shard] += mark_of_source(data, self._stamp(wrong[shard][0])) is not None and _has_record(data)
+                if lease_of_source(data, self._stamp(wrong[shard][0])):
+                    names[shard].append(name)
+        for shard, name, data in self._reader.scan(b"k"):
+            if shard in wrong and data[0] and not KeyRecord.decode(data).ended:
+                names[shard].append(name)
+        script = self._asking.scripts["epoch"]
+        for shard, (epoch, moves) in wrong.items():
+            first = [self._names.markers[shard], self._names.moves[shard]]
+            given = (b"recount", epoch, moves)
+            calls = [
+                Call(shard, script.call([*first, *names[shard][at : at + RECOUNTED_AT_ONCE]], (*given, b"")))
+                for at in range(0, len(names[shard]), RECOUNTED_AT_ONCE)
+            ]
+            calls.append(Call(shard, script.call(first, (*given, documents[shard]))))
+            self._asking.called(script, calls)
+        return documents
+
+    def _stamp(self, epoch: int | None) -> bytes | None:
+        if self._solo:
+            return None
+        return b"" if epoch is None else epoch.to_bytes(8, "big")
+
+
+def _has_record(data: bytes) -> bool:
+    """Heads of documents have their record with them; those of other sources do not."""
+    return data[66:70] != bytes(4)

@@ -23,7 +23,7 @@ from ragfence.core.urls import show_url
 from ragfence.errors import StoreUnavailable
 from ragfence.stores.redis.cluster import ClusterLink
 from ragfence.stores.redis.connection import Link, ServerLink, once_more
-from ragfence.stores.redis_errors import understood
+from ragfence.stores.redis.replies import understood
 
 SENTINEL, CLUSTER = "+sentinel", "+cluster"
 

@@ -43,7 +43,7 @@ from ragfence.core.records import (
 from ragfence.core.tallies import HOUR_MS, Tallies, label_of_row
 from ragfence.errors import RagfenceError, StoreUnavailable
 from ragfence.stores.fences import Loaded, LoadedSource, Lookup, Marker, Replays, RowEntry, Scanned, Stats, stats_of
-from ragfence.stores.redis.bulk import Item, ScriptBatches
+from ragfence.stores.redis.bulk import BulkReplays, Item, ScriptBatches
 from ragfence.stores.redis.calls import Asking, Needed, always
 from ragfence.stores.redis.codec import (
     REPLAYED,
@@ -57,15 +57,12 @@ from ragfence.stores.redis.codec import (
 )
 from ragfence.stores.redis.connection import Call, Link, ServerLink
 from ragfence.stores.redis.event_loop import LoopLines
-from ragfence.stores.redis.replies import list_of, number
+from ragfence.stores.redis.replies import REDIS_ERRORS, in_our_words, list_of, number, understood
 from ragfence.stores.redis.requirements import Confirmation, refuse_unsafe, refuse_without_aof
 from ragfence.stores.redis.row_streams import NewRows, RowStreams
-from ragfence.stores.redis.scans import Reader, Snapshot
+from ragfence.stores.redis.scans import Reader, Snapshot, StoreCounts
 from ragfence.stores.redis.scripts import Alone, scripts
 from ragfence.stores.redis.server_urls import open_link
-from ragfence.stores.redis_counts import StoreCounts
-from ragfence.stores.redis_errors import REDIS_ERRORS, in_our_words, understood
-from ragfence.stores.redis_replays import BulkReplays
 
 SOLO_ROWS_PER_SHARD = 2_000
 """Without an object store nothing drains the rows: the newest batches are kept."""

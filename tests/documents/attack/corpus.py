@@ -13,8 +13,7 @@ from typing import Any
 import ragfence
 from ragfence import Document
 from ragfence.documents.chunking.chunker import Piece
-from ragfence.testing.memory import MemoryFences
-from ragfence.testing.memory_objects import MemoryObjects
+from ragfence.testing.memory import MemoryFences, MemoryObjects
 
 TENANT = "chaos"
 """that of the sites on which the attack takes place"""

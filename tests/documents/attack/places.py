@@ -16,7 +16,7 @@ from ragfence.engine.hydration import LOCK_MS, EpochWatch
 from ragfence.errors import StoreUnavailable
 from ragfence.stores.local import LocalObjects
 from ragfence.stores.objects import ObjectStore
-from ragfence.testing.memory_objects import MemoryObjects
+from ragfence.testing.memory import MemoryObjects
 from tests.documents.attack.corpus import Paragraphs
 from tests.documents.attack.strikes import CutSeals, Passing, WatchedObjects, struck
 from tests.machine.lineages import Lineages, MemoryLineages

@@ -15,7 +15,7 @@ from ragfence.documents.documents import Documents
 from ragfence.engine.crash_points import AFTER_CLAIM, AFTER_COMMIT, AFTER_EFFECT, BEFORE_SEAL
 from ragfence.errors import PolicyError, StoreUnavailable
 from ragfence.testing import at_point
-from ragfence.testing.memory_objects import FaultyObjects
+from ragfence.testing.memory import FaultyObjects
 from tests.documents.attack.corpus import Paragraphs
 from tests.documents.attack.judge import read_log, snippets_written
 from tests.documents.attack.places import Crash, Place, in_folder, in_memory

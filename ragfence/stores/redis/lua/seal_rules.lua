@@ -75,7 +75,7 @@ local function settle(seal, held, epoch, now_ms, prefix)
   return 'S', record, '-', (seal.live and 1 or 0) - (head and head.live and 1 or 0)
 end
 
--- As performed_twice of core/ledger.py: otherwise whoever sent the seal writes the row.
+-- As performed_twice of core/decision_rows.py: otherwise whoever sent the seal writes the row.
 local function performed_twice(seal, r, solo)
   local own = seal.winner == NOBODY and seal.token or seal.winner
   return r.token ~= own and (solo or ended(r))
