@@ -76,9 +76,9 @@ def open(
         raise
     made_by: type[Engine] = Engine
     if listeners:
-        from ragfence.telemetry.instrumented_store import Observed, ObservedEngine
+        from ragfence.telemetry.instrumented_store import InstrumentedEngine, InstrumentedStore
 
-        fence_store, made_by = Observed(fence_store, listeners), ObservedEngine
+        fence_store, made_by = InstrumentedStore(fence_store, listeners), InstrumentedEngine
     engine = made_by(
         fence_store,
         object_store,

@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING, Any
 from ragfence.core.key_strategies import KeyStrategy
 from ragfence.core.operations import Operation, key_from_text
 from ragfence.core.policy import Policy
-from ragfence.engine.claim_block import Claimed
+from ragfence.engine.claim_block import ClaimBlock
 from ragfence.engine.engine import Engine
 from ragfence.engine.expiry import Purged
 from ragfence.engine.hydration import Progress
-from ragfence.engine.journal import Reconciled
+from ragfence.engine.journal import JournalReconciled
 from ragfence.engine.once import Key, OnceOptions, Recovered
 from ragfence.engine.releases import Released, ReleaseQuery
 from ragfence.errors import ObjectsRequired, ValidationError
 
 if TYPE_CHECKING:
     from ragfence.audit.audit import Audit
-    from ragfence.audit.recount import Recounting
+    from ragfence.audit.recount import Recount
     from ragfence.audit.statistics import FenceStats
     from ragfence.documents.documents import Documents
     from ragfence.indexes.aliases import Aliases
     from ragfence.indexes.indexes import Indexes
-    from ragfence.indexes.search import Hit, Searching
+    from ragfence.indexes.search import Hit, Search
 
 
 class Fence:
@@ -147,7 +147,7 @@ class Fence:
         event_id: str = "",
         correlation_id: str = "",
         route: str = "",
-    ) -> Claimed:
+    ) -> ClaimBlock:
         """A block that performs an operation once; see `Claimed`. Also for `async with`.
 
         With `verdict=True` a conflict, a stale sequence and an operation in flight are not raised: `op.decision` and
@@ -206,7 +206,7 @@ class Fence:
         """
         return self._engine.purge_expired_once(steps, limit)
 
-    def reconcile_journal(self) -> Reconciled:
+    def reconcile_journal(self) -> JournalReconciled:
         """Seals the effects that ran while the fence store was down.
 
         That happens by itself, too, in the background, when `once` reaches the store again.
@@ -252,19 +252,19 @@ class Fence:
             raise ObjectsRequired(f"{what}: needs an object store, and this fence was opened without one")
 
     @cached_property
-    def _recounting(self) -> Recounting | None:
-        from ragfence.audit.recount import Recounting
+    def _recounting(self) -> Recount | None:
+        from ragfence.audit.recount import Recount
 
         objects = self._engine.objects
-        return Recounting(self.tenant, objects) if objects is not None else None
+        return Recount(self.tenant, objects) if objects is not None else None
 
     @cached_property
-    def _searching(self) -> Searching:
-        from ragfence.indexes.search import Searching
+    def _searching(self) -> Search:
+        from ragfence.indexes.search import Search
 
         self._needs_objects("search")
         indexes = self.indexes
-        return Searching(self.aliases, indexes.builds_log, indexes.backend, indexes.embedder_for)
+        return Search(self.aliases, indexes.builds_log, indexes.backend, indexes.embedder_for)
 
 
 def _exceptions(terminal: object) -> tuple[type[Exception], ...]:

@@ -955,8 +955,8 @@ MUTANTS = [
     Mutant(
         "fence counter restarted after a flush",
         SETTLING,
-        "return Fence(epoch, shelf.next_counter(shard))",
-        "return Fence(1, shelf.next_counter(shard))",
+        "return FenceNumber(epoch, shelf.next_counter(shard))",
+        "return FenceNumber(1, shelf.next_counter(shard))",
         DICE,
     ),
     Mutant("seal does not compare the epoch", DECISIONS, "if seal.fence.epoch != epoch:", "if False:", CONTRACT),
@@ -1136,8 +1136,8 @@ MUTANTS = [
     Mutant(
         "result without origin after a revive",
         MOVING,
-        "return Effected(result_of(ids, origin, owner=owner), ",
-        "return Effected(result_of(ids, owner=owner), ",
+        "return FinishedEffect(result_of(ids, origin, owner=owner), ",
+        "return FinishedEffect(result_of(ids, owner=owner), ",
         HEADS,
     ),
     Mutant(

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ragfence.audit.auditor import Finding, Report, check
+from ragfence.audit.auditor import AuditFinding, AuditReport, check
 
-__all__ = ["Finding", "Report", "check"]
+__all__ = ["AuditFinding", "AuditReport", "check"]

@@ -61,7 +61,7 @@ def anomalies(rows: Rows, wanted: Wanted, fences: FenceStore, policy: Policy) ->
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _SourceFigures:
     performed: Counter[str]
     saved: Counter[str]
     doubled: dict[str, list[str]]
@@ -69,7 +69,7 @@ class _Seen:
     """(key, kind, ts, expiry) of what is forgotten one day"""
 
 
-def _seen(table: pyarrow.Table) -> _Seen:
+def _seen(table: pyarrow.Table) -> _SourceFigures:
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -90,14 +90,14 @@ def _seen(table: pyarrow.Table) -> _Seen:
         mortal.column("expires_at").cast(pa.int64()).to_pylist(),
         strict=True,
     )
-    return _Seen(_kinds(news), _kinds(answered), doubled, list(seals))
+    return _SourceFigures(_kinds(news), _kinds(answered), doubled, list(seals))
 
 
 def _kinds(table: pyarrow.Table) -> Counter[str]:
     return Counter(kind or "" for kind in table.column("kind").to_pylist())
 
 
-def _hit_rate_drops(days: list[tuple[str, _Seen]]) -> list[Anomaly]:
+def _hit_rate_drops(days: list[tuple[str, _SourceFigures]]) -> list[Anomaly]:
     """The last day of each kind against its own days before."""
     found = []
     for kind in sorted({kind for _, day in days for kind in (*day.performed, *day.saved)}):
@@ -116,7 +116,7 @@ def _hit_rate_drops(days: list[tuple[str, _Seen]]) -> list[Anomaly]:
     return found
 
 
-def _double_effects(days: list[tuple[str, _Seen]]) -> list[Anomaly]:
+def _double_effects(days: list[tuple[str, _SourceFigures]]) -> list[Anomaly]:
     keys: dict[str, list[str]] = {}
     for _, day in days:
         for kind, each in day.doubled.items():
@@ -131,7 +131,7 @@ def _double_effects(days: list[tuple[str, _Seen]]) -> list[Anomaly]:
     ]
 
 
-def _forgotten_too_early(days: list[tuple[str, _Seen]], policy: Policy) -> list[Anomaly]:
+def _forgotten_too_early(days: list[tuple[str, _SourceFigures]], policy: Policy) -> list[Anomaly]:
     lives: dict[str, tuple[int, int]] = {}
     again: dict[str, list[tuple[str, int]]] = {}
     for _, day in days:

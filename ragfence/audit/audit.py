@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 from unicodedata import normalize
 
 from ragfence.audit import columns
-from ragfence.audit.auditor import Finding, Report, check, keys_in_log
+from ragfence.audit.auditor import AuditFinding, AuditReport, check, keys_in_log
 from ragfence.audit.ledger import Ledger, Wanted
 from ragfence.audit.row_reader import Rows
-from ragfence.audit.timeline import Story, tell
+from ragfence.audit.timeline import Timeline, tell
 from ragfence.core.decision_rows import FENCED_OUT, SEAL_POSITION, Row, RowKind
 from ragfence.core.hashing import SHARDS, shard_of
 from ragfence.core.operations import Operation, key_from_text
 from ragfence.core.policy import Policy
-from ragfence.documents.rewrite import Told
+from ragfence.documents.rewrite import RevisionFact
 from ragfence.errors import Hint, ObjectsRequired, ValidationError
 from ragfence.stores.fences import FenceStore
 from ragfence.stores.objects import ObjectStore
@@ -97,7 +97,7 @@ class Audit:
         wanted = self._wanted(since, until, kind=kind, decision=decision, phase=phase, source_id=source_id)
         return self._rows.table(wanted, columns.decision_names())
 
-    def check(self, progress: Callable[[int], None] = lambda rows: None) -> Report:
+    def check(self, progress: Callable[[int], None] = lambda rows: None) -> AuditReport:
         """Replays all rows, and the log of the aliases, and proves the invariants, or names what breaks them.
 
         A few shards at a time, whatever the size of the ledger: no promise spans two of them.
@@ -105,7 +105,7 @@ class Audit:
         count = 1
         while count < SHARDS and self._rows.ledger_bytes() > count * CHECKED_BYTES:
             count *= 2
-        report = Report(0, 0)
+        report = AuditReport(0, 0)
         for start in range(0, SHARDS, SHARDS // count):
             # The last share has what no key should have, a shard beyond the 64: the auditor leaves nothing out.
             end = start + SHARDS // count
@@ -121,22 +121,24 @@ class Audit:
             return report
         report = replace(report, findings=(*report.findings, *self._unknown(report.unproven)), unproven=())
         from ragfence.indexes.alias_checks import alias_findings
-        from ragfence.indexes.build_log import Builds
+        from ragfence.indexes.build_log import BuildLog
         from ragfence.indexes.catalog import Catalog
 
         tenant = self._fences.tenant
-        found = alias_findings(Catalog(tenant, self._objects), Builds(tenant, self._objects))
-        aliases = tuple(Finding(each.invariant, f"{each.alias}@{each.generation}", each.text, ()) for each in found)
+        found = alias_findings(Catalog(tenant, self._objects), BuildLog(tenant, self._objects))
+        aliases = tuple(
+            AuditFinding(each.invariant, f"{each.alias}@{each.generation}", each.text, ()) for each in found
+        )
         return replace(report, findings=(*report.findings, *aliases))
 
-    def explain(self, key: str, *, every: bool = False) -> Story:
+    def explain(self, key: str, *, every: bool = False) -> Timeline:
         """What happened to a key, in the order in which it happened; without events when no row names it.
 
         Answers that repeat each other are told once, with their count; `every=True` tells each.
         """
         wanted = key_from_text(key)
         stories = tell(self._rows.rows(_of_key(wanted)), every=every)
-        return stories[0] if stories else Story(wanted.hex())
+        return stories[0] if stories else Timeline(wanted.hex())
 
     def operation_of(self, key: bytes) -> Operation:
         """The operation behind a key, from its rows."""
@@ -223,7 +225,7 @@ class Audit:
 
         return anomalies(self._rows, self._wanted(since, None), self._fences, self._policy)
 
-    def told_of_documents(self, concerned: Callable[[int, bytes], bool]) -> list[Told]:
+    def told_of_documents(self, concerned: Callable[[int, bytes], bool]) -> list[RevisionFact]:
         """What rows tell of contents that were sealed in some segments, by their (epoch, batch), or ended."""
         from ragfence.audit.sealed import told_of_documents
 
@@ -245,7 +247,7 @@ class Audit:
         known = Epochs(self._fences.tenant, self._objects).known()
         return max(known.newest_begun, known.newest_complete)
 
-    def _unknown(self, unproven: Sequence[Finding]) -> Iterator[Finding]:
+    def _unknown(self, unproven: Sequence[AuditFinding]) -> Iterator[AuditFinding]:
         """Those about documents that are not in the log and did not leave it: what leaves it has an `ended` row."""
         if not unproven or self._objects is None:
             return

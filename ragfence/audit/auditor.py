@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from ragfence.core.decision_rows import HEALED, RELEASE_POSITION, SEAL_POSITION, Row, RowKind
 from ragfence.core.decisions import NOBODY
 from ragfence.core.hashing import shard_of
-from ragfence.core.operations import Fence, Operation
+from ragfence.core.operations import FenceNumber, Operation
 from ragfence.engine.requests import DOCUMENT_ACTIONS
 from ragfence.errors import ValidationError
 from ragfence.stores.objects import ObjectStore
@@ -41,7 +41,7 @@ CLOCK_SLACK_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class AuditFinding:
     invariant: str
     key: str
     text: str
@@ -49,21 +49,21 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class AuditReport:
     rows: int
     keys: int
-    findings: tuple[Finding, ...] = ()
-    unproven: tuple[Finding, ...] = ()
+    findings: tuple[AuditFinding, ...] = ()
+    unproven: tuple[AuditFinding, ...] = ()
     """findings if the log of documents does not have the key: no row is left that proves the answer"""
 
     @property
     def ok(self) -> bool:
         return not self.findings
 
-    def __add__(self, other: Report) -> Report:
+    def __add__(self, other: AuditReport) -> AuditReport:
         """Of two that looked at different keys."""
         findings, unproven = self.findings + other.findings, self.unproven + other.unproven
-        return Report(self.rows + other.rows, self.keys + other.keys, findings, unproven)
+        return AuditReport(self.rows + other.rows, self.keys + other.keys, findings, unproven)
 
     def __str__(self) -> str:
         if self.ok:
@@ -90,7 +90,7 @@ def check(
     tenant: str | None = None,
     whole: bool = False,
     newest_epoch: Callable[[], int] = lambda: 0,
-) -> Report:
+) -> AuditReport:
     """Rows in any order, doubled or not; what counts is their content. All rows of their shards.
 
     `tenant`: whose rows they are, so that keys can be compared with operations. `whole`: rows are not trimmed away.
@@ -98,23 +98,23 @@ def check(
     """
     unique = {row.row_id: row for row in rows}
     ordered = sorted(unique.values(), key=lambda row: (row.ts_ms, row.fence, row.position))
-    findings: list[Finding] = []
+    findings: list[AuditFinding] = []
     by_key: dict[bytes, list[Row]] = {}
     for row in ordered:
         by_key.setdefault(row.key, []).append(row)
     for key, members in by_key.items():
         findings += _check_key(key, members)
     findings += _check_fences(ordered)
-    unproven: list[Finding] = []
+    unproven: list[AuditFinding] = []
     if whole:
         missing, unproven = _check_winners(ordered, newest_epoch())
         findings += missing
     if tenant is not None:
         findings += _check_names(by_key, tenant)
-    return Report(len(unique), len(by_key), tuple(findings), tuple(unproven))
+    return AuditReport(len(unique), len(by_key), tuple(findings), tuple(unproven))
 
 
-def _check_key(key: bytes, rows: list[Row]) -> Iterable[Finding]:
+def _check_key(key: bytes, rows: list[Row]) -> Iterable[AuditFinding]:
     yield from _check_leases(key, rows)
     life = _Life()
     document = _document_action(rows)
@@ -131,7 +131,7 @@ def _check_key(key: bytes, rows: list[Row]) -> Iterable[Finding]:
                 life = _Life(ended=life.ended)
             if life.seal is not None and life.seal.winner != row.winner:
                 lost = life.seal.fence.epoch < row.fence.epoch
-                yield Finding(
+                yield AuditFinding(
                     "lost_epoch" if lost else "one_seal",
                     key.hex(),
                     f"sealed twice, by {life.seal.winner.hex()[:8]} and by {row.winner.hex()[:8]}"
@@ -146,7 +146,7 @@ def _check_key(key: bytes, rows: list[Row]) -> Iterable[Finding]:
             answer = (row.effect_id, NOBODY if document else row.winner)
             if life.answers and answer not in life.answers:
                 other = next(iter(life.answers.values()))
-                yield Finding(
+                yield AuditFinding(
                     "equal_receipts",
                     key.hex(),
                     f"answered with {row.effect_id or 'the effect'} of {row.winner.hex()[:8]} and with "
@@ -158,11 +158,11 @@ def _check_key(key: bytes, rows: list[Row]) -> Iterable[Finding]:
                 text = (
                     f"the outcome of the payload {first.fingerprint.hex()[:8]} was given to {row.fingerprint.hex()[:8]}"
                 )
-                yield Finding("same_payload", key.hex(), text, (first.row_id, row.row_id))
+                yield AuditFinding("same_payload", key.hex(), text, (first.row_id, row.row_id))
             life.answers.setdefault(answer, row)
 
 
-def _check_leases(key: bytes, rows: list[Row]) -> Iterable[Finding]:
+def _check_leases(key: bytes, rows: list[Row]) -> Iterable[AuditFinding]:
     granted: dict[bytes, list[Row]] = {}
     for row in rows:
         if _is_grant(row):
@@ -173,16 +173,16 @@ def _check_leases(key: bytes, rows: list[Row]) -> Iterable[Finding]:
         leases = granted.get(row.token, [])
         if row.winner != row.token:
             text = f"{row.token.hex()[:8]} sealed as new what {row.winner.hex()[:8]} had performed"
-            yield Finding("own_lease", key.hex(), text, (row.row_id, row.row_id))
+            yield AuditFinding("own_lease", key.hex(), text, (row.row_id, row.row_id))
         elif leases and all(lease.fence != row.fence for lease in leases):
             text = f"granted with the fence {leases[-1].fence}, sealed with {row.fence}"
-            yield Finding("own_lease", key.hex(), text, (leases[-1].row_id, row.row_id))
+            yield AuditFinding("own_lease", key.hex(), text, (leases[-1].row_id, row.row_id))
 
 
-def _check_winners(rows: list[Row], newest_epoch: int) -> tuple[list[Finding], list[Finding]]:
+def _check_winners(rows: list[Row], newest_epoch: int) -> tuple[list[AuditFinding], list[AuditFinding]]:
     """What is broken, and what is if the log of documents does not know it."""
-    findings: list[Finding] = []
-    unproven: list[Finding] = []
+    findings: list[AuditFinding] = []
+    unproven: list[AuditFinding] = []
     first_ms: dict[int, int] = {}
     newest: dict[int, int] = {}
     sealed: dict[tuple[bytes, bytes], Row] = {}
@@ -203,13 +203,13 @@ def _check_winners(rows: list[Row], newest_epoch: int) -> tuple[list[Finding], l
         if seal is None and row.sealed_at_ms >= first_ms[shard]:
             text = f"answered with the outcome of {row.winner.hex()[:8]}, which nobody sealed"
             if not rows_may_be_lost:
-                findings.append(Finding("known_winner", row.key.hex(), text, (row.row_id,)))
+                findings.append(AuditFinding("known_winner", row.key.hex(), text, (row.row_id,)))
             elif _document_action([row]) not in ("", "retract", "purge"):
                 text += ", and the log of documents does not have"
-                unproven.append(Finding("known_winner", row.key.hex(), text, (row.row_id,)))
+                unproven.append(AuditFinding("known_winner", row.key.hex(), text, (row.row_id,)))
         elif seal is not None and not rows_may_be_lost and row.ts_ms + CLOCK_SLACK_MS < seal.ts_ms:
             text = f"answered {seal.ts_ms - row.ts_ms} ms before {row.winner.hex()[:8]} sealed it"
-            findings.append(Finding("known_winner", row.key.hex(), text, (seal.row_id, row.row_id)))
+            findings.append(AuditFinding("known_winner", row.key.hex(), text, (seal.row_id, row.row_id)))
     return findings, unproven
 
 
@@ -229,14 +229,14 @@ def keys_in_log(tenant: str, objects: ObjectStore, wanted: set[bytes]) -> set[by
     return wanted
 
 
-def _check_names(by_key: dict[bytes, list[Row]], tenant: str) -> Iterable[Finding]:
+def _check_names(by_key: dict[bytes, list[Row]], tenant: str) -> Iterable[AuditFinding]:
     """Once per key and context: most rows of a key name it in the same words."""
     for key, members in by_key.items():
         for row in {row.context: row for row in members}.values():
             told = json.loads(row.context or b"{}")
             if (named := _key_named(told, tenant)) is not None and not key.startswith(named):
                 text = f"the row is about {told['kind']} {told['source_id']!r}, whose key is another"
-                yield Finding("own_key", key.hex(), text, (row.row_id,))
+                yield AuditFinding("own_key", key.hex(), text, (row.row_id,))
 
 
 def _key_named(told: dict[str, str], tenant: str) -> bytes | None:
@@ -259,23 +259,23 @@ def _key_named(told: dict[str, str], tenant: str) -> bytes | None:
         return b"\xff"  # of no operation
 
 
-def _check_fences(rows: list[Row]) -> Iterable[Finding]:
+def _check_fences(rows: list[Row]) -> Iterable[AuditFinding]:
     """Grants of one source, in the order in which they were given, must ascend; no number is given twice."""
     last: dict[tuple[str, ...], Row] = {}
-    given: dict[tuple[int, Fence], Row] = {}
+    given: dict[tuple[int, FenceNumber], Row] = {}
     for row in rows:
         if not _is_grant(row) or not row.fence.epoch:
             continue
         spot = (row.key[0], row.fence)
         if spot in given and given[spot].token != row.token:
             text = f"the fence {row.fence} was given twice"
-            yield Finding("fences_ascend", row.key.hex(), text, (given[spot].row_id, row.row_id))
+            yield AuditFinding("fences_ascend", row.key.hex(), text, (given[spot].row_id, row.row_id))
         given[spot] = row
         source = _source_of(row)
         before = last.get(source)
         if before is not None and before.token != row.token and before.fence >= row.fence:
             text = f"the fence {before.fence} was followed by {row.fence}"
-            yield Finding("fences_ascend", row.key.hex(), text, (before.row_id, row.row_id))
+            yield AuditFinding("fences_ascend", row.key.hex(), text, (before.row_id, row.row_id))
         last[source] = row
 
 

@@ -26,7 +26,7 @@ from ragfence.core.decision_rows import (
     phase_of,
 )
 from ragfence.core.decisions import NOBODY
-from ragfence.core.operations import Fence
+from ragfence.core.operations import FenceNumber
 from ragfence.core.receipts import default_effect_id
 from ragfence.core.records import TOKEN_BYTES
 from ragfence.errors import FormatCorrupt, FormatTooNew
@@ -297,7 +297,7 @@ def _row(values: dict[str, Any]) -> Row:
         fingerprint=bytes.fromhex(values["payload_hash"]),
         flags=sum(_BITS[text] for text in values["flags"]),
         attempt=values["attempt"],
-        fence=Fence(int(epoch), int(counter)),
+        fence=FenceNumber(int(epoch), int(counter)),
         first_seen_ms=values["first_seen"] or 0,
         sealed_at_ms=values["sealed_at"] or 0,
         expires_ms=values["expires_at"] or 0,

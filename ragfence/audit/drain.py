@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from ragfence.audit.columns import table_of
 from ragfence.audit.ledger import DRAINED, Ledger, by_day, once
-from ragfence.audit.ledger_compaction import COMPACT_COMMITTED, COMPACT_READ, Compaction
+from ragfence.audit.ledger_compaction import COMPACT_COMMITTED, COMPACT_READ, LedgerCompaction
 from ragfence.core.decision_rows import Row, decode_rows
 from ragfence.core.policy import AuditRules
 from ragfence.engine.crash_points import reach
@@ -59,7 +59,7 @@ class Drainer:
         self._fences = fences
         self._ledger = ledger
         self._rules = rules
-        self._compaction = Compaction(ledger, rules)
+        self._compaction = LedgerCompaction(ledger, rules)
 
     def drain(self, *, every_day: bool = False) -> Drained:
         """All there is now; what is written meanwhile is left for the next time."""

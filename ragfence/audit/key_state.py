@@ -12,7 +12,7 @@ from ragfence.stores.fences import Lookup
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class KeyState:
     record: KeyRecord | None
     """of the key itself, of the lease on its source, or of the head of its document"""
     own: bool
@@ -22,7 +22,7 @@ class Standing:
     """False: the shard does not answer before it is hydrated, so nothing can be said of its records"""
 
 
-def standing(engine: Engine, key: bytes, operation: Operation | None) -> Standing:
+def standing(engine: Engine, key: bytes, operation: Operation | None) -> KeyState:
     """Without the operation only what stands under the key itself is found."""
     lookup = engine.request(operation, None).lookup if operation else Lookup(key)
     (held,) = engine.fences.read([lookup])
@@ -34,4 +34,4 @@ def standing(engine: Engine, key: bytes, operation: Operation | None) -> Standin
     commit = engine.backing.commits.find(operation) if engine.backing and operation else None
     marker = engine.fences.markers()[key[0]]
     ready = engine.backing is None or (marker is not None and marker.usable)
-    return Standing(record, record is held.record, commit, ready)
+    return KeyState(record, record is held.record, commit, ready)

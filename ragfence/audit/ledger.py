@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ragfence.audit import columns
 from ragfence.core.operations import encoded
 from ragfence.stores.local import LocalObjects
-from ragfence.stores.objects import Entry, ObjectStore
+from ragfence.stores.objects import ObjectEntry, ObjectStore
 
 if TYPE_CHECKING:
     import pyarrow
@@ -189,7 +189,7 @@ class Ledger:
     def delete(self, names: Sequence[str]) -> None:
         self._objects.delete(names)
 
-    def _part(self, entry: Entry) -> Part | None:
+    def _part(self, entry: ObjectEntry) -> Part | None:
         """None: somebody else's file."""
         told = _NAME.fullmatch(entry.name, len(self.prefix))
         if told is None:

@@ -37,23 +37,23 @@ EXPIRED_AT_ONCE = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Compacted:
+class LedgerCompacted:
     written: int = 0
     replaced: int = 0
 
-    def __add__(self, other: Compacted) -> Compacted:
-        return Compacted(self.written + other.written, self.replaced + other.replaced)
+    def __add__(self, other: LedgerCompacted) -> LedgerCompacted:
+        return LedgerCompacted(self.written + other.written, self.replaced + other.replaced)
 
 
-class Compaction:
+class LedgerCompaction:
     def __init__(self, ledger: Ledger, rules: AuditRules) -> None:
         self._ledger = ledger
         self._rules = rules
 
-    def run(self, now_ms: int, *, every_day: bool = False) -> Compacted:
+    def run(self, now_ms: int, *, every_day: bool = False) -> LedgerCompacted:
         """Over the last days; a day that was left alone for longer is looked at only if every day is."""
         since_ms = 0 if every_day else max(now_ms - LOOKED_BACK_DAYS * DAY_MS, 0)
-        done = Compacted()
+        done = LedgerCompacted()
         for day, parts in parts_by_day(self._ledger.parts(Wanted(since_ms))).items():
             done += self._day(day, parts, over=day < day_of(max(now_ms - LATE_MS, 0)))
         return done
@@ -69,14 +69,14 @@ class Compaction:
                 break
         return gone
 
-    def _day(self, day: str, parts: Sequence[Part], *, over: bool) -> Compacted:
+    def _day(self, day: str, parts: Sequence[Part], *, over: bool) -> LedgerCompacted:
         if over:
-            return Compacted() if _is_settled(parts) else self._rewrite(day, parts, _shares(parts))
+            return LedgerCompacted() if _is_settled(parts) else self._rewrite(day, parts, _shares(parts))
         small = sorted(
             (part for part in parts if part.size < self._rules.compact_below_bytes), key=lambda part: part.size
         )
         if len(small) < self._rules.min_files:
-            return Compacted()
+            return LedgerCompacted()
         taken: list[Part] = []
         room = 2 * self._rules.compact_below_bytes
         for part in small:
@@ -85,13 +85,13 @@ class Compaction:
                 taken.append(part)
         return self._rewrite(day, taken, [range(SHARDS)])
 
-    def _rewrite(self, day: str, parts: Sequence[Part], shares: Sequence[range]) -> Compacted:
+    def _rewrite(self, day: str, parts: Sequence[Part], shares: Sequence[range]) -> LedgerCompacted:
         with tempfile.TemporaryDirectory(prefix="ragfence-ledger-") as folder:
             spilled = _Spilled(Path(folder), shares)
             for part in parts:
                 table = self._ledger.read(part, Wanted(), columns.schema().names)
                 if table is None:
-                    return Compacted()  # somebody else is at this day
+                    return LedgerCompacted()  # somebody else is at this day
                 spilled.add(table)
             reach(COMPACT_READ)
             written = {self._ledger.write(day, once(table), PACKED).name for table in spilled.tables()}
@@ -99,7 +99,7 @@ class Compaction:
         # What was written may be what was read: of two objects with equal rows, one is the other's outcome.
         replaced = [part.name for part in parts if part.name not in written]
         self._ledger.delete(replaced)
-        return Compacted(len(written), len(replaced))
+        return LedgerCompacted(len(written), len(replaced))
 
 
 class _Spilled:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ragfence.audit.ledger import Wanted
 from ragfence.audit.row_reader import Rows
-from ragfence.audit.timeline import Event, tell
+from ragfence.audit.timeline import TimelineEvent, tell
 from ragfence.core.decision_rows import ANSWER_PHASES
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Contention:
 class Occurrence:
     key: str
     revision: str
-    event: Event
+    event: TimelineEvent
 
 
 def counts(rows: Rows, wanted: Wanted, by: Sequence[str]) -> pyarrow.Table:

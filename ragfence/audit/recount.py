@@ -29,7 +29,7 @@ REMEMBERED = 8
 _NAMES = ("ts", "shard", "decision", "phase", "flags", "fence", "route", "kind")
 
 
-class Recounting:
+class Recount:
     """Of one tenant. What was counted once is remembered by the process."""
 
     def __init__(self, tenant: str, objects: ObjectStore) -> None:

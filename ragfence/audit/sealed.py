@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from ragfence.audit.ledger import Wanted
 from ragfence.audit.row_reader import Rows
 from ragfence.core.decision_rows import DECISION_TEXT, RowKind
-from ragfence.core.operations import Fence
-from ragfence.documents.rewrite import Gone, Told
+from ragfence.core.operations import FenceNumber
+from ragfence.documents.rewrite import EndedRevision, RevisionFact
 from ragfence.engine.batch_commit import BATCH_BYTES
 
 if TYPE_CHECKING:
@@ -23,13 +23,13 @@ _NAMES = ("idempotency_key", "source_id", "decision", "winner", "fence", "sealed
 _INGESTED = Wanted(values=(("kind", "document"), ("action", "ingest")))
 
 
-def told_of_documents(rows: Rows, concerned: Callable[[int, bytes], bool]) -> list[Told]:
+def told_of_documents(rows: Rows, concerned: Callable[[int, bytes], bool]) -> list[RevisionFact]:
     """A day at a time; `concerned` is asked once for each segment that a day names, by its epoch and batch."""
     days = rows.by_day(_INGESTED, _NAMES, lambda table: _told(table, concerned))
     return [told for day in days.values() for told in day]
 
 
-def _told(table: pyarrow.Table, concerned: Callable[[int, bytes], bool]) -> list[Told]:
+def _told(table: pyarrow.Table, concerned: Callable[[int, bytes], bool]) -> list[RevisionFact]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -44,8 +44,8 @@ def _told(table: pyarrow.Table, concerned: Callable[[int, bytes], bool]) -> list
     sealed_at = table.column("sealed_at").cast(pa.int64()).to_pylist()
     columns = (table.column(name).to_pylist() for name in _NAMES[:-1])
     return [
-        Told(
-            Gone(source_id or "", bytes.fromhex(key), bytes.fromhex(winner), _fence(fence), at_ms or 0),
+        RevisionFact(
+            EndedRevision(source_id or "", bytes.fromhex(key), bytes.fromhex(winner), _fence(fence), at_ms or 0),
             decision == DECISION_TEXT[RowKind.ENDED],
         )
         for key, source_id, decision, winner, fence, at_ms in zip(*columns, sealed_at, strict=True)
@@ -57,6 +57,6 @@ def _asked(text: str, concerned: Callable[[int, bytes], bool]) -> bool:
     return concerned(int(epoch), bytes.fromhex(batch))
 
 
-def _fence(text: str) -> Fence:
+def _fence(text: str) -> FenceNumber:
     epoch, _, counter = text.partition(".")
-    return Fence(int(epoch), int(counter))
+    return FenceNumber(int(epoch), int(counter))

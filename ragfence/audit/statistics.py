@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ragfence.audit.audit import _moment_ms
-from ragfence.audit.recount import Recounting
+from ragfence.audit.recount import Recount
 from ragfence.core.records import ENDED, State
 from ragfence.errors import RagfenceError
 from ragfence.stores.checkups.disk import expired_records
@@ -78,7 +78,7 @@ class FenceStats:
         return self.duplicates / asked if asked else None
 
 
-def collect_stats(fences: FenceStore, since: str = "24h", recounting: Recounting | None = None) -> FenceStats:
+def collect_stats(fences: FenceStore, since: str = "24h", recounting: Recount | None = None) -> FenceStats:
     now_ms = fences.now_ms()
     held = fences.stats()
     decisions: Counter[str] = Counter()

@@ -39,7 +39,7 @@ from ragfence.core.decisions import NOBODY, QUARANTINED
 from ragfence.core.receipts import default_effect_id
 
 
-class What(StrEnum):
+class EventType(StrEnum):
     CLAIMED = "claimed"
     TAKEN_OVER = "taken_over"
     RELEASED = "released"
@@ -57,14 +57,14 @@ class What(StrEnum):
 
 
 ANSWERS = frozenset(
-    {What.REPLAYED, What.IN_FLIGHT, What.QUARANTINED, What.CONFLICTED, What.STALE},
+    {EventType.REPLAYED, EventType.IN_FLIGHT, EventType.QUARANTINED, EventType.CONFLICTED, EventType.STALE},
 )
 """Nothing changed: somebody asked and was answered."""
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
-    what: What
+class TimelineEvent:
+    what: EventType
     ts_ms: int
     owner: str = ""
     run_id: str = ""
@@ -87,7 +87,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class Timeline:
     key: str
     kind: str = ""
     source_type: str = ""
@@ -96,13 +96,13 @@ class Story:
     index_hash: str = ""
     action: str = ""
     sequence: str = ""
-    events: tuple[Event, ...] = ()
+    events: tuple[TimelineEvent, ...] = ()
 
-    def count(self, *whats: What) -> int:
+    def count(self, *whats: EventType) -> int:
         return sum(event.count for event in self.events if event.what in whats)
 
 
-def tell(rows: Iterable[Row], *, every: bool = False) -> list[Story]:
+def tell(rows: Iterable[Row], *, every: bool = False) -> list[Timeline]:
     """One story per key, the one that began first comes first. `every`: answers are not collapsed.
 
     Rows in any order, doubled or not.
@@ -114,7 +114,7 @@ def tell(rows: Iterable[Row], *, every: bool = False) -> list[Story]:
     return [_story(key, members, every) for key, members in by_key.items()]
 
 
-def _story(key: bytes, rows: list[Row], every: bool) -> Story:
+def _story(key: bytes, rows: list[Row], every: bool) -> Timeline:
     named: dict[str, Any] = {}
     for row in rows:  # a row without a context tells nothing of the operation; others all tell the same
         named = row.columns()
@@ -122,17 +122,17 @@ def _story(key: bytes, rows: list[Row], every: bool) -> Story:
             break
     events = [_event(row) for row in rows]
     names = ("kind", "source_type", "source_id", "revision", "index_hash", "action", "sequence")
-    return Story(
+    return Timeline(
         key.hex(),
         **{name: str(named.get(name) or "") for name in names},
         events=tuple(events if every else _collapsed(events)),
     )
 
 
-def _event(row: Row) -> Event:
+def _event(row: Row) -> TimelineEvent:
     values = row.columns()
     answered = row.sealed_at_ms > 0 and row.winner != NOBODY
-    return Event(
+    return TimelineEvent(
         what=what_of(row),
         ts_ms=row.ts_ms,
         owner=values["owner"] or "",
@@ -153,28 +153,28 @@ def _event(row: Row) -> Event:
     )
 
 
-def what_of(row: Row) -> What:
+def what_of(row: Row) -> EventType:
     match row.kind:
         case RowKind.NEW if row.position == RELEASE_POSITION:
-            return What.RELEASED
+            return EventType.RELEASED
         case RowKind.NEW if row.position == SEAL_POSITION:
-            return What.FAILED if row.error_code else What.SEALED
+            return EventType.FAILED if row.error_code else EventType.SEALED
         case RowKind.NEW:
-            return What.TAKEN_OVER if row.flags & TAKEOVER else What.CLAIMED
+            return EventType.TAKEN_OVER if row.flags & TAKEOVER else EventType.CLAIMED
         case RowKind.DUPLICATE if row.flags & FENCED_OUT:
-            return What.FENCED_OUT
+            return EventType.FENCED_OUT
         case RowKind.DUPLICATE if row.flags & HEALED:
-            return What.HEALED
+            return EventType.HEALED
         case RowKind.DUPLICATE:
-            return What.MOVED if row.position == SEAL_POSITION else What.REPLAYED
+            return EventType.MOVED if row.position == SEAL_POSITION else EventType.REPLAYED
         case RowKind.CONFLICT:
-            return What.CONFLICTED
+            return EventType.CONFLICTED
         case RowKind.IN_FLIGHT:
-            return What.QUARANTINED if row.error_code == QUARANTINED else What.IN_FLIGHT
+            return EventType.QUARANTINED if row.error_code == QUARANTINED else EventType.IN_FLIGHT
         case RowKind.STALE:
-            return What.STALE
+            return EventType.STALE
         case RowKind.ENDED:
-            return What.ENDED
+            return EventType.ENDED
 
 
 def _order(row: Row) -> tuple[int, tuple[int, int], int, int, str]:
@@ -190,7 +190,7 @@ def _order(row: Row) -> tuple[int, tuple[int, int], int, int, str]:
     return row.ts_ms, row.fence, step, row.position, row.row_id
 
 
-def _collapsed(events: Iterable[Event]) -> Iterator[Event]:
+def _collapsed(events: Iterable[TimelineEvent]) -> Iterator[TimelineEvent]:
     for (what, *_), run in groupby(events, key=lambda event: (event.what, event.payload_hash)):
         if what not in ANSWERS:
             yield from run

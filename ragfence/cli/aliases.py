@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from ragfence.cli import output
-from ragfence.cli.options import Json, Objects, Place, PolicyFile, Store, Tenant, engine_of, opened
+from ragfence.cli.options import Json, Objects, PolicyFile, Store, StoreOptions, Tenant, engine_of, opened
 from ragfence.errors import GateFailed
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def swap(
 
     if force and not reason.strip():
         raise typer.BadParameter("--force needs a --reason: it is kept in the log, with the gates that failed")
-    with opened(Place(store, objects, tenant, policy)) as fence:
+    with opened(StoreOptions(store, objects, tenant, policy)) as fence:
         wanted, expected = pick_or_latest(fence, index_hash), _expected(fence, expect)
         try:
             done = fence.aliases.swap(
@@ -81,7 +81,7 @@ def rollback(
     """Points an alias at the build it had before. What was live becomes the one before."""
     from ragfence.cli.build_lookup import pick
 
-    with opened(Place(store, objects, tenant, policy)) as fence:
+    with opened(StoreOptions(store, objects, tenant, policy)) as fence:
         try:
             done = fence.aliases.rollback(alias, to=pick(fence, to) if to else None, reason=reason)
         except GateFailed as refused:
@@ -110,7 +110,7 @@ def alias(
         raise typer.BadParameter(
             "--remove needs a --reason: it is kept in the log" if remove else "--reason goes with --remove"
         )
-    with opened(Place(store, objects, tenant, policy)) as fence:
+    with opened(StoreOptions(store, objects, tenant, policy)) as fence:
         if name is None:
             _tell_all(fence, as_json=as_json)
         elif remove:
@@ -127,7 +127,7 @@ def reconcile(
     as_json: Json = False,
 ) -> None:
     """Does what a swap that was killed left undone: its decision rows, and the backends' own aliases."""
-    with opened(Place(store, objects, tenant, policy)) as fence:
+    with opened(StoreOptions(store, objects, tenant, policy)) as fence:
         report = fence.aliases.reconcile()
     if as_json:
         output.document({"ok": not report.failed, **asdict(report)})
@@ -161,7 +161,7 @@ def search(
     k: Annotated[int, typer.Option("-k", min=1, max=10_000, help="How many snippets.")] = 5,
 ) -> None:
     """The nearest snippets of the build that an alias points at, each with what is needed to cite it."""
-    with opened(Place(store, objects, tenant, policy)) as fence:
+    with opened(StoreOptions(store, objects, tenant, policy)) as fence:
         hits = fence.search(alias, text, k=k)
         # They name the build they are from; where there is none, it is the one of now.
         target = hits[0] if hits else fence.aliases.resolve(alias)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ragfence.cli import output
-from ragfence.cli.options import Json, Objects, Place, Store, StoreCommands, Tenant
+from ragfence.cli.options import Json, Objects, Store, StoreCommands, StoreOptions, Tenant
 from ragfence.errors import ObjectsRequired, UnknownStore, ValidationError
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def create(
     """Creates an API key and prints its token. The token is shown only once."""
     if scope and role:
         raise typer.BadParameter("give --role or --scope, not both")
-    place = Place(store, objects, tenant)
+    place = StoreOptions(store, objects, tenant)
     ttl_s = None if expires is None else _ttl_s(expires, time.time_ns() // 1_000_000)
     with _keys(place, make=True) as keys:
         made = keys.create(
@@ -132,7 +132,7 @@ def create(
 @apikeys.command("list")
 def list_keys(store: Store = None, objects: Objects = None, tenant: Tenant = None, as_json: Json = False) -> None:
     """The API keys of the tenant, oldest first, also those that have ended. Tokens are not stored, so none is shown."""
-    place, now_ms = Place(store, objects, tenant), time.time_ns() // 1_000_000
+    place, now_ms = StoreOptions(store, objects, tenant), time.time_ns() // 1_000_000
     with _keys(place) as keys:
         found = keys.list(place.tenant_name)
     if as_json:
@@ -182,7 +182,7 @@ def revoke(
     """Revokes an API key for good."""
     from ragfence.server.apikeys import FRESH_S, parsed
 
-    place, key_id = Place(store, objects, tenant), key
+    place, key_id = StoreOptions(store, objects, tenant), key
     if (token := parsed(key)) is not None:
         if token.tenant != place.tenant_name:
             raise ValidationError(
@@ -207,7 +207,7 @@ def revoke(
 
 
 @contextlib.contextmanager
-def _keys(place: Place, *, make: bool = False) -> Iterator[ApiKeys]:
+def _keys(place: StoreOptions, *, make: bool = False) -> Iterator[ApiKeys]:
     """`make`: the first key may come before anything else, and makes the folder of the objects."""
     from ragfence._open import _open_objects
     from ragfence.server.apikeys import ApiKeys

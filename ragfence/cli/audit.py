@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ragfence.cli import output
-from ragfence.cli.options import Json, Objects, Place, PolicyFile, Since, Store, StoreCommands, Tenant, opened
+from ragfence.cli.options import Json, Objects, PolicyFile, Since, Store, StoreCommands, StoreOptions, Tenant, opened
 
 if TYPE_CHECKING:
     import pyarrow
@@ -30,7 +30,7 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Replays all decision rows and proves the promises; ends with 1 and the findings when one is broken."""
-    with opened(Place(store, objects, tenant, policy)) as fence, output.progress("checking rows") as told:
+    with opened(StoreOptions(store, objects, tenant, policy)) as fence, output.progress("checking rows") as told:
         report = fence.audit.check(told)
     if as_json:
         findings = [asdict(finding) for finding in report.findings]
@@ -54,7 +54,7 @@ def savings(
     since: Since = "30d",
 ) -> None:
     """What was answered without performing an effect: by kind, and for documents in characters and snippets."""
-    with opened(Place(store, objects, tenant, policy)) as fence, output.progress("reading rows"):
+    with opened(StoreOptions(store, objects, tenant, policy)) as fence, output.progress("reading rows"):
         found = fence.audit.savings(since)
     if as_json:
         output.document(_savings_document(found))
@@ -97,7 +97,7 @@ def conflicts(
     limit: Annotated[int, typer.Option("--limit", min=0, help="At most so many, the newest; 0 for all.")] = 100,
 ) -> None:
     """Payloads that were refused because their key is known with another one, and what differs."""
-    with opened(Place(store, objects, tenant, policy)) as fence, output.progress("reading rows"):
+    with opened(StoreOptions(store, objects, tenant, policy)) as fence, output.progress("reading rows"):
         found = fence.audit.conflicts(since, kind=kind)
     shown = found[max(len(found) - limit, 0) if limit else 0 :]
     if as_json:
@@ -138,7 +138,7 @@ def anomalies(
     since: Since = "28d",
 ) -> None:
     """What somebody should look at: hit rates that dropped, effects done twice, lifetimes too short, what is stuck."""
-    with opened(Place(store, objects, tenant, policy)) as fence, output.progress("reading rows"):
+    with opened(StoreOptions(store, objects, tenant, policy)) as fence, output.progress("reading rows"):
         found = fence.audit.anomalies(since)
     if as_json:
         output.document({"anomalies": [asdict(each) for each in found]})
@@ -171,7 +171,7 @@ def export(
         raise typer.BadParameter(f"{target} {why}; name a file")
     part = target.with_name(f"{target.name}.part")
     try:
-        rows = _exported(Place(store, objects, tenant, policy), since, part, as_csv=csv is not None)
+        rows = _exported(StoreOptions(store, objects, tenant, policy), since, part, as_csv=csv is not None)
         part.replace(target)  # half an export never has its name
     finally:
         part.unlink(missing_ok=True)
@@ -181,7 +181,7 @@ def export(
         output.say(f"{output.many(rows, 'decision')} in {target} ({output.size(target.stat().st_size)})")
 
 
-def _exported(place: Place, since: str, part: Path, *, as_csv: bool) -> int:
+def _exported(place: StoreOptions, since: str, part: Path, *, as_csv: bool) -> int:
     rows = 0
     with opened(place) as fence, output.progress("writing rows") as told:
         from ragfence.audit.columns import decision_names, schema

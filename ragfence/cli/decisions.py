@@ -12,7 +12,7 @@ import typer
 
 from ragfence.cli import output
 from ragfence.cli.audit import audit
-from ragfence.cli.options import Json, Objects, Place, PolicyFile, Since, Store, Tenant, opened
+from ragfence.cli.options import Json, Objects, PolicyFile, Since, Store, StoreOptions, Tenant, opened
 from ragfence.core.decision_rows import Phase
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def decisions(
 ) -> None:
     """The decision rows, newest last."""
     wanted = {"kind": kind, "decision": decision, "phase": phase, "source_id": source_id}
-    with opened(Place(store, objects, tenant, policy)) as fence:
+    with opened(StoreOptions(store, objects, tenant, policy)) as fence:
         with output.progress("reading rows"):
             table = fence.audit.decisions(since, **wanted)
         shown = table.slice(max(table.num_rows - limit, 0) if limit else 0).to_pylist()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ragfence.cli import output
-from ragfence.cli.options import Json, Objects, Place, PolicyFile, Store, Tenant
+from ragfence.cli.options import Json, Objects, PolicyFile, Store, StoreOptions, Tenant
 from ragfence.cli.policy import policy_file
 from ragfence.errors import RagfenceError
 
@@ -35,7 +35,7 @@ def doctor(
     from ragfence.stores.checkups.check import Level, worst
 
     checks = []
-    for check in _checks(Place(store, objects, tenant, policy), journal):
+    for check in _checks(StoreOptions(store, objects, tenant, policy), journal):
         checks.append(check)
         if not as_json:
             _print(check)
@@ -58,7 +58,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _checks(place: Place, journal: Path | None) -> Iterator[Check]:
+def _checks(place: StoreOptions, journal: Path | None) -> Iterator[Check]:
     from ragfence.core.policy import Policy
     from ragfence.core.settings import load_policy
     from ragfence.stores.checkups.check import fail, policy_check, refused
@@ -77,7 +77,7 @@ def _checks(place: Place, journal: Path | None) -> Iterator[Check]:
     yield _journal(journal, place.tenant_name, rules)
 
 
-def _fences(place: Place, rules: Policy) -> Iterator[Check]:
+def _fences(place: StoreOptions, rules: Policy) -> Iterator[Check]:
     from ragfence._open import _refuse_other_backend
     from ragfence.stores.checkups.check import Level, refused, worst
 
@@ -102,7 +102,7 @@ def _fences(place: Place, rules: Policy) -> Iterator[Check]:
         yield from _markers(place, rules, subject, solo=solo)
 
 
-def _redis(place: Place, rules: Policy, *, solo: bool) -> Iterator[Check]:
+def _redis(place: StoreOptions, rules: Policy, *, solo: bool) -> Iterator[Check]:
     from ragfence._open import _backend
 
     checkup = _backend("ragfence.stores.checkups.redis_server", "redis")
@@ -116,7 +116,7 @@ def _sqlite(file: Path) -> Iterator[Check]:
     yield from sqlite_checks(file)
 
 
-def _markers(place: Place, rules: Policy, subject: str, *, solo: bool) -> Iterator[Check]:
+def _markers(place: StoreOptions, rules: Policy, subject: str, *, solo: bool) -> Iterator[Check]:
     """The store itself, opened as a claim would open it."""
     from ragfence._open import _open_fences
     from ragfence.stores.checkups.check import markers_check, refused
@@ -131,7 +131,7 @@ def _markers(place: Place, rules: Policy, subject: str, *, solo: bool) -> Iterat
         yield refused(subject, error)
 
 
-def _objects(place: Place) -> Iterator[Check]:
+def _objects(place: StoreOptions) -> Iterator[Check]:
     from ragfence._open import _backend, _open_objects
     from ragfence.stores.checkups.check import refused
     from ragfence.stores.checkups.disk import folder_checks

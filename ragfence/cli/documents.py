@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ragfence.cli import output
-from ragfence.cli.options import Json, Objects, Place, PolicyFile, Store, Tenant, opened
+from ragfence.cli.options import Json, Objects, PolicyFile, Store, StoreOptions, Tenant, opened
 from ragfence.errors import Conflict, DocumentInvalid, InFlight, Quarantined, RagfenceError, Stale, ValidationError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def retract(
 ) -> None:
     """Takes documents away. The same content, ingested again, brings them back with their snippet_ids."""
     told: list[dict[str, Any]] = []
-    with opened(Place(store, objects, tenant, policy)) as fence:
+    with opened(StoreOptions(store, objects, tenant, policy)) as fence:
         for doc_id in doc_ids:
             error: RagfenceError | None = None
             retracted = False
@@ -66,7 +66,7 @@ def snippets(
     as_json: Json = False,
 ) -> None:
     """The snippets of a document, with their places in its text."""
-    with opened(Place(store, objects, tenant, policy)) as fence:
+    with opened(StoreOptions(store, objects, tenant, policy)) as fence:
         document, found = fence.documents.get(doc_id), fence.documents.snippets(doc_id)
     if document is None:
         raise ValidationError(
@@ -109,7 +109,7 @@ def purge(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Removes the text and the metadata of a document for good; only a tombstone stays."""
-    with opened(Place(store, objects, tenant, policy)) as fence:
+    with opened(StoreOptions(store, objects, tenant, policy)) as fence:
         if not yes:
             if as_json or not output.is_interactive():
                 raise ValidationError("nothing was purged: it cannot be undone", hint="say that you mean it: --yes")
@@ -140,7 +140,7 @@ def compact(
     as_json: Json = False,
 ) -> None:
     """Rewrites the log of documents into few large objects, without what was superseded long ago."""
-    with opened(Place(store, objects, tenant, policy)) as fence, output.progress("compacting") as told:
+    with opened(StoreOptions(store, objects, tenant, policy)) as fence, output.progress("compacting") as told:
         report = fence.documents.compact(progress=told)
     if as_json:
         output.document(asdict(report))
@@ -184,7 +184,10 @@ def verify(
     if accept_loss and not repair:
         raise typer.BadParameter("--accept-loss needs --repair")
     # A fence file that is gone is one of the things to be found.
-    with opened(Place(store, objects, tenant, policy), rebuild=True) as fence, output.progress("verifying") as told:
+    with (
+        opened(StoreOptions(store, objects, tenant, policy), rebuild=True) as fence,
+        output.progress("verifying") as told,
+    ):
         report = fence.documents.verify(repair, accept_loss=accept_loss, progress=told)
     if as_json:
         repaired = [_finding(finding) for finding in report.repaired]

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ragfence.cli import output
-from ragfence.cli.options import Json, Objects, Place, PolicyFile, Store, Tenant, engine_of, opened
+from ragfence.cli.options import Json, Objects, PolicyFile, Store, StoreOptions, Tenant, engine_of, opened
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ragfence.audit.timeline import Event, Story
-    from ragfence.cli.key_lookup import Present
+    from ragfence.audit.timeline import Timeline, TimelineEvent
+    from ragfence.cli.key_lookup import KeyPresent
     from ragfence.core.records import KeyRecord
 
 
@@ -32,7 +32,7 @@ def explain(
     from ragfence.cli.key_lookup import find_stories, present
     from ragfence.errors import ValidationError
 
-    with opened(Place(store, objects, tenant, policy)) as fence:
+    with opened(StoreOptions(store, objects, tenant, policy)) as fence:
         engine = engine_of(fence)
         told = [(story, present(engine, story)) for story in find_stories(engine, what, every=every)]
         now_ms = engine.fences.now_ms()
@@ -73,7 +73,7 @@ def present_text(record: KeyRecord, expires_ms: int | None, now_ms: int) -> str:
     return f"sealed {output.when(record.when_ms, now_ms)}{kept}"
 
 
-def _print(console: Console, story: Story, now: Present, now_ms: int) -> None:
+def _print(console: Console, story: Timeline, now: KeyPresent, now_ms: int) -> None:
     lines = [("key", story.key)]
     if story.source_id:
         parts = {name: getattr(story, name) for name in ("source_type", "revision", "sequence", "index_hash", "action")}
@@ -92,7 +92,7 @@ def _print(console: Console, story: Story, now: Present, now_ms: int) -> None:
     _grid(console, _now_lines(story.key, now, now_ms))
 
 
-def _now_lines(key: str, now: Present, now_ms: int) -> list[tuple[str, str]]:
+def _now_lines(key: str, now: KeyPresent, now_ms: int) -> list[tuple[str, str]]:
     from ragfence.core.receipts import default_effect_id
 
     lines = []
@@ -113,7 +113,7 @@ def _now_lines(key: str, now: Present, now_ms: int) -> list[tuple[str, str]]:
     return lines
 
 
-def _detail(event: Event, now_ms: int) -> str:
+def _detail(event: TimelineEvent, now_ms: int) -> str:
     """What is particular about an event, in the words of somebody who tells it."""
     who = f"by {event.owner}" if event.owner else ""
     run = f"(run {event.run_id})" if event.run_id else ""
@@ -146,7 +146,7 @@ def _grid(console: Console, lines: list[tuple[str, str]]) -> None:
         console.print(f"{name:<{width}}  {output.plain(text)}", soft_wrap=True)
 
 
-def _document(story: Story, now: Present, now_ms: int) -> dict[str, Any]:
+def _document(story: Timeline, now: KeyPresent, now_ms: int) -> dict[str, Any]:
     operation = ("kind", "source_type", "source_id", "revision", "index_hash", "action", "sequence")
     return {
         "key": story.key,
@@ -157,7 +157,7 @@ def _document(story: Story, now: Present, now_ms: int) -> dict[str, Any]:
     }
 
 
-def _event_document(event: Event) -> dict[str, Any]:
+def _event_document(event: TimelineEvent) -> dict[str, Any]:
     names = ("owner", "run_id", "attempt", "fence", "error_code", "waited_ms", "effect_id", "payload_hash")
     more = ("route", "event_id", "correlation_id")
     told = {name: getattr(event, name) for name in (*names, *more) if getattr(event, name)}
@@ -168,7 +168,7 @@ def _event_document(event: Event) -> dict[str, Any]:
     return {"what": event.what.value, "ts": output.iso(event.ts_ms), **told}
 
 
-def _now_document(key: str, now: Present, now_ms: int) -> dict[str, Any] | None:
+def _now_document(key: str, now: KeyPresent, now_ms: int) -> dict[str, Any] | None:
     from ragfence.core.receipts import default_effect_id
 
     record = now.record
@@ -190,7 +190,7 @@ def _now_document(key: str, now: Present, now_ms: int) -> dict[str, Any] | None:
     }
 
 
-def _commit_document(now: Present) -> dict[str, Any] | None:
+def _commit_document(now: KeyPresent) -> dict[str, Any] | None:
     if now.commit is None:
         return None
     commit = now.commit

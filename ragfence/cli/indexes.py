@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ragfence.cli import output
-from ragfence.cli.options import Json, Objects, Place, PolicyFile, Store, Tenant, _moment, engine_of, opened
+from ragfence.cli.options import Json, Objects, PolicyFile, Store, StoreOptions, Tenant, _moment, engine_of, opened
 from ragfence.errors import BuildRetired
 
 # Not only for type checkers: typer makes the choices of --metric out of it.
@@ -89,7 +89,7 @@ def build(
     """Builds an index of all live documents. If that index exists already, it is only named."""
     if against is not None and not explain:
         raise typer.BadParameter("--against goes with --explain")
-    with opened(Place(store, objects, tenant, policy)) as fence:
+    with opened(StoreOptions(store, objects, tenant, policy)) as fence:
         spec = _spec(embedder, backend, metric, index, param)
         if explain:
             alias, index_hash = _compared_with(fence, against)
@@ -126,7 +126,7 @@ def builds(
     """Every build there is, the one sealed last at the end."""
     from ragfence.cli.build_lookup import sealed_at_ms
 
-    with opened(Place(store, objects, tenant, policy)) as fence:
+    with opened(StoreOptions(store, objects, tenant, policy)) as fence:
         now_ms, head, log = engine_of(fence).fences.now_ms(), fence.aliases.head(), fence.indexes.builds_log
         states = list(output.counted(fence.indexes.builds(), "reading builds"))
         sealed = {(build.index_hash, build.entry.token) for build in states}
@@ -164,7 +164,7 @@ def gc(
     """Retires and drops builds that no alias can reach, and what attempts left that nobody can seal any more."""
     from ragfence.audit.audit import _moment_ms
 
-    with opened(Place(store, objects, tenant, policy)) as fence:
+    with opened(StoreOptions(store, objects, tenant, policy)) as fence:
         now_ms = engine_of(fence).fences.now_ms()
         age_s = max(now_ms - _moment_ms(min_age, now_ms, now_ms), 0) / 1000
         report = fence.indexes.gc(dry_run=not yes, min_age_s=age_s)

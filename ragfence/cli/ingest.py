@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ragfence.cli import output
-from ragfence.cli.options import Json, Objects, Place, PolicyFile, Store, Tenant, engine_of
+from ragfence.cli.options import Json, Objects, PolicyFile, Store, StoreOptions, Tenant, engine_of
 from ragfence.errors import RagfenceError, ValidationError
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def ingest(
             source = _source(what, name, {option: value for option, value in reading.items() if value})
             if callable(close := getattr(source, "close", None)):
                 stack.callback(close)
-            place = Place(store, objects, tenant, policy)
+            place = StoreOptions(store, objects, tenant, policy)
             fresh = _is_nowhere(place)
             fence = stack.enter_context(_opened(place, in_passing=fresh and dry_run))
             if fresh and not dry_run and not as_json:
@@ -130,7 +130,7 @@ def ingest(
 
 
 @contextlib.contextmanager
-def _opened(place: Place, *, in_passing: bool) -> Iterator[Fence]:
+def _opened(place: StoreOptions, *, in_passing: bool) -> Iterator[Fence]:
     """Unlike other commands, this one makes the stores if there are none: somebody has to be the first.
 
     `in_passing`: for a dry run, which must not. It gets stores that are as empty, and gone afterwards.
@@ -146,7 +146,7 @@ def _opened(place: Place, *, in_passing: bool) -> Iterator[Fence]:
         yield stack.enter_context(fence)
 
 
-def _is_nowhere(place: Place) -> bool:
+def _is_nowhere(place: StoreOptions) -> bool:
     """There are no stores yet; those on servers count as there."""
     fences, folder = place.sqlite_file(), place.objects_folder()
     return fences is not None and folder is not None and not fences.exists() and not folder.exists()

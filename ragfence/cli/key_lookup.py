@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ragfence.audit.key_state import standing
-from ragfence.audit.timeline import Story, What, tell
+from ragfence.audit.timeline import EventType, Timeline, tell
 from ragfence.cli import output
 from ragfence.cli.options import rows_of
 from ragfence.cli.records import NamedSource
@@ -26,7 +26,7 @@ _HEX = re.compile(rf"[0-9a-f]{{{LEAST_DIGITS},{2 * KEY_BYTES}}}")
 
 
 @dataclass(frozen=True, slots=True)
-class Present:
+class KeyPresent:
     """How a key stands now."""
 
     record: KeyRecord | None
@@ -38,7 +38,7 @@ class Present:
     """False: the shard does not answer before it is hydrated, so nothing can be said of its records"""
 
 
-def find_stories(engine: Engine, text: str, *, every: bool = False) -> list[Story]:
+def find_stories(engine: Engine, text: str, *, every: bool = False) -> list[Timeline]:
     """Of a key, of a unique beginning of one, or of all keys of a source_id; a source_id that is meant literally wins.
 
     Raises when nothing is known by that name.
@@ -73,7 +73,7 @@ def find_key(engine: Engine, text: str) -> bytes:
     return _only(prefix, named | _held_keys(engine.fences, prefix))
 
 
-def operation_of(engine: Engine, story: Story) -> Operation | None:
+def operation_of(engine: Engine, story: Timeline) -> Operation | None:
     """The operation behind a story; None when no row told enough of it."""
     if not story.source_id or not story.kind:
         return None
@@ -90,11 +90,11 @@ def operation_of(engine: Engine, story: Story) -> Operation | None:
     return operation if operation.key.hex() == story.key else None
 
 
-def present(engine: Engine, story: Story) -> Present:
+def present(engine: Engine, story: Timeline) -> KeyPresent:
     key, operation = bytes.fromhex(story.key), operation_of(engine, story)
     now = standing(engine, key, operation)
     outcome = now.record if now.record is not None and now.record.ended else now.commit
-    return Present(
+    return KeyPresent(
         now.record,
         _expiry(engine.fences, story, key, now.record) if now.own else None,
         now.commit,
@@ -121,9 +121,9 @@ def _rows_about(engine: Engine, text: str, prefix: str | None) -> tuple[list[Row
     return of_source, of_prefix
 
 
-def _told(key: bytes, rows: Sequence[Row], every: bool) -> Story:
+def _told(key: bytes, rows: Sequence[Row], every: bool) -> Timeline:
     stories = tell(rows, every=every)
-    return stories[0] if stories else Story(key.hex())
+    return stories[0] if stories else Timeline(key.hex())
 
 
 def _held_keys(fences: FenceStore, prefix: str) -> set[bytes]:
@@ -142,12 +142,12 @@ def _only(prefix: str, keys: Iterable[bytes]) -> bytes:
     return found[0]
 
 
-def _expiry(fences: FenceStore, story: Story, key: bytes, record: KeyRecord | None) -> int | None:
+def _expiry(fences: FenceStore, story: Timeline, key: bytes, record: KeyRecord | None) -> int | None:
     """When the record goes. The row of its seal knows; for others the store has to be searched."""
     if record is None:
         return None
     for event in story.events:
-        sealed = event.what in (What.SEALED, What.FAILED, What.HEALED) and event.expires_ms
+        sealed = event.what in (EventType.SEALED, EventType.FAILED, EventType.HEALED) and event.expires_ms
         if sealed and record.ended and event.ts_ms == record.when_ms:
             return event.expires_ms
     for found in output.counted(fences.scan(key[0]), "reading records"):

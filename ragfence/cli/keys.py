@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ragfence.cli import output
-from ragfence.cli.options import Json, Objects, Place, PolicyFile, Store, Tenant, _moment, engine_of, opened, rows_of
+from ragfence.cli.options import (
+    Json,
+    Objects,
+    PolicyFile,
+    Store,
+    StoreOptions,
+    Tenant,
+    _moment,
+    engine_of,
+    opened,
+    rows_of,
+)
 
 if TYPE_CHECKING:
     from ragfence.cli.records import Holding
@@ -56,7 +67,7 @@ def keys(
     """The records in the fence store, oldest first; with --json one line each."""
     from ragfence.audit.audit import _moment_ms
 
-    with opened(Place(store, objects, tenant, policy)) as fence:
+    with opened(StoreOptions(store, objects, tenant, policy)) as fence:
         engine = engine_of(fence)
         now_ms = engine.fences.now_ms()
         before, since = _moment_ms(older_than, now_ms, 2**62), _moment_ms(younger_than, now_ms, 0)
@@ -80,7 +91,7 @@ def keys(
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class KeyPage:
     shown: list[Holding]
     matching: int
 
@@ -94,7 +105,7 @@ class _Chosen:
         self._limit = limit
         self._matching = 0
 
-    def of_all(self, shard: int | None) -> Found:
+    def of_all(self, shard: int | None) -> KeyPage:
         from ragfence.cli.records import scanned
 
         oldest = self._oldest(self._matched(output.counted(scanned(self._engine.fences, shard), "reading records")))
@@ -102,9 +113,9 @@ class _Chosen:
         for row in output.counted(rows_of(self._engine), "reading rows"):
             if names.get(row.key) == "":
                 names[row.key] = str(row.columns()["source_id"] or "")
-        return Found([replace(held, source_id=names[held.key]) for held in oldest], self._matching)
+        return KeyPage([replace(held, source_id=names[held.key]) for held in oldest], self._matching)
 
-    def of_source(self, source_id: str, shard: int | None) -> Found:
+    def of_source(self, source_id: str, shard: int | None) -> KeyPage:
         from ragfence.cli.records import NamedSource, scanned
 
         named = NamedSource(source_id)
@@ -119,7 +130,7 @@ class _Chosen:
             for held in output.counted(scanned(self._engine.fences, shard), "reading records")
             if held.key in theirs and self._wanted(held)
         ]
-        return Found(self._oldest(kept), len(kept))
+        return KeyPage(self._oldest(kept), len(kept))
 
     def _matched(self, holdings: Iterable[Holding]) -> Iterable[Holding]:
         for held in holdings:
@@ -151,7 +162,7 @@ def _columns(held: Holding, now_ms: int) -> dict[str, Any]:
     }
 
 
-def _print(found: Found, now_ms: int) -> None:
+def _print(found: KeyPage, now_ms: int) -> None:
     console = output.out()
     listing = output.Listing(
         console,

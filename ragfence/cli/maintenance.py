@@ -7,7 +7,17 @@ from typing import Annotated
 import typer
 
 from ragfence.cli import output
-from ragfence.cli.options import Json, Objects, Place, PolicyFile, Store, StoreCommands, Tenant, engine_of, opened
+from ragfence.cli.options import (
+    Json,
+    Objects,
+    PolicyFile,
+    Store,
+    StoreCommands,
+    StoreOptions,
+    Tenant,
+    engine_of,
+    opened,
+)
 
 journal = StoreCommands(no_args_is_help=True)
 
@@ -22,7 +32,10 @@ def hydrate(
     """Rebuilds the fence store from the object store; happens by itself, but for a file restored in place."""
     loaded = 0
     # A fence file that is gone is what this is for.
-    with opened(Place(store, objects, tenant, policy), rebuild=True) as fence, output.progress("loading") as told:
+    with (
+        opened(StoreOptions(store, objects, tenant, policy), rebuild=True) as fence,
+        output.progress("loading") as told,
+    ):
 
         def progress(done: int) -> None:
             nonlocal loaded
@@ -52,7 +65,7 @@ def purge_expired(
     from ragfence.engine.expiry import Purged
 
     total, steps, more = Purged(0, 0, 0, ""), 0, True
-    with opened(Place(store, objects, tenant, policy)) as fence, output.progress("purging") as told:
+    with opened(StoreOptions(store, objects, tenant, policy)) as fence, output.progress("purging") as told:
         while more and (limit is None or steps < limit):
             if steps and not total.after:  # the objects are done; the fence file may hold more than a step took
                 purged = Purged(engine_of(fence).fences.purge_expired(batch), 0, 0, "")
@@ -93,7 +106,7 @@ def reconcile_journal(
     as_json: Json = False,
 ) -> None:
     """Seals the effects that ran while the fence store was down; ends with 1 if some ran twice or are left."""
-    with opened(Place(store, objects, tenant, policy)) as fence:
+    with opened(StoreOptions(store, objects, tenant, policy)) as fence:
         done = fence.reconcile_journal()
     if as_json:
         output.document({"sealed": list(done.sealed), "doubled": list(done.doubled), "left": list(done.left)})

@@ -73,7 +73,7 @@ Since = Annotated[
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Place:
+class StoreOptions:
     """Which fence; what is None comes from the environment, as in `ragfence.open`."""
 
     store: str | None = None
@@ -126,7 +126,7 @@ class Place:
 
 
 @contextlib.contextmanager
-def opened(place: Place, *, rebuild: bool = False) -> Iterator[Fence]:
+def opened(place: StoreOptions, *, rebuild: bool = False) -> Iterator[Fence]:
     """The fence of a command. None makes a new, empty store where somebody mistyped a path.
 
     `rebuild`: its objects are enough, the fence file may be gone.

@@ -9,7 +9,7 @@ import typer
 
 from ragfence.cli import output
 from ragfence.cli.explain import present_text
-from ragfence.cli.options import Json, Objects, Place, PolicyFile, Store, Tenant, engine_of, opened
+from ragfence.cli.options import Json, Objects, PolicyFile, Store, StoreOptions, Tenant, engine_of, opened
 
 if TYPE_CHECKING:
     from ragfence.engine.releases import Released
@@ -54,7 +54,7 @@ def release(
             "give either a KEY or a query" if queried else "nothing names the keys to release",
             hint="`ragfence release KEY`, or `ragfence release --state quarantined --error 'STORE.*'`",
         )
-    with opened(Place(store, objects, tenant, policy)) as fence:
+    with opened(StoreOptions(store, objects, tenant, policy)) as fence:
         if key is not None:
             _release_one(fence, key, as_json=as_json, yes=yes, dry_run=dry_run)
             return

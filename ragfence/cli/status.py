@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ragfence.cli import output
-from ragfence.cli.options import Json, Objects, Place, PolicyFile, Since, Store, Tenant, engine_of, opened
+from ragfence.cli.options import Json, Objects, PolicyFile, Since, Store, StoreOptions, Tenant, engine_of, opened
 
 if TYPE_CHECKING:
     from ragfence.audit.statistics import FenceStats
@@ -22,7 +22,7 @@ def status(
     since: Since = "24h",
 ) -> None:
     """What the stores are and hold, what is stuck, and how much was saved since the full hour of --since."""
-    with opened(Place(store, objects, tenant, policy)) as fence:
+    with opened(StoreOptions(store, objects, tenant, policy)) as fence:
         engine = engine_of(fence)
         now_ms = engine.fences.now_ms()
         counted = fence.stats(since)

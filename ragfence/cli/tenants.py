@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ragfence.cli import output
-from ragfence.cli.options import Json, Objects, Place, PolicyFile, Store, StoreCommands, opened
+from ragfence.cli.options import Json, Objects, PolicyFile, Store, StoreCommands, StoreOptions, opened
 from ragfence.errors import UnknownStore
 
 if TYPE_CHECKING:
     from ragfence.fence import Fence
-    from ragfence.server.tenants.removal import Dropped
+    from ragfence.server.tenants.removal import TenantDropped
     from ragfence.stores.objects import ObjectStore
 
 tenants = StoreCommands(no_args_is_help=True, help="Whole tenants: list, export, drop.")
@@ -37,7 +37,7 @@ def list_tenants(
     from ragfence.server.tenants.stores import standing
     from ragfence.server.tenants.stores import tenants as found_in
 
-    place = Place(store, objects)
+    place = StoreOptions(store, objects)
     with standing(place.fences_at) as fences, _objects(place) as held, output.progress("looking"):
         found = list(found_in(fences, held, sizes=sizes))
     if as_json:
@@ -88,11 +88,11 @@ def export(
     ] = False,
 ) -> None:
     """Copies all objects and decision rows of a tenant to a folder that can be opened as its object store."""
-    from ragfence.server.tenants.export import Export
+    from ragfence.server.tenants.export import TenantExport
 
     began = time.monotonic()
     with _of(tenant, store, objects, policy) as (fence, _), output.progress("copying") as told:
-        report = Export(fence, to, with_apikeys=with_apikeys).run(told)
+        report = TenantExport(fence, to, with_apikeys=with_apikeys).run(told)
     if as_json:
         output.document({**asdict(report), "seconds": round(time.monotonic() - began, 3)})
         return
@@ -122,7 +122,7 @@ def drop(
 
     Stop its writers first. May be killed and run again.
     """
-    from ragfence.server.tenants.removal import Drop
+    from ragfence.server.tenants.removal import TenantRemoval
     from ragfence.server.tenants.stores import standing
 
     if yes_drop is not None and yes_drop != tenant:
@@ -139,7 +139,7 @@ def drop(
         standing(place.fences_at) as fences,
         output.progress(what) as told,
     ):
-        work = Drop(fence, fences, leave_indexes=leave_indexes, sleep=wait)
+        work = TenantRemoval(fence, fences, leave_indexes=leave_indexes, sleep=wait)
         report = work.look() if yes_drop is None else work.run(told)
     if as_json:
         output.document(asdict(report))
@@ -149,7 +149,7 @@ def drop(
         raise typer.Exit(1)
 
 
-def _print(report: Dropped) -> None:
+def _print(report: TenantDropped) -> None:
     if report.nothing:
         output.say(f"{report.tenant}: nothing is known of it")
         return
@@ -175,8 +175,10 @@ def _print(report: Dropped) -> None:
 
 
 @contextlib.contextmanager
-def _of(tenant: str, store: str | None, objects: str | None, policy: str | None) -> Iterator[tuple[Fence, Place]]:
-    place = Place(store, objects, tenant, policy)
+def _of(
+    tenant: str, store: str | None, objects: str | None, policy: str | None
+) -> Iterator[tuple[Fence, StoreOptions]]:
+    place = StoreOptions(store, objects, tenant, policy)
     file = place.sqlite_file()
     # One of the two stores may be gone: that is no reason to keep the other, or not to copy it.
     with opened(place, rebuild=file is not None and not file.exists()) as fence:
@@ -184,7 +186,7 @@ def _of(tenant: str, store: str | None, objects: str | None, policy: str | None)
 
 
 @contextlib.contextmanager
-def _objects(place: Place) -> Iterator[ObjectStore | None]:
+def _objects(place: StoreOptions) -> Iterator[ObjectStore | None]:
     from ragfence._open import _open_objects
 
     where, folder, file = place.objects_at, place.objects_folder(), place.sqlite_file()

@@ -11,10 +11,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, TypeVar, overload
 
 from ragfence.client import batches, calls
-from ragfence.client.batches import BATCH, MAX_BATCH_BYTES, WAIT_S, Batching, Documents
-from ragfence.client.calls import Core
+from ragfence.client.batches import BATCH, MAX_BATCH_BYTES, WAIT_S, ClientBatches, Documents
+from ragfence.client.calls import ClientCalls
 from ragfence.client.retry import RetryPolicy
-from ragfence.client.session import TIMEOUT_S, Asking, core_of
+from ragfence.client.session import TIMEOUT_S, ClientSession, core_of
 from ragfence.client.steps import END, Give, Lost, Pause, Pull, Reply, Send, Steps
 from ragfence.core.receipts import Receipt
 from ragfence.documents.ingest import OnError
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def _done(
-    call: Callable[Concatenate[Core, P], Steps[T]],
+    call: Callable[Concatenate[ClientCalls, P], Steps[T]],
 ) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
     @wraps(call)
     async def method(client: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -38,7 +38,7 @@ def _done(
 
 
 def _each(
-    call: Callable[Concatenate[Core, P], Steps[None]],
+    call: Callable[Concatenate[ClientCalls, P], Steps[None]],
 ) -> Callable[Concatenate[AsyncClient, P], AsyncIterator[dict[str, Any]]]:
     @wraps(call)
     def method(client: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[dict[str, Any]]:
@@ -68,7 +68,7 @@ class AsyncClient:
         clock: Callable[[], float] | None = None,
     ) -> None:
         self._core = core_of(url, api_key, timeout_s, retry, run, clock)
-        self._asking = Asking(self._core, allow_http=allow_http)
+        self._asking = ClientSession(self._core, allow_http=allow_http)
         self._sleep = sleep
         self._http: httpx.AsyncClient = self._asking.httpx.AsyncClient(**self._asking.options(transport))
 
@@ -129,7 +129,7 @@ class AsyncClient:
         on_error: OnError = "return",
     ) -> Awaitable[list[Receipt]] | AsyncIterator[Receipt]:
         """As `Client.ingest_many`; the documents may come from an `async for` too."""
-        batching = Batching(progress, batch, max_batch_bytes, wait_s, on_error)
+        batching = ClientBatches(progress, batch, max_batch_bytes, wait_s, on_error)
         receipts = self._each(batches.ingest_many(self._core, documents, batching))
         return receipts if stream else _all(receipts)
 
@@ -145,7 +145,7 @@ class AsyncClient:
         on_error: OnError = "return",
     ) -> list[Receipt]:
         """As `Client.load`. The loader is read in this thread."""
-        batching = Batching(progress, batch, max_batch_bytes, wait_s, on_error)
+        batching = ClientBatches(progress, batch, max_batch_bytes, wait_s, on_error)
         return await _all(self._each(batches.load(self._core, loader, batching, doc_id=doc_id)))
 
     async def close(self) -> None:

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from ragfence.client.calls import Core
+from ragfence.client.calls import ClientCalls
 from ragfence.client.errors import error_of
 from ragfence.client.steps import END, Give, Pull, Reply, Steps
 from ragfence.client.values import document_json, receipt_in
@@ -51,7 +51,7 @@ Documents = Iterable[Document] | AsyncIterable[Document]
 
 
 @dataclass(frozen=True, slots=True)
-class Batching:
+class ClientBatches:
     """How many documents are sent; see `ingest_many` of the clients."""
 
     progress: bool | Callable[[int], None] = False
@@ -69,7 +69,7 @@ class Batching:
             raise ValidationError(f'on_error must be "return" or "raise", not {self.on_error!r}')
 
 
-def ingest_many(core: Core, documents: Documents, batching: Batching) -> Steps[None]:
+def ingest_many(core: ClientCalls, documents: Documents, batching: ClientBatches) -> Steps[None]:
     """Gives one receipt for each document. Nothing is read or sent before the first is asked for."""
     if isinstance(documents, Document):  # a tuple, which could be iterated over
         raise ValidationError("ingest_many takes many documents", hint="use ingest(document), or pass [document]")
@@ -78,38 +78,40 @@ def ingest_many(core: Core, documents: Documents, batching: Batching) -> Steps[N
     return _sent(core, Pull(source), total, batching)
 
 
-def load(core: Core, loader: object, batching: Batching, *, doc_id: Callable[[Any], str] | None = None) -> Steps[None]:
+def load(
+    core: ClientCalls, loader: object, batching: ClientBatches, *, doc_id: Callable[[Any], str] | None = None
+) -> Steps[None]:
     """As `ingest_many`, for what a loader has."""
     return _sent(core, Pull(_entries(loader, doc_id)), None, batching)
 
 
-def _sent(core: Core, pull: Pull, total: int | None, batching: Batching) -> Steps[None]:
+def _sent(core: ClientCalls, pull: Pull, total: int | None, batching: ClientBatches) -> Steps[None]:
     done = position = 0
-    held = _Held()
+    held = _SmallBatch()
     with meter(batching.progress, total, "sending") as told:
         while True:
             given = yield pull
             line = None if given is END else _line(given, position)
             position += 1
             # With `raise`, an invalid document ends the last batch: what comes before it is sent, and nothing after it.
-            last = line is None or (batching.on_error == "raise" and isinstance(line, Refused))
+            last = line is None or (batching.on_error == "raise" and isinstance(line, RefusedDocument))
             if last or (line is not None and held.is_full(line, batching)):
                 outcomes = yield from _answered(core, held, batching.wait_s)
                 for at, outcome in enumerate(outcomes, start=done):
-                    if batching.on_error == "raise" and isinstance(outcome, Refused):
+                    if batching.on_error == "raise" and isinstance(outcome, RefusedDocument):
                         raise _at(outcome.error, at)
-                    yield Give(outcome.receipt if isinstance(outcome, Refused) else outcome)
+                    yield Give(outcome.receipt if isinstance(outcome, RefusedDocument) else outcome)
                 done += len(outcomes)
                 told(done)
-                held = _Held()
-            if last and isinstance(line, Refused):
+                held = _SmallBatch()
+            if last and isinstance(line, RefusedDocument):
                 raise _at(line.error, position - 1)
             if line is None:
                 return
             held.add(line)
 
 
-class Refused(NamedTuple):
+class RefusedDocument(NamedTuple):
     """A document that was not ingested, by this client or by the server."""
 
     error: RagfenceError
@@ -124,13 +126,13 @@ class Refused(NamedTuple):
         return receipt._replace(failure={**(receipt.failure or {}), **told})
 
 
-Outcome = Receipt | Refused
-Line = bytes | Refused
+Outcome = Receipt | RefusedDocument
+Line = bytes | RefusedDocument
 """A document as it is sent, or why it cannot be."""
 
 
 @dataclass(slots=True)
-class _Held:
+class _SmallBatch:
     lines: list[Line] = field(default_factory=list)
     size: int = 0
 
@@ -138,7 +140,7 @@ class _Held:
         self.lines.append(line)
         self.size += len(line) if isinstance(line, bytes) else 0
 
-    def is_full(self, line: Line, batching: Batching) -> bool:
+    def is_full(self, line: Line, batching: ClientBatches) -> bool:
         if not self.lines:
             return False
         size = len(line) if isinstance(line, bytes) else 0
@@ -151,13 +153,13 @@ def _line(given: object, position: int) -> Line:
             raise given
         return document_json(given, position=position)[1] + b"\n"  # type: ignore[arg-type]  # it is checked there
     except DocumentInvalid as invalid:
-        return Refused(invalid)
+        return RefusedDocument(invalid)
 
 
-def _answered(core: Core, held: _Held, wait_s: float) -> Steps[list[Outcome]]:
+def _answered(core: ClientCalls, held: _SmallBatch, wait_s: float) -> Steps[list[Outcome]]:
     body = b"".join(line for line in held.lines if isinstance(line, bytes))
     if not body:
-        return [line for line in held.lines if isinstance(line, Refused)]
+        return [line for line in held.lines if isinstance(line, RefusedDocument)]
     count = sum(isinstance(line, bytes) for line in held.lines)
     sent = core.write(
         "POST",
@@ -198,7 +200,7 @@ def _outcomes(reply: Reply, count: int, secret: str) -> list[Outcome] | None:
 def _outcome(told: dict[str, Any], secret: str) -> Outcome:
     if "receipt" in told:
         return receipt_in(told["receipt"])
-    return Refused(error_of(told["problem"], secret, status=told["status"]))
+    return RefusedDocument(error_of(told["problem"], secret, status=told["status"]))
 
 
 def _at(error: RagfenceError, position: int) -> RagfenceError:

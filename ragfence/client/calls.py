@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 from ragfence.client.keys import Keys
-from ragfence.client.retry import Accept, Conduct, exchanged
+from ragfence.client.retry import Accept, RetryLoop, exchanged
 from ragfence.client.steps import Give, Result, Send, Steps
 from ragfence.client.values import (
     document_json,
@@ -31,10 +31,10 @@ from ragfence.wire.schemas import (
     Hits,
     Items,
     OutcomeOut,
-    Page,
+    PageOut,
     PurgedExpiredOut,
     PurgedOut,
-    Released,
+    ReleasedOut,
     StatsOut,
 )
 
@@ -47,10 +47,10 @@ JSON_TYPE = {"Content-Type": "application/json"}
 
 
 @dataclass(frozen=True, slots=True)
-class Core:
+class ClientCalls:
     """What a client is, apart from its connections."""
 
-    conduct: Conduct
+    conduct: RetryLoop
     keys: Keys
 
     def read(self, path: str, accept: Accept[Result], query: Mapping[str, Any] | None = None) -> Steps[Result]:
@@ -77,7 +77,7 @@ class Core:
         return self.write("POST", path, canonical_json(dict(values)), accept, key=key)
 
 
-def ingest(core: Core, document: Document, *, idempotency_key: str | None = None) -> Steps[Receipt]:
+def ingest(core: ClientCalls, document: Document, *, idempotency_key: str | None = None) -> Steps[Receipt]:
     """Ingests one document, or answers with the snippet_ids of the first time.
 
     >>> client.ingest(ragfence.Document("a", "some text")).decision  # doctest: +SKIP
@@ -87,7 +87,7 @@ def ingest(core: Core, document: Document, *, idempotency_key: str | None = None
 
 
 def put(
-    core: Core,
+    core: ClientCalls,
     document: Document,
     *,
     if_match: str | None = None,
@@ -109,7 +109,7 @@ def put(
 
 
 def retract(
-    core: Core,
+    core: ClientCalls,
     doc_id: str,
     *,
     sequence: int | None = None,
@@ -121,12 +121,12 @@ def retract(
     return core.write("DELETE", path, None, receipt_of, key=idempotency_key, headers=_matching(if_match))
 
 
-def get(core: Core, doc_id: str) -> Steps[DocumentOut | None]:
+def get(core: ClientCalls, doc_id: str) -> Steps[DocumentOut | None]:
     """The live revision of a document, described; None if there is none."""
     return _found(core, doc_id, snippets=False)
 
 
-def snippets(core: Core, doc_id: str) -> Steps[list[StoredSnippet]]:
+def snippets(core: ClientCalls, doc_id: str) -> Steps[list[StoredSnippet]]:
     """The snippets of the live revision, in their order, with text and positions."""
     from ragfence.documents.reads import StoredSnippet
 
@@ -134,14 +134,18 @@ def snippets(core: Core, doc_id: str) -> Steps[list[StoredSnippet]]:
     return [value_in(StoredSnippet, each) for each in (found.snippets or [])] if found else []
 
 
-def receipt(core: Core, key: str) -> Steps[OutcomeOut]:
+def receipt(core: ClientCalls, key: str) -> Steps[OutcomeOut]:
     """How a key stands, whoever used it."""
     path = f"/v1/receipts/{quote(key, safe='')}"
     return core.read(path, partial(model_of, OutcomeOut))
 
 
 def build(
-    core: Core, spec: IndexSpec | None = None, *, wait_s: float = BUILD_WAIT_S, idempotency_key: str | None = None
+    core: ClientCalls,
+    spec: IndexSpec | None = None,
+    *,
+    wait_s: float = BUILD_WAIT_S,
+    idempotency_key: str | None = None,
 ) -> Steps[BuildOut]:
     """Builds the index of all live documents, or finds it sealed. `InFlight`: not done within `wait_s`; it goes on.
 
@@ -158,12 +162,12 @@ def build(
     )
 
 
-def builds(core: Core) -> Steps[list[dict[str, Any]]]:
+def builds(core: ClientCalls) -> Steps[list[dict[str, Any]]]:
     return _listed(core, "/v1/builds")
 
 
 def swap(
-    core: Core,
+    core: ClientCalls,
     alias: str,
     index_hash: str,
     *,
@@ -180,7 +184,7 @@ def swap(
 
 
 def rollback(
-    core: Core,
+    core: ClientCalls,
     alias: str,
     *,
     to: str | None = None,
@@ -193,22 +197,22 @@ def rollback(
     return _moved(core, alias, "rollback", wanted, expect, reason, idempotency_key)
 
 
-def resolve(core: Core, alias: str) -> Steps[AliasOut]:
+def resolve(core: ClientCalls, alias: str) -> Steps[AliasOut]:
     """Where the alias points: `.index_hash`, `.generation`."""
     path = f"/v1/aliases/{_name(alias)}"
     return core.read(path, partial(model_of, AliasOut))
 
 
-def aliases(core: Core) -> Steps[list[dict[str, Any]]]:
+def aliases(core: ClientCalls) -> Steps[list[dict[str, Any]]]:
     return _listed(core, "/v1/aliases")
 
 
-def history(core: Core, alias: str, limit: int = 100) -> Steps[list[dict[str, Any]]]:
+def history(core: ClientCalls, alias: str, limit: int = 100) -> Steps[list[dict[str, Any]]]:
     """What was done to the alias, the newest first."""
     return _listed(core, f"/v1/aliases/{_name(alias)}/history", {"limit": limit})
 
 
-def search(core: Core, alias: str, text: str, *, k: int = 5) -> Steps[list[Hit]]:
+def search(core: ClientCalls, alias: str, text: str, *, k: int = 5) -> Steps[list[Hit]]:
     """The k nearest snippets of the build that the alias points at, the nearest first, ready to be cited."""
     from ragfence.indexes.search import Hit
 
@@ -217,7 +221,7 @@ def search(core: Core, alias: str, text: str, *, k: int = 5) -> Steps[list[Hit]]
 
 
 def decisions(
-    core: Core,
+    core: ClientCalls,
     *,
     since: str | None = None,
     until: str | None = None,
@@ -238,37 +242,37 @@ def decisions(
     yield from _paged(core, "/v1/decisions", asked, page)
 
 
-def keys(core: Core, *, kind: str | None = None, state: str | None = None, page: int = 100) -> Steps[None]:
+def keys(core: ClientCalls, *, kind: str | None = None, state: str | None = None, page: int = 100) -> Steps[None]:
     """Keys and how they stand, fetched page by page while they are read."""
     yield from _paged(core, "/v1/keys", {"kind": kind, "state": state}, page)
 
 
-def stats(core: Core, since: str | None = None) -> Steps[StatsOut]:
+def stats(core: ClientCalls, since: str | None = None) -> Steps[StatsOut]:
     """Hit rate, sizes and duplicates per endpoint, since 24 hours ago unless told."""
     return core.read("/v1/stats", partial(model_of, StatsOut), {"since": since})
 
 
-def release(core: Core, key: str, *, idempotency_key: str | None = None) -> Steps[bool]:
+def release(core: ClientCalls, key: str, *, idempotency_key: str | None = None) -> Steps[bool]:
     """New attempts for a key that is quarantined, stuck, or sealed as a failure. False: nothing to release."""
     path = f"/v1/admin/keys/{quote(key, safe='')}:release"
-    answer = yield from core.post(path, {}, partial(model_of, Released), key=idempotency_key)
+    answer = yield from core.post(path, {}, partial(model_of, ReleasedOut), key=idempotency_key)
     return answer.released
 
 
-def purge(core: Core, doc_id: str, *, idempotency_key: str | None = None) -> Steps[PurgedOut]:
+def purge(core: ClientCalls, doc_id: str, *, idempotency_key: str | None = None) -> Steps[PurgedOut]:
     """Removes text and metadata of a document from everything that ragfence keeps, for good."""
     return core.post("/v1/admin/purge", {"doc_id": doc_id}, partial(model_of, PurgedOut), key=idempotency_key)
 
 
 def purge_expired(
-    core: Core, limit: int = 1000, *, after: str = "", idempotency_key: str | None = None
+    core: ClientCalls, limit: int = 1000, *, after: str = "", idempotency_key: str | None = None
 ) -> Steps[PurgedExpiredOut]:
     """Removes what has outlived its lifetime; call it again with the `after` of its answer until that is empty."""
     wanted = {"limit": limit, **({"after": after} if after else {})}
     return core.post("/v1/admin/purge-expired", wanted, partial(model_of, PurgedExpiredOut), key=idempotency_key)
 
 
-def _found(core: Core, doc_id: str, *, snippets: bool) -> Steps[Any]:
+def _found(core: ClientCalls, doc_id: str, *, snippets: bool) -> Steps[Any]:
     from ragfence.errors import ApiRefused
 
     try:
@@ -286,7 +290,7 @@ def _found(core: Core, doc_id: str, *, snippets: bool) -> Steps[Any]:
 
 
 def _moved(
-    core: Core, alias: str, how: str, wanted: dict[str, Any], expect: Expected, reason: str, key: str | None
+    core: ClientCalls, alias: str, how: str, wanted: dict[str, Any], expect: Expected, reason: str, key: str | None
 ) -> Steps[AliasOut]:
     if expect is not UNSET:
         wanted["expect"] = expect
@@ -296,15 +300,15 @@ def _moved(
     return core.post(path, wanted, partial(model_of, AliasOut), key=key)
 
 
-def _listed(core: Core, path: str, query: Mapping[str, Any] | None = None) -> Steps[list[dict[str, Any]]]:
+def _listed(core: ClientCalls, path: str, query: Mapping[str, Any] | None = None) -> Steps[list[dict[str, Any]]]:
     found = yield from core.read(path, partial(model_of, Items), query)
     return found.items
 
 
-def _paged(core: Core, path: str, asked: Mapping[str, Any], page: int) -> Steps[None]:
+def _paged(core: ClientCalls, path: str, asked: Mapping[str, Any], page: int) -> Steps[None]:
     cursor: str | None = None
     while True:
-        found = yield from core.read(path, partial(model_of, Page), {**asked, "limit": page, "cursor": cursor})
+        found = yield from core.read(path, partial(model_of, PageOut), {**asked, "limit": page, "cursor": cursor})
         for each in found.items:
             yield Give(each)
         cursor = found.next_cursor

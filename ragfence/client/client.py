@@ -11,10 +11,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, TypeVar, overload
 
 from ragfence.client import batches, calls
-from ragfence.client.batches import BATCH, MAX_BATCH_BYTES, WAIT_S, Batching
-from ragfence.client.calls import Core
+from ragfence.client.batches import BATCH, MAX_BATCH_BYTES, WAIT_S, ClientBatches
+from ragfence.client.calls import ClientCalls
 from ragfence.client.retry import RetryPolicy
-from ragfence.client.session import TIMEOUT_S, Asking, core_of
+from ragfence.client.session import TIMEOUT_S, ClientSession, core_of
 from ragfence.client.steps import END, Give, Lost, Pause, Pull, Reply, Send, Steps
 from ragfence.core.receipts import Receipt
 from ragfence.documents.document import Document
@@ -28,7 +28,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _done(call: Callable[Concatenate[Core, P], Steps[T]]) -> Callable[Concatenate[Client, P], T]:
+def _done(call: Callable[Concatenate[ClientCalls, P], Steps[T]]) -> Callable[Concatenate[Client, P], T]:
     @wraps(call)
     def method(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return client._done(call(client._core, *args, **kwargs))
@@ -37,7 +37,7 @@ def _done(call: Callable[Concatenate[Core, P], Steps[T]]) -> Callable[Concatenat
 
 
 def _each(
-    call: Callable[Concatenate[Core, P], Steps[None]],
+    call: Callable[Concatenate[ClientCalls, P], Steps[None]],
 ) -> Callable[Concatenate[Client, P], Iterator[dict[str, Any]]]:
     @wraps(call)
     def method(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[dict[str, Any]]:
@@ -73,7 +73,7 @@ class Client:
         clock: Callable[[], float] | None = None,
     ) -> None:
         self._core = core_of(url, api_key, timeout_s, retry, run, clock)
-        self._asking = Asking(self._core, allow_http=allow_http)
+        self._asking = ClientSession(self._core, allow_http=allow_http)
         self._transport = transport
         self._sleep = sleep
         self._fresh()
@@ -141,7 +141,7 @@ class Client:
         them raises what `ingest` would; what came before it stays ingested (`error.details["receipts"]`, unless
         `stream`). `wait_s` is for one batch. `stream=True` returns an iterator that sends while it is read.
         """
-        batching = Batching(progress, batch, max_batch_bytes, wait_s, on_error)
+        batching = ClientBatches(progress, batch, max_batch_bytes, wait_s, on_error)
         receipts = self._each(batches.ingest_many(self._core, documents, batching))
         return receipts if stream else collect(receipts)
 
@@ -162,7 +162,7 @@ class Client:
 
         >>> client.load(PyPDFLoader("a.pdf"), doc_id=lambda p: f"a.pdf#{p.metadata['page']}")  # doctest: +SKIP
         """
-        batching = Batching(progress, batch, max_batch_bytes, wait_s, on_error)
+        batching = ClientBatches(progress, batch, max_batch_bytes, wait_s, on_error)
         return collect(self._each(batches.load(self._core, loader, batching, doc_id=doc_id)))
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from ragfence.core.hashing import digest
 from ragfence.core.operations import checked_text
 from ragfence.errors import ValidationError
 from ragfence.server.request_headers import format_key, parse_key
-from ragfence.wire.problems import Refused
+from ragfence.wire.problems import RequestRefused
 
 KEY_HEADER: Final = "Idempotency-Key"
 
@@ -57,6 +57,6 @@ def _checked(key: object) -> str:
     try:
         header = format_key(key)
         parse_key(header)
-    except Refused as refused:
+    except RequestRefused as refused:
         raise ValidationError(refused.problem.detail, hint=refused.problem.hint) from None
     return header

@@ -44,7 +44,7 @@ class RetryPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Conduct:
+class RetryLoop:
     """How the calls of one client behave."""
 
     url: str
@@ -59,13 +59,15 @@ Accept = Callable[[Reply], Result | None]
 """What an answer of 2xx means; None: it was cut off, and is asked for again."""
 
 
-def exchanged(conduct: Conduct, send: Send, accept: Accept[Result], *, budget_s: float | None = None) -> Steps[Result]:
+def exchanged(
+    conduct: RetryLoop, send: Send, accept: Accept[Result], *, budget_s: float | None = None
+) -> Steps[Result]:
     """What `accept` makes of the answer, however often the request has to be sent."""
     return _Exchange(conduct, send, accept, conduct.retry.budget_s if budget_s is None else budget_s).run()
 
 
 class _Exchange(Generic[Result]):
-    def __init__(self, conduct: Conduct, send: Send, accept: Accept[Result], budget_s: float) -> None:
+    def __init__(self, conduct: RetryLoop, send: Send, accept: Accept[Result], budget_s: float) -> None:
         self._conduct = conduct
         self._send = send
         self._accept = accept

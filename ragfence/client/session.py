@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 
 from ragfence._extras import needs_extra
 from ragfence._version import __version__
-from ragfence.client.calls import Core
+from ragfence.client.calls import ClientCalls
 from ragfence.client.errors import cleaned
 from ragfence.client.keys import Keys
-from ragfence.client.retry import Conduct, RetryPolicy
+from ragfence.client.retry import RetryLoop, RetryPolicy
 from ragfence.client.steps import Lost, Send
 from ragfence.core.settings import SERVE_HOST, SERVE_PORT
 from ragfence.errors import ApiRefused, InsecureUrl, RagfenceError, ValidationError
@@ -35,12 +35,12 @@ def core_of(
     retry: RetryPolicy | None,
     run: str | None,
     clock: Callable[[], float] | None,
-) -> Core:
+) -> ClientCalls:
     if not timeout_s > 0:
         raise ValidationError(f"timeout_s is above 0, not {timeout_s!r}")
     secret = _checked_key(os.environ.get(API_KEY, "") if api_key is None else api_key)
-    return Core(
-        Conduct(
+    return ClientCalls(
+        RetryLoop(
             url=_checked_url(os.environ.get(URL, "") or LOCAL_URL if url is None else url),
             secret=secret,
             timeout_s=timeout_s,
@@ -52,10 +52,10 @@ def core_of(
     )
 
 
-class Asking:
+class ClientSession:
     """The parts of httpx that both clients use in the same way."""
 
-    def __init__(self, core: Core, *, allow_http: bool | None = None) -> None:
+    def __init__(self, core: ClientCalls, *, allow_http: bool | None = None) -> None:
         with needs_extra("client", "ragfence.client"):
             self.httpx: Any = import_module("httpx")
         self._conduct = core.conduct

@@ -14,11 +14,11 @@ from pydantic import ValidationError as Misfit
 from ragfence.client.steps import Reply
 from ragfence.core.canonical import canonical_json
 from ragfence.core.receipts import Decision, Flags, Receipt
-from ragfence.documents.document import Document, Limits, checked
+from ragfence.documents.document import Document, DocumentLimits, checked
 from ragfence.errors import ApiRefused, DocumentInvalid, NotJson, Unsupported
 from ragfence.indexes.spec import IndexSpec
 
-_NO_LIMITS: Final = Limits(max_text_bytes=2**40, max_metadata_bytes=2**40, allow_empty_text=True)
+_NO_LIMITS: Final = DocumentLimits(max_text_bytes=2**40, max_metadata_bytes=2**40, allow_empty_text=True)
 """how much a document may take up is the server's to say"""
 
 Model = TypeVar("Model", bound=BaseModel)

@@ -26,20 +26,20 @@ from ragfence.core.decisions import (
     NOBODY,
     QUARANTINED,
     Claim,
-    Conflict,
+    ConflictVerdict,
     Fenced,
     Granted,
-    InFlight,
+    InFlightVerdict,
     LeaseRef,
-    NotReady,
+    NotReadyVerdict,
     Replay,
     Seal,
     Sealed,
     SealOutcome,
-    Stale,
+    StaleVerdict,
     Verdict,
 )
-from ragfence.core.operations import KEY_BYTES, Fence, Operation
+from ragfence.core.operations import KEY_BYTES, FenceNumber, Operation
 from ragfence.core.receipts import Decision
 from ragfence.core.records import FINGERPRINT_BYTES, TOKEN_BYTES, KeyRecord, fence_fields
 from ragfence.errors import FencedOut, FormatCorrupt, FormatTooNew
@@ -56,7 +56,7 @@ _quoted: Callable[[str], str] = json.encoder.encode_basestring
 """as json.dumps(..., ensure_ascii=False) does it; a row is written for every call, and that costs three times"""
 _ROW = struct.Struct(f">B{TOKEN_BYTES}sBHIBBIHI{KEY_BYTES}s{FINGERPRINT_BYTES}s{TOKEN_BYTES}sQIHHIHI")
 
-NO_FENCE = Fence(0, 0)
+NO_FENCE = FenceNumber(0, 0)
 
 
 class RowKind(IntEnum):
@@ -158,7 +158,7 @@ class Row:
     fingerprint: bytes
     flags: int = 0
     attempt: int = 0
-    fence: Fence = NO_FENCE
+    fence: FenceNumber = NO_FENCE
     first_seen_ms: int = 0
     sealed_at_ms: int = 0
     expires_ms: int = 0
@@ -268,7 +268,7 @@ def _decode_one(data: bytes, at: int) -> tuple[Row, int]:
         fingerprint=fingerprint,
         flags=flags,
         attempt=attempt,
-        fence=Fence(high >> 8, (high & 0xFF) << 32 | low),
+        fence=FenceNumber(high >> 8, (high & 0xFF) << 32 | low),
         first_seen_ms=fh << 32 | fl,
         sealed_at_ms=sh << 32 | sl,
         expires_ms=eh << 32 | el,
@@ -319,18 +319,18 @@ FENCED_CODE = FencedOut.code
 def row_for_claim(claim: Claim, verdict: Verdict, now_ms: int) -> Row | None:
     """None: the claim was not answered, or its caller writes the row itself once the diff is known."""
     match verdict:
-        case NotReady():
+        case NotReadyVerdict():
             return None
         case Granted(record, takeover):
             return row_for_answer(claim, RowKind.NEW, record, now_ms, flags=TAKEOVER if takeover else 0)
         case Replay(found):
             return row_for_answer(claim, RowKind.DUPLICATE, found, now_ms)
-        case Conflict(found):
+        case ConflictVerdict(found):
             return row_for_answer(claim, RowKind.CONFLICT, found, now_ms) if claim.row_on_conflict else None
-        case InFlight(_, record, quarantined):
+        case InFlightVerdict(_, record, quarantined):
             error = QUARANTINED if quarantined else ""
             return row_for_answer(claim, RowKind.IN_FLIGHT, record, now_ms, error=error)
-        case Stale():
+        case StaleVerdict():
             return row_for_answer(claim, RowKind.STALE, None, now_ms)
 
 
@@ -379,7 +379,7 @@ def row_for_seal(seal: Seal, outcome: SealOutcome, now_ms: int, *, solo: bool) -
             if standing is None or not performed_twice(seal, standing, solo=solo):
                 return None
             record, flags, error, expires_ms = standing, seal.flags | FENCED_OUT, FENCED_CODE, 0
-        case NotReady():
+        case NotReadyVerdict():
             return None
     fenced = isinstance(outcome, Fenced)
     return Row(

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import NamedTuple
 
-from ragfence.core.operations import Fence
+from ragfence.core.operations import FenceNumber
 from ragfence.core.records import (
     NO_METADATA,
     TOKEN_BYTES,
@@ -90,7 +90,7 @@ class Ask(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldRecords:
     """What a store holds for a claim; records of an earlier epoch that are void are already left out."""
 
     record: KeyRecord | None = None
@@ -125,29 +125,29 @@ class Replay(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Conflict:
+class ConflictVerdict:
     record: KeyRecord | None
     """None: the sequence is taken by another revision"""
 
 
 @dataclass(frozen=True, slots=True)
-class InFlight:
+class InFlightVerdict:
     until_ms: int
     record: KeyRecord
     quarantined: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Stale:
+class StaleVerdict:
     newest: int
 
 
 @dataclass(frozen=True, slots=True)
-class NotReady:
+class NotReadyVerdict:
     """The store is empty, restored or restarted: it must be hydrated before it may answer."""
 
 
-Verdict = Granted | Replay | Conflict | InFlight | Stale | NotReady
+Verdict = Granted | Replay | ConflictVerdict | InFlightVerdict | StaleVerdict | NotReadyVerdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,14 +165,14 @@ class _Quarantine:
     unsettled: bool
 
 
-def decide(held: Held, claim: Claim, now_ms: int) -> Verdict | _Grant | _Quarantine:
+def decide(held: HeldRecords, claim: Claim, now_ms: int) -> Verdict | _Grant | _Quarantine:
     """What a claim gets, given what the store holds."""
     head = held.source.head if held.source else None
     lease = held.source.lease if held.source else None
     if _older(claim.sequence, head):
         assert head is not None
         assert head.sequence is not None
-        return Stale(head.sequence)
+        return StaleVerdict(head.sequence)
     if head and head.digest == claim.digest and head.record:
         known: KeyRecord | None = head.record
     elif lease and lease.digest == claim.digest and not (held.record and held.record.ended):
@@ -181,9 +181,9 @@ def decide(held: Held, claim: Claim, now_ms: int) -> Verdict | _Grant | _Quarant
         known = held.record
     mine = lease.record if lease and lease.digest == claim.digest else None
     if (known and known.fingerprint != claim.fingerprint) or (mine and mine.fingerprint != claim.fingerprint):
-        return Conflict(known if known and known.fingerprint != claim.fingerprint else mine)
+        return ConflictVerdict(known if known and known.fingerprint != claim.fingerprint else mine)
     if head and claim.sequence is not None and claim.sequence == head.sequence and head.digest != claim.digest:
-        return Conflict(None)
+        return ConflictVerdict(None)
     match claim.mode:
         case Mode.KEYED:
             return _decide_keyed(known, claim, now_ms)
@@ -201,7 +201,7 @@ def _decide_keyed(known: KeyRecord | None, claim: Claim, now_ms: int) -> Verdict
     if known.state is State.HELD and known.token == claim.token:  # our own claim; its reply was lost
         return Granted(known)
     if known.held_at(now_ms):
-        return InFlight(known.when_ms, known)
+        return InFlightVerdict(known.when_ms, known)
     return _next_attempt(known, claim, takeover=known.state is State.HELD, prior=None)
 
 
@@ -215,7 +215,7 @@ def _decide_sequenced(
         if lease.record.token == claim.token:
             return Granted(lease.record, prior=sealed, head=head)
         if lease.record.held_at(now_ms):  # one writer per source, whatever the revision
-            return InFlight(lease.record.when_ms, lease.record)
+            return InFlightVerdict(lease.record.when_ms, lease.record)
     takeover = lease is not None and lease.record.state is State.HELD
     mine = lease.record if lease and lease.digest == claim.digest else known
     if mine is None or mine.ended:
@@ -230,7 +230,7 @@ def _decide_document(
         if lease.record.token == claim.token:
             return Granted(lease.record, prior=_prior(head, parked, claim), head=head)
         if lease.record.held_at(now_ms):
-            return InFlight(lease.record.when_ms, lease.record)
+            return InFlightVerdict(lease.record.when_ms, lease.record)
     # A lease that ran out may hide a committed row nobody sealed: even the current head must write a row then.
     unsettled = lease is not None and lease.may_hide_a_commit
     same = head.digest == claim.digest if head else claim.retract
@@ -251,9 +251,9 @@ def _prior(head: Head | None, parked: KeyRecord | None, claim: Claim) -> KeyReco
 
 def _next_attempt(
     before: KeyRecord, claim: Claim, *, takeover: bool, prior: KeyRecord | None
-) -> InFlight | _Grant | _Quarantine:
+) -> InFlightVerdict | _Grant | _Quarantine:
     if before.state is State.QUARANTINED:
-        return InFlight(0, before, quarantined=True)
+        return InFlightVerdict(0, before, quarantined=True)
     if before.attempt >= claim.max_attempts:
         return _Quarantine(before._replace(state=State.QUARANTINED), takeover)
     return _Grant(before.attempt + 1, before.first_seen_ms, takeover, prior, before.error)
@@ -271,11 +271,11 @@ def _raises(sequence: int | None, head: Head | None) -> bool:
 
 
 def settle_claim(
-    held: Held, claim: Claim, now_ms: int, *, stamp: int, next_fence: Callable[[], Fence]
+    held: HeldRecords, claim: Claim, now_ms: int, *, stamp: int, next_fence: Callable[[], FenceNumber]
 ) -> tuple[Verdict, Change | None]:
     answer = decide(held, claim, now_ms)
     if isinstance(answer, _Quarantine):
-        verdict = InFlight(0, answer.record, quarantined=True)
+        verdict = InFlightVerdict(0, answer.record, quarantined=True)
         return verdict, _place(held, claim, answer.record, stamp, unsettled=answer.unsettled)
     if not isinstance(answer, _Grant):
         return answer, None
@@ -299,7 +299,7 @@ def settle_claim(
     return Granted(record, answer.takeover, answer.prior, head), change
 
 
-def _place(held: Held, claim: Claim, record: KeyRecord, stamp: int, *, unsettled: bool = False) -> Change:
+def _place(held: HeldRecords, claim: Claim, record: KeyRecord, stamp: int, *, unsettled: bool = False) -> Change:
     """Where a pending record belongs: under its key, or in the one lease of its source."""
     if claim.mode is Mode.KEYED:
         return Change(record=record)
@@ -319,7 +319,7 @@ class Seal(NamedTuple):
 
     key: bytes
     token: bytes
-    fence: Fence
+    fence: FenceNumber
     mode: Mode = Mode.KEYED
     source: bytes = b""
     failed: bool = False
@@ -355,10 +355,10 @@ class Fenced:
     record: KeyRecord | None
 
 
-SealOutcome = Sealed | Fenced | NotReady
+SealOutcome = Sealed | Fenced | NotReadyVerdict
 
 
-def settle_seal(held: Held, seal: Seal, now_ms: int, *, epoch: int) -> tuple[SealOutcome, Change | None]:
+def settle_seal(held: HeldRecords, seal: Seal, now_ms: int, *, epoch: int) -> tuple[SealOutcome, Change | None]:
     if seal.fence.epoch != epoch:
         return Fenced(_standing(held, seal)), None
     if seal.mode is Mode.KEYED:
@@ -399,7 +399,7 @@ def _seal_keyed(record: KeyRecord | None, seal: Seal, now_ms: int) -> tuple[Seal
     return Sealed(ended), Change(record=ended)
 
 
-def _standing(held: Held, seal: Seal) -> KeyRecord | None:
+def _standing(held: HeldRecords, seal: Seal) -> KeyRecord | None:
     head = held.source.head if held.source else None
     if head and head.digest == seal.digest and head.record:
         return head.record
@@ -443,7 +443,7 @@ class LeaseRef(NamedTuple):
         return self.key[1:]
 
 
-def settle_renew(held: Held, lease: LeaseRef, now_ms: int, *, epoch: int) -> tuple[bool, Change | None]:
+def settle_renew(held: HeldRecords, lease: LeaseRef, now_ms: int, *, epoch: int) -> tuple[bool, Change | None]:
     record = _held_by(held, lease)
     if record is None or lease.epoch != epoch:
         return False, None
@@ -451,7 +451,7 @@ def settle_renew(held: Held, lease: LeaseRef, now_ms: int, *, epoch: int) -> tup
 
 
 def settle_release(
-    held: Held,
+    held: HeldRecords,
     lease: LeaseRef,
     now_ms: int,
     *,
@@ -485,7 +485,7 @@ def settle_release(
     return record, _replaced(held, lease, after)
 
 
-def settle_pardon(held: Held, lease: LeaseRef, now_ms: int) -> tuple[KeyRecord | None, Change | None]:
+def settle_pardon(held: HeldRecords, lease: LeaseRef, now_ms: int) -> tuple[KeyRecord | None, Change | None]:
     """New attempts for a pending key, whoever holds it: its token is gone, so that nobody renews it by that.
 
     What may hide a commit stays unsettled.
@@ -505,7 +505,7 @@ def settle_pardon(held: Held, lease: LeaseRef, now_ms: int) -> tuple[KeyRecord |
     return after, Change(record=after)
 
 
-def _held_by(held: Held, lease: LeaseRef) -> KeyRecord | None:
+def _held_by(held: HeldRecords, lease: LeaseRef) -> KeyRecord | None:
     if lease.mode is Mode.KEYED:
         record = held.record
     else:
@@ -514,7 +514,7 @@ def _held_by(held: Held, lease: LeaseRef) -> KeyRecord | None:
     return record if record and _holds(record, lease.token) else None
 
 
-def _replaced(held: Held, lease: LeaseRef, record: KeyRecord) -> Change:
+def _replaced(held: HeldRecords, lease: LeaseRef, record: KeyRecord) -> Change:
     if lease.mode is Mode.KEYED:
         return Change(record=record)
     assert held.source is not None

@@ -29,7 +29,7 @@ _SHARDS = [bytes((shard,)) for shard in range(SHARDS)]
 _TEXTS = ("kind", "source_id", "revision", "source_type", "index_hash", "action", "tenant")
 
 
-class Fence(NamedTuple):
+class FenceNumber(NamedTuple):
     """A number that only grows for a source: later owners always hold a higher one than earlier owners."""
 
     epoch: int

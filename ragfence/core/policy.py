@@ -50,7 +50,7 @@ class _Section(BaseModel):
 Names: TypeAlias = Annotated[tuple[str, ...], Field(strict=False)]
 
 
-class Ttl(_Section):
+class TtlRules(_Section):
     """How long a sealed record answers, from its seal on; `pending_days` counts from the last attempt."""
 
     webhook_days: float = Field(default=14, gt=0, le=3650)
@@ -64,13 +64,13 @@ class Ttl(_Section):
         return 24 * (self.webhook_days if retention == "webhook" else self.batch_days)
 
 
-class Stores(_Section):
+class StoreRules(_Section):
     fence: Literal["sqlite", "redis"] | None = None
     """what the fence must be opened on; None takes any"""
-    ttl: Ttl = Ttl()
+    ttl: TtlRules = TtlRules()
 
 
-class Logging(_Section):
+class LoggingRules(_Section):
     include_fields: Names = (
         "idempotency_key",
         "effect_id",
@@ -102,19 +102,19 @@ class OnConflict(_Section):
     max_diff_bytes: int = Field(default=16384, ge=0, le=1 << 20)
 
 
-class Lease(_Section):
+class LeaseRules(_Section):
     ttl_s: float = Field(default=30, ge=0.05, le=24 * 3600)
     max_runtime_s: Seconds = 3600
     max_attempts: int = Field(default=5, ge=1, le=10_000)
     seal_retry_s: float = Field(default=10, ge=0, le=3600)
 
 
-class Wait(_Section):
+class WaitRules(_Section):
     mode: Literal["wait", "raise"] = "wait"
     deadline_s: float = Field(default=60, ge=0, le=24 * 3600)
 
 
-class Durability(_Section):
+class DurabilityRules(_Section):
     """What a seal waits for on Redis, beside the primary's memory. Too few in time: the seal is tried again."""
 
     wait_replicas: int = Field(default=0, ge=0, le=64)
@@ -128,7 +128,7 @@ class Durability(_Section):
         return self.wait_replicas > 0 or self.wait_aof
 
 
-class Results(_Section):
+class ResultRules(_Section):
     inline_max_bytes: int = Field(default=1 << 18, ge=0, le=1 << 20)
     max_bytes: int = Field(default=1 << 26, ge=0, le=1 << 30)
 
@@ -270,7 +270,7 @@ class ContentSecret(_Section):
         return self
 
 
-class Kind(_Section):
+class KindPolicy(_Section):
     """What differs for one kind of operation."""
 
     retention: RetentionClass | None = Field(default=None, alias="class")
@@ -281,7 +281,7 @@ class Kind(_Section):
     ttl_hours: float | None = Field(default=None, gt=0, le=87600)
 
 
-class Provider(_Section):
+class ProviderPolicy(_Section):
     """A sender who repeats what was not acknowledged."""
 
     retention: RetentionClass = Field(default="webhook", alias="class")
@@ -314,14 +314,14 @@ class Policy(_Section):
 
     require_headers: Names = ("Idempotency-Key",)
     reject_on_body_mismatch: bool = True
-    stores: Stores = Stores()
-    logging: Logging = Logging()
+    stores: StoreRules = StoreRules()
+    logging: LoggingRules = LoggingRules()
     on_conflict: OnConflict = OnConflict()
-    lease: Lease = Lease()
-    wait: Wait = Wait()
+    lease: LeaseRules = LeaseRules()
+    wait: WaitRules = WaitRules()
     on_store_error: Literal["closed", "open"] = "closed"
-    durability: Durability = Durability()
-    results: Results = Results()
+    durability: DurabilityRules = DurabilityRules()
+    results: ResultRules = ResultRules()
     documents: DocumentRules = DocumentRules()
     indexes: IndexRules = IndexRules()
     http: Http = Http()
@@ -329,8 +329,8 @@ class Policy(_Section):
     redaction: RedactionRules = RedactionRules()
     content_hash: Literal["xxh3", "sha256", "hmac"] = "xxh3"
     content_secret: ContentSecret = ContentSecret()
-    kinds: dict[str, Kind] = {}
-    providers: dict[str, Provider] = {}
+    kinds: dict[str, KindPolicy] = {}
+    providers: dict[str, ProviderPolicy] = {}
 
     def __init__(self, **sections: Any) -> None:
         try:
@@ -408,13 +408,13 @@ class Policy(_Section):
         )
 
 
-_NOTHING_OF_ITS_OWN: Final = Kind()
+_NOTHING_OF_ITS_OWN: Final = KindPolicy()
 _USUAL: Final = {
     # A build may take long, and who asks for one wants it.
-    "index": Kind(max_runtime_s=24 * 3600, wait_s=3600),
-    "vectors": Kind(max_runtime_s=6 * 3600),
+    "index": KindPolicy(max_runtime_s=24 * 3600, wait_s=3600),
+    "vectors": KindPolicy(max_runtime_s=6 * 3600),
     # An answer of 429 or 503 is an attempt too, and how often to try again is the client's to say.
-    "http": Kind(max_attempts=1000),
+    "http": KindPolicy(max_attempts=1000),
 }
 
 

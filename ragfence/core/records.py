@@ -29,7 +29,7 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple
 
-from ragfence.core.operations import Fence
+from ragfence.core.operations import FenceNumber
 from ragfence.errors import REHYDRATE, FormatCorrupt, FormatTooNew, StoreUnsafe
 
 VERSION = 1
@@ -89,7 +89,7 @@ class KeyRecord(NamedTuple):
     state: State
     fingerprint: bytes
     token: bytes
-    fence: Fence
+    fence: FenceNumber
     attempt: int
     first_seen_ms: int
     when_ms: int
@@ -168,7 +168,7 @@ class KeyRecord(NamedTuple):
                     _STATES[state & _STATE],
                     fingerprint,
                     token,
-                    _tuple(Fence, (_number(epoch), _number(counter))),
+                    _tuple(FenceNumber, (_number(epoch), _number(counter))),
                     attempt,
                     _number(first_seen),
                     _number(when),
@@ -425,7 +425,7 @@ def short(text: str) -> bytes:
     return bytes((len(data),)) + data
 
 
-def fence_fields(fence: Fence) -> tuple[int, int]:
+def fence_fields(fence: FenceNumber) -> tuple[int, int]:
     """epoch:7 counter:5 for two fields of a struct, `QI`: Python has no such formats, Lua has."""
     epoch, counter = fence
     if epoch >> 53 | counter >> 40:  # a number cut off would let a stale owner in

@@ -31,7 +31,7 @@ _ROUTE = b',"route":"'
 _KIND = b'{"kind":"'
 
 
-class Outcome(StrEnum):
+class TallyOutcome(StrEnum):
     """The letters stand in stores."""
 
     NEW = "n"
@@ -51,29 +51,29 @@ class Outcome(StrEnum):
 
 
 DECISIONS = {
-    Outcome.NEW: "new",
-    Outcome.FAILED: "new",
-    Outcome.DUPLICATE: "duplicate",
-    Outcome.HEALED: "duplicate",
-    Outcome.FENCED_OUT: "fenced_out",
-    Outcome.CONFLICT: "conflict",
-    Outcome.IN_FLIGHT: "in_flight",
-    Outcome.QUARANTINED: "in_flight",
-    Outcome.STALE: "stale",
-    Outcome.ENDED: "ended",
+    TallyOutcome.NEW: "new",
+    TallyOutcome.FAILED: "new",
+    TallyOutcome.DUPLICATE: "duplicate",
+    TallyOutcome.HEALED: "duplicate",
+    TallyOutcome.FENCED_OUT: "fenced_out",
+    TallyOutcome.CONFLICT: "conflict",
+    TallyOutcome.IN_FLIGHT: "in_flight",
+    TallyOutcome.QUARANTINED: "in_flight",
+    TallyOutcome.STALE: "stale",
+    TallyOutcome.ENDED: "ended",
 }
-_LIVE = {Outcome.NEW: "sealed", Outcome.FAILED: "failed", Outcome.HEALED: "sealed"}
+_LIVE = {TallyOutcome.NEW: "sealed", TallyOutcome.FAILED: "failed", TallyOutcome.HEALED: "sealed"}
 _SIMPLE = {
-    RowKind.DUPLICATE: Outcome.DUPLICATE,
-    RowKind.CONFLICT: Outcome.CONFLICT,
-    RowKind.STALE: Outcome.STALE,
-    RowKind.ENDED: Outcome.ENDED,
+    RowKind.DUPLICATE: TallyOutcome.DUPLICATE,
+    RowKind.CONFLICT: TallyOutcome.CONFLICT,
+    RowKind.STALE: TallyOutcome.STALE,
+    RowKind.ENDED: TallyOutcome.ENDED,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    outcome: Outcome
+    outcome: TallyOutcome
     lifetime: str
     kind: str
     route: str
@@ -94,7 +94,7 @@ def _decoded(data: bytes) -> Label | None:
     head, _, rest = data.partition(b"\0")
     kind, _, route = rest.partition(b"\0")
     try:
-        outcome, lifetime = Outcome(head[:1].decode()), head[1:].decode()
+        outcome, lifetime = TallyOutcome(head[:1].decode()), head[1:].decode()
         if lifetime != NO_KEY:
             int(lifetime)
     except ValueError:
@@ -102,18 +102,18 @@ def _decoded(data: bytes) -> Label | None:
     return Label(outcome, lifetime, kind.decode(errors="replace"), route.decode(errors="replace"))
 
 
-def outcome_of(row: Row) -> Outcome | None:
+def outcome_of(row: Row) -> TallyOutcome | None:
     """None: a row of an attempt, not of an answer."""
     if row.kind is RowKind.NEW:
         if row.position != SEAL_POSITION:
             return None
-        return Outcome.FAILED if row.error_code else Outcome.NEW
+        return TallyOutcome.FAILED if row.error_code else TallyOutcome.NEW
     if row.kind is RowKind.DUPLICATE and row.flags & FENCED_OUT:
-        return Outcome.FENCED_OUT
+        return TallyOutcome.FENCED_OUT
     if row.kind is RowKind.DUPLICATE and row.position == SEAL_POSITION:
-        return Outcome.HEALED
+        return TallyOutcome.HEALED
     if row.kind is RowKind.IN_FLIGHT:
-        return Outcome.QUARANTINED if row.error_code == QUARANTINED else Outcome.IN_FLIGHT
+        return TallyOutcome.QUARANTINED if row.error_code == QUARANTINED else TallyOutcome.IN_FLIGHT
     return _SIMPLE[row.kind]
 
 
@@ -190,7 +190,7 @@ class Tallies:
             label = Label.decode(data)
             if label is None or (lifetime := label.lifetime_hours) is None or (lifetime and hour + lifetime <= now):
                 continue
-            if label.outcome is Outcome.FORGOTTEN:
+            if label.outcome is TallyOutcome.FORGOTTEN:
                 dropped[label.kind] += count
             elif (state := _LIVE.get(label.outcome)) is not None:
                 live[label.kind, state] += count

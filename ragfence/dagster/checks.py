@@ -11,7 +11,7 @@ from ragfence.dagster.resource import FENCE, opened_in
 from ragfence.dagster.versions import index_hash_at
 from ragfence.errors import BuildMissing, NotSealed
 from ragfence.fence import Fence
-from ragfence.indexes.build_log import SEALED, Seal
+from ragfence.indexes.build_log import SEALED, BuildSeal
 
 SHOWN = 20
 
@@ -133,7 +133,7 @@ def _check(compute: Any, key: dg.AssetKey, resource_key: str, check: dict[str, A
     return made
 
 
-def _sealed(fence: Fence, index_hash: str) -> tuple[str, Seal]:
+def _sealed(fence: Fence, index_hash: str) -> tuple[str, BuildSeal]:
     """The seal, and whether it is as it was sealed or rows were purged from it since."""
     entry = fence.indexes.get(index_hash)
     if entry is None or entry.seal is None:
@@ -141,6 +141,6 @@ def _sealed(fence: Fence, index_hash: str) -> tuple[str, Seal]:
     return entry.kind, entry.seal
 
 
-def _ids(fence: Fence, seal: Seal) -> list[str]:
+def _ids(fence: Fence, seal: BuildSeal) -> list[str]:
     tables = fence.indexes.backend(seal.backend).read(seal.physical, ["snippet_id"])
     return [each for table in tables for each in table.column("snippet_id").to_pylist()]

@@ -21,10 +21,10 @@ from ragfence.core.policy import DocumentRules, KindRules
 from ragfence.core.records import NO_METADATA, Head
 from ragfence.core.redaction import CleanJson, Redaction
 from ragfence.documents.chunking.chunker import Chunker, MarkdownChunker, Recipe, TextChunker
-from ragfence.documents.document import Checked, Document, Limits, checked
+from ragfence.documents.document import CheckedDocument, Document, DocumentLimits, checked
 from ragfence.documents.identity import INGEST, KIND, RETRACT, Content, Identity, key_tail
 from ragfence.documents.origins import Origin
-from ragfence.engine.batch_commit import Effected
+from ragfence.engine.batch_commit import FinishedEffect
 from ragfence.engine.requests import acting_key
 from ragfence.errors import DocumentMoved, ValidationError
 
@@ -64,7 +64,7 @@ class Cut(NamedTuple):
         return cls(chunker, recipe, name, key_tail(name), key)
 
 
-class Given(NamedTuple):
+class GivenDocument(NamedTuple):
     """A document of several that are sent together, each by somebody else."""
 
     document: Document
@@ -76,14 +76,14 @@ class Given(NamedTuple):
     """the id of the key with which it was sent; kept there, too"""
 
 
-Asked = tuple[Ask, Checked, Content, Cut]
+Asked = tuple[Ask, CheckedDocument, Content, Cut]
 """the question, and what it was made of; a plain tuple, since one is made for every document sent again"""
 
 
-class Prepared(NamedTuple):
+class PreparedDocument(NamedTuple):
     """A document that may be claimed."""
 
-    doc: Checked
+    doc: CheckedDocument
     content: Content
     cut: Cut
     claim: Claim
@@ -93,7 +93,7 @@ class Prepared(NamedTuple):
     """the version it must be at: see `expecting`"""
 
 
-class Preparing:
+class ClaimBuilder:
     def __init__(
         self,
         identity: Identity,
@@ -104,7 +104,7 @@ class Preparing:
     ) -> None:
         self._clean = CleanJson(redaction)
         self._identity = identity
-        self._limits = Limits.of(rules)
+        self._limits = DocumentLimits.of(rules)
         self._content_fields = rules.content_fields
         self._kind_rules = kind_rules
         self._recipes = recipes
@@ -130,11 +130,11 @@ class Preparing:
         context = caller.context(doc_id, hashed, cut.name, sequence, len(text), event_id=event_id, api_key=api_key)
         return _tuple(Ask, (key, source, fingerprint, metadata_hash, sequence, token, context)), doc, content, cut
 
-    def ingest(self, document: Document, token: bytes, caller: Caller, event_id: str = "") -> Prepared:
+    def ingest(self, document: Document, token: bytes, caller: Caller, event_id: str = "") -> PreparedDocument:
         """Raises `DocumentInvalid`, which names the document."""
         return self.claimed(self.ask(document, token, caller, event_id=event_id), token, caller)
 
-    def claimed(self, asked: Asked, token: bytes, caller: Caller, origin: Origin | None = None) -> Prepared:
+    def claimed(self, asked: Asked, token: bytes, caller: Caller, origin: Origin | None = None) -> PreparedDocument:
         """What was asked about is not ingested: how it is claimed, by a token of its own."""
         (key, source, fingerprint, metadata_hash, sequence, _, context), doc, content, cut = asked
         rules = self._kind_rules
@@ -158,9 +158,11 @@ class Preparing:
             0,
             context,
         )
-        return Prepared(doc, content, cut, claim, origin)
+        return PreparedDocument(doc, content, cut, claim, origin)
 
-    def retract(self, doc_id: str, sequence: int | None, token: bytes, caller: Caller, event_id: str = "") -> Prepared:
+    def retract(
+        self, doc_id: str, sequence: int | None, token: bytes, caller: Caller, event_id: str = ""
+    ) -> PreparedDocument:
         doc = checked(Document(doc_id, "", sequence=sequence), replace(self._limits, allow_empty_text=True))
         cut, identity = self._recipes.of(doc.content_type), self._identity
         name = doc.doc_id.encode()
@@ -181,9 +183,9 @@ class Preparing:
             owner=caller.owner,
             context=caller.context(doc.doc_id, "", "", doc.sequence, 0, action=RETRACT, event_id=event_id),
         )
-        return Prepared(doc, content, cut, claim)
+        return PreparedDocument(doc, content, cut, claim)
 
-    def _counted(self, doc: Checked) -> bytes:
+    def _counted(self, doc: CheckedDocument) -> bytes:
         """What the content hash is made of where the policy lists metadata that counts."""
         metadata = parse_json(doc.metadata)
         assert isinstance(metadata, Mapping)
@@ -224,9 +226,9 @@ class Caller:
         ).encode()
 
 
-def in_waves(prepared: Mapping[int, Prepared]) -> Iterator[dict[int, Prepared]]:
+def in_waves(prepared: Mapping[int, PreparedDocument]) -> Iterator[dict[int, PreparedDocument]]:
     """The same source twice in a batch goes into successive ones, in the order given."""
-    waves: list[dict[int, Prepared]] = []
+    waves: list[dict[int, PreparedDocument]] = []
     seen: dict[tuple[int, bytes], int] = {}
     for at, each in prepared.items():
         place = (each.claim.key[0], each.claim.source)
@@ -245,7 +247,7 @@ ANY = "*"
 Expected = str | frozenset[str]
 """a version, or several of which any will do"""
 
-Effect = Callable[[Prepared, Granted], Effected]
+Effect = Callable[[PreparedDocument, Granted], FinishedEffect]
 
 
 def version_of(head: Head | None) -> str:
@@ -294,7 +296,7 @@ def expecting(effect: Effect, expected: Expected | None) -> Effect:
     if expected is None:
         return effect
 
-    def checked_first(subject: Prepared, grant: Granted) -> Effected:
+    def checked_first(subject: PreparedDocument, grant: Granted) -> FinishedEffect:
         check(subject.doc.doc_id, grant.head, expected, subject.claim)
         return effect(subject, grant)
 

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ragfence.core.operations import Fence
+from ragfence.core.operations import FenceNumber
 from ragfence.documents.log import INGEST
 from ragfence.documents.parquet import decode_snippets, whole_rows
 from ragfence.documents.progress import Meter
@@ -32,9 +32,9 @@ from ragfence.documents.rewrite import (
     SEGMENT_BYTES,
     SEGMENT_ROWS,
     Collected,
-    Gone,
+    EndedRevision,
+    LogRewrite,
     Plan,
-    Rewriting,
     Written,
     each_id,
     new_batch,
@@ -53,7 +53,7 @@ WINDOW_BYTES = 128 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Compacted:
+class CompactReport:
     """What a compaction did. `epoch` 0: there was nothing to gain, and nothing was changed."""
 
     epoch: int = 0
@@ -75,7 +75,7 @@ class Step(NamedTuple):
 
     key: bytes
     token: bytes
-    fence: Fence
+    fence: FenceNumber
     live: bool
     made: bool
     """it is an `ingest` row: it has positions"""
@@ -118,7 +118,7 @@ class _Kept(NamedTuple):
 class _Survey:
     """The rows of some segments, outlined. Segments never change, so each is read once."""
 
-    def __init__(self, rewriting: Rewriting) -> None:
+    def __init__(self, rewriting: LogRewrite) -> None:
         self._rewriting = rewriting
         self._histories: dict[str, list[Step]] = {}
         self.names: set[str] = set()
@@ -137,12 +137,12 @@ class _Survey:
             history = sorted(self._histories[doc_id], key=lambda step: step.fence)
             yield _Kept(doc_id, survivors(history, kept_since_ms), frozenset(step.segment for step in history))
 
-    def gone(self, kept: _Kept) -> list[Gone]:
+    def gone(self, kept: _Kept) -> list[EndedRevision]:
         """The contents of a document that do not stay."""
         stay = {step.key for step in kept.steps if step.live}
         steps = sorted(self._histories[kept.doc_id], key=lambda step: step.fence)
         newest = {step.key: step for step in steps if step.live and step.key not in stay}
-        return [Gone(kept.doc_id, key, step.token, step.fence, step.at_ms) for key, step in newest.items()]
+        return [EndedRevision(kept.doc_id, key, step.token, step.fence, step.at_ms) for key, step in newest.items()]
 
     def _outline(self, name: str) -> None:
         data = self._rewriting.get(name)
@@ -160,15 +160,15 @@ class _Survey:
 class Compaction:
     """One compaction of the log."""
 
-    def __init__(self, rewriting: Rewriting, fences: FenceStore, keep_superseded_days: float, told: Meter) -> None:
+    def __init__(self, rewriting: LogRewrite, fences: FenceStore, keep_superseded_days: float, told: Meter) -> None:
         self._rewriting = rewriting
         self._fences = fences
         self._keep_ms = round(keep_superseded_days * DAY_MS)
         self._told = told
         self._survey = _Survey(rewriting)
-        self._report = Compacted()
+        self._report = CompactReport()
 
-    def run(self) -> Compacted:
+    def run(self) -> CompactReport:
         self._rewriting.run(self._plan, "compacted")
         # Also when nothing was to gain: one that was cut off may have left what it replaced.
         return replace(self._report, deleted=self._rewriting.collect_void())
@@ -181,7 +181,7 @@ class Compaction:
             return self._rewrite
         if not self._report.epoch:
             size = len(names), self._survey.rows
-            self._report = Compacted(0, size[0], size[0], size[1], size[1])
+            self._report = CompactReport(0, size[0], size[0], size[1], size[1])
         return None
 
     def _groups(self, segments: Sequence[str], keep: Keep) -> list[list[_Kept]]:
@@ -208,7 +208,7 @@ class Compaction:
                 self._told(sum(each.rows for each in written))
         gone = [each for group in groups for kept in group for each in self._survey.gone(kept)]
         tell(self._fences, gone, COMPACTED)
-        self._report = Compacted(
+        self._report = CompactReport(
             epoch=epoch,
             segments_before=len(segments),
             segments_after=len(written),
@@ -236,7 +236,7 @@ class Compaction:
 class _Snippets:
     """The texts of the old segments."""
 
-    def __init__(self, rewriting: Rewriting) -> None:
+    def __init__(self, rewriting: LogRewrite) -> None:
         self._rewriting = rewriting
         self._counted: set[str] = set()
         self.seen = 0

@@ -55,7 +55,7 @@ class Document(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class DocumentLimits:
     """What one document may take up."""
 
     max_text_bytes: int = 16 * 2**20
@@ -66,11 +66,11 @@ class Limits:
     """else a text that is empty, or white space alone, is refused"""
 
     @classmethod
-    def of(cls, rules: DocumentRules) -> Limits:
+    def of(cls, rules: DocumentRules) -> DocumentLimits:
         return cls(rules.max_text_bytes, rules.max_metadata_bytes, rules.allow_empty_text)
 
 
-class Checked(NamedTuple):
+class CheckedDocument(NamedTuple):
     """A document as it is hashed and stored."""
 
     doc_id: str
@@ -97,8 +97,8 @@ def normalised(text: str) -> str:
 
 
 def checked(
-    document: Document, limits: Limits, *, position: int | None = None, clean: CleanJson | None = None
-) -> Checked:
+    document: Document, limits: DocumentLimits, *, position: int | None = None, clean: CleanJson | None = None
+) -> CheckedDocument:
     """The document as it is stored, or `DocumentInvalid`. `position` names a document whose id cannot.
 
     What is stored beside its text (metadata and source_url) holds no secrets, if `clean` is there to take them out.
@@ -129,7 +129,7 @@ def checked(
     if content_type != PLAIN:
         content_type = _checked_name(doc_id, "content_type", content_type, MAX_CONTENT_TYPE_BYTES)
     # As a tuple, past the constructor: this runs for every document of every batch.
-    return _tuple(Checked, (doc_id, text, text_bytes, stored, source_url, sequence, content_type))
+    return _tuple(CheckedDocument, (doc_id, text, text_bytes, stored, source_url, sequence, content_type))
 
 
 def _checked_id(doc_id: object, position: int | None) -> str:
@@ -146,7 +146,7 @@ _TEXT_OR_NOTHING = Hint(
 )
 
 
-def _checked_text(doc_id: str, text: object, limits: Limits) -> tuple[str, bytes]:
+def _checked_text(doc_id: str, text: object, limits: DocumentLimits) -> tuple[str, bytes]:
     if not isinstance(text, str):
         hint = "decode it first" if isinstance(text, bytes | bytearray) else _TEXT_OR_NOTHING
         _refuse_named(doc_id, f"its text must be text, got {type(text).__name__}", hint)
@@ -168,7 +168,7 @@ def _checked_text(doc_id: str, text: object, limits: Limits) -> tuple[str, bytes
         _refuse_named(doc_id, f"its text holds a lone surrogate at character {at}", hint)
 
 
-def _checked_metadata(doc_id: str, metadata: object, limits: Limits, clean: CleanJson | None) -> bytes:
+def _checked_metadata(doc_id: str, metadata: object, limits: DocumentLimits, clean: CleanJson | None) -> bytes:
     if type(metadata) is not dict and not isinstance(metadata, Mapping):
         _refuse_named(doc_id, f"its metadata must be a mapping, got {type(metadata).__name__}", "pass a dict")
     plain = metadata if type(metadata) is dict else _as_dict(doc_id, metadata)
@@ -215,7 +215,7 @@ def _checked_sequence(doc_id: str, sequence: object) -> int:
     return int(sequence)
 
 
-def _refuse_size(doc_id: str, size: int, limits: Limits) -> NoReturn:
+def _refuse_size(doc_id: str, size: int, limits: DocumentLimits) -> NoReturn:
     _refuse_named(
         doc_id,
         f"its text has {size:,} bytes or more, and {limits.max_text_bytes:,} are allowed",

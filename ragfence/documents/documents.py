@@ -11,24 +11,32 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, get_args, overl
 from ragfence.core.decisions import Replay
 from ragfence.core.receipts import Receipt
 from ragfence.documents.chunking.chunker import Chunker
-from ragfence.documents.claims import Caller, Expected, Given, Prepared, Preparing, Recipes, expecting
+from ragfence.documents.claims import (
+    Caller,
+    ClaimBuilder,
+    Expected,
+    GivenDocument,
+    PreparedDocument,
+    Recipes,
+    expecting,
+)
 from ragfence.documents.claims import check as check_expected
-from ragfence.documents.compact import Compacted, Compaction
+from ragfence.documents.compact import Compaction, CompactReport
 from ragfence.documents.corpus_digest import Corpus
 from ragfence.documents.document import Document
 from ragfence.documents.findings import Finding, Verification
-from ragfence.documents.head_moves import Mover, SnippetsFirst, effect_of, error_of, receipt_of
+from ragfence.documents.head_moves import HeadMover, SnippetHook, effect_of, error_of, receipt_of
 from ragfence.documents.identity import Identity
-from ragfence.documents.ingest import Batches, OnError, collect
+from ragfence.documents.ingest import BatchIngest, OnError, collect
 from ragfence.documents.log import Layout
 from ragfence.documents.origins import Origins
 from ragfence.documents.parquet import ParquetCodec
 from ragfence.documents.progress import Meter, meter
 from ragfence.documents.purge import Purge, PurgeReport
-from ragfence.documents.reads import Reading, StoredDocument, StoredSnippet
-from ragfence.documents.repair import Repair
-from ragfence.documents.rewrite import Rewriting, RowsTell, Switch
-from ragfence.documents.sinks.delivery import Delivery, SinkWriter
+from ragfence.documents.reads import DocumentReads, StoredDocument, StoredSnippet
+from ragfence.documents.repair import DocumentRepair
+from ragfence.documents.rewrite import LogRewrite, RowsTell, Switch
+from ragfence.documents.sinks.delivery import SinkDelivery, SinkWriter
 from ragfence.documents.sinks.intents import Intents
 from ragfence.documents.sinks.reconciliation import Reconciler, Sources, Takeover
 from ragfence.documents.sinks.sink import Foreign, Settled, Sink, VectorSink, checked_sink
@@ -37,10 +45,10 @@ from ragfence.documents.sources import PrefixedSource, source_of
 from ragfence.documents.sync.ingest_table import TableWriter, forget_in_tables
 from ragfence.documents.sync.prune_plan import Prune, check_prune
 from ragfence.documents.sync.report import SyncReport
-from ragfence.documents.sync.state import States, forget
-from ragfence.documents.sync.sync import Parts, Sync
-from ragfence.documents.verify import Verifying
-from ragfence.engine.batch_commit import Move, Moved, SegmentWriter, batch_tokens
+from ragfence.documents.sync.state import SyncStates, forget
+from ragfence.documents.sync.sync import Sync, SyncParts
+from ragfence.documents.verify import DocumentVerifier
+from ragfence.engine.batch_commit import BatchCommitter, Move, MovedHead, batch_tokens
 from ragfence.engine.engine import Engine
 from ragfence.engine.epochs import Epochs
 from ragfence.engine.hydration import Hydrator
@@ -55,14 +63,14 @@ if TYPE_CHECKING:
 BATCH = 1000
 
 
-class Inside(NamedTuple):
+class DocumentInternals(NamedTuple):
     """What the guard of indexes reads of documents."""
 
     corpus: Corpus
-    reading: Reading
+    reading: DocumentReads
 
 
-class Beside(Protocol):
+class IndexMaintenance(Protocol):
     """Whoever keeps something about snippets beside the log: vectors, and indexes made of them."""
 
     def copy(self, switch: Switch) -> None:
@@ -96,7 +104,7 @@ class Documents:
         chunker: Chunker | None = None,
         sink: Sink | VectorSink | None = None,
         allow_empty_text: bool | None = None,
-        beside: Callable[[], Beside] | None = None,
+        beside: Callable[[], IndexMaintenance] | None = None,
         traces: Callable[[str], None] | None = None,
         rows_tell: RowsTell | None = None,
     ) -> None:
@@ -146,8 +154,8 @@ class Documents:
         )
 
     @property
-    def inside(self) -> Inside:
-        return Inside(self._corpus, self._reading)
+    def inside(self) -> DocumentInternals:
+        return DocumentInternals(self._corpus, self._reading)
 
     def ingest(
         self, document: Document, *, expect: Expected | None = None, dry_run: bool = False, event_id: str = ""
@@ -235,7 +243,7 @@ class Documents:
         receipts = self._streamed(documents, batch, dry_run, on_error, lambda: meter(progress, total, "ingesting"))
         return receipts if stream else collect(receipts)
 
-    def ingest_each(self, given: Sequence[Given], *, wait_s: float | None = None) -> list[Receipt | Exception]:
+    def ingest_each(self, given: Sequence[GivenDocument], *, wait_s: float | None = None) -> list[Receipt | Exception]:
         """As `ingest` for each, in one segment: its receipt, or the error it would have raised.
 
         The same document twice is ingested twice, in the order given. `wait_s`: for those that others ingest right now.
@@ -281,7 +289,7 @@ class Documents:
             named: str = origin if origin is not None else getattr(found, "origin", found.name)
             owner = self._origins.origin(named, take_over=take_over)
             told = opened.enter_context(meter(progress, None, "syncing"))
-            parts = Parts(
+            parts = SyncParts(
                 engine.fences,
                 self._identity,
                 self._recipes,
@@ -300,7 +308,7 @@ class Documents:
             if self._delivery is not None and not dry_run:
                 self._delivery.begin()
             noted = owner.name, getattr(found, "former_name", "")
-            states = States(engine.tenant, found.name, self._objects, rules.content_fields, *noted)
+            states = SyncStates(engine.tenant, found.name, self._objects, rules.content_fields, *noted)
             share = rules.max_prune_share if max_prune_share is None else max_prune_share
             return Sync(parts, found, states, prune=prune, max_share=share, dry_run=dry_run).run(told)
 
@@ -321,7 +329,7 @@ class Documents:
         self._backing.watch.start()
         return self._corpus.digest() if shard is None else self._corpus.digest_of(shard)
 
-    def compact(self, *, progress: bool | Callable[[int], None] = False) -> Compacted:
+    def compact(self, *, progress: bool | Callable[[int], None] = False) -> CompactReport:
         """Rewrites the log into few large segments, without what was superseded `keep_superseded_days` ago.
 
         Contents that it drops are new again when they come back. Writers wait while it writes. Does nothing where
@@ -370,7 +378,7 @@ class Documents:
             raise ValidationError("accept_loss needs repair=True", hint="verify(repair=True, accept_loss=True)")
         backing, sink = self._backing, self._sink
         with meter(progress, None, "verifying") as told:
-            verifying = Verifying(
+            verifying = DocumentVerifier(
                 self._engine.fences,
                 self._objects,
                 backing.epochs,
@@ -381,7 +389,7 @@ class Documents:
                 sink_ids=getattr(sink, "ids", None),
             )
             settle = (lambda full: self.settle(full=full)) if sink is not None else None
-            repairing = Repair(
+            repairing = DocumentRepair(
                 verifying,
                 self._engine.fences,
                 self._rewriting,
@@ -420,14 +428,14 @@ class Documents:
         with watched() as told:
             yield from self._batches.streamed(documents, batch, told, dry_run=dry_run, on_error=on_error)
 
-    def _one(self, prepared: Prepared, expected: Expected | None, dry_run: bool) -> Receipt:
+    def _one(self, prepared: PreparedDocument, expected: Expected | None, dry_run: bool) -> Receipt:
         if expected is not None:
             check_expected(prepared.doc.doc_id, self._reading.head(prepared.doc.doc_id), expected, prepared.claim)
         if dry_run:
             return self._batches.foreseen(prepared)
         move = Move(prepared.claim, expecting(effect_of(prepared), expected), prepared)
         (answer,) = self._writer.move([move], wait_s=self._rules.wait_ms / 1000)
-        if isinstance(answer, Replay | Moved):
+        if isinstance(answer, Replay | MovedHead):
             return receipt_of(prepared, answer)
         raise error_of(prepared, answer, self._rules.wait_ms / 1000)
 
@@ -448,20 +456,20 @@ class Documents:
         return Recipes(self._chunker, self._engine.policy.documents, self._engine.content_hash.key())
 
     @cached_property
-    def _preparing(self) -> Preparing:
+    def _preparing(self) -> ClaimBuilder:
         rules, redactor = self._engine.policy.documents, self._engine.policy.metadata_redactor
         if self._allow_empty_text is not None:
             rules = rules.model_copy(update={"allow_empty_text": self._allow_empty_text})
-        return Preparing(self._identity, rules, self._rules, self._recipes, redactor)
+        return ClaimBuilder(self._identity, rules, self._rules, self._recipes, redactor)
 
     @cached_property
-    def _reading(self) -> Reading:
+    def _reading(self) -> DocumentReads:
         fences, backing = self._engine.fences, self._backing
-        return Reading(fences, self._objects, backing.epochs, backing.hydrator, self._identity, self._layout)
+        return DocumentReads(fences, self._objects, backing.epochs, backing.hydrator, self._identity, self._layout)
 
     @cached_property
-    def _rewriting(self) -> Rewriting:
-        rewriting = Rewriting(self._objects, self._backing.epochs, self._backing.hydrator, self._layout)
+    def _rewriting(self) -> LogRewrite:
+        rewriting = LogRewrite(self._objects, self._backing.epochs, self._backing.hydrator, self._layout)
         if self._beside:
             rewriting.before_switch.append(self._beside().copy)
         return rewriting
@@ -471,12 +479,12 @@ class Documents:
         return Corpus(self._engine.fences, self._backing.hydrator)
 
     @cached_property
-    def _writer(self) -> SegmentWriter:
+    def _writer(self) -> BatchCommitter:
         delivery = self._delivery
-        neighbours = SnippetsFirst(self._layout, self._objects, self._engine.content_hash.settle, delivery)
+        neighbours = SnippetHook(self._layout, self._objects, self._engine.content_hash.settle, delivery)
         runtime_ms = self._rules.max_runtime_ms
         if delivery is None:
-            return SegmentWriter(*self._stores, neighbours=neighbours, max_runtime_ms=runtime_ms)
+            return BatchCommitter(*self._stores, neighbours=neighbours, max_runtime_ms=runtime_ms)
         return SinkWriter(delivery, *self._stores, neighbours=neighbours, max_runtime_ms=runtime_ms)
 
     @property
@@ -485,16 +493,16 @@ class Documents:
         return self._engine.fences, self._objects, backing.epochs, backing.hydrator, ParquetCodec()
 
     @cached_property
-    def _delivery(self) -> Delivery | None:
+    def _delivery(self) -> SinkDelivery | None:
         if self._sink is None:
             return None
         sink, fences, rules = self._sink, self._engine.fences, self._rules
         revisions = Revisions(self._objects, self._layout, self._reading.segments)
-        writer = SegmentWriter(*self._stores, max_runtime_ms=rules.max_runtime_ms)
+        writer = BatchCommitter(*self._stores, max_runtime_ms=rules.max_runtime_ms)
         takeover = Takeover(writer, self._preparing, revisions, self._caller, lease_ms=rules.lease_ms)
         sources = Sources(fences, self._backing.hydrator, self._identity)
         upserts = Upserts(sink, self._vectors_for(sink))
-        return Delivery(
+        return SinkDelivery(
             sink,
             fences,
             Intents(self._engine.tenant, sink.name, self._objects),
@@ -516,15 +524,15 @@ class Documents:
         return lambda: beside().vectors(embedder)
 
     @cached_property
-    def _mover(self) -> Mover:
-        return Mover(self._writer, self._engine.fences, wait_ms=self._rules.wait_ms)
+    def _mover(self) -> HeadMover:
+        return HeadMover(self._writer, self._engine.fences, wait_ms=self._rules.wait_ms)
 
     @cached_property
     def _origins(self) -> Origins:
         return Origins(self._engine.tenant, self._objects)
 
     @cached_property
-    def _batches(self) -> Batches:
+    def _batches(self) -> BatchIngest:
         ready = self._backing.hydrator.ensure_ready
         note = self._engine.note_refusals
-        return Batches(self._engine.fences, self._preparing, self._mover, self._caller, ready, note)
+        return BatchIngest(self._engine.fences, self._preparing, self._mover, self._caller, ready, note)

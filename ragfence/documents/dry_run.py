@@ -9,9 +9,9 @@ from ragfence.core.decisions import (
     Change,
     Claim,
     Granted,
-    Held,
+    HeldRecords,
     LeaseRef,
-    NotReady,
+    NotReadyVerdict,
     Seal,
     Sealed,
     settle_claim,
@@ -20,17 +20,17 @@ from ragfence.core.decisions import (
 )
 from ragfence.core.receipts import Receipt
 from ragfence.core.records import Head, KeyRecord, SourceRecord
-from ragfence.documents.claims import Prepared
+from ragfence.documents.claims import PreparedDocument
 from ragfence.documents.head_moves import as_answered, effect_of, receipt_of
-from ragfence.documents.identity import Place
-from ragfence.engine.batch_commit import Answer, Failed, Moved, flags_of
+from ragfence.documents.identity import SourcePlace
+from ragfence.engine.batch_commit import Answer, Failed, MovedHead, flags_of
 from ragfence.engine.refusals import code_of
 from ragfence.stores.fences import FenceStore, Lookup
 
 _GONE = b""
 
 
-class Foresight:
+class DryRun:
     """What one call would do. A document that comes again is judged by what the one before it would have left."""
 
     def __init__(self, fences: FenceStore) -> None:
@@ -39,28 +39,28 @@ class Foresight:
         self._sources: dict[bytes, bytes] = {}
         self._parked: dict[bytes, bytes] = {}
 
-    def receipts(self, documents: Sequence[Prepared]) -> list[Receipt]:
+    def receipts(self, documents: Sequence[PreparedDocument]) -> list[Receipt]:
         """The receipts that these would get now. New ones are chunked, so that their snippet_ids are known."""
         return list(map(receipt_of, documents, self.answers(documents)))
 
-    def answers(self, documents: Sequence[Prepared]) -> list[Answer]:
+    def answers(self, documents: Sequence[PreparedDocument]) -> list[Answer]:
         claims = [each.claim for each in documents]
         held = self._fences.read([Lookup(claim.key, claim.mode, claim.source) for claim in claims])
         now_ms = self._fences.now_ms()
         return [self._answer(document, found, now_ms) for document, found in zip(documents, held, strict=True)]
 
-    def head(self, place: Place, stored: Head | None) -> Head | None:
+    def head(self, place: SourcePlace, stored: Head | None) -> Head | None:
         """The head of a source as it would be by now, if the store has this one."""
         source = self._sources.get(bytes((place.shard,)) + place.source)
         return stored if source is None else SourceRecord.decode(source).head
 
-    def _answer(self, document: Prepared, stored: Held, now_ms: int) -> Answer:
+    def _answer(self, document: PreparedDocument, stored: HeldRecords, now_ms: int) -> Answer:
         claim = document.claim
         held = self._by_now(claim, stored)
         verdict, change = settle_claim(held, claim, now_ms, stamp=0, next_fence=lambda: NO_FENCE)
         self._keep(claim, change)
         if not isinstance(verdict, Granted):
-            assert not isinstance(verdict, NotReady)  # a store says that, never a decision
+            assert not isinstance(verdict, NotReadyVerdict)  # a store says that, never a decision
             return verdict
         held = self._by_now(claim, stored)
         try:
@@ -85,11 +85,11 @@ class Foresight:
         assert isinstance(outcome, Sealed)  # nobody else is here who could have been faster
         self._keep(claim, change)
         again, flags = verdict.prior is not None, flags_of(verdict, claim)
-        return Moved(outcome.record, again, flags, verdict.takeover)
+        return MovedHead(outcome.record, again, flags, verdict.takeover)
 
-    def _by_now(self, claim: Claim, stored: Held) -> Held:
+    def _by_now(self, claim: Claim, stored: HeldRecords) -> HeldRecords:
         source, record = self._sources.get(_place(claim)), self._parked.get(claim.key)
-        return Held(
+        return HeldRecords(
             stored.record if record is None else KeyRecord.decode(record) if record != _GONE else None,
             stored.source if source is None else SourceRecord.decode(source),
         )

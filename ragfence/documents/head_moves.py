@@ -10,11 +10,11 @@ from functools import lru_cache
 from typing import Any
 
 from ragfence.core.decision_rows import METADATA_UPDATED, REVIVED, RowKind, row_for_answer
-from ragfence.core.decisions import Conflict, Granted, InFlight, Replay, Stale
+from ragfence.core.decisions import ConflictVerdict, Granted, InFlightVerdict, Replay, StaleVerdict
 from ragfence.core.receipts import Decision, Flags, Receipt, default_effect_id
 from ragfence.core.records import HEADER_BYTES, TOKEN_BYTES, KeyRecord
 from ragfence.documents.chunking.chunker import pieces_of
-from ragfence.documents.claims import Prepared, expecting
+from ragfence.documents.claims import PreparedDocument, expecting
 from ragfence.documents.identity import SNIPPET_BYTES, snippet_ids, snippet_texts
 from ragfence.documents.log import (
     INGEST,
@@ -36,13 +36,13 @@ from ragfence.documents.parquet import encode_snippets
 from ragfence.engine import crash_points
 from ragfence.engine.batch_commit import (
     Answer,
-    Effected,
+    BatchCommitter,
+    CommitHooks,
     Failed,
+    FinishedEffect,
     Move,
-    Moved,
-    Neighbours,
-    NoNeighbours,
-    SegmentWriter,
+    MovedHead,
+    NoCommitHooks,
     batch_tokens,
 )
 from ragfence.engine.segment_log import LogRow
@@ -66,7 +66,7 @@ _DUPLICATE = Flags()
 _tuple = tuple.__new__
 
 
-def ingest_effect(subject: Prepared, grant: Granted) -> Effected:
+def ingest_effect(subject: PreparedDocument, grant: Granted) -> FinishedEffect:
     """Cuts the document, unless its key was sealed before: then only its head moves."""
     doc, _, cut, claim, source, _ = subject
     head, prior = grant.head, grant.prior
@@ -77,7 +77,7 @@ def ingest_effect(subject: Prepared, grant: Granted) -> Effected:
         stands = head is not None and head.live and head.digest == claim.digest
         action = METADATA if stands else REVIVE
         detail = _detail(subject, grant, action, ids, replaced, owner, origin=origin.text)
-        return Effected(result_of(ids, origin, owner=owner), detail)
+        return FinishedEffect(result_of(ids, origin, owner=owner), detail)
     pieces = pieces_of(cut.chunker, doc.text, doc.doc_id)
     texts = [doc.text[start:end] for start, end, _ in pieces]
     made = snippet_ids(doc.doc_id, cut.recipe.digest, texts, cut.content_key)
@@ -88,11 +88,11 @@ def ingest_effect(subject: Prepared, grant: Granted) -> Effected:
         fresh = [each for each in fresh if each[0] not in known]
     positions = _tuple(Positions, tuple(zip(*pieces, strict=True))) if pieces else NO_POSITIONS
     detail = _detail(subject, grant, INGEST, ids, replaced, owner, positions=positions, fresh=fresh)
-    return _tuple(Effected, (result_of(ids, owner=owner), detail))
+    return _tuple(FinishedEffect, (result_of(ids, owner=owner), detail))
 
 
 def _detail(
-    subject: Prepared,
+    subject: PreparedDocument,
     grant: Granted,
     action: str,
     ids: bytes,
@@ -134,10 +134,10 @@ def _retracted_at(grant: Granted) -> str:
     return stored_in(head.record).row.text if head and head.record and not head.live else ""
 
 
-def retract_effect(subject: Prepared, grant: Granted) -> Effected:
+def retract_effect(subject: PreparedDocument, grant: Granted) -> FinishedEffect:
     head = grant.head
     replaced = stored_in(head.record) if head and head.live and head.record else None
-    return Effected(
+    return FinishedEffect(
         b"",
         Detail(
             doc_id=subject.doc.doc_id,
@@ -156,23 +156,23 @@ def retract_effect(subject: Prepared, grant: Granted) -> Effected:
     )
 
 
-def effect_of(subject: Prepared) -> Callable[[Prepared, Granted], Effected]:
+def effect_of(subject: PreparedDocument) -> Callable[[PreparedDocument, Granted], FinishedEffect]:
     return expecting(retract_effect if subject.claim.retract else ingest_effect, subject.expected)
 
 
-class SnippetsFirst:
+class SnippetHook:
     """The snippets of a batch are durable before its rows say that they exist; then comes the sink, if there is one.
 
     `settle` comes before both: it makes durable what the first document of a tenant decides for all.
     """
 
     def __init__(
-        self, layout: Layout, objects: ObjectStore, settle: Callable[[], None], then: Neighbours | None = None
+        self, layout: Layout, objects: ObjectStore, settle: Callable[[], None], then: CommitHooks | None = None
     ) -> None:
         self._layout = layout
         self._objects = objects
         self._settle = settle
-        self._then = then or NoNeighbours()
+        self._then = then or NoCommitHooks()
 
     def before_commit(self, name: str, rows: Sequence[LogRow]) -> None:
         self._settle()
@@ -188,17 +188,17 @@ class SnippetsFirst:
         self._then.after_seal(rows, sealed)
 
 
-class Mover:
+class HeadMover:
     """Moves batches of prepared documents."""
 
-    def __init__(self, writer: SegmentWriter, fences: FenceStore, *, wait_ms: int) -> None:
+    def __init__(self, writer: BatchCommitter, fences: FenceStore, *, wait_ms: int) -> None:
         self._writer = writer
         self._fences = fences
         self._wait_s = wait_ms / 1000
 
     def answers(
-        self, waves: Sequence[Mapping[int, Prepared]], *, wait_s: float | None = None
-    ) -> Iterator[tuple[int, Prepared, Answer, float]]:
+        self, waves: Sequence[Mapping[int, PreparedDocument]], *, wait_s: float | None = None
+    ) -> Iterator[tuple[int, PreparedDocument, Answer, float]]:
         """What each was answered, and for how many seconds it was waited for."""
         wait_s = self._wait_s if wait_s is None else wait_s
         for number, wave in enumerate(waves):
@@ -249,11 +249,11 @@ def as_answered(answer: Answer) -> Answer:
     return answer
 
 
-def receipt_of(subject: Prepared, answer: Answer, waited_s: float = 0.0) -> Receipt:
+def receipt_of(subject: PreparedDocument, answer: Answer, waited_s: float = 0.0) -> Receipt:
     key = subject.claim.key
     if isinstance(answer, Replay):
         return _answered(key, answer.record, Decision.DUPLICATE, _DUPLICATE)
-    if isinstance(answer, Moved):
+    if isinstance(answer, MovedHead):
         decision = Decision.DUPLICATE if answer.again else Decision.NEW
         return _answered(key, answer.record, decision, _flags(answer.record.attempt, answer.takeover, answer.flags))
     error = error_of(subject, answer, waited_s)
@@ -273,9 +273,9 @@ def _flags(attempt: int, takeover: bool, how: int) -> Flags:
 
 
 _DECISIONS: dict[type[Any], Decision] = {
-    Conflict: Decision.CONFLICT,
-    Stale: Decision.STALE,
-    InFlight: Decision.IN_FLIGHT,
+    ConflictVerdict: Decision.CONFLICT,
+    StaleVerdict: Decision.STALE,
+    InFlightVerdict: Decision.IN_FLIGHT,
 }
 
 
@@ -337,28 +337,28 @@ def refused(error: Exception, key: str = "", decision: Decision = Decision.REFUS
     )
 
 
-def error_of(subject: Prepared, answer: Answer, waited_s: float = 0.0) -> Exception:
+def error_of(subject: PreparedDocument, answer: Answer, waited_s: float = 0.0) -> Exception:
     """The error for a document that was not ingested."""
     doc_id, key = subject.doc.doc_id, subject.claim.key.hex()
     match answer:
-        case Conflict(record):
+        case ConflictVerdict(record):
             why = (
                 "is known with another length" if record else f"has another content at sequence {subject.doc.sequence}"
             )
             return ConflictError(
                 f"document {doc_id!r} {why}", hint="give the changed document a higher sequence", key=key
             )
-        case Stale(newest):
+        case StaleVerdict(newest):
             return StaleError(
                 f"document {doc_id!r}: sequence {subject.doc.sequence} is older than {newest}, which is live", key=key
             )
-        case InFlight(_, record, True):
+        case InFlightVerdict(_, record, True):
             return Quarantined(
                 f"document {doc_id!r} failed {record.attempt} times, last with {record.error or 'no error told'}",
                 hint=f"mend the cause, then: ragfence release {key}",
                 key=key,
             )
-        case InFlight(_, record):
+        case InFlightVerdict(_, record):
             who = record.owner or "somebody"
             return InFlightError(
                 f"document {doc_id!r} is being ingested by {who}; waited {int(waited_s * 1000)} ms", key=key

@@ -32,7 +32,7 @@ _tuple = tuple.__new__
 _SHARD = [bytes((shard,)) for shard in range(SHARDS)]
 
 
-class Place(NamedTuple):
+class SourcePlace(NamedTuple):
     """Where a document lives in the fence store."""
 
     shard: int
@@ -99,10 +99,10 @@ class Identity:
             self._described[content_type] = described
         return described
 
-    def place(self, doc_id: bytes) -> Place:
+    def place(self, doc_id: bytes) -> SourcePlace:
         name = sized(doc_id)
         shard: int = xxhash.xxh3_64_intdigest(self._shard + name) % SHARDS
-        return Place(shard, sha256(self._source + name).digest()[:SOURCE_BYTES])
+        return SourcePlace(shard, sha256(self._source + name).digest()[:SOURCE_BYTES])
 
     def key(self, shard: int, doc_id: bytes, content_hash: str, tail: bytes) -> bytes:
         """`tail`: see `key_tail`."""

@@ -9,13 +9,13 @@ from typing import Literal
 
 from ragfence.core.decisions import Replay
 from ragfence.core.receipts import STALE, Receipt
-from ragfence.documents.claims import Asked, Caller, Given, Prepared, Preparing, in_waves
+from ragfence.documents.claims import Asked, Caller, ClaimBuilder, GivenDocument, PreparedDocument, in_waves
 from ragfence.documents.document import Document
-from ragfence.documents.dry_run import Foresight
-from ragfence.documents.head_moves import Mover, error_of, receipt_of, refused, replayed
+from ragfence.documents.dry_run import DryRun
+from ragfence.documents.head_moves import HeadMover, error_of, receipt_of, refused, replayed
 from ragfence.documents.progress import Meter
 from ragfence.engine import gc_pause
-from ragfence.engine.batch_commit import Moved, batch_tokens
+from ragfence.engine.batch_commit import MovedHead, batch_tokens
 from ragfence.engine.refusals import Refusal
 from ragfence.errors import DocumentInvalid, RagfenceError, ValidationError
 from ragfence.stores.fences import FenceStore
@@ -25,12 +25,12 @@ OnError = Literal["return", "raise"]
 _log = logging.getLogger("ragfence.documents")
 
 
-class Batches:
+class BatchIngest:
     def __init__(
         self,
         fences: FenceStore,
-        preparing: Preparing,
-        mover: Mover,
+        preparing: ClaimBuilder,
+        mover: HeadMover,
         caller: Callable[[], Caller],
         ready: Callable[[], None],
         note_refusals: Callable[[Sequence[Refusal]], None],
@@ -47,7 +47,7 @@ class Batches:
     ) -> Iterator[Receipt]:
         source = iter(documents)
         done = 0
-        foresight = Foresight(self._fences) if dry_run else None
+        foresight = DryRun(self._fences) if dry_run else None
         while page := list(islice(source, size)):
             errors: dict[int, Exception] | None = {} if on_error == "raise" else None
             with gc_pause.held_off():
@@ -60,7 +60,7 @@ class Batches:
             told(done)
             yield from receipts
 
-    def each(self, given: Sequence[Given], *, wait_s: float | None = None) -> list[Receipt | Exception]:
+    def each(self, given: Sequence[GivenDocument], *, wait_s: float | None = None) -> list[Receipt | Exception]:
         """The receipt of each, or its error."""
         caller, tokens = self._caller(), batch_tokens()
         outcomes: dict[int, Receipt | Exception] = {}
@@ -75,22 +75,22 @@ class Batches:
         prepared = self._claimed(self._unanswered(asks, known), caller)
         outcomes |= known
         for at, each, answer, waited_s in self._mover.answers(list(in_waves(prepared)), wait_s=wait_s):
-            if isinstance(answer, Replay | Moved):
+            if isinstance(answer, Replay | MovedHead):
                 outcomes[at] = receipt_of(each, answer)
             else:
                 outcomes[at] = error_of(each, answer, given[at].waited_s + waited_s)
         return [outcomes[at] for at in range(len(given))]
 
-    def foreseen(self, prepared: Prepared) -> Receipt:
+    def foreseen(self, prepared: PreparedDocument) -> Receipt:
         self._ready()
-        (receipt,) = Foresight(self._fences).receipts([prepared])
+        (receipt,) = DryRun(self._fences).receipts([prepared])
         return receipt
 
     def _batch(
         self,
         documents: Sequence[Document],
         first: int,
-        foresight: Foresight | None,
+        foresight: DryRun | None,
         errors: dict[int, Exception] | None,
     ) -> list[Receipt]:
         """`errors` is filled with what went wrong, by position; what follows an invalid document is then left alone."""
@@ -128,7 +128,7 @@ class Batches:
             _warn(answered)
         return answered
 
-    def _claimed(self, asks: Mapping[int, Asked], caller: Caller) -> dict[int, Prepared]:
+    def _claimed(self, asks: Mapping[int, Asked], caller: Caller) -> dict[int, PreparedDocument]:
         """By tokens of their own: those of the questions name rows that may be written already."""
         tokens, claimed = batch_tokens(), self._preparing.claimed
         return {at: claimed(asked, next(tokens), caller) for at, asked in asks.items()}

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from ragfence.core.operations import Fence
+from ragfence.core.operations import FenceNumber
 from ragfence.core.records import fence_fields, sealed_head, short
 from ragfence.documents.identity import KIND, SNIPPET_BYTES, snippet_texts
 from ragfence.documents.log import PLAIN, Address, Detail, Positions, Snippet, address_in, result_of
@@ -33,7 +33,7 @@ class ParquetCodec:
         keys, sources, fences, fingerprints, live, sequences, described, _, _, tokens, details, *_ = _turned(
             rows, LogRow
         )
-        epochs, counters = _turned(fences, Fence)
+        epochs, counters = _turned(fences, FenceNumber)
         doc_ids, actions, hashes, sizes, metadata, urls, types, recipes, at_ms, *of_snippets = _turned(details, Detail)
         ids, positions, dead, origins, before, _, owners = of_snippets
         starts, ends, sections = _turned(positions, Positions)
@@ -82,7 +82,7 @@ def _packed(name: str, table: Any) -> Iterator[Packed]:
     if not table.num_rows:
         return
     here, count = address_in(name), table.num_rows
-    highest = Fence(pc.max(table.column("epoch")).as_py(), pc.max(table.column("counter")).as_py())
+    highest = FenceNumber(pc.max(table.column("epoch")).as_py(), pc.max(table.column("counter")).as_py())
     fence_fields(highest)  # refused, if one does not fit
     kind = short(KIND)
     elsewhere = pc.max(pc.binary_length(table.column("origin"))).as_py() > 0
@@ -147,7 +147,7 @@ def _rows(name: str, table: Any) -> Iterator[LogRow]:
     ) in zip(*columns, list_blobs(table, "snippet_ids"), times, strict=True):
         at_home = epoch == here.epoch and token[:BATCH_BYTES] == here.batch
         result = _result(ids, origin, here, at_home, owner) if live else b""
-        fence = Fence(epoch, counter)
+        fence = FenceNumber(epoch, counter)
         yield LogRow(
             key, source, fence, fingerprint, live, sequence, metadata_hash, "", result, token, None, KIND, at_ms
         )

@@ -17,13 +17,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ragfence.core.decisions import Granted, Replay
-from ragfence.documents.claims import Caller, Prepared, Preparing
+from ragfence.documents.claims import Caller, ClaimBuilder, PreparedDocument
 from ragfence.documents.head_moves import error_of, retract_effect
 from ragfence.documents.identity import Identity, key_tail
 from ragfence.documents.log import PURGE
-from ragfence.documents.reads import Reading
-from ragfence.documents.rewrite import NOTHING, PURGED, Collected, Plan, Rewriting, gone_of, tell
-from ragfence.engine.batch_commit import Effected, Move, Moved, SegmentWriter, batch_tokens
+from ragfence.documents.reads import DocumentReads
+from ragfence.documents.rewrite import NOTHING, PURGED, Collected, LogRewrite, Plan, gone_of, tell
+from ragfence.engine.batch_commit import BatchCommitter, FinishedEffect, Move, MovedHead, batch_tokens
 from ragfence.engine.hydration import Keep
 from ragfence.engine.segment_log import LogRow
 from ragfence.stores.fences import FenceStore
@@ -56,11 +56,11 @@ class Purge:
     def __init__(
         self,
         fences: FenceStore,
-        rewriting: Rewriting,
-        reading: Reading,
-        writer: SegmentWriter,
+        rewriting: LogRewrite,
+        reading: DocumentReads,
+        writer: BatchCommitter,
         identity: Identity,
-        preparing: Preparing,
+        preparing: ClaimBuilder,
         caller: Caller,
         *,
         wait_ms: int,
@@ -137,11 +137,11 @@ class Purge:
         """Moves the head to none, unless it is there by a purge. False: there is no head to be moved."""
         prepared = self._prepared(doc_id)
         (answer,) = self._writer.move([Move(prepared.claim, _effect, prepared)], wait_s=self._wait_ms / 1000)
-        if isinstance(answer, Moved | Replay):
+        if isinstance(answer, MovedHead | Replay):
             return answer.record is not None
         raise error_of(prepared, answer, self._wait_ms / 1000)
 
-    def _prepared(self, doc_id: str) -> Prepared:
+    def _prepared(self, doc_id: str) -> PreparedDocument:
         prepared = self._preparing.retract(doc_id, None, next(batch_tokens()), self._caller)
         name, claim = prepared.doc.doc_id, prepared.claim
         key = self._identity.key(claim.key[0], name.encode(), "", key_tail("", PURGE))
@@ -149,7 +149,7 @@ class Purge:
         return prepared._replace(claim=claim._replace(key=key, context=context))
 
 
-def _effect(subject: Prepared, grant: Granted) -> Effected:
+def _effect(subject: PreparedDocument, grant: Granted) -> FinishedEffect:
     effected = retract_effect(subject, grant)
     return effected._replace(detail=effected.detail._replace(action=PURGE))
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from ragfence.core.canonical import parse_json
 from ragfence.core.decisions import Mode
 from ragfence.core.hashing import SHARDS
-from ragfence.core.operations import Fence, checked_text
+from ragfence.core.operations import FenceNumber, checked_text
 from ragfence.core.records import Head, KeyRecord, SourceRecord
 from ragfence.documents.identity import Identity, snippet_texts
 from ragfence.documents.log import INGEST, Address, Layout, Snippet, address_in, stored_in
@@ -63,11 +63,11 @@ class StoredSnippet:
     source_url: str
 
 
-class Moved(Exception):
+class SegmentMoved(Exception):
     """A segment was compacted away while it was looked for."""
 
 
-class Reading:
+class DocumentReads:
     def __init__(
         self,
         fences: FenceStore,
@@ -106,7 +106,7 @@ class Reading:
     def live(self) -> Iterator[LogRow]:
         """The newest row of every live document, in no order: the fence store says who, the log says what."""
         self._hydrator.ensure_ready()
-        wanted: dict[tuple[int, Fence], bytes] = {}
+        wanted: dict[tuple[int, FenceNumber], bytes] = {}
         for shard in range(SHARDS):
             for source, head in self._fences.heads(shard):
                 if head.live and head.record:
@@ -128,7 +128,7 @@ class Reading:
             f"{len(wanted)} live documents have no row in the log", hint="run `ragfence verify` to see which"
         )
 
-    def _moved_on(self, missing: dict[tuple[int, Fence], bytes]) -> dict[tuple[int, Fence], bytes]:
+    def _moved_on(self, missing: dict[tuple[int, FenceNumber], bytes]) -> dict[tuple[int, FenceNumber], bytes]:
         """Heads without a row, as they are now: a compaction may have dropped what was superseded meanwhile."""
         if missing:
             self._hydrator.ensure_ready()
@@ -205,7 +205,7 @@ class Reading:
         for row in rows:
             if row.fence == record.fence:
                 return row
-        raise Moved
+        raise SegmentMoved
 
     def _ingest_row(self, address: Address, doc_id: str, key: bytes) -> tuple[LogRow, Address]:
         address, rows = self._rows(address, doc_id)
@@ -213,7 +213,7 @@ class Reading:
             # By the key, not by the ids: revisions that differ in white space alone have the same snippets, elsewhere.
             if row.detail.action == INGEST and row.key == key:
                 return row, address
-        raise Moved
+        raise SegmentMoved
 
     def _rows(self, address: Address, doc_id: str) -> tuple[Address, Iterator[LogRow]]:
         """The rows of the document in a segment, and where the segment is now."""
@@ -224,7 +224,7 @@ class Reading:
             name = next((each for each in reversed(self.segments()) if address_in(each).batch == address.batch), "")
             data = self._objects.get(name) if name else None
         if data is None:
-            raise Moved
+            raise SegmentMoved
         return address_in(name), whole_rows(name, data, doc_id=doc_id)
 
     def _texts(self, made: LogRow, address: Address, doc_id: str) -> dict[str, Snippet]:
@@ -241,7 +241,7 @@ class Reading:
             if not missing:
                 break
             if not made.detail.before:
-                raise Moved
+                raise SegmentMoved
             made, address = self._followed(made, doc_id)
         return found
 
@@ -251,7 +251,7 @@ class Reading:
         # A compacted segment holds several revisions of a document: it followed the newest of those before it.
         earlier = [each for each in rows if each.live and each.fence < row.fence]
         if not earlier:
-            raise Moved
+            raise SegmentMoved
         before = max(earlier, key=lambda each: each.fence)
         origin = address_in(before.detail.origin) if before.detail.origin else address
         return self._ingest_row(origin, doc_id, before.key)
@@ -260,7 +260,7 @@ class Reading:
         for _ in range(ATTEMPTS):
             try:
                 return read()
-            except Moved:
+            except SegmentMoved:
                 continue
         raise FormatCorrupt(
             "the log does not hold what the fence store says of it",

@@ -39,15 +39,15 @@ from ragfence.documents.rewrite import (
     GIVEN_UP,
     PAUSE_S,
     RELEASED,
-    Gone,
+    EndedRevision,
+    LogRewrite,
     Plan,
-    Rewriting,
     RowsTell,
     gone_by_rows,
     gone_of,
     tell,
 )
-from ragfence.documents.verify import Verifying
+from ragfence.documents.verify import DocumentVerifier
 from ragfence.engine.hydration import Hydrator, Keep
 from ragfence.engine.segment_log import LogRow
 from ragfence.errors import NotReady, SegmentUnreadable, StoreUnavailable
@@ -57,12 +57,12 @@ RELEASE = "release"
 TO_BE_RELEASED = LOST | {Trouble.SNIPPETS_UNREADABLE}
 
 
-class Repair:
+class DocumentRepair:
     def __init__(
         self,
-        verifying: Verifying,
+        verifying: DocumentVerifier,
         fences: FenceStore,
-        rewriting: Rewriting,
+        rewriting: LogRewrite,
         hydrator: Hydrator,
         identity: Callable[[], Identity],
         settle_sink: Callable[[bool], object] | None,
@@ -116,7 +116,7 @@ class GivenUp:
     def __init__(
         self,
         fences: FenceStore,
-        rewriting: Rewriting,
+        rewriting: LogRewrite,
         hydrator: Hydrator,
         segments: AbstractSet[str],
         rows_tell: RowsTell,
@@ -146,7 +146,7 @@ class GivenUp:
         tell(self._fences, self._gone({*segments} - {*left}, left, keep), GIVEN_UP)
         return left
 
-    def _gone(self, given_up: AbstractSet[str], left: Sequence[str], keep: Keep) -> Iterable[Gone]:
+    def _gone(self, given_up: AbstractSet[str], left: Sequence[str], keep: Keep) -> Iterable[EndedRevision]:
         """What was sealed in these segments, or in others that were rewritten into them, and is not in the log now.
 
         They cannot be read; but whoever was sealed has a decision row, and its fence and token name its segment.
@@ -182,7 +182,7 @@ class Release:
     """Takes lost revisions out of the log."""
 
     def __init__(
-        self, fences: FenceStore, rewriting: Rewriting, identity: Identity, findings: Sequence[Finding]
+        self, fences: FenceStore, rewriting: LogRewrite, identity: Identity, findings: Sequence[Finding]
     ) -> None:
         self._fences = fences
         self._rewriting = rewriting

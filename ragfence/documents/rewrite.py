@@ -23,7 +23,7 @@ from itertools import islice
 from typing import NamedTuple, TypeVar
 
 from ragfence.core.decision_rows import Row, context_of
-from ragfence.core.operations import Fence
+from ragfence.core.operations import FenceNumber
 from ragfence.core.records import FINGERPRINT_BYTES, KeyRecord, State
 from ragfence.documents.identity import SNIPPET_BYTES, operation_of
 from ragfence.documents.log import INGEST, Address, Layout, Snippet, address_in
@@ -43,7 +43,7 @@ from ragfence.engine.hydration import AFTER_REWRITTEN, Hydrator, Keep
 from ragfence.engine.segment_log import LogRow
 from ragfence.errors import CommitUncertain, FormatCorrupt, NotReady, StoreUnavailable
 from ragfence.stores.fences import FenceStore
-from ragfence.stores.objects import Entry, ObjectStore
+from ragfence.stores.objects import ObjectEntry, ObjectStore
 
 BEFORE_DELETION = "before_deletion"
 REWRITING_POINTS = (
@@ -103,7 +103,7 @@ Plan = Callable[[int, list[str], Keep], list[str] | None]
 """As a `Rewrite`; None: what it found is not what it was planned for. Nothing is rewritten, and it is planned anew."""
 
 
-class Rewriting:
+class LogRewrite:
     def __init__(
         self,
         objects: ObjectStore,
@@ -246,7 +246,7 @@ class Rewriting:
             added.append(self.write(epoch, new_batch(), [row for rows in portion for row in rows]).name)
         return sorted({*segments, *added} - set(held_in))
 
-    def void(self) -> list[Entry]:
+    def void(self) -> list[ObjectEntry]:
         """Objects of earlier epochs that the newest one does not name: no epoch will ever be built upon them."""
         newest = self.newest_epoch()
         named = set(self._epochs.named_in(newest))
@@ -378,29 +378,29 @@ COMPACTED, PURGED, RELEASED, GIVEN_UP = "COMPACTED", "PURGED", "RELEASED", "GIVE
 AT_ONCE = 1000
 
 
-class Gone(NamedTuple):
+class EndedRevision(NamedTuple):
     """A revision that no row of the log tells of any more."""
 
     doc_id: str
     key: bytes
     token: bytes
-    fence: Fence
+    fence: FenceNumber
     at_ms: int
 
 
-class Told(NamedTuple):
+class RevisionFact(NamedTuple):
     """What a decision row tells of a revision: that it was sealed, or that its life ended."""
 
-    of: Gone
+    of: EndedRevision
     ended: bool
 
 
-RowsTell = Callable[[Callable[[int, bytes], bool]], Iterable[Told]]
+RowsTell = Callable[[Callable[[int, bytes], bool]], Iterable[RevisionFact]]
 """What the decision rows tell of documents that were sealed in some segments: those for which a function of
 (epoch, batch) is true."""
 
 
-def tell(fences: FenceStore, gone: Iterable[Gone], why: str) -> None:
+def tell(fences: FenceStore, gone: Iterable[EndedRevision], why: str) -> None:
     """To be called before they leave: cut off in between, it is still one life."""
     each = iter(gone)
     while some := list(islice(each, AT_ONCE)):
@@ -408,16 +408,18 @@ def tell(fences: FenceStore, gone: Iterable[Gone], why: str) -> None:
         fences.record([_row(fences.tenant, one, why, now_ms) for one in some])
 
 
-def gone_of(rows: Iterable[LogRow]) -> Iterator[Gone]:
+def gone_of(rows: Iterable[LogRow]) -> Iterator[EndedRevision]:
     """Of rows that leave; one for each content."""
     newest = {row.key: row for row in sorted(rows, key=lambda row: row.fence) if row.live}
-    return (Gone(row.detail.doc_id, key, row.token, row.fence, row.detail.at_ms) for key, row in newest.items())
+    return (
+        EndedRevision(row.detail.doc_id, key, row.token, row.fence, row.detail.at_ms) for key, row in newest.items()
+    )
 
 
-def gone_by_rows(told: Iterable[Told]) -> dict[bytes, Gone]:
+def gone_by_rows(told: Iterable[RevisionFact]) -> dict[bytes, EndedRevision]:
     """The newest outcome of each key whose life goes on, as far as its decision rows know."""
-    newest: dict[bytes, Gone] = {}
-    ended: dict[bytes, Fence] = {}
+    newest: dict[bytes, EndedRevision] = {}
+    ended: dict[bytes, FenceNumber] = {}
     for gone, is_end in told:
         if is_end:
             ended[gone.key] = max(gone.fence, ended.get(gone.key, gone.fence))
@@ -426,7 +428,7 @@ def gone_by_rows(told: Iterable[Told]) -> dict[bytes, Gone]:
     return {key: gone for key, gone in newest.items() if key not in ended or ended[key] < gone.fence}
 
 
-def _row(tenant: str, gone: Gone, why: str, now_ms: int) -> Row:
+def _row(tenant: str, gone: EndedRevision, why: str, now_ms: int) -> Row:
     record = KeyRecord(State.SEALED, bytes(FINGERPRINT_BYTES), gone.token, gone.fence, 1, gone.at_ms, gone.at_ms)
     context = context_of(operation_of(tenant, gone.doc_id, "", ""))
     return row_for_end(gone.key, record, why=why, now_ms=now_ms, context=context)

@@ -20,14 +20,14 @@ from itertools import accumulate, islice
 from typing import Any, NamedTuple
 
 from ragfence.core.decisions import Mode
-from ragfence.core.operations import Fence
+from ragfence.core.operations import FenceNumber
 from ragfence.core.records import Head, KeyRecord, SourceRecord
 from ragfence.documents.findings import BEYOND_REPAIR, Finding, Trouble, Verification
 from ragfence.documents.identity import SNIPPET_BYTES, snippet_texts
 from ragfence.documents.log import INGEST, Positions, address_in, ids_in
 from ragfence.documents.parquet import decode_snippets, whole_rows
 from ragfence.documents.progress import Meter
-from ragfence.documents.rewrite import Rewriting
+from ragfence.documents.rewrite import LogRewrite
 from ragfence.engine.epochs import Epochs
 from ragfence.engine.hydration import Hydrator
 from ragfence.engine.segment_log import LogRow
@@ -41,7 +41,7 @@ Place = tuple[int, bytes]
 
 class OutlinedRow(NamedTuple):
     key: bytes
-    fence: Fence
+    fence: FenceNumber
     live: bool
     sequence: int | None
     metadata_hash: bytes
@@ -87,7 +87,7 @@ class InspectedLog:
         self._objects = objects
         self._snippets_at = snippets_at
         self._told = told
-        self._wanted = _Wanted()
+        self._wanted = _ExpectedSnippets()
         self._there: list[Any] = []
         """pairs of Arrow arrays: the ids of snippets, and how many characters each has"""
         self._not_for_us: set[str] = set()
@@ -171,7 +171,7 @@ class InspectedLog:
         self._there.append((pa.array(ids, pa.binary(SNIPPET_BYTES)), pa.array(lengths, pa.int32())))
 
 
-class _Wanted:
+class _ExpectedSnippets:
     """The snippets that rows say exist, in Arrow: there may be millions."""
 
     def __init__(self) -> None:
@@ -236,14 +236,14 @@ SinkIds = Callable[[], Iterable[str]]
 """All snippet_ids that a sink holds."""
 
 
-class Verifying:
+class DocumentVerifier:
     def __init__(
         self,
         fences: FenceStore,
         objects: ObjectStore,
         epochs: Epochs,
         hydrator: Hydrator,
-        rewriting: Rewriting,
+        rewriting: LogRewrite,
         check_settings: Callable[[], object],
         told: Meter,
         *,

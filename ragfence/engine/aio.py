@@ -27,11 +27,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import ParamSpec, TypeVar
 
-from ragfence.core.decisions import Claim, Granted, NotReady, Verdict
+from ragfence.core.decisions import Claim, Granted, NotReadyVerdict, Verdict
 from ragfence.core.receipts import Receipt
 from ragfence.core.records import TOKEN_BYTES
 from ragfence.engine.requests import Request
-from ragfence.engine.runner import Asked, Performer, Won, refuse
+from ragfence.engine.runner import PendingClaim, Runner, WonClaim, refuse
 from ragfence.errors import TransientError
 from ragfence.stores.fences import FenceStore, SoonFences
 
@@ -60,8 +60,8 @@ async def despite_cancelling(work: asyncio.Future[R]) -> R:
 
 
 async def acquire_async(
-    performer: Performer, request: Request, wait_ms: int | None, first: Asked | None = None
-) -> Won | Receipt:
+    performer: Runner, request: Request, wait_ms: int | None, first: PendingClaim | None = None
+) -> WonClaim | Receipt:
     """As `Performer.acquire`, but who waits needs no thread: the owner needs one to seal what they wait for."""
     steps = performer.acquiring(request, wait_ms=wait_ms, first=first)
     while True:
@@ -80,23 +80,23 @@ async def acquire_async(
 class _Step:
     """One step of a claim. What it wins for a caller who is gone is given back, by whichever of the two is later."""
 
-    def __init__(self, performer: Performer, steps: Iterator[Won | Receipt | float]) -> None:
+    def __init__(self, performer: Runner, steps: Iterator[WonClaim | Receipt | float]) -> None:
         self._performer = performer
         self._steps = steps
         self._lock = threading.Lock()
         self._abandoned = False
-        self._won: Won | None = None
+        self._won: WonClaim | None = None
 
-    def take(self) -> Won | Receipt | float:
+    def take(self) -> WonClaim | Receipt | float:
         answer = next(self._steps)
         with self._lock:
-            self._won = answer if isinstance(answer, Won) else None
+            self._won = answer if isinstance(answer, WonClaim) else None
             too_late = self._won if self._abandoned else None
         if too_late:
             self._performer.give_back(too_late, CANCELLED)
         return answer
 
-    def abandon(self) -> Won | None:
+    def abandon(self) -> WonClaim | None:
         """What the step has won; None when it is still under way and will see for itself."""
         with self._lock:
             self._abandoned = True
@@ -109,28 +109,28 @@ CALLS = 1
 """at the same time: a second one would take turns with the first, for the interpreter and for SQLite's one writer"""
 
 
-class JointClaims:
+class ClaimBatcher:
     """For any number of coroutines in any number of event loops; those of one loop are asked together."""
 
     def __init__(self, fences: FenceStore, *, most: int = MOST, calls: int = CALLS) -> None:
         self._fences = fences
         self._most = most
         self._calls = calls
-        self._queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Queue] = weakref.WeakKeyDictionary()
+        self._queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, ClaimQueue] = weakref.WeakKeyDictionary()
 
-    def ask(self, request: Request) -> Asking:
+    def ask(self, request: Request) -> QueuedClaim:
         """Sends the claim on its way. Whoever asks either waits for it or drops it."""
         refuse(request)
         loop = asyncio.get_running_loop()
         queue = self._queues.get(loop)
         if queue is None:
-            queue = self._queues[loop] = Queue(self._fences, self._most, self._calls)
-        asking = Asking(request, queue, loop.create_future())
+            queue = self._queues[loop] = ClaimQueue(self._fences, self._most, self._calls)
+        asking = QueuedClaim(request, queue, loop.create_future())
         queue.add(asking, loop)
         return asking
 
 
-class Asking:
+class QueuedClaim:
     """One claim on its way."""
 
     __slots__ = (
@@ -147,7 +147,7 @@ class Asking:
         "verdict",
     )
 
-    def __init__(self, request: Request, queue: Queue, answered: asyncio.Future[None]) -> None:
+    def __init__(self, request: Request, queue: ClaimQueue, answered: asyncio.Future[None]) -> None:
         self.request = request
         self.queue = queue
         self.claim: Claim = request.claim(os.urandom(TOKEN_BYTES), 0, 0)
@@ -159,7 +159,7 @@ class Asking:
         self.verdict: Verdict | None = None
         self.error: TransientError | None = None
 
-    async def wait(self, timeout_s: float | None = None) -> Asked | None:
+    async def wait(self, timeout_s: float | None = None) -> PendingClaim | None:
         """None: not within that time; it may be waited for again. Raises what the store raised.
 
         Whoever is cancelled meanwhile has claimed nothing: what was won for him is given back.
@@ -180,7 +180,9 @@ class Asking:
         if self.error is not None:
             raise copy.copy(self.error) from self.error  # each his own: it gathers a traceback as it rises
         # NotReady: whoever asks alone makes it ready first.
-        return Asked(self.claim, None if isinstance(self.verdict, NotReady) else self.verdict, self.asked_at)
+        return PendingClaim(
+            self.claim, None if isinstance(self.verdict, NotReadyVerdict) else self.verdict, self.asked_at
+        )
 
     def _wake(self) -> None:
         waiting = self.answered
@@ -194,7 +196,7 @@ class Asking:
             asyncio.get_running_loop().run_in_executor(None, self.queue.give_back, [self])
 
 
-class Queue:
+class ClaimQueue:
     """Of one event loop. Only `_call` and `give_back` run in threads."""
 
     def __init__(self, fences: FenceStore, most: int, calls: int) -> None:
@@ -202,25 +204,25 @@ class Queue:
         self._soon = fences if isinstance(fences, SoonFences) else None
         self._most = most
         self._free = calls
-        self._waiting: deque[Asking] = deque()
+        self._waiting: deque[QueuedClaim] = deque()
         self._leaving = False
         self._lock = threading.Lock()
         """between a caller who gives up and the thread that brings his verdict: exactly one of them gives it back"""
 
-    def add(self, asking: Asking, loop: asyncio.AbstractEventLoop) -> None:
+    def add(self, asking: QueuedClaim, loop: asyncio.AbstractEventLoop) -> None:
         self._waiting.append(asking)
         if self._free and not self._leaving:
             # Not here and now: what else the loop has ready in this turn comes along.
             self._leaving = True
             loop.call_soon(self._leave, loop)
 
-    def abandon(self, asking: Asking) -> bool:
+    def abandon(self, asking: QueuedClaim) -> bool:
         """Whether its verdict is here. If not, the thread that brings it gives back what was won."""
         with self._lock:
             asking.abandoned = True
             return asking.back
 
-    async def give_up(self, asking: Asking) -> None:
+    async def give_up(self, asking: QueuedClaim) -> None:
         if self.abandon(asking):
             await to_the_end(self.give_back, [asking])
         elif asking.left:
@@ -230,7 +232,7 @@ class Queue:
     def _leave(self, loop: asyncio.AbstractEventLoop) -> None:
         self._leaving = False
         while self._free and self._waiting:
-            together: list[Asking] = []
+            together: list[QueuedClaim] = []
             while self._waiting and len(together) < self._most:
                 asking = self._waiting.popleft()
                 if not asking.abandoned:
@@ -241,7 +243,7 @@ class Queue:
                 if not self._ask_soon(loop, together):
                     self._ask_in_thread(loop, together)
 
-    def _ask_soon(self, loop: asyncio.AbstractEventLoop, together: Sequence[Asking]) -> bool:
+    def _ask_soon(self, loop: asyncio.AbstractEventLoop, together: Sequence[QueuedClaim]) -> bool:
         asked_at = time.monotonic()
 
         def told(verdicts: Sequence[Verdict] | None) -> None:
@@ -256,7 +258,7 @@ class Queue:
 
         return self._soon is not None and self._soon.claim_soon([asking.claim for asking in together], told)
 
-    def _ask_in_thread(self, loop: asyncio.AbstractEventLoop, together: Sequence[Asking]) -> None:
+    def _ask_in_thread(self, loop: asyncio.AbstractEventLoop, together: Sequence[QueuedClaim]) -> None:
         def done(call: asyncio.Future[None]) -> None:
             if not call.cancelled():
                 call.exception()  # looked at, or asyncio complains that nobody did
@@ -264,7 +266,7 @@ class Queue:
 
         loop.run_in_executor(None, self._call, together).add_done_callback(done)
 
-    def _call(self, together: Sequence[Asking]) -> None:
+    def _call(self, together: Sequence[QueuedClaim]) -> None:
         verdicts: Sequence[Verdict | None] = [None] * len(together)
         error, asked_at = None, time.monotonic()
         try:
@@ -279,18 +281,18 @@ class Queue:
 
     def _arrived(
         self,
-        together: Sequence[Asking],
+        together: Sequence[QueuedClaim],
         verdicts: Sequence[Verdict | None],
         error: TransientError | None,
         asked_at: float,
-    ) -> list[Asking]:
+    ) -> list[QueuedClaim]:
         """Returns those who are gone, and must not keep what was granted to them."""
         with self._lock:
             for asking, verdict in zip(together, verdicts, strict=True):
                 asking.asked_at, asking.verdict, asking.error, asking.back = asked_at, verdict, error, True
             return [asking for asking in together if asking.abandoned]
 
-    def _back(self, loop: asyncio.AbstractEventLoop, together: Sequence[Asking]) -> None:
+    def _back(self, loop: asyncio.AbstractEventLoop, together: Sequence[QueuedClaim]) -> None:
         self._free += 1
         for asking in together:
             if not asking.answered.done():
@@ -300,7 +302,7 @@ class Queue:
         if self._waiting and not self._leaving:
             self._leave(loop)
 
-    def give_back(self, gone: Sequence[Asking]) -> None:
+    def give_back(self, gone: Sequence[QueuedClaim]) -> None:
         """What was granted to them. If that cannot be said to the store, the leases run out by themselves."""
         refs = [
             asking.request.lease_ref(asking.verdict.record.token, epoch=asking.verdict.record.fence.epoch)

@@ -23,16 +23,16 @@ from ragfence.core.decision_rows import METADATA_UPDATED, REVIVED
 from ragfence.core.decisions import (
     NOBODY,
     Claim,
-    Conflict,
+    ConflictVerdict,
     Granted,
-    InFlight,
+    InFlightVerdict,
     LeaseRef,
     Mode,
-    NotReady,
+    NotReadyVerdict,
     Replay,
     Seal,
     Sealed,
-    Stale,
+    StaleVerdict,
     Verdict,
 )
 from ragfence.core.records import TOKEN_BYTES, KeyRecord, State
@@ -47,7 +47,7 @@ from ragfence.stores.fences import FenceStore
 from ragfence.stores.objects import ObjectStore
 
 
-class Effected(NamedTuple):
+class FinishedEffect(NamedTuple):
     """What the effect came to: what everybody will be answered with, and what else the row shall hold."""
 
     result: bytes
@@ -59,12 +59,12 @@ class Move(NamedTuple):
 
     claim: Claim
     """its token starts with what names the batch: see `batch_tokens`"""
-    effect: Callable[[Any, Granted], Effected]
+    effect: Callable[[Any, Granted], FinishedEffect]
     """called with the subject once the move is granted, also if the key was sealed before (`Granted.prior`)"""
     subject: Any = None
 
 
-class Moved(NamedTuple):
+class MovedHead(NamedTuple):
     """The head was moved by this call. `record` is what everybody will be answered with."""
 
     record: KeyRecord
@@ -86,10 +86,10 @@ class Declined(Exception):
 
 _DECLINING = (Declined, OriginConflict, DocumentMoved)
 
-Answer = Moved | Replay | Conflict | Stale | InFlight | Failed
+Answer = MovedHead | Replay | ConflictVerdict | StaleVerdict | InFlightVerdict | Failed
 
 
-class Neighbours(Protocol):
+class CommitHooks(Protocol):
     """What a guard does around the commit of a batch. Both may be cut off anywhere and must bear being repeated."""
 
     def before_commit(self, name: str, rows: Sequence[LogRow]) -> None: ...
@@ -97,7 +97,7 @@ class Neighbours(Protocol):
     def after_seal(self, rows: Sequence[LogRow], sealed: Sequence[bool]) -> None: ...
 
 
-class NoNeighbours:
+class NoCommitHooks:
     def before_commit(self, name: str, rows: Sequence[LogRow]) -> None:
         pass
 
@@ -153,7 +153,7 @@ def flags_of(grant: Granted, claim: Claim) -> int:
     return METADATA_UPDATED if head.metadata_hash != claim.metadata_hash else 0
 
 
-class SegmentWriter:
+class BatchCommitter:
     """Performs head moves in batches. Safe to be killed, frozen or cut off anywhere."""
 
     def __init__(
@@ -164,7 +164,7 @@ class SegmentWriter:
         hydrator: Hydrator,
         codec: Codec,
         *,
-        neighbours: Neighbours | None = None,
+        neighbours: CommitHooks | None = None,
         max_runtime_ms: int = 3_600_000,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -174,7 +174,7 @@ class SegmentWriter:
         self._epochs = epochs
         self._hydrator = hydrator
         self._codec = codec
-        self._neighbours: Neighbours = neighbours or NoNeighbours()
+        self._neighbours: CommitHooks = neighbours or NoCommitHooks()
         self._sleep = sleep
 
     def move(self, moves: Sequence[Move], *, wait_s: float = 60.0) -> list[Answer]:
@@ -205,9 +205,9 @@ class SegmentWriter:
                         self._fences.release([self._ref(wanted[at].move, verdict)], "LEASE.superseded", refund=True)
                     case Granted():
                         granted[at] = verdict
-                    case NotReady():
+                    case NotReadyVerdict():
                         pass
-                    case InFlight(_, _, quarantined):
+                    case InFlightVerdict(_, _, quarantined):
                         if quarantined or time.monotonic() >= give_up_at:
                             answers[at] = verdict
                             del wanted[at]
@@ -217,7 +217,7 @@ class SegmentWriter:
             # Whatever was won is sealed or given back before anything is waited for: no hold-and-wait.
             if granted:
                 self._perform(granted, wanted, answers, asked_at)
-            if any(isinstance(verdict, NotReady) for verdict in verdicts.values()):
+            if any(isinstance(verdict, NotReadyVerdict) for verdict in verdicts.values()):
                 self._hydrator.ensure_ready()
             elif wanted and not granted:
                 self._sleep(pause_s * random.uniform(0.5, 1.5))
@@ -309,19 +309,19 @@ class SegmentWriter:
         crash_points.reach(crash_points.AFTER_SEAL)
         for at, outcome in outcomes.items():
             if isinstance(outcome, Sealed):
-                answers[at] = Moved(
+                answers[at] = MovedHead(
                     outcome.record, granted[at].prior is not None, seals[at].flags, granted[at].takeover
                 )
                 del wanted[at]
             else:
-                wanted[at].unsure = isinstance(outcome, NotReady)
+                wanted[at].unsure = isinstance(outcome, NotReadyVerdict)
         self._neighbours.after_seal(rows, [isinstance(outcome, Sealed) for outcome in outcomes.values()])
 
     def _effects(
         self, granted: dict[int, Granted], wanted: dict[int, _Wanted], answers: dict[int, Answer]
-    ) -> dict[int, Effected]:
+    ) -> dict[int, FinishedEffect]:
         """One that fails does not spoil its batch: its lease is given back, with the error."""
-        effects: dict[int, Effected] = {}
+        effects: dict[int, FinishedEffect] = {}
         for at, grant in granted.items():
             move = wanted[at].move
             try:
@@ -377,7 +377,7 @@ class SegmentWriter:
                     grant, result = counted[-1]
                     record = grant.record._replace(state=State.SEALED, result=result)
                     flags = flags_of(grant, want.move.claim)
-                    answers[at] = Moved(record, grant.prior is not None, flags, grant.takeover)
+                    answers[at] = MovedHead(record, grant.prior is not None, flags, grant.takeover)
                     del wanted[at]
                     continue
                 want.segments = [entry for entry in want.segments if entry[1] >= known.newest_complete]

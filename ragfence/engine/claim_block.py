@@ -11,12 +11,12 @@ from ragfence.core.decisions import Claim
 from ragfence.core.receipts import Decision, Receipt
 from ragfence.core.records import KeyRecord
 from ragfence.engine import crash_points
-from ragfence.engine.aio import Asking, JointClaims, acquire_async, despite_cancelling, to_the_end
+from ragfence.engine.aio import ClaimBatcher, QueuedClaim, acquire_async, despite_cancelling, to_the_end
 from ragfence.engine.leases import Lease, entered, left
 from ragfence.engine.refusals import code_of, is_outage
 from ragfence.engine.requests import Request
 from ragfence.engine.results import checked_effect_id, failure_bytes
-from ragfence.engine.runner import Outcome, Performer, Won
+from ragfence.engine.runner import EffectOutcome, Runner, WonClaim
 from ragfence.errors import (
     Conflict,
     EffectFailed,
@@ -39,10 +39,10 @@ _DECISIONS: dict[type[RagfenceError], Decision] = {
 }
 
 
-class Replayed(NamedTuple):
+class ReplayedClaim(NamedTuple):
     """A claim that was answered with a sealed record."""
 
-    performer: Performer
+    performer: Runner
     request: Request
     claim: Claim
     record: KeyRecord
@@ -51,7 +51,7 @@ class Replayed(NamedTuple):
         return self.performer.replayed(self.request, self.claim, self.record)
 
 
-class Claimed:
+class ClaimBlock:
     """A claim, and after it its outcome.
 
     `is_new` says whether to perform the effect; `seal` ends it with a receipt. Leaving the block without a seal
@@ -60,23 +60,23 @@ class Claimed:
 
     def __init__(
         self,
-        performer: Performer,
+        performer: Runner,
         request: Request,
         *,
         wait_ms: int | None,
         verdict: bool,
-        joint: JointClaims | None = None,
+        joint: ClaimBatcher | None = None,
         repeatable: bool = False,
     ) -> None:
         """`joint`: how `async with` asks for it together with others. `repeatable`: an outage uses up no attempt."""
         self._performer = performer
         self._joint = joint
-        self._asking: Asking | None = None
+        self._asking: QueuedClaim | None = None
         self._request = request
         self._wait_ms = wait_ms
         self._verdict_wanted = verdict
         self._repeatable = repeatable
-        self._won: Won | None = None
+        self._won: WonClaim | None = None
         self._receipt: Receipt | None = None
         self._open = False
         self._unsure = False
@@ -149,7 +149,7 @@ class Claimed:
                 raise
         return self._receipt
 
-    def _outcome(self, effect_id: str | None, result: object) -> tuple[Won, Outcome]:
+    def _outcome(self, effect_id: str | None, result: object) -> tuple[WonClaim, EffectOutcome]:
         """What is to be sealed, if it may be."""
         if self._won is None:
             raise ValidationError(f"{self.key} was not won, it cannot be sealed", hint="look at op.is_new first")
@@ -160,9 +160,9 @@ class Claimed:
                 f"{self.key} was given back when its block ended", hint="call op.seal(...) inside the with block"
             )
         crash_points.reach(crash_points.AFTER_EFFECT)
-        return self._won, Outcome(checked_effect_id(effect_id), self._performer.results.store(result, self.key))
+        return self._won, EffectOutcome(checked_effect_id(effect_id), self._performer.results.store(result, self.key))
 
-    def __enter__(self) -> Claimed:
+    def __enter__(self) -> ClaimBlock:
         self._refuse_second_use()
         try:
             answer = self._performer.acquire(self._request, wait_ms=self._wait_ms)
@@ -176,7 +176,7 @@ class Claimed:
         if won := self._leave():
             end_without_receipt(self._performer, won, error or self.failure)
 
-    async def ask(self, timeout_s: float | None = None) -> Replayed | None:
+    async def ask(self, timeout_s: float | None = None) -> ReplayedClaim | None:
         """What is replayed, if that is near at hand and known within that time. Else `async with` goes on from there.
 
         Whoever asked and does not enter the block calls `let_go`.
@@ -189,7 +189,9 @@ class Claimed:
         asked = await self._asking.wait(timeout_s)
         record = None if asked is None else self._performer.at_once(asked)
         return (
-            None if asked is None or record is None else Replayed(self._performer, self._request, asked.claim, record)
+            None
+            if asked is None or record is None
+            else ReplayedClaim(self._performer, self._request, asked.claim, record)
         )
 
     def let_go(self) -> None:
@@ -198,14 +200,14 @@ class Claimed:
             asking, self._asking = self._asking, None
             asking.drop()
 
-    async def __aenter__(self) -> Claimed:
+    async def __aenter__(self) -> ClaimBlock:
         self._refuse_second_use()
         try:
             if (replayed := await self.ask()) is not None:
                 return self._answered(replayed.receipt())
             asking, self._asking = self._asking, None
             asked = await asking.wait() if asking else None
-            answer: Won | Receipt | None = None
+            answer: WonClaim | Receipt | None = None
             if asked is not None:
                 answer = self._performer.won_at_once(self._request, asked)
             if answer is None:
@@ -227,13 +229,13 @@ class Claimed:
         if self._won or self._receipt or self.error:
             raise ValidationError(f"this claim of {self.key} was used already", hint="call fence.claim(...) again")
 
-    def _refused(self, error: RagfenceError) -> Claimed:
+    def _refused(self, error: RagfenceError) -> ClaimBlock:
         if not self._verdict_wanted:
             raise error
         self.error = error
         return self
 
-    def _answered(self, answer: Won | Receipt) -> Claimed:
+    def _answered(self, answer: WonClaim | Receipt) -> ClaimBlock:
         if isinstance(answer, Receipt):
             self._receipt = answer
             if answer.failed and not self._verdict_wanted:
@@ -245,7 +247,7 @@ class Claimed:
         crash_points.reach(crash_points.IN_EFFECT)
         return self
 
-    def _leave(self) -> Won | None:
+    def _leave(self) -> WonClaim | None:
         """The lease that nobody has ended yet."""
         if not self._won or not self._open:
             return None
@@ -254,7 +256,7 @@ class Claimed:
         return None if self._receipt or self._unsure else self._won
 
 
-def end_without_receipt(performer: Performer, won: Won, error: BaseException | None) -> Receipt | None:
+def end_without_receipt(performer: Runner, won: WonClaim, error: BaseException | None) -> Receipt | None:
     """A terminal failure is sealed and replayed; anything else gives the key back.
 
     Returns a receipt only when another attempt had succeeded first: then that is everybody's answer.
@@ -289,10 +291,10 @@ def _is_ours(kind: type) -> bool:
     return kind.__module__ == TerminalError.__module__
 
 
-def failure_of(error: TerminalError, performer: Performer) -> Outcome:
+def failure_of(error: TerminalError, performer: Runner) -> EffectOutcome:
     kind = type(error).__name__
     message = performer.redact_text(error.message or kind)
-    return Outcome(result=failure_bytes(kind, error.code, message), failed=True, error=error.code[:100])
+    return EffectOutcome(result=failure_bytes(kind, error.code, message), failed=True, error=error.code[:100])
 
 
 def failed(receipt: Receipt) -> EffectFailed:

@@ -20,13 +20,13 @@ from urllib.parse import unquote
 
 from ragfence.core.decision_rows import RowKind, row_for_answer
 from ragfence.core.decisions import Claim, Mode
-from ragfence.core.operations import KEY_BYTES, SEQUENCE_MIN, Fence, Operation, encoded
+from ragfence.core.operations import KEY_BYTES, SEQUENCE_MIN, FenceNumber, Operation, encoded
 from ragfence.core.records import Head, KeyRecord, State
 from ragfence.engine.refusals import Refusals
 from ragfence.engine.requests import Request
 from ragfence.errors import FormatCorrupt, FormatTooNew, ValidationError
 from ragfence.stores.fences import FenceStore, Lookup
-from ragfence.stores.objects import Entry, ObjectStore
+from ragfence.stores.objects import ObjectEntry, ObjectStore
 
 VERSION = 1
 
@@ -68,7 +68,7 @@ class Commit:
             state=State.FAILED if self.failed else State.SEALED,
             fingerprint=bytes.fromhex(self.fingerprint),
             token=bytes.fromhex(self.token),
-            fence=Fence(int(epoch), int(counter)),
+            fence=FenceNumber(int(epoch), int(counter)),
             attempt=self.attempt,
             first_seen_ms=self.first_seen_ms,
             when_ms=self.sealed_at_ms,
@@ -99,30 +99,30 @@ class Commit:
 @dataclass(frozen=True, slots=True)
 class Mark:
     sequence: int
-    entry: Entry
+    entry: ObjectEntry
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeyCommits:
     """What the object store keeps of one key, as far as a page shows it."""
 
     kind: str
     source: str
     key: str
-    commit: Entry | None
+    commit: ObjectEntry | None
     marks: tuple[Mark, ...]
     """the lowest sequence first"""
     goes_on: bool
     """a higher mark follows on the next page"""
 
     @property
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[ObjectEntry, ...]:
         return (*((self.commit,) if self.commit else ()), *(mark.entry for mark in self.marks))
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    kept: tuple[Kept, ...]
+class CommitPage:
+    kept: tuple[KeyCommits, ...]
     scanned: int
     after: str
     """where the next page begins; empty: this was the last one"""
@@ -172,7 +172,7 @@ class Commits:
         name = f"{self._root}/{encoded(kind)}/{source}/{key}"
         return any(entry.name == name for entry in self._objects.list(name, limit=1))
 
-    def page(self, after: str, limit: int) -> Page:
+    def page(self, after: str, limit: int) -> CommitPage:
         """The next `limit` objects behind the name `after`, by key.
 
         A last key that does not fit is left to the next page; one that fits no page is shown in parts.
@@ -192,13 +192,13 @@ class Commits:
             cut = False
         kept = [made for entries in keys if (made := self._kept(entries, goes_on=cut))]
         scanned = sum(map(len, keys))
-        return Page(tuple(kept), scanned, shown[scanned - 1].name if beyond else "")
+        return CommitPage(tuple(kept), scanned, shown[scanned - 1].name if beyond else "")
 
-    def of(self, kept: Kept) -> Commit | None:
+    def of(self, kept: KeyCommits) -> Commit | None:
         """The commit itself; None: there is none, or it has gone since it was listed."""
         return self._at(kept.commit.name) if kept.commit else None
 
-    def beside(self, kept: Kept) -> tuple[int | None, str] | None:
+    def beside(self, kept: KeyCommits) -> tuple[int | None, str] | None:
         """Sequence and key of the first of the source's other objects. None: there are none.
 
         A mark of the same key that was not there before is told without a sequence: it outdoes nobody else.
@@ -214,7 +214,7 @@ class Commits:
         known = [self._sequence_at(entry) for entry in shown if _unmarked(entry) == f"{folder}{key}"]
         return max((number for number in known if number is not None), default=None), key
 
-    def remove(self, entries: Sequence[Entry], *also: str) -> None:
+    def remove(self, entries: Sequence[ObjectEntry], *also: str) -> None:
         """In two steps, so that no crash leaves a commit without the mark that makes older events stale.
 
         `also`: other objects of the same key, which go with its commit, and not after it.
@@ -225,7 +225,7 @@ class Commits:
             if names:
                 self._objects.delete(names)
 
-    def put_back(self, kept: Kept, commit: Commit) -> None:
+    def put_back(self, kept: KeyCommits, commit: Commit) -> None:
         """Unless something stands there."""
         self._objects.put_new(f"{self._folder_of(kept)}/{kept.key}", commit.encode())
 
@@ -233,14 +233,14 @@ class Commits:
         data = self._objects.get(name)
         return Commit.decode(name, data) if data is not None else None
 
-    def _sequence_at(self, entry: Entry) -> int | None:
+    def _sequence_at(self, entry: ObjectEntry) -> int | None:
         _, mark, number = entry.name.partition("@")
         if mark:
             return int(number) + SEQUENCE_MIN
         commit = self._at(entry.name)
         return commit.sequence if commit else None
 
-    def _kept(self, entries: Sequence[Entry], *, goes_on: bool) -> Kept | None:
+    def _kept(self, entries: Sequence[ObjectEntry], *, goes_on: bool) -> KeyCommits | None:
         """None: a name that ragfence never gave."""
         first, commit, marks = None, None, []
         for entry in entries:
@@ -252,9 +252,9 @@ class Commits:
                     marks.append(Mark(int(place[4]) + SEQUENCE_MIN, entry))
         if first is None:
             return None
-        return Kept(unquote(first[1]), first[2], first[3], commit, tuple(marks), goes_on)
+        return KeyCommits(unquote(first[1]), first[2], first[3], commit, tuple(marks), goes_on)
 
-    def _folder_of(self, kept: Kept) -> str:
+    def _folder_of(self, kept: KeyCommits) -> str:
         return f"{self._root}/{encoded(kept.kind)}/{kept.source}"
 
     def _folder(self, operation: Operation) -> str:
@@ -264,7 +264,7 @@ class Commits:
         return f"{self._folder(operation)}/{operation.key.hex()}"
 
 
-def _unmarked(entry: Entry) -> str:
+def _unmarked(entry: ObjectEntry) -> str:
     return entry.name.partition("@")[0]
 
 

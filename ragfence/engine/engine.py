@@ -20,20 +20,20 @@ from ragfence.core.operations import Operation
 from ragfence.core.policy import Policy
 from ragfence.core.receipts import Receipt
 from ragfence.core.records import KeyRecord, State
-from ragfence.engine.claim_block import Claimed
+from ragfence.engine.claim_block import ClaimBlock
 from ragfence.engine.commits import Commits
 from ragfence.engine.content_hash import ContentHash, Secret
 from ragfence.engine.epochs import Epochs
 from ragfence.engine.expiry import Expiry, Purged, row_for_end
 from ragfence.engine.hydration import EpochWatch, Hydrator, Progress
-from ragfence.engine.journal import Entry, Journal, Reconciled
-from ragfence.engine.notes import Notes
+from ragfence.engine.journal import Journal, JournalEntry, JournalReconciled
+from ragfence.engine.notes import EffectNotes
 from ragfence.engine.once import Once, OnceOptions
 from ragfence.engine.refusals import Refusal, code_of
 from ragfence.engine.releases import Released, ReleaseQuery, release_matching
 from ragfence.engine.requests import MAX_KEPT_PAYLOAD, Request, acting_key, fingerprint_of
 from ragfence.engine.results import Results
-from ragfence.engine.runner import Backing, Outcome, Performer, Won
+from ragfence.engine.runner import EffectOutcome, Runner, RunnerStores, WonClaim
 from ragfence.engine.segment_log import Codec, PlainCodec, SegmentLoader
 from ragfence.errors import (
     Conflict,
@@ -84,13 +84,13 @@ class Engine:
         self.correlation_id = correlation_id
         self.route = route
         results = Results(self.tenant, policy, objects)
-        self.backing: Backing | None = None
+        self.backing: RunnerStores | None = None
         if objects is not None:
             epochs = Epochs(self.tenant, objects)
             hydrator = Hydrator(fences, epochs, SegmentLoader(objects, codec or PlainCodec()))
-            commits, notes = Commits(self.tenant, objects), Notes(self.tenant, objects)
-            self.backing = Backing(commits, notes, epochs, hydrator, EpochWatch(fences, epochs))
-        self.performer = Performer(fences, self.backing, results, policy)
+            commits, notes = Commits(self.tenant, objects), EffectNotes(self.tenant, objects)
+            self.backing = RunnerStores(commits, notes, epochs, hydrator, EpochWatch(fences, epochs))
+        self.performer = Runner(fences, self.backing, results, policy)
         self.journal = Journal(journal, self.tenant, results)
         self._reconciling = threading.Lock()
         self._settling_journal = threading.Lock()
@@ -151,10 +151,10 @@ class Engine:
             api_key=acting_key.get(),
         )
 
-    def claim(self, request: Request, *, wait_s: float | None, verdict: bool, repeatable: bool = False) -> Claimed:
+    def claim(self, request: Request, *, wait_s: float | None, verdict: bool, repeatable: bool = False) -> ClaimBlock:
         """`repeatable`: the effect may be performed again without harm, so an outage does not use up attempts."""
         wait_ms = None if wait_s is None else int(wait_s * 1000)
-        return Claimed(self.performer, request, wait_ms=wait_ms, verdict=verdict, repeatable=repeatable)
+        return ClaimBlock(self.performer, request, wait_ms=wait_ms, verdict=verdict, repeatable=repeatable)
 
     def once(self, function: Callable[..., Any], options: OnceOptions) -> Callable[..., Any]:
         return Once(self, function, options).wrap()
@@ -247,12 +247,12 @@ class Engine:
         if done.doubled:
             _log.error("effects that ran twice, since the fence store was down: %s", ", ".join(done.doubled))
 
-    def reconcile_journal(self) -> Reconciled:
+    def reconcile_journal(self) -> JournalReconciled:
         """Seals what ran while the store was down; one thread of the process at a time."""
         with self._settling_journal:
             return self._settle_journal()
 
-    def _settle_journal(self) -> Reconciled:
+    def _settle_journal(self) -> JournalReconciled:
         settled: dict[str, list[str]] = {"sealed": [], "doubled": [], "left": []}
         done: set[bytes] = set()
         for entry in self.journal.entries():
@@ -262,7 +262,7 @@ class Engine:
                 done.add(entry.token)
         if done:
             self.journal.drop(done)
-        return Reconciled(**{name: tuple(keys) for name, keys in settled.items()})
+        return JournalReconciled(**{name: tuple(keys) for name, keys in settled.items()})
 
     def close(self) -> None:
         if self._reconciler is not None and self._reconciler is not threading.current_thread():
@@ -274,9 +274,9 @@ class Engine:
         if self.objects is not None:
             self.objects.close()
 
-    def _reconcile(self, entry: Entry) -> Literal["sealed", "doubled", "left"]:
+    def _reconcile(self, entry: JournalEntry) -> Literal["sealed", "doubled", "left"]:
         request = self.request(entry.operation, None)._replace(fingerprint=entry.fingerprint)
-        won: Won | None = None
+        won: WonClaim | None = None
         try:
             answer = self.performer.acquire(request, wait_ms=0, token=entry.token)
             if isinstance(answer, Receipt):
@@ -284,7 +284,7 @@ class Engine:
                 return "sealed" if self._sealed_by(request, entry.token) else "doubled"
             won = answer
             won.journaled = True
-            receipt = self.performer.complete(won, Outcome(entry.effect_id, entry.result))
+            receipt = self.performer.complete(won, EffectOutcome(entry.effect_id, entry.result))
             return "doubled" if receipt.flags.fenced_out else "sealed"
         except (Conflict, Stale):
             return "doubled"  # another payload, or a newer sequence: ours happened besides it

@@ -31,7 +31,7 @@ LOOKED_BACK = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownEpochs:
     """What the object store says of epochs."""
 
     newest_begun: int
@@ -42,7 +42,7 @@ class Known:
         return self.newest_begun == self.newest_complete
 
 
-class Base(NamedTuple):
+class EpochBase(NamedTuple):
     """What a new epoch starts from."""
 
     segments: list[str]
@@ -62,7 +62,7 @@ class Epochs:
         self._segments = f"{encoded(tenant)}/segments"
         self._objects = objects
 
-    def known(self, below: int | None = None) -> Known:
+    def known(self, below: int | None = None) -> KnownEpochs:
         begun = complete = 0
         for entry in self._objects.list(f"{self._root}/"):
             number, _, what = entry.name[len(self._root) + 1 :].partition("/")
@@ -73,7 +73,7 @@ class Epochs:
                 begun = max(begun, epoch)
             elif what == "segments":
                 complete = max(complete, epoch)
-        return Known(begun, complete)
+        return KnownEpochs(begun, complete)
 
     def newer_than(self, epoch: int) -> bool:
         """One LIST: did anybody begin an epoch above this one?"""
@@ -84,7 +84,7 @@ class Epochs:
         name = f"{self._root}/{epoch:020d}/begun"
         return self._objects.put_new(name, json.dumps({"version": VERSION, "by": token}).encode()).won
 
-    def complete(self, epoch: int, segments: list[str], base: Base | None = None) -> list[str]:
+    def complete(self, epoch: int, segments: list[str], base: EpochBase | None = None) -> list[str]:
         """The list that counts for the epoch: ours, or the one that was there first. `base`: what was listed before."""
         values: dict[str, Any] = {"version": VERSION, "segments": segments}
         if base is not None:
@@ -125,11 +125,11 @@ class Epochs:
         """The segments that count when `epoch` begins: the newest completed epoch's list and its own segments."""
         return self.base(epoch).segments
 
-    def base(self, below: int | None = None) -> Base:
+    def base(self, below: int | None = None) -> EpochBase:
         newest = self.known(below).newest_complete
         listing = self._listing(newest)
         rewritings = (*listing.rewritings, *((newest,) if listing.replaced else ()))
-        return Base(sorted({*listing.segments, *self.committed_in(newest)}), rewritings[-REMEMBERED:])
+        return EpochBase(sorted({*listing.segments, *self.committed_in(newest)}), rewritings[-REMEMBERED:])
 
     def named_in(self, epoch: int) -> Sequence[str]:
         """The list of a completed epoch, and nothing else: what of earlier epochs is still to be read."""

@@ -38,14 +38,14 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from ragfence.core.decision_rows import END_POSITION, Row, RowKind
-from ragfence.core.decisions import Claim, Granted, Held, LeaseRef, Mode, NotReady, Verdict
-from ragfence.core.operations import Fence
+from ragfence.core.decisions import Claim, Granted, HeldRecords, LeaseRef, Mode, NotReadyVerdict, Verdict
+from ragfence.core.operations import FenceNumber
 from ragfence.core.policy import KindRules, Policy
 from ragfence.core.records import TOKEN_BYTES, KeyRecord
-from ragfence.engine.commits import Commit, Commits, Kept, Page
+from ragfence.engine.commits import Commit, CommitPage, Commits, KeyCommits
 from ragfence.engine.hydration import Hydrator
 from ragfence.engine.leases import Lease, heartbeat
-from ragfence.engine.notes import NotePlace, Notes
+from ragfence.engine.notes import EffectNotes, NotePlace
 from ragfence.engine.requests import slot_of
 from ragfence.errors import FormatCorrupt, FormatTooNew, LeaseLost, TransientError
 from ragfence.stores.fences import FenceStore, Lookup
@@ -73,7 +73,7 @@ class Purged:
 class _Aged:
     """A key whose time is over, as far as the object store knows."""
 
-    kept: Kept
+    kept: KeyCommits
     commit: Commit | None
     """None: only marks are shown, since a purger was cut off after the commit or the page begins behind it"""
     rules: KindRules
@@ -104,7 +104,7 @@ class Expiry:
         self,
         fences: FenceStore,
         commits: Commits,
-        notes: Notes,
+        notes: EffectNotes,
         hydrator: Hydrator,
         policy: Policy,
         *,
@@ -158,7 +158,7 @@ class Expiry:
     def _note_of(self, aged: _Aged) -> str:
         return self._notes.name_of(aged.kept.kind, aged.kept.source, aged.kept.key)
 
-    def purge(self, limit: int, after: str) -> tuple[Page, int]:
+    def purge(self, limit: int, after: str) -> tuple[CommitPage, int]:
         """The page that was looked at, and how many objects of it were removed."""
         page, now_ms = self._commits.page(after, limit), self._fences.now_ms()
         removed, aged = 0, []
@@ -176,14 +176,14 @@ class Expiry:
             time.sleep(2 * AT_ONCE_MS / 1000)
         return page, removed
 
-    def _without_outdone_marks(self, kept: Kept, now_ms: int) -> Kept:
+    def _without_outdone_marks(self, kept: KeyCommits, now_ms: int) -> KeyCommits:
         """Of the marks of a key only the highest says anything."""
         lower = kept.marks if kept.goes_on else kept.marks[:-1]
         outdone = [mark for mark in lower if self._is_over(kept.kind, mark.entry.modified_ms, now_ms)]
         self._commits.remove([mark.entry for mark in outdone])
         return replace(kept, marks=tuple(mark for mark in kept.marks if mark not in outdone))
 
-    def _aged(self, kept: Kept, now_ms: int) -> _Aged | None:
+    def _aged(self, kept: KeyCommits, now_ms: int) -> _Aged | None:
         # What the object store dates to a short while ago is not worth reading, whatever its clock says.
         if kept.goes_on or not all(self._is_over(kept.kind, entry.modified_ms, now_ms) for entry in kept.entries):
             return None
@@ -196,7 +196,7 @@ class Expiry:
             return None
         return _Aged(kept, commit, self._policy.for_kind(kept.kind))
 
-    def _purge_source(self, members: list[tuple[_Aged, Held]]) -> int:
+    def _purge_source(self, members: list[tuple[_Aged, HeldRecords]]) -> int:
         removed = 0
         tops = [aged.top for aged, _ in members if aged.top is not None]
         for aged, held in members:
@@ -211,7 +211,7 @@ class Expiry:
                 removed += self._purge_highest(aged, aged.top, held)
         return removed
 
-    def _purge_highest(self, aged: _Aged, top: tuple[int, str], held: Held) -> int:
+    def _purge_highest(self, aged: _Aged, top: tuple[int, str], held: HeldRecords) -> int:
         """The highest that this page shows of its source. A younger key, or another page, may have a higher one."""
         try:
             other = self._commits.beside(aged.kept)
@@ -280,7 +280,7 @@ class Expiry:
         self._commits.put_back(aged.kept, Commit.of(aged.kept.key, held.record, sequence))
         return True
 
-    def _write_end(self, aged: _Aged, fence: Fence | None = None) -> None:
+    def _write_end(self, aged: _Aged, fence: FenceNumber | None = None) -> None:
         if aged.commit is not None:
             ended, now_ms = aged.commit.record(), self._fences.now_ms()
             row = row_for_end(aged.key, ended, why=EXPIRED, now_ms=now_ms, context=self._context(aged), fence=fence)
@@ -310,7 +310,7 @@ class Expiry:
     def _claimed(self, claim: Claim) -> Verdict:
         while True:
             (verdict,) = self._fences.claim([claim])
-            if not isinstance(verdict, NotReady):
+            if not isinstance(verdict, NotReadyVerdict):
                 return verdict
             self._hydrator.ensure_ready()
 
@@ -342,11 +342,11 @@ class Expiry:
         return ttl_ms > 0 and since_ms + ttl_ms <= now_ms
 
 
-def _known(aged: _Aged, held: Held) -> bool:
+def _known(aged: _Aged, held: HeldRecords) -> bool:
     return _holds_key(aged.kept.key, held)
 
 
-def _holds_key(key: str, held: Held) -> bool:
+def _holds_key(key: str, held: HeldRecords) -> bool:
     """The fence store still holds something of this very key."""
     if held.record is not None:
         return True
@@ -369,7 +369,7 @@ def _ref(claim: Claim, granted: Granted, pending_ttl_ms: int, source_ttl_ms: int
 
 
 def row_for_end(
-    key: bytes, ended: KeyRecord, *, why: str, now_ms: int, context: bytes, fence: Fence | None = None
+    key: bytes, ended: KeyRecord, *, why: str, now_ms: int, context: bytes, fence: FenceNumber | None = None
 ) -> Row:
     """The row that ends a life. It is written before anything is removed: cut off in between, it is still one life."""
     return Row(

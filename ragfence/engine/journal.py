@@ -25,7 +25,7 @@ from ragfence.core.receipts import Decision, Flags, Receipt, default_effect_id
 from ragfence.core.records import TOKEN_BYTES
 from ragfence.engine.requests import Request
 from ragfence.engine.results import Results
-from ragfence.engine.runner import Outcome
+from ragfence.engine.runner import EffectOutcome
 from ragfence.errors import Conflict, FormatCorrupt, FormatTooNew, StoreUnavailable
 from ragfence.stores.file_modes import make_folders, opener
 
@@ -33,7 +33,7 @@ VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class JournalEntry:
     operation: Operation
     fingerprint: bytes
     token: bytes
@@ -56,7 +56,7 @@ class Entry:
         )
 
     @classmethod
-    def parse(cls, line: str) -> Entry:
+    def parse(cls, line: str) -> JournalEntry:
         values: dict[str, Any] = json.loads(line)
         if values["version"] > VERSION:
             raise FormatTooNew(f"a journal entry has format {values['version']}; this ragfence knows {VERSION}")
@@ -71,7 +71,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Reconciled:
+class JournalReconciled:
     sealed: tuple[str, ...]
     """keys that are sealed now with what the journal held"""
     doubled: tuple[str, ...]
@@ -91,9 +91,9 @@ class Journal:
         with self._locked():
             pass
 
-    def add(self, request: Request, outcome: Outcome, *, token: bytes | None = None) -> Receipt:
+    def add(self, request: Request, outcome: EffectOutcome, *, token: bytes | None = None) -> Receipt:
         """`token`: of the lease under which the effect ran, where there was one."""
-        entry = Entry(
+        entry = JournalEntry(
             request.operation,
             request.fingerprint,
             token or os.urandom(TOKEN_BYTES),
@@ -126,7 +126,7 @@ class Journal:
                 return self._receipt(entry, Decision.DUPLICATE)
         return None
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[JournalEntry]:
         if not self._file.exists():
             return []
         with self._locked():
@@ -150,11 +150,11 @@ class Journal:
             fresh.replace(self._file)
             self._sync_folder()
 
-    def _parsed(self) -> list[Entry]:
+    def _parsed(self) -> list[JournalEntry]:
         entries = []
         for number, line in enumerate(self._text().decode().splitlines(), start=1):
             try:
-                entries.append(Entry.parse(line))
+                entries.append(JournalEntry.parse(line))
             except (ValueError, KeyError, TypeError) as broken:
                 raise FormatCorrupt(
                     f"line {number} of the journal {self._file} is no entry: {broken!r}",
@@ -174,7 +174,7 @@ class Journal:
         data = self._file.read_bytes()
         return data[: data.rfind(b"\n") + 1]
 
-    def _receipt(self, entry: Entry, decision: Decision) -> Receipt:
+    def _receipt(self, entry: JournalEntry, decision: Decision) -> Receipt:
         key = entry.operation.key
         return Receipt(
             key=key_to_text(key),

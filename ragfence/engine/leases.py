@@ -15,7 +15,7 @@ from itertools import chain, islice
 from typing import Protocol
 
 from ragfence.core.decisions import LeaseRef
-from ragfence.core.operations import Fence, key_to_text
+from ragfence.core.operations import FenceNumber, key_to_text
 from ragfence.errors import LeaseLost
 
 IDLE_S = 5.0
@@ -74,7 +74,7 @@ class Lease:
         self,
         ref: LeaseRef,
         *,
-        fence: Fence,
+        fence: FenceNumber,
         attempt: int,
         takeover: bool,
         granted_at: float,

@@ -23,7 +23,7 @@ from urllib.parse import unquote
 
 from ragfence.core.operations import KEY_BYTES, Operation, encoded
 from ragfence.errors import FormatCorrupt, FormatTooNew, RagfenceError, ValidationError
-from ragfence.stores.objects import Entry, ObjectStore
+from ragfence.stores.objects import ObjectEntry, ObjectStore
 
 VERSION = 1
 BATCH = 100
@@ -35,7 +35,7 @@ _PLACE = re.compile(rf"([^/]+)/([0-9a-f]{{64}})/([0-9a-f]{{{2 * KEY_BYTES}}})")
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class EffectNote:
     """Which attempt entered the effect, and when. It holds nothing of the payload."""
 
     key: str
@@ -49,7 +49,7 @@ class Note:
         return json.dumps({"version": VERSION, **values}, separators=(",", ":"), sort_keys=True).encode()
 
     @classmethod
-    def decode(cls, name: str, data: bytes) -> Note:
+    def decode(cls, name: str, data: bytes) -> EffectNote:
         try:
             values = json.loads(data)
             if values["version"] > VERSION:
@@ -66,7 +66,7 @@ class NotePlace:
     kind: str
     source: str
     key: str
-    entry: Entry
+    entry: ObjectEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class NotePage:
     """where the next page begins; empty: this was the last one"""
 
 
-class Notes:
+class EffectNotes:
     """The notes of one tenant."""
 
     def __init__(self, tenant: str, objects: ObjectStore) -> None:
@@ -86,7 +86,7 @@ class Notes:
         self._lock = threading.Lock()
         self._pointless: list[tuple[str, float]] = []
 
-    def put(self, operation: Operation, note: Note) -> bool:
+    def put(self, operation: Operation, note: EffectNote) -> bool:
         """False: an earlier attempt has left a note."""
         data = note.encode()
         outcome = self._objects.put_new(self.name(operation), data)

@@ -21,7 +21,7 @@ from ragfence.engine.leases import entered, left
 from ragfence.engine.refusals import code_of
 from ragfence.engine.requests import Request
 from ragfence.engine.results import checked_effect_id
-from ragfence.engine.runner import Outcome, Won
+from ragfence.engine.runner import EffectOutcome, WonClaim
 from ragfence.errors import FencedOut, SealUncertain, StoreClosed, StoreUnavailable, TerminalError, ValidationError
 
 if TYPE_CHECKING:
@@ -205,14 +205,14 @@ class Once:
             )
         return found
 
-    def _outcome(self, request: Request, done: Recovered) -> Outcome:
+    def _outcome(self, request: Request, done: Recovered) -> EffectOutcome:
         effect_id, make = done.effect_id, self._options.effect_id
         if effect_id is None and make and (isinstance(done, _Returned) or done.result is not None):
             effect_id = make(done.result)
         stored = self._performer.results.store(done.result, request.key_text)
-        return Outcome(checked_effect_id(effect_id), stored)
+        return EffectOutcome(checked_effect_id(effect_id), stored)
 
-    def _complete(self, won: Won, done: Recovered) -> Receipt | None:
+    def _complete(self, won: WonClaim, done: Recovered) -> Receipt | None:
         """None: another attempt took over and has no outcome yet; ask again, which waits for it."""
         outcome = None
         try:
@@ -233,7 +233,7 @@ class Once:
             self._performer.give_back(won, code_of(error))
             raise
 
-    def _failed(self, won: Won, error: BaseException) -> Receipt | None:
+    def _failed(self, won: WonClaim, error: BaseException) -> Receipt | None:
         """A receipt, when another attempt had succeeded first: then the failure of this one counts for nothing."""
         if isinstance(error, self._options.terminal) and not isinstance(error, TerminalError):
             error = TerminalError(f"{type(error).__name__}: {error}")

@@ -6,7 +6,7 @@ import json
 from typing import NamedTuple
 
 from ragfence.core.decision_rows import CONFLICT_POSITION, RowKind, row_for_answer, with_context
-from ragfence.core.decisions import DOCUMENT, Claim, InFlight
+from ragfence.core.decisions import DOCUMENT, Claim, InFlightVerdict
 from ragfence.core.diffs import payload_diff
 from ragfence.core.policy import Policy
 from ragfence.core.receipts import Decision, Flags
@@ -81,7 +81,7 @@ class Refusals:
             newest=newest,
         )
 
-    def quarantined(self, request: Request, verdict: InFlight) -> Quarantined:
+    def quarantined(self, request: Request, verdict: InFlightVerdict) -> Quarantined:
         return Quarantined(
             f"{request.key_text} failed {verdict.record.attempt} times, last with "
             f"{verdict.record.error or 'a lost lease'}",
@@ -90,7 +90,7 @@ class Refusals:
             error_code=verdict.record.error,
         )
 
-    def in_flight(self, request: Request, verdict: InFlight, waited_ms: int) -> InFlightError:
+    def in_flight(self, request: Request, verdict: InFlightVerdict, waited_ms: int) -> InFlightError:
         left_ms = max(verdict.until_ms - self._fences.now_ms(), 0)
         return InFlightError(
             f"{request.operation.kind} {request.operation.source_id!r} is being performed by "

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from ragfence.core.decisions import NOBODY, Held, LeaseRef, Mode
+from ragfence.core.decisions import NOBODY, HeldRecords, LeaseRef, Mode
 from ragfence.core.policy import Policy
 from ragfence.core.records import KeyRecord, State
 from ragfence.errors import ValidationError
@@ -86,7 +86,7 @@ def _released(fences: FenceStore, policy: Policy, query: ReleaseQuery, part: Seq
     return [each for (each, _), released in zip(still, done, strict=True) if released]
 
 
-def _matches(query: ReleaseQuery, each: Scanned, now: Held) -> bool:
+def _matches(query: ReleaseQuery, each: Scanned, now: HeldRecords) -> bool:
     lease = now.source.lease if now.source else None
     record = now.record if not each.source else (lease.record if lease and lease.digest == each.key[1:] else None)
     return record is not None and query.matches(record)

@@ -1,6 +1,7 @@
 """One operation from claim to receipt: claim -> effect -> commit -> seal, in object mode.
 
-`acquire` ends in the right to perform the effect (`Won`) or in somebody else's receipt. `complete` commits and seals.
+`acquire` ends in the right to perform the effect (`WonClaim`) or in somebody else's receipt. `complete` commits and
+seals.
 `give_back` ends a lease without an outcome. Nothing here knows what the effect is.
 """
 
@@ -28,16 +29,16 @@ from ragfence.core.decisions import (
     NOBODY,
     SEQUENCED,
     Claim,
-    Conflict,
+    ConflictVerdict,
     Fenced,
     Granted,
-    InFlight,
-    NotReady,
+    InFlightVerdict,
+    NotReadyVerdict,
     Replay,
     Seal,
     Sealed,
     SealOutcome,
-    Stale,
+    StaleVerdict,
     Verdict,
 )
 from ragfence.core.policy import Policy
@@ -48,7 +49,7 @@ from ragfence.engine.commits import Commit, Commits, EarlierCommits
 from ragfence.engine.epochs import Epochs
 from ragfence.engine.hydration import EpochWatch, Hydrator
 from ragfence.engine.leases import Lease, heartbeat
-from ragfence.engine.notes import Note, Notes
+from ragfence.engine.notes import EffectNote, EffectNotes
 from ragfence.engine.refusals import Refusals, code_of, refuse_documents, refuse_nested
 from ragfence.engine.requests import Request
 from ragfence.engine.results import Results
@@ -66,7 +67,7 @@ from ragfence.stores.fences import FenceStore, SoonFences
 LAST_CLAIM_POSITION = 240
 
 
-class Asked(NamedTuple):
+class PendingClaim(NamedTuple):
     """A claim that was sent to the store together with others; see `joint`."""
 
     claim: Claim
@@ -76,7 +77,7 @@ class Asked(NamedTuple):
 
 
 @dataclass(slots=True)
-class Won:
+class WonClaim:
     """The right to perform the effect, until the lease is lost."""
 
     request: Request
@@ -93,7 +94,7 @@ class Won:
     """the effect may be performed again without harm, so an outage does not use up attempts"""
 
 
-class Outcome(NamedTuple):
+class EffectOutcome(NamedTuple):
     """What an effect came to."""
 
     effect_id: str = ""
@@ -103,21 +104,21 @@ class Outcome(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Backing:
+class RunnerStores:
     """What stands behind the fence store where there is an object store."""
 
     commits: Commits
-    notes: Notes
+    notes: EffectNotes
     epochs: Epochs
     hydrator: Hydrator
     watch: EpochWatch
 
 
-class Performer:
+class Runner:
     def __init__(
         self,
         fences: FenceStore,
-        backing: Backing | None,
+        backing: RunnerStores | None,
         results: Results,
         policy: Policy,
         *,
@@ -133,7 +134,9 @@ class Performer:
         self._earlier = EarlierCommits(fences, backing.commits, self._refusals) if backing else None
         self._sleep = sleep
 
-    def acquire(self, request: Request, *, wait_ms: int | None = None, token: bytes | None = None) -> Won | Receipt:
+    def acquire(
+        self, request: Request, *, wait_ms: int | None = None, token: bytes | None = None
+    ) -> WonClaim | Receipt:
         """Claims, waits, takes over and heals, until there is an answer.
 
         Raises `Conflict`, `Stale`, `Quarantined`, or `InFlight` once the wait is over.
@@ -144,7 +147,7 @@ class Performer:
         verdict = self._claimed(claim)
         if isinstance(verdict, Replay) and verdict.record is not None:  # what most calls are takes no more steps
             return self.replayed(request, claim, verdict.record)
-        for step in self.acquiring(request, wait_ms=wait_ms, first=Asked(claim, verdict, asked_at)):
+        for step in self.acquiring(request, wait_ms=wait_ms, first=PendingClaim(claim, verdict, asked_at)):
             if not isinstance(step, float):
                 return step
             self._sleep(step)
@@ -155,8 +158,8 @@ class Performer:
         request: Request,
         *,
         wait_ms: int | None = None,
-        first: Asked | None = None,
-    ) -> Iterator[Won | Receipt | float]:
+        first: PendingClaim | None = None,
+    ) -> Iterator[WonClaim | Receipt | float]:
         """The steps of `acquire`: seconds to sleep before the next one, then the answer. Nothing is held meanwhile.
 
         `first` is a claim of this request that was asked already.
@@ -186,31 +189,31 @@ class Performer:
                     if answer is not None:
                         yield answer
                         return
-                case Conflict(record):
+                case ConflictVerdict(record):
                     if record is None or record.ended or (found := self._known_to_objects(request, claim)) is None:
                         raise self._refusals.conflict(request, claim, record)
                     yield self._overruled(request, claim, found)
                     return
-                case Stale(newest):
+                case StaleVerdict(newest):
                     raise self._refusals.stale(request, newest)
-                case InFlight(quarantined=True):
+                case InFlightVerdict(quarantined=True):
                     if self._known_to_objects(request, claim) is not None:
                         self.fences.pardon([request.lease_ref(NOBODY, epoch=0)])  # no new attempt: it will be healed
                         continue
                     raise self._refusals.quarantined(request, verdict)
-                case InFlight():
+                case InFlightVerdict():
                     if time.monotonic() >= give_up_at:
                         raise self._refusals.in_flight(request, verdict, claim.waited_ms)
                     yield from self._wait(request, verdict, started, give_up_at)
 
-    def at_once(self, asked: Asked) -> KeyRecord | None:
+    def at_once(self, asked: PendingClaim) -> KeyRecord | None:
         """The record of a replay, if making its receipt asks no store. None: take the steps of `acquiring`."""
         verdict = asked.verdict
         if isinstance(verdict, Replay) and verdict.record is not None and self.results.is_inline(verdict.record.result):
             return verdict.record
         return None
 
-    def announce(self, won: Won) -> bool:
+    def announce(self, won: WonClaim) -> bool:
         """Notes in the object store that an effect on a foreign system is about to be entered.
 
         True: an earlier attempt may have performed it, so `recover=` has to be asked first. The note of that attempt
@@ -219,7 +222,7 @@ class Performer:
         if self.backing is None:
             return won.lease.may_have_happened
         record = won.granted.record
-        note = Note(
+        note = EffectNote(
             won.request.key_text, record.token.hex(), str(record.fence), record.attempt, won.lease.store_now_ms()
         )
         first = self.backing.notes.put(won.request.operation, note)
@@ -233,20 +236,20 @@ class Performer:
         """
         if self.backing is None:
             return True
-        note = Note(request.key_text, token.hex(), str(NO_FENCE), 0, time.time_ns() // 1_000_000)
+        note = EffectNote(request.key_text, token.hex(), str(NO_FENCE), 0, time.time_ns() // 1_000_000)
         try:
             return not self.backing.notes.put(request.operation, note)
         except TransientError:
             return True  # away as well
 
-    def complete(self, won: Won, outcome: Outcome) -> Receipt:
+    def complete(self, won: WonClaim, outcome: EffectOutcome) -> Receipt:
         """Commits and seals. The receipt says `fenced_out` when another attempt had committed first."""
         receipt = self._completed(won, outcome)
         if won.noted and self.backing:
             self.backing.notes.drop(won.request.operation, at_once=receipt.failed)
         return receipt
 
-    def _completed(self, won: Won, outcome: Outcome) -> Receipt:
+    def _completed(self, won: WonClaim, outcome: EffectOutcome) -> Receipt:
         if won.lease.inherited:
             raise LeaseLost(f"the lease on {won.lease.key} belongs to the parent process", key=won.lease.key)
         if self.backing:
@@ -279,7 +282,7 @@ class Performer:
         """Whether it is worth while to try `complete_soon`."""
         return self._soon is not None
 
-    def complete_soon(self, won: Won, outcome: Outcome, told: Callable[[Receipt | None], None]) -> bool:
+    def complete_soon(self, won: WonClaim, outcome: EffectOutcome, told: Callable[[Receipt | None], None]) -> bool:
         """As `complete`, for the running event loop, where a seal is all there is to do, and no thread is needed.
 
         False, or told None: `complete` it as well. A token that has sealed seals again with the same outcome.
@@ -298,12 +301,12 @@ class Performer:
         crash_points.reach(crash_points.BEFORE_SEAL)
         return self._soon.seal_soon([_seal_of(won, outcome)], answered)
 
-    def won_at_once(self, request: Request, asked: Asked) -> Won | None:
+    def won_at_once(self, request: Request, asked: PendingClaim) -> WonClaim | None:
         """What a granted claim has won, if no earlier effect has to be looked for. None: as `at_once`."""
         if self.backing or not isinstance(asked.verdict, Granted) or asked.verdict.prior is not None:
             return None
         won = self._granted(request, asked.verdict, asked.asked_at, asked.claim.waited_ms)
-        assert isinstance(won, Won)  # there is nowhere else to look
+        assert isinstance(won, WonClaim)  # there is nowhere else to look
         return won
 
     def committed(self, request: Request) -> Receipt | None:
@@ -322,7 +325,7 @@ class Performer:
         flags = Flags(attempt=found.attempt, healed=True)
         return self.results.receipt(request.key, found.record(), DUPLICATE, flags)
 
-    def give_back(self, won: Won, error: str, *, outage: bool = False) -> None:
+    def give_back(self, won: WonClaim, error: str, *, outage: bool = False) -> None:
         """Ends the lease without an outcome. If that cannot be said to the store, the lease runs out by itself.
 
         The attempt does not count if the effect was not entered, or is repeatable and met an `outage`.
@@ -343,12 +346,14 @@ class Performer:
     def _claimed(self, claim: Claim) -> Verdict:
         while True:
             (verdict,) = self.fences.claim([claim])
-            if not isinstance(verdict, NotReady):
+            if not isinstance(verdict, NotReadyVerdict):
                 return verdict
             assert self.backing is not None  # a store without objects makes itself ready
             self.backing.hydrator.ensure_ready()
 
-    def _granted(self, request: Request, granted: Granted, asked_at: float, waited_ms: int) -> Won | Receipt | None:
+    def _granted(
+        self, request: Request, granted: Granted, asked_at: float, waited_ms: int
+    ) -> WonClaim | Receipt | None:
         """The lease is ours. Did somebody commit before us and die? None: claim again."""
         record = granted.record
         granted_ms = record.when_ms - request.rules.lease_ms
@@ -363,7 +368,7 @@ class Performer:
             # An error tells it also where the clock of the store has not moved since.
             seen_before=record.first_seen_ms < granted_ms or record.error != "",
         )
-        won = Won(request, granted, lease, waited_ms)
+        won = WonClaim(request, granted, lease, waited_ms)
         heartbeat.add(self.fences, lease)
         try:
             crash_points.reach(crash_points.AFTER_CLAIM)
@@ -401,10 +406,10 @@ class Performer:
         if self.backing and sequence is not None and (found.sequence is None or found.sequence < sequence):
             self.backing.commits.raise_sequence(request.operation, sequence)
 
-    def _heal(self, won: Won, found: Commit) -> Receipt | None:
+    def _heal(self, won: WonClaim, found: Commit) -> Receipt | None:
         """An owner committed and died before its seal: the effect is found, not repeated."""
         self._raise_sequence(won.request, found)
-        outcome = Outcome(found.effect_id, found.result, found.failed, found.error)
+        outcome = EffectOutcome(found.effect_id, found.result, found.failed, found.error)
         sealed = self._sealed(won, outcome, flags=HEALED, winner=bytes.fromhex(found.token))
         heartbeat.remove(won.lease)
         if not isinstance(sealed, Sealed):
@@ -414,7 +419,7 @@ class Performer:
         flags = replace(self._flags(won), healed=True)
         return self.results.receipt(won.request.key, found.record(), DUPLICATE, flags)
 
-    def _move_only(self, won: Won, prior: KeyRecord) -> Receipt | None:
+    def _move_only(self, won: WonClaim, prior: KeyRecord) -> Receipt | None:
         """The key was sealed before, with a lower sequence: its receipt stands, the source's top moves up."""
         sequence = won.request.operation.sequence
         if self.backing and sequence is not None:
@@ -423,21 +428,21 @@ class Performer:
             crash_points.reach(crash_points.AFTER_COMMIT)
             if self.backing.epochs.newer_than(won.lease.fence.epoch):
                 self.backing.hydrator.ensure_ready()
-        outcome = Outcome(prior.effect_id, prior.result, prior.state is State.FAILED, prior.error)
+        outcome = EffectOutcome(prior.effect_id, prior.result, prior.state is State.FAILED, prior.error)
         sealed = self._sealed(won, outcome, winner=prior.token)
         heartbeat.remove(won.lease)
         if not isinstance(sealed, Sealed):
             return None
         return self.results.receipt(won.request.key, prior, DUPLICATE, self._flags(won))
 
-    def _lost_to(self, won: Won, winner: Commit) -> Receipt:
+    def _lost_to(self, won: WonClaim, winner: Commit) -> Receipt:
         if winner.fingerprint != won.request.fingerprint.hex():
             self.give_back(won, ConflictError.code)
             raise self._refusals.conflict(won.request, self._claim_for_rows(won, CONFLICT_POSITION), winner.record())
         if won.request.mode is SEQUENCED:
             # The winner's sequence may be below ours: nobody may be told that ours is applied before the source is.
             return self._ask_again(won, fenced_out=True)
-        outcome = Outcome(winner.effect_id, winner.result, winner.failed, winner.error)
+        outcome = EffectOutcome(winner.effect_id, winner.result, winner.failed, winner.error)
         told = HEALED | FENCED_OUT
         sealed = self._sealed(won, outcome, flags=told, winner=bytes.fromhex(winner.token))
         heartbeat.remove(won.lease)
@@ -447,19 +452,19 @@ class Performer:
         return self.results.receipt(won.request.key, winner.record(), DUPLICATE, flags)
 
     def _unsealed(
-        self, won: Won, sealed: Fenced | NotReady, record: KeyRecord, kind: RowKind, *, flags: int = 0
+        self, won: WonClaim, sealed: Fenced | NotReadyVerdict, record: KeyRecord, kind: RowKind, *, flags: int = 0
     ) -> None:
         """The commit has decided, whoever holds the record by now: the row of the answer is ours to write."""
         claim = self._claim_for_rows(won, SEAL_POSITION)
         row = row_for_answer(claim, kind, record, self.fences.now_ms(), flags=flags)
         self.fences.record([replace(row, sealed_at_ms=record.when_ms)])
-        if isinstance(sealed, NotReady) and self.backing:
+        if isinstance(sealed, NotReadyVerdict) and self.backing:
             # Our lease may outlive a restart of the store: whoever comes next would wait for it, for nothing.
             with contextlib.suppress(TransientError):
                 self.backing.hydrator.ensure_ready()
         self.give_back(won, FencedOut.code)
 
-    def _ask_again(self, won: Won, *, fenced_out: bool = False) -> Receipt:
+    def _ask_again(self, won: WonClaim, *, fenced_out: bool = False) -> Receipt:
         """The lease may be gone: a new claim finds the commit, ours or the winner's, or learns what superseded it."""
         self.give_back(won, FencedOut.code)
         answer = self.acquire(won.request)
@@ -468,7 +473,7 @@ class Performer:
         self.give_back(answer, FencedOut.code)
         raise FencedOut(f"{won.lease.key} lost its lease and its commit cannot be found", key=won.lease.key)
 
-    def _sealed(self, won: Won, outcome: Outcome, *, flags: int = 0, winner: bytes = NOBODY) -> SealOutcome:
+    def _sealed(self, won: WonClaim, outcome: EffectOutcome, *, flags: int = 0, winner: bytes = NOBODY) -> SealOutcome:
         """Tries for as long as the policy says: the effect has happened, and only a seal can tell everybody."""
         seal = _seal_of(won, outcome, flags=flags, winner=winner)
         give_up_at = time.monotonic() + self._policy.lease.seal_retry_s
@@ -490,7 +495,7 @@ class Performer:
             self._sleep(pause_s * random.uniform(0.5, 1.5))
             pause_s = min(pause_s * 2, 1.0)
 
-    def _commit_of(self, won: Won, outcome: Outcome) -> Commit:
+    def _commit_of(self, won: WonClaim, outcome: EffectOutcome) -> Commit:
         record = won.granted.record
         return Commit(
             key=won.request.key_text,
@@ -507,7 +512,7 @@ class Performer:
             result=outcome.result,
         )
 
-    def _fenced_out(self, won: Won, outcome: Fenced | NotReady) -> FencedOut:
+    def _fenced_out(self, won: WonClaim, outcome: Fenced | NotReadyVerdict) -> FencedOut:
         record = outcome.record if isinstance(outcome, Fenced) else None
         receipt = None
         if record is not None and record.ended and record.fingerprint == won.request.fingerprint:
@@ -515,7 +520,7 @@ class Performer:
             receipt = self.results.receipt(won.request.key, record, DUPLICATE, flags)
         return FencedOut(f"{won.lease.key} was taken over before its seal", key=won.lease.key, receipt=receipt)
 
-    def _wait(self, request: Request, verdict: InFlight, started: float, give_up_at: float) -> Iterator[float]:
+    def _wait(self, request: Request, verdict: InFlightVerdict, started: float, give_up_at: float) -> Iterator[float]:
         """Until the record changes, its lease runs out, or the caller's patience does. Reads only: no rows."""
         token, until_ms = verdict.record.token, verdict.until_ms
         while True:
@@ -531,15 +536,15 @@ class Performer:
                 return
             until_ms = record.when_ms
 
-    def _claim_for_rows(self, won: Won, position: int) -> Claim:
+    def _claim_for_rows(self, won: WonClaim, position: int) -> Claim:
         return won.request.claim(won.granted.record.token, position, won.waited_ms)._replace(row_on_conflict=True)
 
-    def _flags(self, won: Won) -> Flags:
+    def _flags(self, won: WonClaim) -> Flags:
         lease = won.lease
         return flags_of(lease.attempt, won.waited_ms, takeover=lease.takeover, journaled=won.journaled)
 
 
-def _seal_of(won: Won, outcome: Outcome, *, flags: int = 0, winner: bytes = NOBODY) -> Seal:
+def _seal_of(won: WonClaim, outcome: EffectOutcome, *, flags: int = 0, winner: bytes = NOBODY) -> Seal:
     return won.request.seal(
         won.granted,
         effect_id=outcome.effect_id,

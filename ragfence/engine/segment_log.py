@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from ragfence.core.decisions import NOBODY
-from ragfence.core.operations import Fence
+from ragfence.core.operations import FenceNumber
 from ragfence.core.records import Head, KeyRecord, State, digest_in, live_in, record_in
 from ragfence.errors import FormatTooNew, SegmentUnreadable, StoreUnavailable
 from ragfence.stores.fences import Loaded, LoadedReceipt, LoadedSource
@@ -22,7 +22,7 @@ class LogRow(NamedTuple):
 
     key: bytes
     source: bytes
-    fence: Fence
+    fence: FenceNumber
     fingerprint: bytes
     live: bool
     sequence: int | None
@@ -107,7 +107,7 @@ class PlainCodec:
                 yield LogRow(
                     key=bytes.fromhex(values["key"]),
                     source=bytes.fromhex(values["source"]),
-                    fence=Fence(*values["fence"]),
+                    fence=FenceNumber(*values["fence"]),
                     fingerprint=bytes.fromhex(values["fingerprint"]),
                     live=values["live"],
                     sequence=values["sequence"],

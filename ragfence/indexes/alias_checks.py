@@ -12,14 +12,14 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from ragfence.errors import FormatCorrupt
-from ragfence.indexes.build_log import BuildEntry, Builds
+from ragfence.indexes.build_log import BuildEntry, BuildLog
 from ragfence.indexes.catalog import (
     NOTHING_YET,
     SHORTEST_HISTORY,
     Alias,
     Catalog,
     CatalogEntry,
-    State,
+    CatalogState,
     Target,
     state_after,
 )
@@ -38,9 +38,9 @@ class AliasFinding(NamedTuple):
         return f"{self.invariant} {self.alias}@{self.generation}: {self.text}"
 
 
-def alias_findings(catalog: Catalog, builds: Builds) -> Iterator[AliasFinding]:
+def alias_findings(catalog: Catalog, builds: BuildLog) -> Iterator[AliasFinding]:
     """Whatever of the promises the logs do not bear out; nothing, as it should be."""
-    seen = _Seen(builds)
+    seen = _SealCache(builds)
     before: CatalogEntry | None = None
     for entry in _oldest_first(catalog):
         last = before or NOTHING_YET
@@ -64,10 +64,10 @@ def _oldest_first(catalog: Catalog) -> list[CatalogEntry]:
     return list(catalog.entries())[::-1]
 
 
-class _Seen:
+class _SealCache:
     """Entries of builds, each read once: aliases go back and forth between few builds."""
 
-    def __init__(self, builds: Builds) -> None:
+    def __init__(self, builds: BuildLog) -> None:
         self._builds = builds
         self._entries: dict[tuple[str, int], BuildEntry | None] = {}
 
@@ -78,7 +78,7 @@ class _Seen:
         return self._entries[spot]
 
 
-def _sealed_before(entry: CatalogEntry, target: Target, seen: _Seen) -> Iterator[AliasFinding]:
+def _sealed_before(entry: CatalogEntry, target: Target, seen: _SealCache) -> Iterator[AliasFinding]:
     why = ""
     try:
         sealed = seen.at(target)
@@ -94,7 +94,7 @@ def _sealed_before(entry: CatalogEntry, target: Target, seen: _Seen) -> Iterator
         yield AliasFinding("sealed_before", entry.alias or target.index_hash, entry.number, why)
 
 
-def _state_follows(before: State, entry: CatalogEntry, builds: Builds) -> Iterator[AliasFinding]:
+def _state_follows(before: CatalogState, entry: CatalogEntry, builds: BuildLog) -> Iterator[AliasFinding]:
     derived = state_after(before, entry, keep=EVERYTHING)
     for name in sorted({*derived.aliases, *entry.state.aliases}):
         if not _agree(derived.aliases.get(name), entry.state.aliases.get(name)):
@@ -117,7 +117,7 @@ def _agree(derived: Alias | None, kept: Alias | None) -> bool:
     )
 
 
-def _retiring_follows(derived: Mapping[str, int], entry: CatalogEntry, builds: Builds) -> Iterator[AliasFinding]:
+def _retiring_follows(derived: Mapping[str, int], entry: CatalogEntry, builds: BuildLog) -> Iterator[AliasFinding]:
     """None may be left out but those whose own log has gone on."""
     for index_hash in sorted({*derived, *entry.state.retiring}):
         wanted, kept = derived.get(index_hash), entry.state.retiring.get(index_hash)

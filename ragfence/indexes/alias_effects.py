@@ -24,7 +24,7 @@ LOOKED_BACK = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Reconciled:
+class AliasesReconciled:
     generation: int
     """the head of the catalog"""
     audited: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ class AliasEffects:
             return False
         return True
 
-    def reconcile(self, catalog: Catalog) -> Reconciled:
+    def reconcile(self, catalog: Catalog) -> AliasesReconciled:
         failed: list[str] = []
         recent = [entry for entry in islice(catalog.entries(), LOOKED_BACK) if entry.alias]
         audited = [f"{entry.alias}@{entry.number}" for entry in reversed(recent) if self._audited_now(entry, failed)]
@@ -80,7 +80,7 @@ class AliasEffects:
                 continue
             pointed += [name] if behind else []
             removed += [name] if strange else []
-        return Reconciled(head.number, tuple(audited), tuple(pointed), tuple(removed), tuple(failed))
+        return AliasesReconciled(head.number, tuple(audited), tuple(pointed), tuple(removed), tuple(failed))
 
     def _audited_now(self, entry: CatalogEntry, failed: list[str]) -> bool:
         try:

@@ -31,9 +31,9 @@ from ragfence.errors import (
     TransientError,
     ValidationError,
 )
-from ragfence.indexes.alias_effects import AliasEffects, Reconciled
+from ragfence.indexes.alias_effects import AliasEffects, AliasesReconciled
 from ragfence.indexes.backends.backend import Backend
-from ragfence.indexes.build_log import BuildEntry, Builds, Seal
+from ragfence.indexes.build_log import BuildEntry, BuildLog, BuildSeal
 from ragfence.indexes.catalog import (
     MAX_REASON,
     Alias,
@@ -97,7 +97,7 @@ class Swap:
         return self.target.index_hash if self.target else None
 
 
-class Asked(NamedTuple):
+class AliasMove(NamedTuple):
     """A move of an alias, as it is asked for."""
 
     kind: Change
@@ -118,10 +118,10 @@ class Aliases:
     def __init__(
         self,
         engine: Engine,
-        builds: Builds,
+        builds: BuildLog,
         backend_of: Callable[[str], Backend],
-        embedder_of: Callable[[Seal], Embedder],
-        coverage_of: Callable[[Seal], float] | None = None,
+        embedder_of: Callable[[BuildSeal], Embedder],
+        coverage_of: Callable[[BuildSeal], float] | None = None,
         *,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -163,7 +163,7 @@ class Aliases:
         def choose(head: CatalogEntry, held: Alias | None) -> BuildEntry:
             return sealed_build(self._builds, wanted, head)
 
-        asked = Asked("swap", wanted)
+        asked = AliasMove("swap", wanted)
         return self._move(alias, asked, choose, expect, gates, forced=force, reason=reason, actor=actor)
 
     def rollback(
@@ -180,7 +180,7 @@ class Aliases:
                 raise unknown(alias)
             return self._sealed_before(alias, held, head) if to is None else self._had(alias, held, to, head)
 
-        asked = Asked("rollback", to)
+        asked = AliasMove("rollback", to)
         return self._move(alias, asked, choose, expect, None, forced=False, reason=reason, actor=actor)
 
     def remove(self, alias: str, reason: str = "", *, expect: Expected = UNSET, actor: str = "") -> Swap:
@@ -227,7 +227,7 @@ class Aliases:
             raise unknown(alias)
         return found
 
-    def reconcile(self) -> Reconciled:
+    def reconcile(self) -> AliasesReconciled:
         """Writes the decisions that are missing, and makes every backend's own aliases follow the catalog."""
         return self._effects.reconcile(self.catalog)
 
@@ -255,7 +255,7 @@ class Aliases:
     def _move(
         self,
         alias: str,
-        change: Asked,
+        change: AliasMove,
         choose: Choose,
         expect: Expected,
         gates: Gates | None,
@@ -312,7 +312,7 @@ class Aliases:
             self._pause(attempt)
         raise _crowded(alias)
 
-    def _caused_by(self, alias: str, change: Asked, cause: str) -> CatalogEntry | None:
+    def _caused_by(self, alias: str, change: AliasMove, cause: str) -> CatalogEntry | None:
         """What an earlier attempt of the operation did to the alias before it was cut off."""
         for entry in islice(self.catalog.entries(), LOOKED_BACK):
             if (entry.alias, entry.cause) == (alias, cause) and change.is_done_by(entry):

@@ -18,19 +18,19 @@ from ragfence.core.operations import Operation
 from ragfence.core.receipts import Decision, Receipt
 from ragfence.documents.progress import Gauge
 from ragfence.engine import crash_points
-from ragfence.engine.claim_block import Claimed
+from ragfence.engine.claim_block import ClaimBlock
 from ragfence.engine.engine import Engine
 from ragfence.engine.leases import Lease
 from ragfence.engine.requests import acting_key
 from ragfence.errors import BuildMissing, EmbedderInvalid, FencedOut, LeaseLost, NotReady, RagfenceError, SnapshotGone
 from ragfence.indexes.backends.backend import PREFIX, Backend
-from ragfence.indexes.build_log import SEALED, Attempt, BuildEntry, Builds, Seal, retired
+from ragfence.indexes.build_log import SEALED, Attempt, BuildEntry, BuildLog, BuildSeal, retired
 from ragfence.indexes.catalog import CatalogEntry
 from ragfence.indexes.content_digest import matrix
 from ragfence.indexes.embedders.embedder import Embedder, EmbedderId, without_direction
-from ragfence.indexes.incremental import Base, BaseBroken, Copied, nearest
-from ragfence.indexes.index_rows import Log, whole
-from ragfence.indexes.snapshots import Corpora, Snapshot
+from ragfence.indexes.incremental import BaseBroken, BaseBuild, Copied, nearest
+from ragfence.indexes.index_rows import LogRows, whole
+from ragfence.indexes.snapshots import Snapshot, Snapshots
 from ragfence.indexes.spec import AUTO, EXACT, IndexSpec, index_hash_of, inputs_of
 from ragfence.indexes.vectors import VECTOR_POINTS, Carried, VectorStore
 from ragfence.indexes.verification import Sample, VectorSums, sample_size, verified
@@ -57,7 +57,7 @@ class Build:
     index_hash: str
     number: int
     """of the entry in the build's log"""
-    seal: Seal
+    seal: BuildSeal
     sealed_at_ms: int
     receipt: Receipt
 
@@ -88,9 +88,9 @@ class Tools:
 
     engine: Engine
     objects: ObjectStore
-    corpora: Corpora
-    builds: Builds
-    log: Log
+    corpora: Snapshots
+    builds: BuildLog
+    log: LogRows
     known: Callable[[], list[str]]
     """hashes that a build may start from, the likeliest first"""
     head: Callable[[], CatalogEntry]
@@ -144,7 +144,7 @@ class _Pulled:
             raise
 
 
-class Building:
+class IndexBuilder:
     """`build()` of one spec."""
 
     def __init__(self, tools: Tools, spec: IndexSpec, embedder: Embedder, backend: Backend, told: Gauge) -> None:
@@ -254,7 +254,7 @@ class Building:
         return snapshot
 
     def _performed(
-        self, op: Claimed, index_hash: str, number: int, inputs: dict[str, Any], snapshot: Snapshot | None
+        self, op: ClaimBlock, index_hash: str, number: int, inputs: dict[str, Any], snapshot: Snapshot | None
     ) -> BuildEntry:
         newest = self._tools.builds.newest(index_hash)
         if newest and newest.number >= number:
@@ -271,7 +271,13 @@ class Building:
             return self._attempt(op.lease, index_hash, number, inputs, snapshot, None)
 
     def _attempt(
-        self, lease: Lease, index_hash: str, number: int, inputs: dict[str, Any], snapshot: Snapshot, base: Base | None
+        self,
+        lease: Lease,
+        index_hash: str,
+        number: int,
+        inputs: dict[str, Any],
+        snapshot: Snapshot,
+        base: BaseBuild | None,
     ) -> BuildEntry:
         tools, engine = self._tools, self._tools.engine
         # A second try under the same lease has a name of its own too: what was written first may still be there.
@@ -313,7 +319,7 @@ class Building:
         return winner
 
     def _written(
-        self, lease: Lease, attempt: Attempt, inputs: dict[str, Any], snapshot: Snapshot, base: Base | None
+        self, lease: Lease, attempt: Attempt, inputs: dict[str, Any], snapshot: Snapshot, base: BaseBuild | None
     ) -> BuildEntry:
         tools, rules = self._tools, self._tools.engine.policy.indexes
         began, embeds = time.monotonic(), [0]
@@ -347,7 +353,7 @@ class Building:
         written = time.monotonic()
         crash_points.reach(BEFORE_VERIFY)
         checked = verified(self._backend, attempt.physical, self._shape, snapshot, sample, rules)
-        seal = Seal(
+        seal = BuildSeal(
             index_hash=attempt.index_hash,
             physical=attempt.physical,
             backend=self._spec.backend,

@@ -27,7 +27,7 @@ PURGED: Final = "purged"
 
 
 @dataclass(frozen=True, slots=True)
-class Seal:
+class BuildSeal:
     """A build whose rows were read back and verified."""
 
     index_hash: str
@@ -60,7 +60,7 @@ class BuildEntry:
     owner: str
     token: str
     """of the attempt that sealed"""
-    seal: Seal | None = None
+    seal: BuildSeal | None = None
     """None: retired"""
     reason: str = ""
 
@@ -80,7 +80,7 @@ class BuildEntry:
             if values.pop("version") > VERSION:
                 raise FormatTooNew(f"{name} is of a newer format than this ragfence knows ({VERSION})")
             seal = values.pop("seal")
-            entry = cls(number=numbered.number, seal=Seal(**seal) if seal else None, **values)
+            entry = cls(number=numbered.number, seal=BuildSeal(**seal) if seal else None, **values)
         except (ValueError, KeyError, TypeError) as broken:
             raise FormatCorrupt(f"{name} is no entry of a build: {broken!r}", hint="build it again") from broken
         if entry.kind not in (SEALED, RETIRED, PURGED) or (entry.seal is None) != (entry.kind == RETIRED):
@@ -115,7 +115,7 @@ class Attempt:
             raise FormatCorrupt(f"{name} is no attempt of a build: {broken!r}") from broken
 
 
-class Builds:
+class BuildLog:
     """The builds of one tenant, as the object store has them."""
 
     def __init__(self, tenant: str, objects: ObjectStore) -> None:

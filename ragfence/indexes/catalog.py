@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 
 from ragfence.core.operations import encoded
 from ragfence.errors import BuildRetired, FormatCorrupt, FormatTooNew, Hint, NotSealed, ValidationError
-from ragfence.indexes.build_log import BuildEntry, Builds
+from ragfence.indexes.build_log import BuildEntry, BuildLog
 from ragfence.stores.object_log import Numbered, NumberedLog
 from ragfence.stores.objects import ObjectStore
 
@@ -72,7 +72,7 @@ class Alias:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class CatalogState:
     aliases: Mapping[str, Alias] = field(default_factory=dict)
     retiring: Mapping[str, int] = field(default_factory=dict)
     """index_hash: the number of the seal that is being retired"""
@@ -105,7 +105,7 @@ class CatalogEntry:
     forced: bool = False
     cause: str = ""
     """the key of the operation that it is a part of, if it is: who performs that one again finds it done"""
-    state: State = State()
+    state: CatalogState = CatalogState()
 
     def encode(self) -> bytes:
         values = asdict(self)
@@ -141,12 +141,12 @@ def _target(values: Any) -> Target | None:
     return None if values is None else Target(**values)
 
 
-def _state(values: Any) -> State:
+def _state(values: Any) -> CatalogState:
     aliases = {
         name: Alias(Target(**alias["target"]), tuple(Target(**each) for each in alias["history"]))
         for name, alias in values["aliases"].items()
     }
-    return State(aliases, {str(index_hash): int(seal) for index_hash, seal in values["retiring"].items()})
+    return CatalogState(aliases, {str(index_hash): int(seal) for index_hash, seal in values["retiring"].items()})
 
 
 def _corrupt(name: str, why: str) -> FormatCorrupt:
@@ -191,7 +191,7 @@ class Catalog:
         return CatalogEntry.decode(self._log.name(numbered.number), numbered)
 
 
-def following(head: CatalogEntry, change: CatalogEntry, builds: Builds, *, keep: int) -> CatalogEntry:
+def following(head: CatalogEntry, change: CatalogEntry, builds: BuildLog, *, keep: int) -> CatalogEntry:
     """The change as the entry after this head, with the state after it."""
     entry = replace(
         change,
@@ -208,7 +208,7 @@ def following(head: CatalogEntry, change: CatalogEntry, builds: Builds, *, keep:
     return replace(entry, state=replace(state, retiring=still_retiring(state.retiring, builds)))
 
 
-def state_after(state: State, entry: CatalogEntry, *, keep: int) -> State:
+def state_after(state: CatalogState, entry: CatalogEntry, *, keep: int) -> CatalogState:
     """What an entry makes of the state before it. Pure; the auditor computes it again."""
     aliases, retiring = dict(state.aliases), dict(state.retiring)
     target = entry.target
@@ -225,10 +225,10 @@ def state_after(state: State, entry: CatalogEntry, *, keep: int) -> State:
         case "restore":
             assert target is not None
             retiring.pop(target.index_hash, None)
-    return State(aliases, retiring)
+    return CatalogState(aliases, retiring)
 
 
-def still_retiring(retiring: Mapping[str, int], builds: Builds) -> dict[str, int]:
+def still_retiring(retiring: Mapping[str, int], builds: BuildLog) -> dict[str, int]:
     """Without those whose log has gone on: retired, or sealed anew. From then on the log of the build decides."""
     left = {}
     for index_hash, seal in retiring.items():
@@ -241,7 +241,7 @@ def still_retiring(retiring: Mapping[str, int], builds: Builds) -> dict[str, int
     return left
 
 
-def sealed_build(builds: Builds, index_hash: str, head: CatalogEntry) -> BuildEntry:
+def sealed_build(builds: BuildLog, index_hash: str, head: CatalogEntry) -> BuildEntry:
     """The seal without which no alias may point at a build, as the object store has it.
 
     Raises `NotSealed`, `BuildRetired` or `FormatCorrupt`. The head was read before: see above.
@@ -260,7 +260,7 @@ def sealed_build(builds: Builds, index_hash: str, head: CatalogEntry) -> BuildEn
     return entry
 
 
-def _never_sealed(builds: Builds, index_hash: str) -> NotSealed:
+def _never_sealed(builds: BuildLog, index_hash: str) -> NotSealed:
     attempts = builds.attempts(index_hash)
     if not attempts:
         return NotSealed(f"this tenant has no build {index_hash}", index_hash=index_hash)

@@ -29,7 +29,7 @@ _STEPS = 1 << 14
 """of a coordinate of a vector of length 1, when it is rounded"""
 
 
-class Contents:
+class ContentDigest:
     """The digest of rows that come by in tables, and what there is to count."""
 
     def __init__(self, shape: Shape) -> None:

@@ -19,25 +19,25 @@ from ragfence.documents.rewrite import Switch
 from ragfence.engine.engine import Engine
 from ragfence.errors import BuildMissing, BuildUnverified
 from ragfence.indexes.backends.backend import Backend
-from ragfence.indexes.build_log import Builds
+from ragfence.indexes.build_log import BuildLog
 from ragfence.indexes.catalog import Catalog
-from ragfence.indexes.content_digest import Contents
+from ragfence.indexes.content_digest import ContentDigest
 from ragfence.indexes.embedders.embedder import Embedder
-from ragfence.indexes.row_purge import Purging
+from ragfence.indexes.row_purge import RowPurge
 from ragfence.indexes.sink_vectors import SinkVectors
 from ragfence.indexes.spec import shape_in
 from ragfence.indexes.vectors import VectorCopier
 from ragfence.stores.objects import ObjectStore
 
 
-class BesideDocuments:
+class IndexDocumentHooks:
     """What indexes do when documents are compacted or purged."""
 
     def __init__(
         self,
         engine: Engine,
         objects: ObjectStore,
-        builds: Builds,
+        builds: BuildLog,
         layout: Layout,
         backend_of: Callable[[str], Backend],
         vectors_of: Callable[[str | Embedder], SinkVectors],
@@ -66,7 +66,7 @@ class BesideDocuments:
                 yield Finding(Trouble.INDEX_MISSING, f"{names} points at a build that is not sealed", place=index_hash)
                 continue
             try:
-                contents = Contents(shape_in(seal.inputs))
+                contents = ContentDigest(shape_in(seal.inputs))
                 for table in self._backend_of(seal.backend).read(seal.physical):
                     contents.add(table)
             except BuildMissing:
@@ -80,4 +80,4 @@ class BesideDocuments:
                 yield Finding(Trouble.INDEX_DIFFERS, what, place=seal.physical)
 
     def forget(self, doc_id: str) -> None:
-        Purging(self._engine, self._builds, self._catalog, self._backend_of, doc_id).run()
+        RowPurge(self._engine, self._builds, self._catalog, self._backend_of, doc_id).run()

@@ -36,8 +36,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from ragfence.core.policy import IndexRules
 from ragfence.core.text_files import UnreadableFile, read_text_file
 from ragfence.errors import BuildMissing, RagfenceError, ValidationError
-from ragfence.indexes.backends.backend import Backend, Found
-from ragfence.indexes.build_log import BuildEntry, Seal
+from ragfence.indexes.backends.backend import Backend, FoundRow
+from ragfence.indexes.build_log import BuildEntry, BuildSeal
 from ragfence.indexes.embedders.embedder import Embedder, EmbedderId, embedded
 from ragfence.indexes.ranking import nearest
 from ragfence.indexes.spec import EXACT
@@ -60,7 +60,7 @@ class GoldenQuery:
     min_recall: float | None = None
     """of this one query; None: it counts only together with the others"""
 
-    def recall(self, found: Sequence[Found]) -> float:
+    def recall(self, found: Sequence[FoundRow]) -> float:
         """The share of what was expected that is among the first k."""
         seen = {getattr(each, self.field) for each in found[: self.k]}
         return len(self.expected & seen) / len(self.expected)
@@ -174,7 +174,7 @@ class Gates:
         if self.overlap_queries is not None and not 1 <= self.overlap_queries <= 1000:
             raise ValidationError(f"overlap_queries must be 1 to 1000, not {self.overlap_queries!r}")
 
-    def limits(self, rules: IndexRules, *, tolerant: bool = False) -> Limits:
+    def limits(self, rules: IndexRules, *, tolerant: bool = False) -> GateLimits:
         """Reads the golden queries. `tolerant`: a file that cannot be used is a gate that failed."""
         golden = rules.golden if self.golden is None else self.golden
         mistake = ""
@@ -185,7 +185,7 @@ class Gates:
                 if not tolerant:
                     raise
                 golden, mistake = (), unusable.message
-        return Limits(
+        return GateLimits(
             max_shrinkage=_first(self.max_shrinkage, rules.max_shrinkage),
             min_coverage=_first(self.min_coverage, rules.min_coverage),
             min_overlap=_first(self.min_overlap, rules.min_overlap),
@@ -198,7 +198,7 @@ class Gates:
         )
 
 
-class Limits(NamedTuple):
+class GateLimits(NamedTuple):
     max_shrinkage: float
     min_coverage: float
     min_overlap: float
@@ -226,7 +226,7 @@ class GateResult:
 class Candidate:
     """A build that is asked: its seal, its rows, and the embedder that its queries need."""
 
-    def __init__(self, entry: BuildEntry, backend: Backend, embedder: Callable[[Seal], Embedder]) -> None:
+    def __init__(self, entry: BuildEntry, backend: Backend, embedder: Callable[[BuildSeal], Embedder]) -> None:
         assert entry.seal is not None
         self.number, self.seal, self._backend = entry.number, entry.seal, backend
         self._embedder = embedder
@@ -260,7 +260,7 @@ class Candidate:
         )
         return [text for _, text in heapq.nsmallest(count, rows)]
 
-    def search(self, queries: Sequence[str], ks: Sequence[int]) -> list[list[Found]]:
+    def search(self, queries: Sequence[str], ks: Sequence[int]) -> list[list[FoundRow]]:
         asked = tuple(queries)
         if asked not in self._vectors:
             embedder = self._embedder(self.seal)
@@ -270,10 +270,10 @@ class Candidate:
 
 
 def judge(
-    limits: Limits,
+    limits: GateLimits,
     new: Candidate,
     live: Candidate | None,
-    coverage_of: Callable[[Seal], float] | None,
+    coverage_of: Callable[[BuildSeal], float] | None,
     *,
     tolerant: bool = False,
 ) -> list[GateResult]:
@@ -319,7 +319,7 @@ def _dimension(new: Candidate) -> GateResult:
     )
 
 
-def _recall(limits: Limits, new: Candidate) -> GateResult:
+def _recall(limits: GateLimits, new: Candidate) -> GateResult:
     seen = new.recall(limits.recall_sample)
     detail = f"{new.seal.inputs['index']}: {seen['recall_of']} searches for {seen['recall_k']} rows each"
     if not (ok := _reaches(seen["recall"], limits.min_ann_recall)):
@@ -327,7 +327,7 @@ def _recall(limits: Limits, new: Candidate) -> GateResult:
     return GateResult("recall", ok, seen["recall"], limits.min_ann_recall, detail)
 
 
-def golden_gate(limits: Limits, new: Candidate) -> GateResult:
+def golden_gate(limits: GateLimits, new: Candidate) -> GateResult:
     queries = limits.golden
     if not queries:
         return GateResult("golden", False, None, limits.min_recall, limits.golden_mistake[:500])
@@ -348,11 +348,11 @@ def golden_gate(limits: Limits, new: Candidate) -> GateResult:
     return GateResult("golden", not short and _reaches(mean, limits.min_recall), mean, limits.min_recall, detail)
 
 
-def _coverage(limits: Limits, share: float) -> GateResult:
+def _coverage(limits: GateLimits, share: float) -> GateResult:
     return GateResult("coverage", _reaches(share, limits.min_coverage), round(share, DIGITS), limits.min_coverage)
 
 
-def _overlap(limits: Limits, new: Candidate, live: Candidate) -> GateResult:
+def _overlap(limits: GateLimits, new: Candidate, live: Candidate) -> GateResult:
     if limits.golden:
         queries, ks = [each.query for each in limits.golden], [each.k for each in limits.golden]
     else:
@@ -375,13 +375,13 @@ def _overlap(limits: Limits, new: Candidate, live: Candidate) -> GateResult:
     )
 
 
-def _shared(one: Sequence[Found], other: Sequence[Found]) -> float:
+def _shared(one: Sequence[FoundRow], other: Sequence[FoundRow]) -> float:
     ids, others = {each.snippet_id for each in one}, {each.snippet_id for each in other}
     most = max(len(ids), len(others))
     return len(ids & others) / most if most else 1.0
 
 
-def _shrinkage(limits: Limits, rows: int, before: int) -> GateResult:
+def _shrinkage(limits: GateLimits, rows: int, before: int) -> GateResult:
     lost = round(max(0.0, (before - rows) / before), DIGITS) if before else 0.0
     return GateResult(
         "shrinkage", _reaches(limits.max_shrinkage, lost), lost, limits.max_shrinkage, f"{before:,} to {rows:,} rows"

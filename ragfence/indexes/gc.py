@@ -23,7 +23,7 @@ from ragfence.engine import crash_points
 from ragfence.engine.engine import Engine
 from ragfence.errors import BuildRetired, InFlight, NotSealed, ObjectsRequired, RagfenceError
 from ragfence.indexes.backends.backend import Backend
-from ragfence.indexes.build_log import Attempt, BuildEntry, Builds, again, replaced, retired
+from ragfence.indexes.build_log import Attempt, BuildEntry, BuildLog, again, replaced, retired
 from ragfence.indexes.catalog import Catalog, CatalogEntry, Change, Target, following
 
 AFTER_RETIRE = "after_retire"
@@ -60,11 +60,11 @@ class GcReport:
     """what could not be done, and why; the next gc tries again"""
 
 
-class Collecting:
+class BuildCollector:
     def __init__(
         self,
         engine: Engine,
-        builds: Builds,
+        builds: BuildLog,
         backend_of: Callable[[str], Backend],
         *,
         is_over: Callable[[Attempt], bool] | None = None,
@@ -147,7 +147,7 @@ class Collecting:
 
         def wanted(head: CatalogEntry) -> bool:
             if any(alias.target.same_build(target) for alias in head.state.aliases.values()):
-                raise _Wanted
+                raise _StillWanted
             # A swap that looked at the build before it was made again may be on its way here: it loses its number to
             # this entry. Where the catalog has the retirement of this very seal, that swap has lost already.
             return not head.state.retires(seal, target.index_hash)
@@ -159,7 +159,7 @@ class Collecting:
                 wanted(self._catalog.head())
             else:
                 self._append("retire", seal, "its build was made again, or ended", wanted)
-        except _Wanted:
+        except _StillWanted:
             return
         self._drop(target.backend, target.physical, report)
 
@@ -169,16 +169,16 @@ class Collecting:
 
         def wanted(head: CatalogEntry) -> bool:
             if head.state.users(index_hash, self._keep):
-                raise _Wanted
+                raise _StillWanted
             newest = self._builds.newest(index_hash)
             if newest is None or (newest.usable and newest.number != seal.number):
-                raise _Wanted
+                raise _StillWanted
             # Another gc may be at it, or done.
             return newest.usable and not head.state.retires(newest, index_hash)
 
         try:
             self._append("retire", seal, why, wanted)
-        except _Wanted:
+        except _StillWanted:
             return False
         crash_points.reach(AFTER_RETIRE)
         end = retired(seal, at_ms=self._engine.fences.now_ms(), owner=self._engine.owner, reason=why)
@@ -268,7 +268,7 @@ class Collecting:
         report.unknown = sorted(physical for physical in strange if present.still(physical))
 
 
-class _Wanted(Exception):
+class _StillWanted(Exception):
     """The build is not to be retired any more."""
 
 

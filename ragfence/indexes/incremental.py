@@ -12,11 +12,11 @@ from typing import Any
 
 from ragfence.errors import BuildMissing, BuildUnverified, FormatCorrupt, FormatTooNew
 from ragfence.indexes.backends.backend import Backend
-from ragfence.indexes.build_log import SEALED, BuildEntry, Builds, Seal
-from ragfence.indexes.content_digest import Contents, matrix
-from ragfence.indexes.index_rows import Descriptions, Log, assembled
-from ragfence.indexes.prefetch import Ahead, Aside
-from ragfence.indexes.snapshots import Corpora, Snapshot
+from ragfence.indexes.build_log import SEALED, BuildEntry, BuildLog, BuildSeal
+from ragfence.indexes.content_digest import ContentDigest, matrix
+from ragfence.indexes.index_rows import Descriptions, LogRows, assembled
+from ragfence.indexes.prefetch import Prefetch, SideThread
+from ragfence.indexes.snapshots import Snapshot, Snapshots
 from ragfence.indexes.spec import shape_in
 from ragfence.indexes.vectors import VectorStore
 
@@ -32,9 +32,9 @@ class BaseBroken(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
+class BaseBuild:
     entry: BuildEntry
-    seal: Seal
+    seal: BuildSeal
     unchanged: int
     changed: Any
     """the documents of the new snapshot that the base does not have, as a table of it"""
@@ -43,10 +43,10 @@ class Base:
 
 
 def nearest(
-    builds: Builds, corpora: Corpora, inputs: dict[str, Any], snapshot: Snapshot, known: Iterable[str]
-) -> Base | None:
+    builds: BuildLog, corpora: Snapshots, inputs: dict[str, Any], snapshot: Snapshot, known: Iterable[str]
+) -> BaseBuild | None:
     """The sealed build with the most documents in common. `known`: hashes to look at first, such as the live one."""
-    best: Base | None = None
+    best: BaseBuild | None = None
     looked_at = 0
     for index_hash in dict.fromkeys((*known, *builds.hashes())):
         if looked_at == LOOKED_AT:
@@ -70,14 +70,14 @@ def nearest(
     return best if best and best.unchanged >= WORTH * snapshot.documents else None
 
 
-def _compared(entry: BuildEntry, seal: Seal, snapshot: Snapshot, earlier: Snapshot) -> Base:
+def _compared(entry: BuildEntry, seal: BuildSeal, snapshot: Snapshot, earlier: Snapshot) -> BaseBuild:
     import pyarrow.compute as pc
 
     now, then = snapshot.heads(), earlier.heads()
     same = pc.is_in(now, value_set=then)
     left = Snapshot("", earlier.table.filter(pc.invert(pc.is_in(then, value_set=now))))
     changed = snapshot.table.filter(pc.invert(same)).combine_chunks()
-    return Base(entry, seal, snapshot.documents - int(changed.num_rows), changed, left.text_ids())
+    return BaseBuild(entry, seal, snapshot.documents - int(changed.num_rows), changed, left.text_ids())
 
 
 class Copied:
@@ -88,7 +88,13 @@ class Copied:
     """
 
     def __init__(
-        self, log: Log, base: Base, backend: Backend, described: Descriptions, vectors: VectorStore, workers: int
+        self,
+        log: LogRows,
+        base: BaseBuild,
+        backend: Backend,
+        described: Descriptions,
+        vectors: VectorStore,
+        workers: int,
     ) -> None:
         self._base = base
         self._backend = backend
@@ -97,12 +103,12 @@ class Copied:
         # A snippet that an edited document kept is in the base, with its text and its vector: only its place is new.
         self._kept = {each: place.pop(each) for each in _raw(base.gone) if each in place}
         self._fresh = assembled(log, described, place, vectors, workers)
-        self._contents = Contents(shape_in(base.seal.inputs))
-        self._hashing = Aside(self._contents.add)
+        self._contents = ContentDigest(shape_in(base.seal.inputs))
+        self._hashing = SideThread(self._contents.add)
 
     def rows(self) -> Generator[Any, None, None]:
-        with Ahead(self._fresh) as fresh:
-            with _is_the_bases_fault(), Ahead(self._backend.read(self._base.seal.physical)) as tables:
+        with Prefetch(self._fresh) as fresh:
+            with _is_the_bases_fault(), Prefetch(self._backend.read(self._base.seal.physical)) as tables:
                 for table in tables:
                     self._hashing.begin(table)
                     yield from _staying(table, self._base.gone, self._described, self._kept)

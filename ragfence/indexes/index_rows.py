@@ -89,7 +89,7 @@ class Descriptions:
         return pa.Table.from_arrays(columns, schema=schema)
 
 
-class Log:
+class LogRows:
     """What of the log an index is made of."""
 
     def __init__(self, objects: ObjectStore, layout: Layout, truth: Callable[[], list[str]]) -> None:
@@ -320,14 +320,14 @@ def _descriptions(documents: Any, who: Any, where: Any) -> Descriptions:
     )
 
 
-class _Left(NamedTuple):
+class _MissingRows(NamedTuple):
     """Documents that were not described, or not wholly found, and the snippets of theirs that are still wanted."""
 
     documents: Any
     snippets: Iterable[bytes]
 
 
-def whole(log: Log, documents: Any, vectors: VectorStore, workers: int) -> Generator[Any, None, None]:
+def whole(log: LogRows, documents: Any, vectors: VectorStore, workers: int) -> Generator[Any, None, None]:
     """The rows of these documents, as tables; `documents` as `Snapshot.table`.
 
     Segment by segment, so that a backend writes the first rows while the others are read.
@@ -336,19 +336,19 @@ def whole(log: Log, documents: Any, vectors: VectorStore, workers: int) -> Gener
     import pyarrow as pa
 
     by_segment, others = _by_segment(documents)
-    left = [_Left(others, _flat_ids(others))]
+    left = [_MissingRows(others, _flat_ids(others))]
 
     def rows_in(segment: tuple[str, Any]) -> Any:
         address, members = segment
         described = log.described_in(address, members)
         texts = log.texts(log.snippets_of(address)) if described else None
         if described is None or texts is None:  # the log was compacted since, or all is of an earlier revision
-            left.append(_Left(members, _flat_ids(members)))
+            left.append(_MissingRows(members, _flat_ids(members)))
             return None
         rows, snippets, missing = _matched(texts, described)
         if len(missing):  # an edit has kept snippets of the revision before it
             of_these = np.unique(_numpy(described.parent)[missing])
-            left.append(_Left(members.take(of_these), id_values(described.ids.take(pa.array(missing)))))
+            left.append(_MissingRows(members.take(of_these), id_values(described.ids.take(pa.array(missing)))))
         return _table_of(log, texts, rows, described, snippets, vectors) if len(rows) else None
 
     with ThreadPoolExecutor(workers, thread_name_prefix="ragfence-embed") as pool:
@@ -388,7 +388,7 @@ def _flat_ids(documents: Any) -> list[bytes]:
 
 
 def assembled(
-    log: Log, described: Descriptions, place: dict[bytes, int], vectors: VectorStore, workers: int
+    log: LogRows, described: Descriptions, place: dict[bytes, int], vectors: VectorStore, workers: int
 ) -> Generator[Any, None, None]:
     """The rows of these snippets, as tables. Up to `workers` objects are read and embedded at once, ahead of time."""
 
@@ -403,7 +403,7 @@ def assembled(
         raise SnapshotGone(f"the texts of {len(place)} snippets of this corpus are not in the log any more")
 
 
-def _joined(log: Log, name: str, described: Descriptions, place: dict[bytes, int], vectors: VectorStore) -> Any:
+def _joined(log: LogRows, name: str, described: Descriptions, place: dict[bytes, int], vectors: VectorStore) -> Any:
     """The rows of those snippets in the object that are wanted, or None; see `Log.wanted`."""
     found = log.wanted(name, place)
     if found is None:
@@ -412,7 +412,9 @@ def _joined(log: Log, name: str, described: Descriptions, place: dict[bytes, int
     return _table_of(log, texts, rows, described, snippets, vectors)
 
 
-def _table_of(log: Log, texts: Texts, rows: Any, described: Descriptions, snippets: Any, vectors: VectorStore) -> Any:
+def _table_of(
+    log: LogRows, texts: Texts, rows: Any, described: Descriptions, snippets: Any, vectors: VectorStore
+) -> Any:
     """These rows of an object of snippets as a table for a backend. `snippets`: which of the described they are."""
     values = vectors.of(texts, rows, lambda wanted: log.earlier(described, snippets, wanted, texts.address))
     table = texts.table if len(rows) == texts.table.num_rows else texts.table.take(rows)

@@ -14,17 +14,17 @@ from ragfence.engine.engine import Engine
 from ragfence.errors import BuildRetired, NotSealed, ObjectsRequired, SnapshotGone
 from ragfence.indexes.backends.backend import Backend
 from ragfence.indexes.backends.registry import lance_beside, open_backend
-from ragfence.indexes.build import Build, Building, Tools, operation_of
-from ragfence.indexes.build_log import SEALED, Attempt, BuildEntry, Builds, Seal
+from ragfence.indexes.build import Build, IndexBuilder, Tools, operation_of
+from ragfence.indexes.build_log import SEALED, Attempt, BuildEntry, BuildLog, BuildSeal
 from ragfence.indexes.catalog import Catalog, CatalogEntry
-from ragfence.indexes.document_hooks import BesideDocuments
+from ragfence.indexes.document_hooks import IndexDocumentHooks
 from ragfence.indexes.embedders.embedder import Embedder, EmbedderId
 from ragfence.indexes.embedders.registry import embedder_of, reopened
 from ragfence.indexes.gates import Candidate, GateResult, Gates, Golden, golden_gate
-from ragfence.indexes.gc import Collecting, GcReport
-from ragfence.indexes.index_rows import Log
+from ragfence.indexes.gc import BuildCollector, GcReport
+from ragfence.indexes.index_rows import LogRows
 from ragfence.indexes.sink_vectors import SinkVectors
-from ragfence.indexes.snapshots import Corpora
+from ragfence.indexes.snapshots import Snapshots
 from ragfence.indexes.spec import Explained, IndexSpec, embedder_in, explained, index_hash_of
 from ragfence.indexes.vectors import VectorStore
 from ragfence.stores.objects import ObjectStore
@@ -50,7 +50,7 @@ class Indexes:
         self._documents = documents
         self._backends: dict[str, Backend] = {}
         self._embedders: dict[str, Embedder] = {}
-        self.builds_log = Builds(engine.tenant, engine.objects)
+        self.builds_log = BuildLog(engine.tenant, engine.objects)
 
     def build(
         self,
@@ -123,14 +123,14 @@ class Indexes:
             self._backends[name] = open_backend(name, default_lance=uri, storage_options=options)
         return self._backends[name]
 
-    def embedder_for(self, seal: Seal) -> Embedder:
+    def embedder_for(self, seal: BuildSeal) -> Embedder:
         """The embedder that made the vectors of a build."""
         known = embedder_in(seal.inputs)
         if known.digest not in self._embedders:
             self._embedders[known.digest] = reopened(known, self._embedders)
         return self._embedders[known.digest]
 
-    def snippet_ids(self, seal: Seal) -> set[str]:
+    def snippet_ids(self, seal: BuildSeal) -> set[str]:
         """Of the corpus that a build is of: what its physical index has to hold."""
         snapshot = self._corpora.get(seal.corpus_digest)
         if snapshot is None:
@@ -145,7 +145,7 @@ class Indexes:
         limits = Gates(golden=golden, min_recall=min_recall).limits(self._engine.policy.indexes)
         return golden_gate(limits, Candidate(entry, self.backend(entry.seal.backend), self.embedder_for))
 
-    def coverage(self, seal: Seal) -> float:
+    def coverage(self, seal: BuildSeal) -> float:
         """The share of the documents that are live now which a build has, in their present revision."""
         same = self._corpora.digest() == seal.corpus_digest
         # After the digest: a document that was purged may be back by now, and then the corpus is the one that was
@@ -159,10 +159,12 @@ class Indexes:
             return 0.0 if now.documents else 1.0
         return now.share_in(then, None if whole else self._ids_left(seal))
 
-    def beside(self) -> BesideDocuments:
+    def beside(self) -> IndexDocumentHooks:
         """What happens to vectors and indexes when documents are compacted or purged."""
         layout = Layout(self._engine.tenant)
-        return BesideDocuments(self._engine, self._objects, self.builds_log, layout, self.backend, self._sink_vectors)
+        return IndexDocumentHooks(
+            self._engine, self._objects, self.builds_log, layout, self.backend, self._sink_vectors
+        )
 
     def close(self) -> None:
         for opened in (*self._backends.values(), *self._embedders.values()):
@@ -171,7 +173,7 @@ class Indexes:
         self._backends.clear()
         self._embedders.clear()
 
-    def _ids_left(self, seal: Seal) -> Any:
+    def _ids_left(self, seal: BuildSeal) -> Any:
         """Of a build whose rows may be fewer than were sealed: an Arrow array of text."""
         import pyarrow as pa
 
@@ -179,9 +181,9 @@ class Indexes:
         chunks = [chunk for table in tables for chunk in table.column("snippet_id").chunks]
         return pa.chunked_array(chunks, pa.string()).combine_chunks()
 
-    def _building(self, spec: IndexSpec, told: Gauge) -> Building:
+    def _building(self, spec: IndexSpec, told: Gauge) -> IndexBuilder:
         embedder = self._opened(spec.embedder)
-        return Building(self._tools, spec, embedder, self.backend(spec.backend), told)
+        return IndexBuilder(self._tools, spec, embedder, self.backend(spec.backend), told)
 
     def _opened(self, given: str | Embedder) -> Embedder:
         """Models are loaded once."""
@@ -206,8 +208,8 @@ class Indexes:
         return {}
 
     @cached_property
-    def _corpora(self) -> Corpora:
-        return Corpora(self._engine.tenant, self._objects, self._documents.inside.corpus)
+    def _corpora(self) -> Snapshots:
+        return Snapshots(self._engine.tenant, self._objects, self._documents.inside.corpus)
 
     @cached_property
     def _tools(self) -> Tools:
@@ -217,7 +219,7 @@ class Indexes:
             objects=self._objects,
             corpora=self._corpora,
             builds=self.builds_log,
-            log=Log(self._objects, Layout(self._engine.tenant), reading.segments),
+            log=LogRows(self._objects, Layout(self._engine.tenant), reading.segments),
             known=self._live_hashes,
             head=self._catalog.head,
             restored=self._restored,
@@ -228,8 +230,8 @@ class Indexes:
         return Catalog(self._engine.tenant, self._objects)
 
     @cached_property
-    def _collecting(self) -> Collecting:
-        return Collecting(self._engine, self.builds_log, self.backend, is_over=self._is_over)
+    def _collecting(self) -> BuildCollector:
+        return BuildCollector(self._engine, self.builds_log, self.backend, is_over=self._is_over)
 
     def _last_sealed(self, index_hash: str) -> BuildEntry:
         for entry in self.builds_log.history(index_hash):

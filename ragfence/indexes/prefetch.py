@@ -18,7 +18,7 @@ _END: Any = object()
 MOST = 2
 
 
-class Ahead(Generic[_T]):
+class Prefetch(Generic[_T]):
     """An iterator whose next values are made in a thread of its own, while the last one is being used.
 
     Begins at once. What the source raises is raised here, in its turn.
@@ -44,7 +44,7 @@ class Ahead(Generic[_T]):
         self._made.append(self._pool.submit(next, self._source, _END))
         return value
 
-    def __enter__(self) -> Ahead[_T]:
+    def __enter__(self) -> Prefetch[_T]:
         return self
 
     def __exit__(
@@ -59,7 +59,7 @@ class Ahead(Generic[_T]):
                 close()
 
 
-class Aside(Generic[_T]):
+class SideThread(Generic[_T]):
     """Something that is done with each value, one after the other, in a thread of its own."""
 
     def __init__(self, act: Callable[[_T], object], most: int = MOST) -> None:

@@ -23,9 +23,9 @@ from ragfence.engine.engine import Engine
 from ragfence.engine.lock import held_lock
 from ragfence.errors import BuildMissing, BuildUnverified, NotReady, RagfenceError
 from ragfence.indexes.backends.backend import Backend
-from ragfence.indexes.build_log import PURGED, BuildEntry, Builds, Seal, again, purged, replaced, retired
+from ragfence.indexes.build_log import PURGED, BuildEntry, BuildLog, BuildSeal, again, purged, replaced, retired
 from ragfence.indexes.catalog import Catalog
-from ragfence.indexes.content_digest import Contents
+from ragfence.indexes.content_digest import ContentDigest
 from ragfence.indexes.spec import shape_in
 
 AFTER_PURGED = "after_purged"
@@ -36,22 +36,22 @@ PURGING_POINTS = (AFTER_PURGED, AFTER_REMOVED)
 ROUNDS = 20
 
 
-class _Held(NamedTuple):
+class _PurgeScope(NamedTuple):
     rows: int
     has_document: bool
 
 
-class _Left(NamedTuple):
-    contents: Contents
+class _Remaining(NamedTuple):
+    contents: ContentDigest
     """of all rows but the document's"""
     has_document: bool
 
 
-class Purging:
+class RowPurge:
     """One purge of one document from all indexes."""
 
     def __init__(
-        self, engine: Engine, builds: Builds, catalog: Catalog, backend_of: Callable[[str], Backend], doc_id: str
+        self, engine: Engine, builds: BuildLog, catalog: Catalog, backend_of: Callable[[str], Backend], doc_id: str
     ) -> None:
         self._engine = engine
         self._builds = builds
@@ -106,7 +106,7 @@ class Purging:
             f"the log of build {index_hash} changed {ROUNDS} times while a document was taken out", hint="purge again"
         )
 
-    def _stepped(self, entry: BuildEntry, seal: Seal) -> bool:
+    def _stepped(self, entry: BuildEntry, seal: BuildSeal) -> bool:
         """True: all that is there is what the entry says, and the document is not. Else it comes nearer to that."""
         try:
             left = self._left(seal)
@@ -125,7 +125,7 @@ class Purging:
             crash_points.reach(AFTER_REMOVED)
         return False
 
-    def _is_clean(self, entry: BuildEntry, seal: Seal) -> bool:
+    def _is_clean(self, entry: BuildEntry, seal: BuildSeal) -> bool:
         held = self._held(seal)
         if held.has_document or entry.kind != PURGED:
             return not held.has_document
@@ -134,24 +134,24 @@ class Purging:
         self._remove(seal)
         return held.rows == seal.rows
 
-    def _held(self, seal: Seal) -> _Held:
+    def _held(self, seal: BuildSeal) -> _PurgeScope:
         rows, has_document = 0, False
         for table in self._backend_of(seal.backend).read(seal.physical, ["doc_id"]):
             rows += table.num_rows
             has_document = has_document or self._doc_id in table.column("doc_id").to_pylist()
-        return _Held(rows, has_document)
+        return _PurgeScope(rows, has_document)
 
-    def _left(self, seal: Seal) -> _Left:
+    def _left(self, seal: BuildSeal) -> _Remaining:
         import pyarrow.compute as pc
 
-        contents, has_document = Contents(shape_in(seal.inputs)), False
+        contents, has_document = ContentDigest(shape_in(seal.inputs)), False
         for table in self._backend_of(seal.backend).read(seal.physical):
             stays = table.filter(pc.not_equal(table.column("doc_id"), self._doc_id))
             contents.add(stays)
             has_document = has_document or stays.num_rows < table.num_rows
-        return _Left(contents, has_document)
+        return _Remaining(contents, has_document)
 
-    def _told(self, entry: BuildEntry, seal: Seal, left: Contents) -> bool:
+    def _told(self, entry: BuildEntry, seal: BuildSeal, left: ContentDigest) -> bool:
         after = purged(
             entry,
             rows=left.rows,
@@ -162,7 +162,7 @@ class Purging:
         )
         return self._builds.append(seal.index_hash, after)
 
-    def _is_left(self, seal: Seal, served: set[str], listed: dict[str, set[str]]) -> bool:
+    def _is_left(self, seal: BuildSeal, served: set[str], listed: dict[str, set[str]]) -> bool:
         """Whether a physical index that was replaced, or retired, may be in its backend."""
         if seal.physical in served:
             return True
@@ -175,12 +175,12 @@ class Purging:
                 listed[seal.backend] = set()
         return seal.physical in listed[seal.backend]
 
-    def _emptied(self, seal: Seal) -> None:
+    def _emptied(self, seal: BuildSeal) -> None:
         """Without an entry: nothing says what has to be there. Also when no row is found, as above."""
         with contextlib.suppress(BuildMissing):
             self._remove(seal)
 
-    def _remove(self, seal: Seal) -> None:
+    def _remove(self, seal: BuildSeal) -> None:
         with held_lock(self._engine.fences, f"remove/{seal.physical}"):
             self._backend_of(seal.backend).remove(seal.physical, [self._doc_id])
 

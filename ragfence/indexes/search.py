@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from ragfence.core.canonical import parse_json
 from ragfence.errors import BuildMissing, NotSealed, ValidationError
 from ragfence.indexes.aliases import Aliases
-from ragfence.indexes.backends.backend import Backend, Found
-from ragfence.indexes.build_log import Builds, Seal
+from ragfence.indexes.backends.backend import Backend, FoundRow
+from ragfence.indexes.build_log import BuildLog, BuildSeal
 from ragfence.indexes.catalog import Target
 from ragfence.indexes.embedders.embedder import Embedder, EmbedderId, embedded
 from ragfence.indexes.ranking import nearest
@@ -47,19 +47,19 @@ class Hit:
     """of the catalog"""
 
 
-class Searching:
+class Search:
     def __init__(
         self,
         aliases: Aliases,
-        builds: Builds,
+        builds: BuildLog,
         backend_of: Callable[[str], Backend],
-        embedder_of: Callable[[Seal], Embedder],
+        embedder_of: Callable[[BuildSeal], Embedder],
     ) -> None:
         self._aliases = aliases
         self._builds = builds
         self._backend_of = backend_of
         self._embedder_of = embedder_of
-        self._seals: dict[tuple[str, int], Seal] = {}
+        self._seals: dict[tuple[str, int], BuildSeal] = {}
 
     def search(self, alias: str, text: str, k: int) -> list[Hit]:
         _check(text, k)
@@ -96,7 +96,7 @@ class Searching:
             what += f": it was retired ({newest.reason or 'no reason was given'})"
         return BuildMissing(what, hint=hint, index_hash=index_hash)
 
-    def _seal(self, target: Target) -> Seal:
+    def _seal(self, target: Target) -> BuildSeal:
         """Entries of a log never change, so each is read once."""
         at = (target.index_hash, target.seal)
         if at not in self._seals:
@@ -116,7 +116,7 @@ def _check(text: object, k: object) -> None:
         raise ValidationError(f"k is from 1 to {MAX_K:,}, not {k!r}")
 
 
-def _hit(found: Found, index_hash: str, generation: int) -> Hit:
+def _hit(found: FoundRow, index_hash: str, generation: int) -> Hit:
     metadata = parse_json(found.metadata.encode())
     return Hit(
         found.snippet_id,

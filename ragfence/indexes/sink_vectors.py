@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ragfence.documents.log import Address
 from ragfence.documents.sinks.sink import PAGE
 from ragfence.documents.sinks.upserts import NewSegment, VectorRequest
-from ragfence.indexes.index_rows import Log
+from ragfence.indexes.index_rows import LogRows
 from ragfence.indexes.vectors import Earlier, VectorStore
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ PAGE_BYTES = 32 << 20
 class SinkVectors:
     """Of one sink. Used by many threads at once."""
 
-    def __init__(self, store: VectorStore, log: Log, dimension: int) -> None:
+    def __init__(self, store: VectorStore, log: LogRows, dimension: int) -> None:
         self._store = store
         self._log = log
         self._dimension = dimension

@@ -130,7 +130,7 @@ def _sources(table: Any) -> Any:
     return table.column("source").combine_chunks().cast(pa.binary())
 
 
-class Corpora:
+class Snapshots:
     def __init__(self, tenant: str, objects: ObjectStore, corpus: Corpus) -> None:
         self._objects = objects
         self._corpus = corpus

@@ -16,7 +16,7 @@ from ragfence.errors import NotJson, ValidationError
 from ragfence.indexes.backends.backend import SCHEMA_VERSION, Backend, Metric, Shape
 from ragfence.indexes.build_log import BuildEntry
 from ragfence.indexes.embedders.embedder import Embedder, EmbedderId
-from ragfence.indexes.snapshots import Corpora
+from ragfence.indexes.snapshots import Snapshots
 
 AUTO = "auto"
 EXACT = "flat"
@@ -137,7 +137,7 @@ class Explained:
 
 
 def explained(
-    index_hash: str, inputs: dict[str, Any], newest: BuildEntry | None, other: BuildEntry | None, corpora: Corpora
+    index_hash: str, inputs: dict[str, Any], newest: BuildEntry | None, other: BuildEntry | None, corpora: Snapshots
 ) -> Explained:
     state = newest.kind if newest else "not built"
     if other is None or other.seal is None:

@@ -17,8 +17,8 @@ from ragfence.core.policy import IndexRules
 from ragfence.documents.identity import SNIPPET_BYTES
 from ragfence.errors import BuildUnverified
 from ragfence.indexes.backends.backend import Backend, Shape
-from ragfence.indexes.content_digest import Contents, id_bytes, matrix
-from ragfence.indexes.prefetch import Ahead
+from ragfence.indexes.content_digest import ContentDigest, id_bytes, matrix
+from ragfence.indexes.prefetch import Prefetch
 from ragfence.indexes.snapshots import Snapshot
 from ragfence.indexes.spec import EXACT
 
@@ -156,9 +156,9 @@ def _read_back(
     sample: Sample,
     neighbours: ExactNeighbours | None,
 ) -> Verified:
-    contents = Contents(shape)
+    contents = ContentDigest(shape)
     sums = VectorSums(shape.dimension, shape.metric)
-    with Ahead(backend.read(physical)) as tables:
+    with Prefetch(backend.read(physical)) as tables:
         for table in tables:
             contents.add(table)
             sums.add(table)

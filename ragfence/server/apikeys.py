@@ -60,7 +60,7 @@ _TOKEN = re.compile(r"(rf_([a-z2-7]{2,408})_([a-z2-7]{16})_([a-z2-7]{52}))([a-z2
 _KEY_ID = re.compile(r"[a-z2-7]{16}")
 
 
-class Asker(NamedTuple):
+class ApiCaller(NamedTuple):
     """Whom a token stands for. `principal` is the scope of Idempotency-Keys, and outlives a rotated key."""
 
     tenant: str
@@ -126,7 +126,7 @@ class ApiKey(NamedTuple):
             raise FormatCorrupt(f"{name} is no API key: {broken!r}", hint="revoke it and create another") from broken
 
 
-class Made(NamedTuple):
+class CreatedKey(NamedTuple):
     """A new key. `token` is nowhere else, and cannot be had again."""
 
     token: str
@@ -141,7 +141,7 @@ class Made(NamedTuple):
         return f"Made(token=<hidden>, key_id={self.key_id!r}, tenant={self.tenant!r}, scopes={_sorted(self.scopes)})"
 
 
-class Parts(NamedTuple):
+class TokenParts(NamedTuple):
     """What a token says of itself; whether that is true, the stored digest tells."""
 
     tenant: str
@@ -149,7 +149,7 @@ class Parts(NamedTuple):
     secret: bytes
 
 
-def parsed(token: str) -> Parts | None:
+def parsed(token: str) -> TokenParts | None:
     """None for whatever is no token. Every token has one spelling only."""
     found = _TOKEN.fullmatch(token) if len(token) <= MAX_TOKEN_CHARACTERS else None
     if found is None or not hmac.compare_digest(_checksum(found[1]), found[5]):
@@ -160,7 +160,7 @@ def parsed(token: str) -> Parts | None:
         return None
     if _packed(tenant.encode()) != found[2] or _packed(secret) != found[4]:
         return None  # bits of the last character that stand for nothing
-    return Parts(tenant, found[3], secret) if is_name(f"{encoded(tenant)}/x") else None
+    return TokenParts(tenant, found[3], secret) if is_name(f"{encoded(tenant)}/x") else None
 
 
 class ApiKeys:
@@ -182,7 +182,7 @@ class ApiKeys:
         note: str = "",
         ttl_s: float | None = None,
         by: str = "",
-    ) -> Made:
+    ) -> CreatedKey:
         """A new key, with a role (`write` unless said otherwise) or with scopes.
 
         Name the `principal` to let the next key take over this one's Idempotency-Keys. `by` is told in the decision
@@ -214,7 +214,9 @@ class ApiKeys:
         if not self._objects.put_new(_name(tenant, key_id, "made"), key.encode()).won:
             raise StoreUnavailable(f"the key id {key_id} is taken, which 80 random bits should not allow")
         record_event(self._objects, tenant, key_id, "create", at_ms=now_ms, by=by)
-        return Made(_token(tenant, key_id, secret), key_id, tenant, granted, bundle, key.principal, key.expires_ms)
+        return CreatedKey(
+            _token(tenant, key_id, secret), key_id, tenant, granted, bundle, key.principal, key.expires_ms
+        )
 
     def revoke(self, tenant: str, key_id: str, *, by: str = "") -> bool:
         """It answers no more, from now on for ever. False: somebody had revoked it already."""
@@ -245,13 +247,13 @@ class ApiKeys:
         ]
         return sorted(found, key=lambda key: (key.created_ms, key.key_id))
 
-    def check(self, token: str) -> Asker | None:
+    def check(self, token: str) -> ApiCaller | None:
         """Whom the token stands for; None for whatever lets nobody in. Raises only when a store does not answer."""
         parts = parsed(token)
         found = Denial.INVALID if parts is None else self.judge(parts, self.read(parts.tenant, parts.key_id))
-        return found if isinstance(found, Asker) else None
+        return found if isinstance(found, ApiCaller) else None
 
-    def judge(self, parts: Parts, key: ApiKey | None) -> Asker | Denial:
+    def judge(self, parts: TokenParts, key: ApiKey | None) -> ApiCaller | Denial:
         """Without I/O. An unknown key id takes the way of a known one, to the same comparison: the time tells nothing
         of the digest. That a key has ended is said only to who has its secret.
         """
@@ -259,7 +261,7 @@ class ApiKeys:
         if key is None or not same:
             return Denial.INVALID
         state = key.state(self._now_ms())
-        return Asker(parts.tenant, key.principal, key.scopes, key.key_id) if state == "live" else Denial(state)
+        return ApiCaller(parts.tenant, key.principal, key.scopes, key.key_id) if state == "live" else Denial(state)
 
     def read(self, tenant: str, key_id: str) -> ApiKey | None:
         """As it is stored, with its revocation. Always two requests, also where there is no such key."""
@@ -305,11 +307,11 @@ class CachedKeys:
         self._max = max_entries
         self._clock = clock
         self._lock = threading.Lock()
-        self._let_in: OrderedDict[bytes, tuple[float, Asker]] = OrderedDict()
+        self._let_in: OrderedDict[bytes, tuple[float, ApiCaller]] = OrderedDict()
         self._found: OrderedDict[tuple[str, str], tuple[float, ApiKey]] = OrderedDict()
         self._absent: OrderedDict[tuple[str, str], float] = OrderedDict()
 
-    def known(self, token: str) -> Asker | Denial | Literal[Unknown.UNKNOWN]:
+    def known(self, token: str) -> ApiCaller | Denial | Literal[Unknown.UNKNOWN]:
         """Without I/O: whom it stands for, why it is refused, or UNKNOWN if `check` has to be asked."""
         if len(token) > MAX_TOKEN_CHARACTERS:
             return Denial.INVALID  # not even hashed
@@ -335,7 +337,7 @@ class CachedKeys:
         with self._lock:
             return len(token) <= MAX_TOKEN_CHARACTERS and _cache_name(token) in self._let_in
 
-    def check(self, token: str) -> Asker | Denial:
+    def check(self, token: str) -> ApiCaller | Denial:
         """Asks the store, unless it is known. Blocks; `StoreUnavailable` if nobody can say."""
         if (known := self.known(token)) is not UNKNOWN:
             return known
@@ -357,11 +359,11 @@ class CachedKeys:
                 _shorten(self._absent, self._max)
         return self._judged(_cache_name(token), parts, asked + self._fresh_s, key)
 
-    def _judged(self, name: bytes, parts: Parts, until: float, key: ApiKey | None) -> Asker | Denial:
+    def _judged(self, name: bytes, parts: TokenParts, until: float, key: ApiKey | None) -> ApiCaller | Denial:
         judged = self._keys.judge(parts, key)
         with self._lock:
             self._let_in.pop(name, None)
-            if isinstance(judged, Asker):
+            if isinstance(judged, ApiCaller):
                 self._let_in[name] = (until, judged)
                 _shorten(self._let_in, self._max)
         return judged

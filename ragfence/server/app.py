@@ -39,26 +39,26 @@ with needs_extra("api", "The HTTP API"):
     from starlette.responses import Response
 
 from ragfence.core.policy import for_strangers
-from ragfence.server.apikeys import ApiKeys, Asker, CachedKeys
+from ragfence.server.apikeys import ApiCaller, ApiKeys, CachedKeys
 from ragfence.server.asgi import App, Receive, Scope, Send
-from ragfence.server.auth import OPEN, Gate
+from ragfence.server.auth import OPEN, AuthMiddleware
 from ragfence.server.dependencies import invalid, response_of
-from ragfence.server.edge import Edge
+from ragfence.server.edge import EdgeMiddleware
 from ragfence.server.fair_shares import BuildPool, Shares, TenantShares
 from ragfence.server.key_log import LastUse
-from ragfence.server.load_shedding import Shedding
+from ragfence.server.load_shedding import LoadShedding
 from ragfence.server.quotas import Quotas
-from ragfence.server.replay import Retries
+from ragfence.server.replay import ReplayMiddleware
 from ragfence.server.responses import unexpected as unexpected_answer
 from ragfence.server.route_templates import path_in
 from ragfence.server.routes import documents, health, indexes, inspect
 from ragfence.server.scopes import MEANINGS, ROUTES, KeyScope, allowed_methods, check_listed
-from ragfence.server.tenant_pool import Sessions
+from ragfence.server.tenant_pool import TenantPool
 from ragfence.telemetry.config import OBSERVE
 from ragfence.telemetry.metrics import Metrics
 from ragfence.wire import schemas
 from ragfence.wire.messages import Answer, headers_from
-from ragfence.wire.problems import Refused, problem_of, refusal
+from ragfence.wire.problems import RequestRefused, problem_of, refusal
 
 PURGE_EVERY_S = 3600.0
 THREADS = 32
@@ -123,17 +123,17 @@ def create_app(
             where, objects=wanted, tenant=tenant, policy=rules, owner=owner, route="http", observe=observed
         )
 
-    sessions = Sessions(opened)
+    sessions = TenantPool(opened)
     readiness = health.Readiness(shared, lambda: opened(settings.tenant))
     quotas = Quotas(rules, os.fspath(where))
     keys = CachedKeys(ApiKeys(shared))
-    everybody = Asker(settings.tenant, "dev", frozenset(KeyScope), "") if insecure_dev else None
+    everybody = ApiCaller(settings.tenant, "dev", frozenset(KeyScope), "") if insecure_dev else None
     builds = BuildPool(threads=rules.http.build_threads, per_tenant=rules.http.max_builds)
 
     metrics, last_use = Metrics(), LastUse(shared)
     writing: set[asyncio.Future[None]] = set()
 
-    def served_for(asker: Asker) -> None:
+    def served_for(asker: ApiCaller) -> None:
         metrics.count_request(asker.tenant, asker.key_id)
         if last_use.is_due(asker.tenant, asker.key_id):
             # Beside the request, which does not wait for it.
@@ -188,15 +188,15 @@ def create_app(
         app.include_router(router)
     http = rules.http
     fair = TenantShares(
-        Retries(app.routed),
+        ReplayMiddleware(app.routed),
         max_concurrent=max_concurrent,
         max_arriving=http.max_arriving,
         max_arriving_bytes=http.max_arriving_bytes,
         share=http.tenant_share,
         threads=http.tenant_threads,
     )
-    shedding = Shedding(
-        Gate(
+    shedding = LoadShedding(
+        AuthMiddleware(
             fair,
             keys=keys,
             sessions=sessions,
@@ -212,20 +212,20 @@ def create_app(
         min_rate=http.min_body_rate,
         beside=sessions.left_behind,
     )
-    app.front = Edge(shedding, local_only=insecure_dev)
+    app.front = EdgeMiddleware(shedding, local_only=insecure_dev)
     _answer_errors(app)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]  # as FastAPI's documentation has it
     return app
 
 
-async def _drain_now_and_then(sessions: Sessions, every_s: float) -> None:
+async def _drain_now_and_then(sessions: TenantPool, every_s: float) -> None:
     while every_s:
         # Spread: workers that were started together need not drain together.
         await asyncio.sleep(every_s * random.uniform(0.5, 1.5))
         await sessions.each(drain)
 
 
-async def _purge_every_hour(sessions: Sessions) -> None:
+async def _purge_every_hour(sessions: TenantPool) -> None:
     """Of the tenants that are served; of several servers one is at it at a time."""
     while True:
         await asyncio.sleep(PURGE_EVERY_S * random.uniform(0.5, 1.5))
@@ -243,8 +243,8 @@ def drain(fence: Fence) -> None:
 def _answer_errors(app: FastAPI) -> None:
     """Whatever goes wrong is a problem with a code."""
 
-    @app.exception_handler(Refused)
-    async def refused(request: Request, error: Refused) -> Response:
+    @app.exception_handler(RequestRefused)
+    async def refused(request: Request, error: RequestRefused) -> Response:
         return response_of(error.problem.answer())
 
     @app.exception_handler(RagfenceError)

@@ -59,7 +59,7 @@ async def send_answer(send: Send, answer: Answer) -> None:
     await send({"type": "http.response.body", "body": answer.body, "more_body": not answer.complete})
 
 
-class Performance:
+class RequestRun:
     """One run of the application, if the contract asks for it."""
 
     def __init__(self, app: App, scope: Scope, body: bytes, *, limit: int) -> None:

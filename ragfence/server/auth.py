@@ -12,12 +12,12 @@ from typing import Final
 from ragfence.engine.aio import to_the_end
 from ragfence.engine.requests import acting_key
 from ragfence.errors import RagfenceError
-from ragfence.server.apikeys import UNKNOWN, Asker, CachedKeys, Denial, parsed
+from ragfence.server.apikeys import UNKNOWN, ApiCaller, CachedKeys, Denial, parsed
 from ragfence.server.asgi import App, Message, Receive, Scope, Send, send_answer
 from ragfence.server.quotas import Quotas
 from ragfence.server.route_templates import path_in
 from ragfence.server.scopes import missing_scope, scopes_for
-from ragfence.server.tenant_pool import Sessions
+from ragfence.server.tenant_pool import TenantPool
 from ragfence.server.throttle import FailureThrottle, address_of
 from ragfence.wire.messages import Answer
 from ragfence.wire.problems import problem_of, refusal
@@ -26,7 +26,7 @@ OPEN: Final = frozenset({"/healthz", "/readyz", "/openapi.json", "/docs", "/metr
 """what answers without a key: nothing in it is of a tenant; /metrics has a rule of its own"""
 
 
-class Gate:
+class AuthMiddleware:
     """`everybody`: who asks, where nobody needs a key (--insecure-dev). `refused` is called with the reason of each
     refusal, to be counted; `used` with whom each request is served for."""
 
@@ -35,12 +35,12 @@ class Gate:
         app: App,
         *,
         keys: CachedKeys,
-        sessions: Sessions,
+        sessions: TenantPool,
         quotas: Quotas,
-        everybody: Asker | None = None,
+        everybody: ApiCaller | None = None,
         throttle: FailureThrottle | None = None,
         refused: Callable[[str], None] = lambda reason: None,
-        used: Callable[[Asker], None] = lambda asker: None,
+        used: Callable[[ApiCaller], None] = lambda asker: None,
     ) -> None:
         self._app = app
         self._keys = keys
@@ -85,7 +85,7 @@ class Gate:
         finally:
             acting_key.reset(acting)
 
-    async def _asker(self, scope: Scope) -> Asker | Answer:
+    async def _asker(self, scope: Scope) -> ApiCaller | Answer:
         if self._everybody is not None:
             return self._everybody
         token = bearer_of(scope)
@@ -101,7 +101,7 @@ class Gate:
                 found = await to_the_end(self._keys.check, token)
             except RagfenceError as error:
                 return problem_of(error).answer()
-        if isinstance(found, Asker):
+        if isinstance(found, ApiCaller):
             return found
         if found is Denial.INVALID and (wait_s := self._throttle.wait_s(address)):
             return self._slowed(address, wait_s)

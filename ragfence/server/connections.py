@@ -139,7 +139,7 @@ _log = logging.getLogger("ragfence.server")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Connections:
+class ConnectionLimits:
     """What a connection may take of the server."""
 
     most: int = 4096
@@ -165,7 +165,7 @@ class _Connection:
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)  # type: ignore[misc]
-        self._limits: Connections = self.config.serving.connections
+        self._limits: ConnectionLimits = self.config.serving.connections
         self._head_timer: asyncio.TimerHandle | None = None
         self._head_bytes = 0
         self._send_timer: asyncio.TimerHandle | None = None

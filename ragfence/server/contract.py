@@ -21,16 +21,16 @@ from urllib.parse import parse_qs
 from ragfence.core.hashing import ContentKey
 from ragfence.core.operations import Operation
 from ragfence.core.receipts import Decision, Flags, Receipt
-from ragfence.engine.aio import JointClaims, to_the_end
-from ragfence.engine.claim_block import Claimed, is_final
+from ragfence.engine.aio import ClaimBatcher, to_the_end
+from ragfence.engine.claim_block import ClaimBlock, is_final
 from ragfence.errors import FencedOut, RagfenceError, ResultTooBig, TerminalError
 from ragfence.server import stored_response
-from ragfence.server.http_claims import KIND, Reading, operation_of, stored_key
+from ragfence.server.http_claims import KIND, RequestReader, operation_of, stored_key
 from ragfence.server.request_headers import format_key, parse_key
-from ragfence.server.responses import Asked, Telling, told_of
+from ragfence.server.responses import ContractResponses, HttpClaim, told_of
 from ragfence.server.streams import Outflow, Produce, Streamed
 from ragfence.wire.messages import Answer, Call
-from ragfence.wire.problems import Refused, problem_of, refusal
+from ragfence.wire.problems import RequestRefused, problem_of, refusal
 
 if TYPE_CHECKING:
     from ragfence.fence import Fence
@@ -75,11 +75,11 @@ class Handler:
             self._settled(kept)
 
 
-class Begun(NamedTuple):
+class StartedRequest(NamedTuple):
     """A request that has asked for its key: it goes on to its answer by `Contract.go_on`, or ends by `op.let_go`."""
 
-    asked: Asked
-    op: Claimed
+    asked: HttpClaim
+    op: ClaimBlock
 
 
 class Contract:
@@ -90,11 +90,11 @@ class Contract:
 
     def __init__(self, fence: Fence, *, status_path: str = "", repeatable: bool = False) -> None:
         self._engine = fence._engine  # the facade has neither joint claims nor a look at single records
-        self._joint = JointClaims(self._engine.fences)
+        self._joint = ClaimBatcher(self._engine.fences)
         self._policy = fence.policy
         self._repeatable = repeatable
-        self.reading = Reading(self._engine, fence.policy)
-        self._telling = Telling(fence.policy, fence.policy.for_kind(KIND).ttl_ms, status_path)
+        self.reading = RequestReader(self._engine, fence.policy)
+        self._telling = ContractResponses(fence.policy, fence.policy.for_kind(KIND).ttl_ms, status_path)
         self._tasks: set[asyncio.Task[Answer]] = set()
         self._left: set[asyncio.Task[Answer]] = set()
 
@@ -112,9 +112,9 @@ class Contract:
         """Of a tenant whose digests of content are keyed: a route that compares digests of its own keys them too."""
         return self._engine.content_hash.key()
 
-    async def begin(self, asked: Asked | Answer | None) -> Begun | Answer | None:
+    async def begin(self, asked: HttpClaim | Answer | None) -> StartedRequest | Answer | None:
         """Asks for the key of what was read. The answer, if it is known already, as that of most retries is."""
-        if not isinstance(asked, Asked):
+        if not isinstance(asked, HttpClaim):
             return asked
         try:
             op = self._claim(asked)
@@ -123,9 +123,9 @@ class Contract:
                 return self._telling.replay(asked, replayed)
         except RagfenceError as error:
             return problem_of(error, key=asked.key).answer(told_of(asked.key, ""))
-        return Begun(asked, op)
+        return StartedRequest(asked, op)
 
-    async def go_on(self, begun: Begun | None, perform: Perform, settled: Settled = ignore) -> Answer:
+    async def go_on(self, begun: StartedRequest | None, perform: Perform, settled: Settled = ignore) -> Answer:
         """The answer to what was begun; see `answer`. None: a request without a key, which the policy allows."""
         handler = Handler(perform, settled, self._policy.http.max_stored_bytes)
         if begun is None:
@@ -152,7 +152,7 @@ class Contract:
             task = self._task(_unfenced(handler))
         else:
             begun = await self.begin(asked)
-            if not isinstance(begun, Begun):
+            if not isinstance(begun, StartedRequest):
                 assert begun is not None  # it has a key
                 return begun
             task = self._performing(begun, handler)
@@ -169,7 +169,7 @@ class Contract:
         """The address of a 202: 202 while the operation is performed, then its answer. `query` is the URL's."""
         try:
             operation, key = self._operation_asked_for(query, principal)
-        except Refused as refused:
+        except RequestRefused as refused:
             return refused.problem.answer()
         except RagfenceError as refused:
             return problem_of(refused).answer()
@@ -186,7 +186,7 @@ class Contract:
     async def is_known(self, call: Call, principal: str) -> bool:
         """Whether a write has an outcome, is being performed, or is refused. Claims nothing."""
         asked = self.reading.checked(call, principal)
-        return not isinstance(asked, Asked) or bool(await to_the_end(self._look_up, asked.request.operation))
+        return not isinstance(asked, HttpClaim) or bool(await to_the_end(self._look_up, asked.request.operation))
 
     @property
     def left_behind(self) -> int:
@@ -198,7 +198,7 @@ class Contract:
         if self._tasks:
             await asyncio.wait(set(self._tasks))
 
-    def _performing(self, begun: Begun, handler: Handler) -> asyncio.Task[Answer]:
+    def _performing(self, begun: StartedRequest, handler: Handler) -> asyncio.Task[Answer]:
         task = self._task(self._performed(begun.asked, begun.op, handler))
         # A task that was cancelled before its first step has entered nothing.
         task.add_done_callback(lambda _: begun.op.let_go())
@@ -212,7 +212,7 @@ class Contract:
 
     async def _waited(
         self,
-        asked: Asked | None,
+        asked: HttpClaim | None,
         handler: Handler,
         task: asyncio.Task[Answer],
         others: set[asyncio.Future[None]],
@@ -248,7 +248,7 @@ class Contract:
         task.add_done_callback(self._left.discard)
         task.add_done_callback(_nobody_waits)
 
-    async def _performed(self, asked: Asked, op: Claimed, handler: Handler) -> Answer:
+    async def _performed(self, asked: HttpClaim, op: ClaimBlock, handler: Handler) -> Answer:
         own = False
         try:
             answer, own = await self._claimed(asked, op, handler)
@@ -263,7 +263,7 @@ class Contract:
         handler.settle(own)
         return answer
 
-    async def _claimed(self, asked: Asked, op: Claimed, handler: Handler) -> tuple[Answer, bool]:
+    async def _claimed(self, asked: HttpClaim, op: ClaimBlock, handler: Handler) -> tuple[Answer, bool]:
         """The answer, and whether it is the one that was performed for this request."""
         async with op:
             if op.error is not None:
@@ -285,11 +285,11 @@ class Contract:
                 op.failure = answer.error
             return stored_response.whole(answer).with_headers(told), True
 
-    def _claim(self, asked: Asked) -> Claimed:
+    def _claim(self, asked: HttpClaim) -> ClaimBlock:
         wait_s = self._policy.http.wait_s
         if asked.budget_s is not None:
             wait_s = min(wait_s, asked.budget_s)
-        return Claimed(
+        return ClaimBlock(
             self._engine.performer,
             asked.request,
             wait_ms=int(wait_s * 1000),
@@ -311,7 +311,7 @@ class Contract:
         given = parse_qs(query, max_num_fields=8) if query.count("&") < 8 else {}
         key, method, route = (given.get(name, [""])[0] for name in ("key", "method", "route"))
         if not key or not method or not route:
-            raise Refused(refusal("VALIDATION.idempotency.key_unknown", "the address is not one a 202 told"))
+            raise RequestRefused(refusal("VALIDATION.idempotency.key_unknown", "the address is not one a 202 told"))
         key = parse_key(format_key(key))
         stored_as = stored_key(key, self.content_key())
         return operation_of(stored_as, principal, method, route, self._engine.tenant), key
@@ -327,7 +327,7 @@ class Contract:
         return record is not None and record.held_at(engine.fences.now_ms())
 
 
-async def _sealed(op: Claimed, answer: Answer, limit: int) -> Receipt:
+async def _sealed(op: ClaimBlock, answer: Answer, limit: int) -> Receipt:
     if answer.complete and len(answer.body) <= min(limit, SMALL_ANSWER):
         with contextlib.suppress(ResultTooBig):
             if (receipt := await op.seal_soon(result=stored_response.to_result(answer))) is not None:
@@ -335,7 +335,7 @@ async def _sealed(op: Claimed, answer: Answer, limit: int) -> Receipt:
     return await to_the_end(_seal, op, answer, limit)
 
 
-def _seal(op: Claimed, answer: Answer, limit: int) -> Receipt:
+def _seal(op: ClaimBlock, answer: Answer, limit: int) -> Receipt:
     if answer.complete and len(answer.body) <= limit:
         with contextlib.suppress(ResultTooBig):
             return op.seal(result=stored_response.to_result(answer))

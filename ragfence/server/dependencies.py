@@ -15,15 +15,15 @@ from starlette.responses import Response
 
 from ragfence.core.canonical import parse_json
 from ragfence.errors import RagfenceError
-from ragfence.server.apikeys import Asker
+from ragfence.server.apikeys import ApiCaller
 from ragfence.server.fair_shares import LARGE_BODY, run_in_turn, run_large
 from ragfence.server.scopes import KeyScope, missing_scope
 from ragfence.wire.messages import Answer, Call, headers_from
-from ragfence.wire.problems import MEDIA_TYPE, Problem, Refused, problem_of, refusal
+from ragfence.wire.problems import MEDIA_TYPE, Problem, RequestRefused, problem_of, refusal
 from ragfence.wire.schemas import InProgress, ProblemOut
 
 if TYPE_CHECKING:
-    from ragfence.server.tenant_pool import Session
+    from ragfence.server.tenant_pool import TenantSession
 
 Body = TypeVar("Body", bound=BaseModel)
 Found = TypeVar("Found")
@@ -42,20 +42,20 @@ BEGUN: Final = "ragfence.begun"
 """in the state of a retry that has asked for its key; taken out by whoever answers it"""
 
 
-def session_of(request: Request) -> Session:
-    found: Session = request.state.session
+def session_of(request: Request) -> TenantSession:
+    found: TenantSession = request.state.session
     return found
 
 
-def asker_of(request: Request) -> Asker:
-    found: Asker = request.state.asker
+def asker_of(request: Request) -> ApiCaller:
+    found: ApiCaller = request.state.asker
     return found
 
 
 def require(request: Request, needed: frozenset[KeyScope], what: str) -> None:
     """For what a route does only for some: raises `Refused` unless the key has one of these scopes, too."""
     if (problem := missing_scope(asker_of(request).scopes, needed, what)) is not None:
-        raise Refused(problem)
+        raise RequestRefused(problem)
 
 
 async def looked_up(call: Callable[[], Found]) -> Found:
@@ -72,7 +72,9 @@ async def body_of(request: Request) -> bytes:
     try:
         return await request.body()
     except ClientDisconnect:
-        raise Refused(refusal("VALIDATION.slow_client", "the request ended before its body was complete")) from None
+        raise RequestRefused(
+            refusal("VALIDATION.slow_client", "the request ended before its body was complete")
+        ) from None
 
 
 def checked(body: bytes, request: Request, model: type[Body], *, max_values: int | None = None) -> Body:
@@ -82,13 +84,15 @@ def checked(body: bytes, request: Request, model: type[Body], *, max_values: int
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise Refused(refusal("VALIDATION.media_type", "compressed bodies are not taken", hint="send it as it is"))
+        raise RequestRefused(
+            refusal("VALIDATION.media_type", "compressed bodies are not taken", hint="send it as it is")
+        )
     if not body and not media_type:
         given: Any = {}
     elif media_type != JSON:
-        raise Refused(refusal("VALIDATION.media_type", f"the body is {media_type or 'of no type'}"))
+        raise RequestRefused(refusal("VALIDATION.media_type", f"the body is {media_type or 'of no type'}"))
     elif max_values is None and len(body) > LARGE_BODY:
-        raise Refused(refusal("VALIDATION.body_too_large", f"at most {LARGE_BODY:,} bytes are accepted here"))
+        raise RequestRefused(refusal("VALIDATION.body_too_large", f"at most {LARGE_BODY:,} bytes are accepted here"))
     else:
         given = parse_bounded(body, max_values)
     return validated(given, model)
@@ -97,7 +101,7 @@ def checked(body: bytes, request: Request, model: type[Body], *, max_values: int
 def parse_bounded(body: bytes, max_values: int | None) -> Any:
     """The JSON in a body, which holds at most so many values: counted before any of them is made."""
     if max_values is not None and _holds_more_values(body, max_values):
-        raise Refused(refusal("VALIDATION.body", f"the body holds more than {max_values:,} values"))
+        raise RequestRefused(refusal("VALIDATION.body", f"the body holds more than {max_values:,} values"))
     return parse_json(body)
 
 
@@ -122,11 +126,11 @@ def _holds_more_values(body: bytes, most: int) -> bool:
 
 def validated(given: Any, model: type[Body]) -> Body:
     if isinstance(given, dict) and len(given) > MAX_FIELDS:
-        raise Refused(invalid([{"loc": (), "msg": f"{len(given):,} fields, and {MAX_FIELDS} are accepted"}]))
+        raise RequestRefused(invalid([{"loc": (), "msg": f"{len(given):,} fields, and {MAX_FIELDS} are accepted"}]))
     try:
         return model.model_validate(given)
     except PydanticValidationError as wrong:
-        raise Refused(invalid(wrong.errors(include_url=False, include_input=False))) from None
+        raise RequestRefused(invalid(wrong.errors(include_url=False, include_input=False))) from None
 
 
 def invalid(errors: Any, *, code: str = "VALIDATION.body") -> Problem:
@@ -181,7 +185,7 @@ async def _outcome(work: Work) -> Answer:
         return await work()
     except RagfenceError as error:
         return replace(problem_of(error).answer(), error=error)
-    except Refused as refused:
+    except RequestRefused as refused:
         return refused.problem.answer()
 
 

@@ -24,7 +24,7 @@ _HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9.-]+))(?::[0-9]+)
 _MALFORMED: Final = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 
 
-class Edge:
+class EdgeMiddleware:
     """`local_only`: refuse what a browser sends for another site."""
 
     def __init__(self, app: App, *, local_only: bool = False) -> None:

@@ -27,8 +27,8 @@ from weakref import WeakValueDictionary
 
 from ragfence.engine.aio import despite_cancelling, to_the_end
 from ragfence.server.asgi import App, Message, Receive, Scope, Send
-from ragfence.server.load_shedding import EXCHANGE, READS, Exchange, body_length
-from ragfence.wire.problems import Problem, Refused, refusal
+from ragfence.server.load_shedding import EXCHANGE, READS, BoundedExchange, body_length
+from ragfence.wire.problems import Problem, RequestRefused, refusal
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -135,7 +135,7 @@ class TenantShares:
             turns = self._turns[tenant] = Turns(self._threads)
         left_behind = state["session"].contract.left_behind
         held = _Held(self, tenant, left_behind)
-        exchange: Exchange = state[EXCHANGE]
+        exchange: BoundedExchange = state[EXCHANGE]
         if (problem := held.enter(has_body=scope["method"] not in READS and body_length(scope) != 0)) is not None:
             exchange.refuse(problem)
             return
@@ -178,7 +178,7 @@ class UnfinishedBatch:
     def take(self, size: int) -> None:
         """Raises `Refused` if it is more than the share of its tenant."""
         if not self._shares.take(self._tenant, size):
-            raise Refused(share_refusal(self._tenant, self._shares, "room for unfinished batches"))
+            raise RequestRefused(share_refusal(self._tenant, self._shares, "room for unfinished batches"))
         self._size += size
 
     def end(self) -> None:
@@ -277,9 +277,9 @@ class BuildPool:
     def close(self) -> None:
         self._executor.shutdown(wait=False)
 
-    def refusal(self) -> Refused:
+    def refusal(self) -> RequestRefused:
         detail = f"at most {self._per_tenant} builds of a tenant are under way at the same time"
-        return Refused(refusal("RATE_LIMIT.builds", detail, retry_after=random.randint(2, 8)))
+        return RequestRefused(refusal("RATE_LIMIT.builds", detail, retry_after=random.randint(2, 8)))
 
 
 class BuildPlace:

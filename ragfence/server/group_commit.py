@@ -18,11 +18,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ragfence.core.receipts import Receipt
-from ragfence.documents.claims import Given
+from ragfence.documents.claims import GivenDocument
 from ragfence.documents.document import Document
 from ragfence.engine.requests import acting_key
 from ragfence.errors import InFlight, TransientError
-from ragfence.wire.problems import Refused, refusal
+from ragfence.wire.problems import RequestRefused, refusal
 
 if TYPE_CHECKING:
     from ragfence.documents.documents import Documents
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.005, 0.25
 
 
-class Grouping:
+class GroupCommit:
     """Belongs to one event loop.
 
     delay_ms       how long a document waits for company while others are under way
@@ -70,7 +70,9 @@ class Grouping:
         Whoever is cancelled is not answered; the document may have been ingested all the same.
         """
         if self._unanswered >= self._max_waiting:
-            raise Refused(refusal("DEPENDENCY.overloaded", f"{self._max_waiting:,} documents wait to be ingested"))
+            raise RequestRefused(
+                refusal("DEPENDENCY.overloaded", f"{self._max_waiting:,} documents wait to be ingested")
+            )
         loop = asyncio.get_running_loop()
         sent = _Sent(document, loop.create_future(), event_id)
         self._unanswered += 1
@@ -98,7 +100,7 @@ class Grouping:
         self._timer = None
         while self._under_way < self._groups and (group := self._next_group()):
             self._under_way += 1
-            asked = [Given(sent.document, sent.waited_s(), sent.event_id, sent.api_key) for sent in group]
+            asked = [GivenDocument(sent.document, sent.waited_s(), sent.event_id, sent.api_key) for sent in group]
             work = loop.run_in_executor(None, partial(self._documents.ingest_each, asked, wait_s=0))
             work.add_done_callback(lambda done, group=group: self._back(loop, group, done))  # type: ignore[misc]
 

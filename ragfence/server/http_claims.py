@@ -19,9 +19,9 @@ from ragfence.core.operations import Operation
 from ragfence.engine.requests import acting_key
 from ragfence.errors import RagfenceError
 from ragfence.server.request_headers import KEY_HEADER, budget_in, check_required, key_of, missing_key
-from ragfence.server.responses import MOST_KEPT_BYTES, Asked, Kept, told_of
+from ragfence.server.responses import MOST_KEPT_BYTES, HttpClaim, ReplayedResponse, told_of
 from ragfence.wire.messages import Answer, Call, Headers, first_of, headers_from
-from ragfence.wire.problems import Refused, problem_of
+from ragfence.wire.problems import RequestRefused, problem_of
 
 if TYPE_CHECKING:
     from ragfence.core.policy import Policy
@@ -40,7 +40,7 @@ _OVERHEAD: Final = 2048 + 2 * MOST_KEPT_BYTES
 """bytes that an entry takes beside its payload, with its answer"""
 
 
-class Head(NamedTuple):
+class RequestHead(NamedTuple):
     """A request without its body."""
 
     name: tuple[str | bytes, ...]
@@ -51,11 +51,11 @@ class Head(NamedTuple):
 
 class _Remembered(NamedTuple):
     body_sha256: bytes
-    asked: Asked
+    asked: HttpClaim
     size: int
 
 
-class Reading:
+class RequestReader:
     """Reads the requests of one tenant."""
 
     def __init__(self, engine: Engine, policy: Policy, *, most_bytes: int = MOST_BYTES) -> None:
@@ -69,7 +69,7 @@ class Reading:
         self._bytes = 0
         self._known: OrderedDict[tuple[str | bytes, ...], _Remembered] = OrderedDict()
 
-    def head_of(self, scope: Any, principal: str, template: str = "") -> Head:
+    def head_of(self, scope: Any, principal: str, template: str = "") -> RequestHead:
         decide = self._decide
         name: list[str | bytes] = [principal, scope["method"], scope["path"], template, scope.get("root_path", "")]
         name.append(scope.get("query_string", b""))
@@ -81,13 +81,13 @@ class Reading:
                 name += pair
             elif header in _OF_THE_MOMENT:
                 passing.append(pair)
-        return Head(tuple(name), headers_from(passing) if passing else ())
+        return RequestHead(tuple(name), headers_from(passing) if passing else ())
 
-    def may_know(self, head: Head) -> bool:
+    def may_know(self, head: RequestHead) -> bool:
         """Whether it is worth while to have its body."""
         return head.name in self._known
 
-    def known(self, head: Head, body: bytes, within_s: float | None = None) -> Asked | None:
+    def known(self, head: RequestHead, body: bytes, within_s: float | None = None) -> HttpClaim | None:
         """What this request asks for, if it was read before. `within_s`: how long to wait, unless the client says."""
         found = self._known.get(head.name)
         if found is None or sha256(body).digest() != found.body_sha256:
@@ -97,27 +97,29 @@ class Reading:
         if head.passing:
             try:
                 within_s = budget_in(head.passing) or within_s
-            except Refused:
+            except RequestRefused:
                 return None  # whoever reads it refuses it
             if correlation_id := _correlation_in(head.passing):
                 asked = self._correlated(asked, correlation_id)
         return asked if within_s is None else asked._replace(budget_s=within_s, give_up_at=_now() + within_s)
 
     def checked(
-        self, call: Call, principal: str, *, head: Head | None = None, within_s: float | None = None
-    ) -> Asked | Answer | None:
+        self, call: Call, principal: str, *, head: RequestHead | None = None, within_s: float | None = None
+    ) -> HttpClaim | Answer | None:
         """What may be claimed, or why not. None: the policy does not require a key, and there is none.
 
         With its `head` it is remembered.
         """
         try:
             return self._asked(call, principal, head, within_s)
-        except Refused as refused:
+        except RequestRefused as refused:
             return refused.problem.answer()
         except RagfenceError as refused:
             return problem_of(refused).answer()
 
-    def _asked(self, call: Call, principal: str, head: Head | None, within_s: float | None) -> Asked | Answer | None:
+    def _asked(
+        self, call: Call, principal: str, head: RequestHead | None, within_s: float | None
+    ) -> HttpClaim | Answer | None:
         check_required(call, self._required)
         budget_s = budget_in(call.headers) or within_s
         key = key_of(call)
@@ -138,20 +140,20 @@ class Reading:
             )
         except RagfenceError as error:
             return problem_of(error, key=key).answer(told_of(key, ""))
-        asked = Asked(key, request, f"{call.method} {call.template}", call.root)
+        asked = HttpClaim(key, request, f"{call.method} {call.template}", call.root)
         if head is not None:
-            self._remember(head, call.body, asked._replace(kept=Kept()))
+            self._remember(head, call.body, asked._replace(kept=ReplayedResponse()))
         if correlation_id := _correlation_in(call.headers):
             asked = self._correlated(asked, correlation_id)
         return asked if budget_s is None else asked._replace(budget_s=budget_s, give_up_at=_now() + budget_s)
 
-    def _correlated(self, asked: Asked, correlation_id: str) -> Asked:
+    def _correlated(self, asked: HttpClaim, correlation_id: str) -> HttpClaim:
         request = self._engine.retold(
             asked.request, correlation_id=correlation_id, route=asked.request.operation.action
         )
         return asked._replace(request=request)
 
-    def _remember(self, head: Head, body: bytes, asked: Asked) -> None:
+    def _remember(self, head: RequestHead, body: bytes, asked: HttpClaim) -> None:
         known, request = self._known, asked.request
         size = _OVERHEAD + len(request.kept_payload) + sum(map(len, head.name))
         if (before := known.pop(head.name, None)) is not None:

@@ -34,14 +34,14 @@ READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 STOPPING: Final = "ragfence.stopping"
 """in the state of the lifespan: set by the server when it is told to stop"""
 EXCHANGE: Final = "ragfence.exchange"
-"""in the state of a request: the `Exchange`, by which what stands inside can refuse it"""
+"""in the state of a request: the `BoundedExchange`, by which what stands inside can refuse it"""
 LINGER_S: Final = 2.0
 LINGER_BYTES: Final = 8 << 20
 SMALL_BODY: Final = 16 << 10
 """is thrown away by the server without anybody noticing; for a larger one the connection is closed"""
 
 
-class Shedding:
+class LoadShedding:
     """
     app              what is protected
     max_concurrent   requests under way in this process, at most
@@ -130,7 +130,7 @@ class Shedding:
         return refusal("DEPENDENCY.overloaded", retry_after=random.randint(1, 4))
 
     async def _performed(self, scope: Scope, receive: Receive, send: Send, limit: int) -> None:
-        exchange = Exchange(receive, send, limit=limit, timeout_s=self._body_timeout_s, min_rate=self._min_rate)
+        exchange = BoundedExchange(receive, send, limit=limit, timeout_s=self._body_timeout_s, min_rate=self._min_rate)
         arrives = body_length(scope) != 0
 
         def count(amount: int) -> None:
@@ -170,7 +170,7 @@ class Shedding:
             await _refuse(exchange.problem, scope, receive, send)
 
 
-class Exchange:
+class BoundedExchange:
     """One request and its answer, with a body that is counted and timed.
 
     An application whose body is refused is told that its client has gone, and what it answers to that is not sent.

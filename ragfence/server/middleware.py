@@ -13,16 +13,16 @@ from ragfence.server.asgi import (
     App,
     BodyTooLarge,
     ClientGone,
-    Performance,
     Receive,
+    RequestRun,
     Scope,
     Send,
     read_body,
     send_answer,
 )
-from ragfence.server.contract import Begun, Contract
+from ragfence.server.contract import Contract, StartedRequest
 from ragfence.server.request_headers import principal_from
-from ragfence.server.responses import Asked, unexpected
+from ragfence.server.responses import HttpClaim, unexpected
 from ragfence.server.route_templates import path_in, template_of
 from ragfence.wire.messages import Answer, Call, headers_from
 from ragfence.wire.problems import refusal
@@ -111,7 +111,7 @@ class IdempotencyMiddleware:
         principal, template = await self._who(scope), self._route(scope)
         reading = self.contract.reading
         head = reading.head_of(scope, principal, template)
-        asked: Asked | Answer | None = reading.known(head, body)
+        asked: HttpClaim | Answer | None = reading.known(head, body)
         if asked is None:
             call = Call(
                 method=scope["method"],
@@ -127,10 +127,10 @@ class IdempotencyMiddleware:
         if isinstance(begun, Answer):
             await send_answer(send, begun)
         else:
-            performance = Performance(self._app, scope, body, limit=self._limits.max_stored_bytes)
+            performance = RequestRun(self._app, scope, body, limit=self._limits.max_stored_bytes)
             await self._performed(begun, performance, scope, send)
 
-    async def _performed(self, begun: Begun | None, performance: Performance, scope: Scope, send: Send) -> None:
+    async def _performed(self, begun: StartedRequest | None, performance: RequestRun, scope: Scope, send: Send) -> None:
         try:
             try:
                 answer = await self.contract.go_on(begun, performance.perform, performance.settle)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from ragfence.core.hashing import digest_part
 from ragfence.core.policy import Http
 from ragfence.core.receipts import Decision, Receipt
-from ragfence.documents.claims import Given
+from ragfence.documents.claims import GivenDocument
 from ragfence.documents.document import Document
 from ragfence.engine.leases import leading_lease
 from ragfence.errors import Conflict, InFlight, Quarantined, RagfenceError, Stale, TransientError
@@ -34,7 +34,7 @@ from ragfence.server.dependencies import parse_bounded, validated
 from ragfence.server.fair_shares import UnfinishedBatch, run_in_turn
 from ragfence.server.streams import Spool, Streamed, Write
 from ragfence.wire.messages import Answer, Call
-from ragfence.wire.problems import Problem, Refused, problem_of, refusal
+from ragfence.wire.problems import Problem, RequestRefused, problem_of, refusal
 from ragfence.wire.schemas import DocumentIn, receipt_out
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ async def read_body(pieces: AsyncIterable[bytes], limits: Http, unfinished: Unfi
     return Body(spool, sha256.digest(), lines + (last != b"\n"))
 
 
-class Batches:
+class NdjsonBatches:
     """The batches of one tenant."""
 
     def __init__(self, fence: Fence, contract: Contract) -> None:
@@ -118,7 +118,7 @@ class Batches:
 
     def ingested(self, documents: list[Document], event_id: str = "") -> list[Receipt | Exception]:
         try:
-            return self._documents.ingest_each([Given(each, event_id=event_id) for each in documents])
+            return self._documents.ingest_each([GivenDocument(each, event_id=event_id) for each in documents])
         except TransientError:
             raise
         except Exception:  # noqa: BLE001  # something that one of them met with: each alone, so that it is told of that one
@@ -138,7 +138,7 @@ class Batches:
 class _Work:
     """One batch being worked on, slice by slice, in threads."""
 
-    def __init__(self, batches: Batches, spool: Spool) -> None:
+    def __init__(self, batches: NdjsonBatches, spool: Spool) -> None:
         lease = leading_lease()
         self._event_id = lease.key if lease else ""
         """the request: the rows of its documents name it, so that a purge finds the answer that is kept"""
@@ -188,7 +188,7 @@ def _document_in(line: bytes, max_values: int) -> tuple[Document | Problem, str 
             doc_id = given["doc_id"]
         made = validated(given, DocumentIn)
         return made.document(made.doc_id), doc_id
-    except Refused as refused:
+    except RequestRefused as refused:
         return refused.problem, doc_id
     except RagfenceError as error:
         return problem_of(error), doc_id
@@ -216,5 +216,5 @@ def _line(value: dict[str, Any]) -> bytes:
     return json.dumps(value, ensure_ascii=True, separators=(",", ":"), default=str).encode() + b"\n"
 
 
-def _too_large(detail: str) -> Refused:
-    return Refused(refusal("VALIDATION.body_too_large", detail, hint="send it as several batches"))
+def _too_large(detail: str) -> RequestRefused:
+    return RequestRefused(refusal("VALIDATION.body_too_large", detail, hint="send it as several batches"))

@@ -12,7 +12,7 @@ from ragfence.server.load_shedding import READS
 from ragfence.wire.messages import Answer
 
 
-class Retries:
+class ReplayMiddleware:
     """Inside of `Gate`, which says who asks, and of `Shedding`, which bounds the body."""
 
     def __init__(self, app: App) -> None:

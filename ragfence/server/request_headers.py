@@ -11,7 +11,7 @@ from typing import Final
 
 from ragfence.core.hashing import digest
 from ragfence.wire.messages import Call, Headers, values_of
-from ragfence.wire.problems import Problem, Refused, refusal
+from ragfence.wire.problems import Problem, RequestRefused, refusal
 
 KEY_HEADER: Final = "idempotency-key"
 BUDGET_HEADER: Final = "x-request-timeout"
@@ -30,7 +30,7 @@ def key_of(call: Call) -> str | None:
     if not given:
         return None
     if len(given) > 1:
-        raise Refused(_malformed(f"the header stands there {len(given)} times"))
+        raise RequestRefused(_malformed(f"the header stands there {len(given)} times"))
     return parse_key(given[0])
 
 
@@ -44,15 +44,17 @@ def parse_key(text: str) -> str:
     elif _BARE.fullmatch(text):
         key = text
     elif text.startswith('"'):
-        raise Refused(_malformed("it starts with a quote, and is no quoted string"))
+        raise RequestRefused(_malformed("it starts with a quote, and is no quoted string"))
     elif "," in text:
-        raise Refused(_malformed('a key with a comma must be quoted: "a,b"'))
+        raise RequestRefused(_malformed('a key with a comma must be quoted: "a,b"'))
     else:
-        raise Refused(_malformed("it is empty" if not text else "it holds characters that are not printable ASCII"))
+        raise RequestRefused(
+            _malformed("it is empty" if not text else "it holds characters that are not printable ASCII")
+        )
     if not key:
-        raise Refused(_malformed("it is empty"))
+        raise RequestRefused(_malformed("it is empty"))
     if len(key) > MAX_KEY_CHARACTERS:
-        raise Refused(_malformed(f"it has {len(key)} characters, {MAX_KEY_CHARACTERS} are allowed"))
+        raise RequestRefused(_malformed(f"it has {len(key)} characters, {MAX_KEY_CHARACTERS} are allowed"))
     return key
 
 
@@ -63,8 +65,8 @@ def format_key(key: str) -> str:
     return '"' + key.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def missing_key() -> Refused:
-    return Refused(refusal("VALIDATION.idempotency.key_missing", "there is no header Idempotency-Key"))
+def missing_key() -> RequestRefused:
+    return RequestRefused(refusal("VALIDATION.idempotency.key_missing", "there is no header Idempotency-Key"))
 
 
 def budget_in(headers: Headers) -> float | None:
@@ -75,7 +77,7 @@ def budget_in(headers: Headers) -> float | None:
     found = _BUDGET.fullmatch(given[0]) if len(given) == 1 else None
     seconds = float(found[1]) / (1000 if found[2] == "ms" else 1) if found else 0.0
     if not math.isfinite(seconds) or seconds <= 0:
-        raise Refused(
+        raise RequestRefused(
             refusal(
                 "VALIDATION.header",
                 "X-Request-Timeout is not a time",
@@ -89,7 +91,7 @@ def check_required(call: Call, names: tuple[str, ...]) -> None:
     """What the policy requires beside the key, which has a refusal of its own."""
     for name in names:
         if name.lower() != KEY_HEADER and not any(values_of(call.headers, name.lower())):
-            raise Refused(
+            raise RequestRefused(
                 refusal("VALIDATION.header", f"there is no header {name}", hint=f"send {name} with every write")
             )
 

@@ -13,13 +13,13 @@ from ragfence.core.operations import Operation
 from ragfence.core.policy import Policy
 from ragfence.core.receipts import Receipt
 from ragfence.core.records import KeyRecord
-from ragfence.engine.claim_block import Replayed, failed
+from ragfence.engine.claim_block import ReplayedClaim, failed
 from ragfence.engine.requests import Request
 from ragfence.errors import Conflict, InFlight, RagfenceError
 from ragfence.server import stored_response
 from ragfence.server.request_headers import KEY_HEADER, format_key, parse_key
 from ragfence.wire.messages import Answer, Headers, values_of
-from ragfence.wire.problems import Problem, Refused, problem_of, refusal, whole_seconds
+from ragfence.wire.problems import Problem, RequestRefused, problem_of, refusal, whole_seconds
 
 MOST_KEPT_BYTES = 2 << 10
 """of a result whose answer is kept in memory"""
@@ -27,7 +27,7 @@ RETRY_AFTER_MS = 1000
 """how soon to ask again: a live lease is renewed, so its end says nothing"""
 
 
-class Kept:
+class ReplayedResponse:
     """The last answer of a request that is remembered: from the same record it is made only once."""
 
     __slots__ = ("answer", "record")
@@ -37,7 +37,7 @@ class Kept:
         self.answer: Answer | None = None
 
 
-class Asked(NamedTuple):
+class HttpClaim(NamedTuple):
     """An HTTP request that may be claimed."""
 
     key: str
@@ -50,10 +50,10 @@ class Asked(NamedTuple):
     """for how long the client waits"""
     give_up_at: float | None = None
     """until when, by the clock of the loop"""
-    kept: Kept | None = None
+    kept: ReplayedResponse | None = None
 
 
-class Telling:
+class ContractResponses:
     """`status_path`: where a 202 is asked how far it is; `ttl_ms`: how long an outcome is kept, 0 for ever."""
 
     def __init__(self, policy: Policy, ttl_ms: int, status_path: str) -> None:
@@ -61,7 +61,7 @@ class Telling:
         self._ttl_ms = ttl_ms
         self._status_path = status_path
 
-    def refused(self, asked: Asked, error: RagfenceError) -> Answer:
+    def refused(self, asked: HttpClaim, error: RagfenceError) -> Answer:
         key = asked.key
         if isinstance(error, Conflict):
             problem = Problem(
@@ -78,7 +78,7 @@ class Telling:
             return self.in_progress(asked)
         return problem_of(error, key=key).answer(told_of(key, "IN_PROGRESS"))
 
-    def in_progress(self, asked: Asked) -> Answer:
+    def in_progress(self, asked: HttpClaim) -> Answer:
         key = asked.key
         if self._policy.http.in_progress == 202:
             return self.accepted(asked.request.operation, key, asked.root)
@@ -101,7 +101,7 @@ class Telling:
         answer = stored_response.whole(Answer(202, (("content-type", "application/json"),), body))
         return answer.with_headers(headers | told_of(key, "IN_PROGRESS"))
 
-    def out_of_time(self, asked: Asked, *, begun: bool) -> Answer:
+    def out_of_time(self, asked: HttpClaim, *, begun: bool) -> Answer:
         # Not begun: the store has not said yet whether there is a claim, and the address of a 202 would know nothing.
         if begun and self._policy.http.in_progress == 202:
             return self.accepted(asked.request.operation, asked.key, asked.root)
@@ -113,7 +113,7 @@ class Telling:
         )
         return late.answer(told_of(asked.key, "IN_PROGRESS"))
 
-    def replay(self, asked: Asked, replayed: Replayed) -> Answer:
+    def replay(self, asked: HttpClaim, replayed: ReplayedClaim) -> Answer:
         kept, record = asked.kept, replayed.record
         if kept is None or len(record.result) > MOST_KEPT_BYTES:
             return self.replayed(replayed.receipt(), asked.key)
@@ -154,7 +154,7 @@ def unexpected(headers: Headers) -> Answer:
     """
     told: dict[str, str] = {}
     if len(given := values_of(headers, KEY_HEADER)) == 1:
-        with contextlib.suppress(Refused):
+        with contextlib.suppress(RequestRefused):
             told = told_of(parse_key(given[0]), "MISS")
     return refusal("TRANSIENT.unexpected").answer(told)
 

@@ -15,15 +15,15 @@ from functools import cached_property
 from ragfence.engine.aio import to_the_end
 from ragfence.fence import Fence
 from ragfence.server.contract import Contract
-from ragfence.server.group_commit import Grouping
-from ragfence.server.ndjson_batch import Batches
+from ragfence.server.group_commit import GroupCommit
+from ragfence.server.ndjson_batch import NdjsonBatches
 
 STATUS_PATH = "/v1/idempotency"
 
 _log = logging.getLogger("ragfence.server")
 
 
-class Session:
+class TenantSession:
     """What the routes need of a tenant."""
 
     def __init__(self, fence: Fence) -> None:
@@ -33,7 +33,7 @@ class Session:
         """how long a write is waited for whose client does not say"""
         self.held = 0
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> TenantSession:
         self.held += 1  # nobody closes it meanwhile
         return self
 
@@ -41,12 +41,12 @@ class Session:
         self.held -= 1
 
     @cached_property
-    def grouping(self) -> Grouping:
-        return Grouping(self.fence.documents)
+    def grouping(self) -> GroupCommit:
+        return GroupCommit(self.fence.documents)
 
     @cached_property
-    def batches(self) -> Batches:
-        return Batches(self.fence, self.contract)
+    def batches(self) -> NdjsonBatches:
+        return NdjsonBatches(self.fence, self.contract)
 
     async def finish(self) -> None:
         await self.contract.finish()
@@ -58,17 +58,17 @@ class Session:
         await to_the_end(self.fence.close)
 
 
-class Sessions:
+class TenantPool:
     def __init__(self, open_fence: Callable[[str], Fence], *, most: int = 64) -> None:
         self._open_fence = open_fence
         self._most = most
-        self._open: OrderedDict[str, Session] = OrderedDict()
-        self._opening: dict[str, asyncio.Future[Session]] = {}
+        self._open: OrderedDict[str, TenantSession] = OrderedDict()
+        self._opening: dict[str, asyncio.Future[TenantSession]] = {}
         self._awaited: Counter[str] = Counter()
         """tenants whose session is opened for somebody who does not hold it yet"""
         self._closing: set[asyncio.Task[None]] = set()
 
-    async def of(self, tenant: str) -> Session:
+    async def of(self, tenant: str) -> TenantSession:
         """To be held, by `with`, before anything else is awaited."""
         session = self._open.get(tenant)
         if session is None:
@@ -101,7 +101,7 @@ class Sessions:
         if self._closing:
             await asyncio.wait(set(self._closing))
 
-    async def _opened(self, tenant: str) -> Session:
+    async def _opened(self, tenant: str) -> TenantSession:
         under_way = self._opening.get(tenant)
         if under_way is None:
             under_way = self._opening[tenant] = asyncio.ensure_future(self._open_one(tenant))
@@ -115,9 +115,9 @@ class Sessions:
             if not self._awaited[tenant]:
                 del self._awaited[tenant]
 
-    async def _open_one(self, tenant: str) -> Session:
+    async def _open_one(self, tenant: str) -> TenantSession:
         fence = await to_the_end(self._open_fence, tenant)
-        session = Session(fence)
+        session = TenantSession(fence)
         try:
             await to_the_end(session.contract.content_key)  # it reads the object store: here, and not on the loop
         except BaseException:

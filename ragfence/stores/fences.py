@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from ragfence.core.decision_rows import Row
-from ragfence.core.decisions import Ask, Claim, Held, LeaseRef, Mode, Seal, SealOutcome, Verdict
+from ragfence.core.decisions import Ask, Claim, HeldRecords, LeaseRef, Mode, Seal, SealOutcome, Verdict
 from ragfence.core.records import TOKEN_BYTES, Head, KeyRecord, State
 from ragfence.core.tallies import Tallies
 
@@ -199,7 +199,7 @@ class FenceStore(Protocol):
 
     def pardon(self, leases: Sequence[LeaseRef]) -> list[bool]: ...
 
-    def read(self, lookups: Sequence[Lookup]) -> list[Held]: ...
+    def read(self, lookups: Sequence[Lookup]) -> list[HeldRecords]: ...
 
     def heads(self, shard: int) -> Iterator[tuple[bytes, Head]]:
         """The heads of documents. The head of an operation with a sequence is not one of them.

@@ -35,7 +35,7 @@ from ragfence.errors import (
     ValidationError,
 )
 from ragfence.stores.file_modes import PRIVATE, make_folder, make_folders, modes_in, open_file
-from ragfence.stores.objects import Entry, Put, check_listing, check_name, is_name
+from ragfence.stores.objects import ObjectEntry, Put, check_listing, check_name, is_name
 
 STALE_S = 24 * 3600
 
@@ -212,7 +212,7 @@ class LocalObjects:
         finally:
             temp.drop()
 
-    def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[Entry]:
+    def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectEntry]:
         check_listing(prefix, limit)
         base = prefix[: prefix.rfind("/") + 1]
         return islice(self._walk(base, prefix, start_after), limit)
@@ -318,7 +318,7 @@ class LocalObjects:
         except OSError as error:
             raise CommitUncertain(f"{name} was written to {self._root}, but could not be synced: {error}") from error
 
-    def _walk(self, base: str, prefix: str, start_after: str) -> Iterator[Entry]:
+    def _walk(self, base: str, prefix: str, start_after: str) -> Iterator[ObjectEntry]:
         """In full-name order, folder by folder. `base` is empty or ends with `/`."""
         try:
             with os.scandir(self._objects / base) as found:
@@ -343,7 +343,7 @@ class LocalObjects:
                     continue  # deleted since
                 except OSError as error:
                     raise self._failed(f"list {base}", error) from error
-                yield Entry(key, status.st_size, status.st_mtime_ns // 1_000_000)
+                yield ObjectEntry(key, status.st_size, status.st_mtime_ns // 1_000_000)
 
     def _link_failed(self, name: str, error: OSError) -> RagfenceError:
         if error.errno in _NO_LINKS:

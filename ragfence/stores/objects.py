@@ -26,7 +26,7 @@ _PREFIX = re.compile(r"(?:[A-Za-z0-9._=@~%-]+/)*[A-Za-z0-9._=@~%-]*")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ObjectEntry:
     """One line of a listing. `modified_ms` is the store's clock, for people and gc; it decides nothing."""
 
     name: str
@@ -63,7 +63,7 @@ class ObjectStore(Protocol):
         """
         ...
 
-    def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[Entry]:
+    def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectEntry]:
         """The objects whose names start with `prefix` and are greater than `start_after`, in byte order.
 
         Pages are fetched as they are needed. Objects that come or go meanwhile may or may not be listed.

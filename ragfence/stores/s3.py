@@ -36,7 +36,7 @@ from botocore.config import Config
 from ragfence.core.urls import show_url
 from ragfence.errors import CommitUncertain, RagfenceError, StoreUnavailable, StoreUnsafe, UnknownStore
 from ragfence.stores.object_address import check_endpoint
-from ragfence.stores.objects import Entry, Put, check_listing, check_name, is_name
+from ragfence.stores.objects import ObjectEntry, Put, check_listing, check_name, is_name
 from ragfence.stores.s3_errors import BotoError, brief, is_absent, leaves_open, never_sent, translate
 
 if TYPE_CHECKING:
@@ -46,24 +46,24 @@ PAGE = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class ListingPage:
     """`folders` are names without a trailing slash; a page has some only if it was asked for one level."""
 
-    entries: list[Entry]
+    entries: list[ObjectEntry]
     folders: list[str]
 
 
-class Pages(Protocol):
-    def __call__(self, prefix: str, *, start_after: str, page_size: int, one_level: bool) -> Iterator[Page]: ...
+class ListingPages(Protocol):
+    def __call__(self, prefix: str, *, start_after: str, page_size: int, one_level: bool) -> Iterator[ListingPage]: ...
 
 
-def flat(pages: Pages, prefix: str, start_after: str, limit: int | None) -> Iterator[Entry]:
+def flat(pages: ListingPages, prefix: str, start_after: str, limit: int | None) -> Iterator[ObjectEntry]:
     page_size = PAGE if limit is None else min(limit, PAGE)
     for page in pages(prefix, start_after=start_after, page_size=page_size, one_level=False):
         yield from page.entries
 
 
-def walk(pages: Pages, prefix: str, start_after: str, limit: int | None) -> Iterator[Entry]:
+def walk(pages: ListingPages, prefix: str, start_after: str, limit: int | None) -> Iterator[ObjectEntry]:
     base = prefix[: prefix.rfind("/") + 1]
     if start_after > base and not start_after.startswith(base):
         return
@@ -71,7 +71,7 @@ def walk(pages: Pages, prefix: str, start_after: str, limit: int | None) -> Iter
     held: list[str] = []
     page_size = PAGE if limit is None else min(limit + 16, PAGE)
     for page in pages(prefix, start_after=_before(base, start_after), page_size=page_size, one_level=True):
-        level: list[tuple[str, Entry | None]] = [(entry.name, entry) for entry in page.entries]
+        level: list[tuple[str, ObjectEntry | None]] = [(entry.name, entry) for entry in page.entries]
         level += [(folder, None) for folder in page.folders]
         for name, entry in sorted(level, key=lambda pair: pair[0]):
             while held and held[0] < name:
@@ -84,7 +84,7 @@ def walk(pages: Pages, prefix: str, start_after: str, limit: int | None) -> Iter
         yield from _descend(pages, heapq.heappop(held), start_after, limit)
 
 
-def _descend(pages: Pages, folder: str, start_after: str, limit: int | None) -> Iterator[Entry]:
+def _descend(pages: ListingPages, folder: str, start_after: str, limit: int | None) -> Iterator[ObjectEntry]:
     if folder > start_after or start_after.startswith(folder):
         yield from walk(pages, folder, start_after, limit)
 
@@ -233,7 +233,7 @@ class S3Objects:
             hint="check that the server is running there and the endpoint is right; nothing was written",
         ) from cause
 
-    def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[Entry]:
+    def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectEntry]:
         check_listing(prefix, limit)
         if limit == 0:
             return iter(())
@@ -326,7 +326,7 @@ class S3Objects:
 
     def _pages(
         self, prefix: str, *, start_after: str = "", page_size: int = PAGE, one_level: bool = False
-    ) -> Iterator[Page]:
+    ) -> Iterator[ListingPage]:
         asked: dict[str, Any] = {"Bucket": self._bucket, "Prefix": self._root + prefix}
         if start_after:
             asked["StartAfter"] = self._root + start_after
@@ -339,14 +339,14 @@ class S3Objects:
         except BotoError as error:
             raise self._translated(error, f"list {prefix}") from error
 
-    def _page(self, answer: Any) -> Page:
+    def _page(self, answer: Any) -> ListingPage:
         cut = len(self._root)
         entries = [
-            Entry(item["Key"][cut:], item["Size"], int(item["LastModified"].timestamp() * 1000))
+            ObjectEntry(item["Key"][cut:], item["Size"], int(item["LastModified"].timestamp() * 1000))
             for item in answer.get("Contents", [])
             if is_name(item["Key"][cut:])  # not the "folder/" objects that consoles leave
         ]
-        return Page(entries, [item["Prefix"][cut:-1] for item in answer.get("CommonPrefixes", [])])
+        return ListingPage(entries, [item["Prefix"][cut:-1] for item in answer.get("CommonPrefixes", [])])
 
     @property
     def client(self) -> S3Client:

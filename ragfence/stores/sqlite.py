@@ -37,8 +37,8 @@ from ragfence.errors import FormatCorrupt, FormatTooNew, StoreUnavailable
 from ragfence.stores import transactional
 from ragfence.stores.fences import PENDING_SEEN, Pending, RowEntry, Scanned, Stats, stats_of
 from ragfence.stores.file_modes import make_folders
-from ragfence.stores.sqlite_connections import Connections, identity
-from ragfence.stores.transactional import ShelvedFences
+from ragfence.stores.sqlite_connections import SqliteConnections, identity
+from ragfence.stores.transactional import TransactionalFences
 
 SCRUB_S = 10.0
 SCHEMA_VERSION = 2
@@ -89,7 +89,7 @@ def _machine_clock() -> int:
     return time.time_ns() // 1_000_000
 
 
-class SqliteFences(ShelvedFences):
+class SqliteFences(TransactionalFences):
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -103,7 +103,7 @@ class SqliteFences(ShelvedFences):
         self.tenant = tenant
         self.solo = solo
         self._clock = clock
-        self._connections = Connections(self.path, busy_timeout_s, self._prepare)
+        self._connections = SqliteConnections(self.path, busy_timeout_s, self._prepare)
         try:
             make_folders(self.path.parent)
         except OSError as refused:
@@ -212,7 +212,7 @@ class SqliteFences(ShelvedFences):
         with self._transaction(write=False) as shelf:
             return _tallies(shelf, since_ms // HOUR_MS)
 
-    def _pending(self, shelf: _SqliteShelf) -> Pending:
+    def _pending(self, shelf: _SqliteTransaction) -> Pending:
         """By indexes that hold only what is pending. They are named: SQLite would read the whole primary key."""
         query, live = shelf.db.execute, "state <= 3 AND tenant = ? AND (expires_ms IS NULL OR expires_ms > ?)"
         count = query(
@@ -318,7 +318,7 @@ class SqliteFences(ShelvedFences):
         self._connections.close()
 
     @contextlib.contextmanager
-    def _transaction(self, *, write: bool = True) -> Iterator[_SqliteShelf]:
+    def _transaction(self, *, write: bool = True) -> Iterator[_SqliteTransaction]:
         try:
             connection = self._connections.of_this_thread()
             db = connection.db
@@ -326,7 +326,7 @@ class SqliteFences(ShelvedFences):
                 self._connections.refuse_closed()  # while we waited, maybe, and then the connection is as well
                 db.execute("BEGIN IMMEDIATE" if write else "BEGIN")
                 try:
-                    shelf = _SqliteShelf(db, self.tenant, self._clock(), connection.run_id, self.solo)
+                    shelf = _SqliteTransaction(db, self.tenant, self._clock(), connection.run_id, self.solo)
                     yield shelf
                     if write:
                         shelf.write_counts()
@@ -380,7 +380,7 @@ def _stamp(epoch: int | None) -> bytes:
     return b"" if epoch is None else epoch.to_bytes(8, "big")
 
 
-def _tallies(shelf: _SqliteShelf, first_hour: int) -> Tallies:
+def _tallies(shelf: _SqliteTransaction, first_hour: int) -> Tallies:
     found = shelf.db.execute(
         "SELECT hour, label, n FROM tallies WHERE tenant = ? AND hour >= ?", (shelf.tenant, first_hour)
     ).fetchall()
@@ -414,7 +414,7 @@ def _count_once(db: sqlite3.Connection) -> None:
     )
 
 
-class _SqliteShelf:
+class _SqliteTransaction:
     def __init__(self, db: sqlite3.Connection, tenant: str, now_ms: int, run_id: str, solo: bool) -> None:
         self.db = db
         self.tenant = tenant

@@ -20,10 +20,10 @@ from ragfence.stores.file_modes import make_empty_file
 
 # SQLite forbids to close a connection that was inherited by a fork: here it is never even collected.
 _parents: list[sqlite3.Connection] = []
-_all: weakref.WeakSet[Connections] = weakref.WeakSet()
+_all: weakref.WeakSet[SqliteConnections] = weakref.WeakSet()
 
 
-class Connection:
+class SqliteConnection:
     """A connection and who may use it. It closes with the thread that made it."""
 
     def __init__(self, db: sqlite3.Connection, run_id: str) -> None:
@@ -48,20 +48,20 @@ class Connection:
             parents.append(self.db)
 
 
-class Connections:
+class SqliteConnections:
     def __init__(self, path: Path, busy_timeout_s: float, prepare: Callable[[sqlite3.Connection], str]) -> None:
         self._path = path
         self._busy_timeout_s = busy_timeout_s
         self._prepare = prepare
         self._local = threading.local()
-        self._open: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._open: weakref.WeakSet[SqliteConnection] = weakref.WeakSet()
         self._changing = threading.Lock()
         self._closed = False
         _all.add(self)
 
-    def of_this_thread(self) -> Connection:
+    def of_this_thread(self) -> SqliteConnection:
         self.refuse_closed()
-        known: Connection | None = getattr(self._local, "connection", None)
+        known: SqliteConnection | None = getattr(self._local, "connection", None)
         # Nobody keeps one to a file that was replaced or deleted.
         if known is not None and known.pid == os.getpid() and known.run_id.endswith(identity(self._path)):
             return known
@@ -72,7 +72,7 @@ class Connections:
         self._local.connection = made
         return made
 
-    def _make(self) -> Connection:
+    def _make(self) -> SqliteConnection:
         with contextlib.suppress(OSError):  # SQLite says what is wrong
             make_empty_file(self._path)
         # The files beside it, the log and the memory that connections share, get its mode from SQLite.
@@ -81,7 +81,7 @@ class Connections:
             self._use_wal(db)
             db.execute("PRAGMA synchronous = FULL")
             db.execute("PRAGMA secure_delete = ON")  # what is purged must not be left in free pages
-            return Connection(db, self._prepare(db))
+            return SqliteConnection(db, self._prepare(db))
         except BaseException:
             db.close()
             raise

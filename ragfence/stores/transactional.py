@@ -1,6 +1,6 @@
 """The protocol over a shelf of bytes: what SQLite does inside a transaction and the in-memory store under a lock.
 
-A `Shelf` only gets, puts and counts. Everything that decides is in `core/decisions.py`; everything that orders the
+A `Transaction` only gets, puts and counts. All that decides is in `core/decisions.py`; all that orders the
 steps (marker, then records, then row) is here, once.
 """
 
@@ -17,10 +17,10 @@ from ragfence.core.decisions import (
     Change,
     Claim,
     Fenced,
-    Held,
+    HeldRecords,
     LeaseRef,
     Mode,
-    NotReady,
+    NotReadyVerdict,
     Seal,
     Sealed,
     SealOutcome,
@@ -32,7 +32,7 @@ from ragfence.core.decisions import (
     settle_seal,
 )
 from ragfence.core.hashing import SHARDS
-from ragfence.core.operations import Fence
+from ragfence.core.operations import FenceNumber
 from ragfence.core.records import (
     Head,
     KeyRecord,
@@ -49,7 +49,7 @@ from ragfence.core.tallies import (
     BEGUN,
     HOUR_MS,
     NO_KEY,
-    Outcome,
+    TallyOutcome,
     hours_of,
     label_of_row,
     make_label,
@@ -58,7 +58,7 @@ from ragfence.core.tallies import (
 from ragfence.stores.fences import Loaded, LoadedSource, Lookup, Marker, Replays
 
 
-class Shelf(Protocol):
+class Transaction(Protocol):
     """One atomic view of a store. Expired entries are absent; `ttl_ms` 0 keeps an entry for ever."""
 
     @property
@@ -97,17 +97,17 @@ class Shelf(Protocol):
 Addressed = Claim | Seal | LeaseRef | Lookup
 
 
-def claim_all(shelf: Shelf, claims: Sequence[Claim]) -> list[Verdict]:
+def claim_all(shelf: Transaction, claims: Sequence[Claim]) -> list[Verdict]:
     verdicts: list[Verdict] = []
     for claim in claims:
         shard = claim.key[0]
         epoch = usable_epoch(shelf, shard)
         if epoch is None:
-            verdicts.append(NotReady())
+            verdicts.append(NotReadyVerdict())
             continue
 
-        def next_fence(shard: int = shard, epoch: int = epoch) -> Fence:
-            return Fence(epoch, shelf.next_counter(shard))
+        def next_fence(shard: int = shard, epoch: int = epoch) -> FenceNumber:
+            return FenceNumber(epoch, shelf.next_counter(shard))
 
         held = read_one(shelf, claim, epoch)
         verdict, change = settle_claim(held, claim, shelf.now_ms, stamp=epoch, next_fence=next_fence)
@@ -121,7 +121,7 @@ def claim_all(shelf: Shelf, claims: Sequence[Claim]) -> list[Verdict]:
     return verdicts
 
 
-def replay_all(shelf: Shelf, asks: Sequence[Ask]) -> list[bytes | None]:
+def replay_all(shelf: Transaction, asks: Sequence[Ask]) -> list[bytes | None]:
     records: list[bytes | None] = []
     unclear: set[bytes] = set()
     for ask in asks:
@@ -139,16 +139,16 @@ def replay_all(shelf: Shelf, asks: Sequence[Ask]) -> list[bytes | None]:
         held = KeyRecord.decode(record)
         row = row_for_answer(answered, RowKind.DUPLICATE, held, shelf.now_ms)
         shelf.add_row(row)
-        _tally(shelf, Outcome.DUPLICATE, "0", held.kind, row)
+        _tally(shelf, TallyOutcome.DUPLICATE, "0", held.kind, row)
     return records
 
 
-def seal_all(shelf: Shelf, seals: Sequence[Seal]) -> list[SealOutcome]:
+def seal_all(shelf: Transaction, seals: Sequence[Seal]) -> list[SealOutcome]:
     outcomes: list[SealOutcome] = []
     for seal in seals:
         epoch = usable_epoch(shelf, seal.key[0])
         if epoch is None:
-            outcomes.append(NotReady())
+            outcomes.append(NotReadyVerdict())
             continue
         held = read_one(shelf, seal, epoch)
         outcome, change = settle_seal(held, seal, shelf.now_ms, epoch=epoch)
@@ -165,7 +165,7 @@ def seal_all(shelf: Shelf, seals: Sequence[Seal]) -> list[SealOutcome]:
             else:
                 _tally(
                     shelf,
-                    Outcome.FENCED_OUT,
+                    TallyOutcome.FENCED_OUT,
                     "0",
                     outcome.record.kind if isinstance(outcome, Fenced) and outcome.record else "",
                     row,
@@ -178,39 +178,39 @@ def _is_live(source: SourceRecord | None) -> bool:
     return source is not None and source.head is not None and source.head.live
 
 
-def _tally_seal(shelf: Shelf, seal: Seal, record: KeyRecord, change: Change | None, row: Row) -> None:
+def _tally_seal(shelf: Transaction, seal: Seal, record: KeyRecord, change: Change | None, row: Row) -> None:
     """Counts a seal once, by whether it left a key behind: one that is repeated changes nothing."""
     if change is None:
         return
-    outcome = Outcome.HEALED if seal.duplicate else Outcome.FAILED if seal.failed else Outcome.NEW
+    outcome = TallyOutcome.HEALED if seal.duplicate else TallyOutcome.FAILED if seal.failed else TallyOutcome.NEW
     # None: it is in the head of its document; or the receipt stood there before, and only the top sequence moved.
     lifetime = NO_KEY if change.record is None else hours_of(seal.ttl_ms)
     _tally(shelf, outcome, lifetime, record.kind, row)
 
 
-def _tally(shelf: Shelf, outcome: Outcome, lifetime: str, kind: str, row: Row) -> None:
+def _tally(shelf: Transaction, outcome: TallyOutcome, lifetime: str, kind: str, row: Row) -> None:
     shelf.tally(row.ts_ms // HOUR_MS, make_label(outcome, lifetime, short(kind)[1:], row.context))
 
 
-def record_all(shelf: Shelf, rows: Sequence[Row]) -> None:
+def record_all(shelf: Transaction, rows: Sequence[Row]) -> None:
     for row in rows:
         shelf.add_row(row)
         if label := label_of_row(row):
             shelf.tally(row.ts_ms // HOUR_MS, label)
 
 
-def tally_forgotten(shelf: Shelf, record: KeyRecord, expires_ms: int | None) -> None:
+def tally_forgotten(shelf: Transaction, record: KeyRecord, expires_ms: int | None) -> None:
     """An ended key was dropped before its time."""
     lifetime = hours_of(expires_ms - record.when_ms) if expires_ms is not None else "0"
-    shelf.tally(record.when_ms // HOUR_MS, make_label(Outcome.FORGOTTEN, lifetime, short(record.kind)[1:], b""))
+    shelf.tally(record.when_ms // HOUR_MS, make_label(TallyOutcome.FORGOTTEN, lifetime, short(record.kind)[1:], b""))
 
 
-def count_documents(shelf: Shelf) -> int:
+def count_documents(shelf: Transaction) -> int:
     """The live documents of the shards that may answer."""
     return sum(shelf.documents(shard) for shard in range(SHARDS) if shelf.solo or ready_epoch(shelf, shard) is not None)
 
 
-def renew_all(shelf: Shelf, leases: Sequence[LeaseRef]) -> list[bool]:
+def renew_all(shelf: Transaction, leases: Sequence[LeaseRef]) -> list[bool]:
     kept = []
     for lease in leases:
         epoch = usable_epoch(shelf, lease.key[0])
@@ -224,7 +224,7 @@ def renew_all(shelf: Shelf, leases: Sequence[LeaseRef]) -> list[bool]:
 
 
 def release_all(
-    shelf: Shelf, leases: Sequence[LeaseRef], error: str, expire: bool, refund: bool, withdraw: bool
+    shelf: Transaction, leases: Sequence[LeaseRef], error: str, expire: bool, refund: bool, withdraw: bool
 ) -> list[bool]:
     released = []
     for lease in leases:
@@ -243,7 +243,7 @@ def release_all(
     return released
 
 
-def pardon_all(shelf: Shelf, leases: Sequence[LeaseRef]) -> list[bool]:
+def pardon_all(shelf: Transaction, leases: Sequence[LeaseRef]) -> list[bool]:
     pardoned = []
     for lease in leases:
         epoch = usable_epoch(shelf, lease.key[0])
@@ -256,21 +256,21 @@ def pardon_all(shelf: Shelf, leases: Sequence[LeaseRef]) -> list[bool]:
     return pardoned
 
 
-def read_all(shelf: Shelf, lookups: Sequence[Lookup]) -> list[Held]:
+def read_all(shelf: Transaction, lookups: Sequence[Lookup]) -> list[HeldRecords]:
     found = []
     for lookup in lookups:
         epoch = ready_epoch(shelf, lookup.key[0])
-        found.append(Held() if epoch is None and not shelf.solo else read_one(shelf, lookup, epoch or 0))
+        found.append(HeldRecords() if epoch is None and not shelf.solo else read_one(shelf, lookup, epoch or 0))
     return found
 
 
-def ready_epoch(shelf: Shelf, shard: int) -> int | None:
+def ready_epoch(shelf: Transaction, shard: int) -> int | None:
     """The epoch of a shard that may answer. None: NOT_READY."""
     marker = shelf.get_marker(shard)
     return marker[1] if marker and marker[0] and marker[2] == shelf.run_id else None
 
 
-def usable_epoch(shelf: Shelf, shard: int) -> int | None:
+def usable_epoch(shelf: Transaction, shard: int) -> int | None:
     """As `ready_epoch`, but a solo store that is not ready starts a new epoch: nobody else could."""
     ready = ready_epoch(shelf, shard)
     if ready is not None or not shelf.solo:
@@ -281,7 +281,7 @@ def usable_epoch(shelf: Shelf, shard: int) -> int | None:
     return epoch
 
 
-def read_one(shelf: Shelf, what: Addressed, epoch: int) -> Held:
+def read_one(shelf: Transaction, what: Addressed, epoch: int) -> HeldRecords:
     stamp = None if shelf.solo else epoch
     data = shelf.get_record(what.key)
     record = None
@@ -293,10 +293,10 @@ def read_one(shelf: Shelf, what: Addressed, epoch: int) -> Held:
         source = SourceRecord.decode(raw) if raw is not None else None
         if source and stamp is not None and source.stamp != stamp:
             source = None  # the log did not bring it back, so it is void
-    return Held(record, source)
+    return HeldRecords(record, source)
 
 
-def write(shelf: Shelf, what: Addressed, change: Change, epoch: int, ttl_ms: int, source_ttl_ms: int) -> None:
+def write(shelf: Transaction, what: Addressed, change: Change, epoch: int, ttl_ms: int, source_ttl_ms: int) -> None:
     shard = what.key[:1]
     if change.drop_record:
         shelf.drop_record(what.key)
@@ -313,7 +313,7 @@ def write(shelf: Shelf, what: Addressed, change: Change, epoch: int, ttl_ms: int
         shelf.put_source(shard[0], what.source, change.source.encode(), source_ttl_ms)
 
 
-def markers_of(shelf: Shelf) -> list[Marker | None]:
+def markers_of(shelf: Transaction) -> list[Marker | None]:
     markers: list[Marker | None] = []
     for shard in range(SHARDS):
         raw = shelf.get_marker(shard)
@@ -321,7 +321,7 @@ def markers_of(shelf: Shelf) -> list[Marker | None]:
     return markers
 
 
-def versions_of(shelf: Shelf) -> list[tuple[int, int] | None]:
+def versions_of(shelf: Transaction) -> list[tuple[int, int] | None]:
     versions: list[tuple[int, int] | None] = []
     for shard in range(SHARDS):
         epoch = ready_epoch(shelf, shard)
@@ -329,7 +329,7 @@ def versions_of(shelf: Shelf) -> list[tuple[int, int] | None]:
     return versions
 
 
-def begin_epoch(shelf: Shelf, epoch: int) -> bool:
+def begin_epoch(shelf: Transaction, epoch: int) -> bool:
     known = [shelf.get_marker(shard) for shard in range(SHARDS)]
     if any(marker and marker[1] >= epoch for marker in known):
         return False
@@ -341,7 +341,7 @@ def begin_epoch(shelf: Shelf, epoch: int) -> bool:
     return True
 
 
-def load_all(shelf: Shelf, epoch: int, items: Sequence[Loaded]) -> bool:
+def load_all(shelf: Transaction, epoch: int, items: Sequence[Loaded]) -> bool:
     for item in items:
         shard = item.shard if isinstance(item, LoadedSource) else item.key[0]
         if not hydrating(shelf, shard, epoch):
@@ -358,7 +358,7 @@ def load_all(shelf: Shelf, epoch: int, items: Sequence[Loaded]) -> bool:
     return True
 
 
-def finish_epoch(shelf: Shelf, epoch: int) -> bool:
+def finish_epoch(shelf: Transaction, epoch: int) -> bool:
     if not all(hydrating(shelf, shard, epoch) for shard in range(SHARDS)):
         return False
     for shard in range(SHARDS):
@@ -366,26 +366,26 @@ def finish_epoch(shelf: Shelf, epoch: int) -> bool:
     return True
 
 
-def hydrating(shelf: Shelf, shard: int, epoch: int) -> bool:
+def hydrating(shelf: Transaction, shard: int, epoch: int) -> bool:
     # The run_id too: a server that restarted in between may have lost what was loaded before.
     return shelf.get_marker(shard) == (False, epoch, shelf.run_id)
 
 
-def forget_markers(shelf: Shelf, below: int) -> None:
+def forget_markers(shelf: Transaction, below: int) -> None:
     for shard in range(SHARDS):
         marker = shelf.get_marker(shard)
         if marker and marker[0] and marker[1] < below:
             shelf.put_marker(shard, None)
 
 
-class ShelvedFences(ABC):
+class TransactionalFences(ABC):
     """A fence store whose every call is one transaction over a shelf."""
 
     tenant: str
     solo: bool
 
     @abstractmethod
-    def _transaction(self, *, write: bool = True) -> AbstractContextManager[Shelf]:
+    def _transaction(self, *, write: bool = True) -> AbstractContextManager[Transaction]:
         """All or nothing: what was put is there when the block ends, and nothing of it when the block raises."""
 
     def claim(self, claims: Sequence[Claim]) -> list[Verdict]:
@@ -420,7 +420,7 @@ class ShelvedFences(ABC):
         with self._transaction() as shelf:
             return pardon_all(shelf, leases)
 
-    def read(self, lookups: Sequence[Lookup]) -> list[Held]:
+    def read(self, lookups: Sequence[Lookup]) -> list[HeldRecords]:
         with self._transaction(write=False) as shelf:
             return read_all(shelf, lookups)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ragfence.telemetry.events import Event as Event
     from ragfence.telemetry.events import Listener as Listener
     from ragfence.telemetry.exposition import exposition as exposition
-    from ragfence.telemetry.instrumented_store import Observed as Observed
+    from ragfence.telemetry.instrumented_store import InstrumentedStore as InstrumentedStore
     from ragfence.telemetry.logs import Logs as Logs
     from ragfence.telemetry.metrics import Metrics as Metrics
     from ragfence.telemetry.traces import Traces as Traces
@@ -28,12 +28,12 @@ _WHERE = {
     "Listener": "events",
     "Logs": "logs",
     "Metrics": "metrics",
-    "Observed": "instrumented_store",
+    "InstrumentedStore": "instrumented_store",
     "Traces": "traces",
     "exposition": "exposition",
 }
 
-__all__ = ["Event", "Listener", "Logs", "Metrics", "Observed", "Traces", "exposition"]
+__all__ = ["Event", "InstrumentedStore", "Listener", "Logs", "Metrics", "Traces", "exposition"]
 
 
 def __getattr__(name: str) -> Any:

@@ -15,10 +15,10 @@ from ragfence.core.decisions import Ask, Claim, LeaseRef, Seal, SealOutcome, Ver
 from ragfence.engine.refusals import Refusal
 
 if TYPE_CHECKING:
-    from ragfence.telemetry.instrumented_store import Observed
+    from ragfence.telemetry.instrumented_store import InstrumentedStore
 
 
-class Call(NamedTuple):
+class StoreCall(NamedTuple):
     store: str
     """its URL, without credentials"""
     tenant: str
@@ -29,32 +29,32 @@ class Call(NamedTuple):
 
 
 class ClaimsAnswered(NamedTuple):
-    call: Call
+    call: StoreCall
     claims: Sequence[Claim]
     verdicts: Sequence[Verdict]
 
 
 class ReplaysAnswered(NamedTuple):
-    call: Call
+    call: StoreCall
     asks: Sequence[Ask]
     """all of one caller"""
     records: Sequence[bytes | None]
 
 
 class SealsAnswered(NamedTuple):
-    call: Call
+    call: StoreCall
     seals: Sequence[Seal]
     outcomes: Sequence[SealOutcome]
 
 
 class LeasesRenewed(NamedTuple):
-    call: Call
+    call: StoreCall
     leases: Sequence[LeaseRef]
     kept: Sequence[bool]
 
 
 class LeasesReleased(NamedTuple):
-    call: Call
+    call: StoreCall
     leases: Sequence[LeaseRef]
     released: Sequence[bool]
     error: str
@@ -65,18 +65,18 @@ class LeasesReleased(NamedTuple):
 class RowsRecorded(NamedTuple):
     """Decisions that the store did not make itself, such as a conflict found in the object store."""
 
-    call: Call
+    call: StoreCall
     rows: Sequence[Row]
 
 
-class Called(NamedTuple):
+class CallFinished(NamedTuple):
     """Any other call that is watched."""
 
-    call: Call
+    call: StoreCall
 
 
 class CallFailed(NamedTuple):
-    call: Call
+    call: StoreCall
     error: Exception
 
 
@@ -96,13 +96,13 @@ class DocumentsRefused(NamedTuple):
 
 
 class StoreOpened(NamedTuple):
-    store: Observed
+    store: InstrumentedStore
 
 
 class StoreClosing(NamedTuple):
     """Told before it is closed: whoever still reads from it can end that."""
 
-    store: Observed
+    store: InstrumentedStore
 
 
 Event = (
@@ -112,7 +112,7 @@ Event = (
     | LeasesRenewed
     | LeasesReleased
     | RowsRecorded
-    | Called
+    | CallFinished
     | CallFailed
     | KeyMade
     | DocumentsRefused

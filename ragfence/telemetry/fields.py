@@ -15,10 +15,10 @@ from ragfence.core.decisions import (
     NOBODY,
     Ask,
     Claim,
-    Conflict,
+    ConflictVerdict,
     Fenced,
     Granted,
-    InFlight,
+    InFlightVerdict,
     LeaseRef,
     Mode,
     Replay,
@@ -46,7 +46,7 @@ OURS: Final = frozenset(
 """fields that no caller writes"""
 
 
-class Told(NamedTuple):
+class DecisionFacts(NamedTuple):
     row: Row
     from_state: str | None = None
     to_state: str | None = None
@@ -54,12 +54,12 @@ class Told(NamedTuple):
     """until a sealed key expires, or a lease runs out; None: for ever, or nobody knows"""
 
 
-class Telling:
+class DecisionFields:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._redact = policy.redactor.redact_text
 
-    def decisions(self, event: Event, now_ms: int, *, all_conflicts: bool = False) -> Iterator[Told]:
+    def decisions(self, event: Event, now_ms: int, *, all_conflicts: bool = False) -> Iterator[DecisionFacts]:
         """What was decided, in the order of the call.
 
         `all_conflicts`: also those whose row is written by the caller, in a call of its own, once the diff is known.
@@ -67,7 +67,7 @@ class Telling:
         match event:
             case ClaimsAnswered(_, claims, verdicts):
                 for claim, verdict in zip(claims, verdicts, strict=True):
-                    if all_conflicts and isinstance(verdict, Conflict):
+                    if all_conflicts and isinstance(verdict, ConflictVerdict):
                         claim = claim._replace(row_on_conflict=True)
                     if (row := row_for_claim(claim, verdict, now_ms)) is not None:
                         yield self._of_claim(row, claim, verdict, now_ms)
@@ -84,9 +84,9 @@ class Telling:
                     if done:
                         yield _of_release(lease, error, expire, now_ms)
             case RowsRecorded(_, rows):
-                yield from map(Told, rows)
+                yield from map(DecisionFacts, rows)
 
-    def fields(self, told: Told, tenant: str) -> dict[str, Any]:
+    def fields(self, told: DecisionFacts, tenant: str) -> dict[str, Any]:
         """Those that the policy includes (`logging.include_fields`), and always what happened to the key.
 
         What is empty or zero is left out.
@@ -111,20 +111,20 @@ class Telling:
             return self._redact(value)
         return [self.clean(item) for item in value] if isinstance(value, list) else value
 
-    def _of_claim(self, row: Row, claim: Claim, verdict: Verdict, now_ms: int) -> Told:
+    def _of_claim(self, row: Row, claim: Claim, verdict: Verdict, now_ms: int) -> DecisionFacts:
         match verdict:
             case Granted(record):
-                return Told(row, _before(verdict, claim), "held", claim.lease_ms)
+                return DecisionFacts(row, _before(verdict, claim), "held", claim.lease_ms)
             case Replay(record) if record is not None:
-                return Told(row, _name(record), _name(record), self._left_ms(claim, record, now_ms))
-            case Conflict(record) if record is not None:
-                return Told(row, _name(record), _name(record))
-            case InFlight(until_ms, record):
+                return DecisionFacts(row, _name(record), _name(record), self._left_ms(claim, record, now_ms))
+            case ConflictVerdict(record) if record is not None:
+                return DecisionFacts(row, _name(record), _name(record))
+            case InFlightVerdict(until_ms, record):
                 # Until its lease runs out; a quarantine has no end.
                 left_ms = until_ms - now_ms if until_ms else None
-                return Told(row, _name(record), _name(record), left_ms)
+                return DecisionFacts(row, _name(record), _name(record), left_ms)
             case _:
-                return Told(row)
+                return DecisionFacts(row)
 
     def _left_ms(self, claim: Claim, record: KeyRecord, now_ms: int) -> int | None:
         """Until a sealed record expires, if the policy was the same when it was sealed. Documents do not expire."""
@@ -144,24 +144,24 @@ def _before(granted: Granted, claim: Claim) -> str:
     return "released" if known else ABSENT
 
 
-def _of_replay(ask: Ask, record: KeyRecord, now_ms: int) -> Told:
+def _of_replay(ask: Ask, record: KeyRecord, now_ms: int) -> DecisionFacts:
     claim = Claim(ask.key, ask.fingerprint, ask.token, Mode.DOCUMENT, ask.source, context=ask.context)
     row = row_for_claim(claim, Replay(record), now_ms)
     assert row is not None  # every replay leaves one
-    return Told(row, _name(record), _name(record))
+    return DecisionFacts(row, _name(record), _name(record))
 
 
-def _of_seal(row: Row, seal: Seal, outcome: SealOutcome) -> Told:
+def _of_seal(row: Row, seal: Seal, outcome: SealOutcome) -> DecisionFacts:
     match outcome:
         case Sealed(record):
-            return Told(row, "held", _name(record), seal.ttl_ms or None)
+            return DecisionFacts(row, "held", _name(record), seal.ttl_ms or None)
         case Fenced(record) if record is not None:
-            return Told(row, _name(record), _name(record))
+            return DecisionFacts(row, _name(record), _name(record))
         case _:
-            return Told(row)
+            return DecisionFacts(row)
 
 
-def _of_release(lease: LeaseRef, error: str, expire: bool, now_ms: int) -> Told:
+def _of_release(lease: LeaseRef, error: str, expire: bool, now_ms: int) -> DecisionFacts:
     """Attempt and payload are known to the store alone."""
     row = Row(
         token=lease.token,
@@ -174,7 +174,7 @@ def _of_release(lease: LeaseRef, error: str, expire: bool, now_ms: int) -> Told:
         error_code=error or "RELEASED",
         context=lease.context or b"{}",
     )
-    return Told(row, "held", "held" if expire else "released")
+    return DecisionFacts(row, "held", "held" if expire else "released")
 
 
 def _answered(row: Row) -> bool:

@@ -24,14 +24,14 @@ from ragfence.audit.statistics import count_expired
 from ragfence.core.decision_rows import decode_rows
 from ragfence.core.records import State
 from ragfence.stores.fences import FenceStore
-from ragfence.telemetry.instrumented_store import Observed
+from ragfence.telemetry.instrumented_store import InstrumentedStore
 
 _QUARANTINED = State.QUARANTINED.name.lower()
 _ENTRIES = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class StoreFigures:
     """Of one tenant in one store, but for `bytes` and `memory_ratio`, which are of the store as a whole."""
 
     records: Mapping[tuple[str, str], int] = field(default_factory=dict)
@@ -48,11 +48,11 @@ class Figures:
     """of a Redis: the fullest of its servers"""
 
 
-def figures_of(store: FenceStore) -> Figures:
+def figures_of(store: FenceStore) -> StoreFigures:
     stats, now_ms = store.stats(), store.now_ms()
     infos = store.infos() if hasattr(store, "infos") else None
     oldest = stats.pending.oldest
-    return Figures(
+    return StoreFigures(
         records=stats.records,
         documents=stats.documents,
         quarantined=sum(count for (_, state), count in stats.records.items() if state == _QUARANTINED),
@@ -93,8 +93,8 @@ class _Watched:
 
     url: str
     tenant: str
-    fences: weakref.WeakSet[Observed] = field(default_factory=weakref.WeakSet)
-    figures: Figures | None = None
+    fences: weakref.WeakSet[InstrumentedStore] = field(default_factory=weakref.WeakSet)
+    figures: StoreFigures | None = None
     asked_at: float = 0.0
     due_at: float = 0.0
     busy: threading.Lock = field(default_factory=threading.Lock)
@@ -119,12 +119,12 @@ class Gauges(Collector):
         self._lock = threading.Lock()
         self._asking: threading.Thread | None = None
 
-    def watch(self, fences: Observed) -> None:
+    def watch(self, fences: InstrumentedStore) -> None:
         where = (fences.url, fences.tenant)
         with self._lock:
             self._watched.setdefault(where, _Watched(*where)).fences.add(fences)
 
-    def leave(self, fences: Observed) -> None:
+    def leave(self, fences: InstrumentedStore) -> None:
         """Nobody reads from it any more when this returns, unless reading takes very long."""
         where = (fences.url, fences.tenant)
         with self._lock:
@@ -234,7 +234,7 @@ class _Families:
         self.bytes = _Family("storage_bytes", "Size of the fence store", by_store)
         self.memory = _Family("redis_memory_used_ratio", "Of maxmemory, or else of the machine", by_store)
 
-    def add(self, url: str, tenant: str, figures: Figures, age_s: float) -> None:
+    def add(self, url: str, tenant: str, figures: StoreFigures, age_s: float) -> None:
         tenant, store = self._tenant(tenant), self._store(url)
         for (kind, state), count in figures.records.items():
             self.keys.put(count, self._kind(kind), state, tenant)

@@ -1,4 +1,4 @@
-"""`Observed`: a fence store that tells listeners of every call, between the engine and the store it wraps.
+"""`InstrumentedStore`: a fence store that tells listeners of every call, between the engine and the store it wraps.
 
 It passes everything on as it came and answers what the store answered. What a listener raises never reaches the caller:
 a claim that was won and not told to its owner would be held until it runs out.
@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 from ragfence.core.decision_rows import Row
-from ragfence.core.decisions import Ask, Claim, Held, LeaseRef, Seal, SealOutcome, Verdict
+from ragfence.core.decisions import Ask, Claim, HeldRecords, LeaseRef, Seal, SealOutcome, Verdict
 from ragfence.core.operations import Operation
 from ragfence.core.records import Head
 from ragfence.core.tallies import Tallies
@@ -22,9 +22,8 @@ from ragfence.engine.refusals import Refusal
 from ragfence.engine.requests import Request
 from ragfence.stores.fences import FenceStore, Loaded, Lookup, Marker, Replays, RowEntry, Scanned, SoonFences, Stats
 from ragfence.telemetry.events import (
-    Call,
-    Called,
     CallFailed,
+    CallFinished,
     ClaimsAnswered,
     DocumentsRefused,
     Event,
@@ -35,6 +34,7 @@ from ragfence.telemetry.events import (
     ReplaysAnswered,
     RowsRecorded,
     SealsAnswered,
+    StoreCall,
     StoreClosing,
     StoreOpened,
     Surrounding,
@@ -47,7 +47,7 @@ Answer = TypeVar("Answer")
 
 
 class _WatchedRows:
-    def __init__(self, watched: Observed, replays: Replays) -> None:
+    def __init__(self, watched: InstrumentedStore, replays: Replays) -> None:
         self._watched, self._replays = watched, replays
 
     def settle(self) -> None:
@@ -57,7 +57,7 @@ class _WatchedRows:
         self._replays.drop()
 
 
-class Observed:
+class InstrumentedStore:
     """Wraps a `FenceStore`. What a store has beside the protocol (`infos`, `path`, `solo`) is found here as well."""
 
     def __init__(self, inner: FenceStore, listeners: Sequence[Listener]) -> None:
@@ -157,7 +157,7 @@ class Observed:
     def pardon(self, leases: Sequence[LeaseRef]) -> list[bool]:
         return self._watched("pardon", lambda: self.inner.pardon(leases), _called)
 
-    def read(self, lookups: Sequence[Lookup]) -> list[Held]:
+    def read(self, lookups: Sequence[Lookup]) -> list[HeldRecords]:
         return self._watched("read", lambda: self.inner.read(lookups), _called)
 
     def heads(self, shard: int) -> Iterator[tuple[bytes, Head]]:
@@ -233,7 +233,7 @@ class Observed:
         self.tell(StoreClosing(self))
         self.inner.close()
 
-    def _watched(self, method: str, act: Callable[[], Answer], event: Callable[[Call, Answer], Event]) -> Answer:
+    def _watched(self, method: str, act: Callable[[], Answer], event: Callable[[StoreCall, Answer], Event]) -> Answer:
         with self._around(method) if self._surrounding else _NOTHING_AROUND:
             started = time.perf_counter()
             try:
@@ -244,8 +244,8 @@ class Observed:
             self.tell(event(self._call(method, started), answer))
         return answer
 
-    def _call(self, method: str, started: float) -> Call:
-        return Call(self.inner.url, self.inner.tenant, self._solo, method, time.perf_counter() - started)
+    def _call(self, method: str, started: float) -> StoreCall:
+        return StoreCall(self.inner.url, self.inner.tenant, self._solo, method, time.perf_counter() - started)
 
     @contextmanager
     def _around(self, method: str) -> Iterator[None]:
@@ -283,7 +283,7 @@ class Observed:
             _log.exception("%s failed, and may have missed more than this", type(listener).__name__)
 
 
-class ObservedEngine(Engine):
+class InstrumentedEngine(Engine):
     """Also notifies listeners of the time it takes to make a key, and of documents that were refused."""
 
     def request(
@@ -307,14 +307,14 @@ class ObservedEngine(Engine):
             kept=kept,
             include_diff=include_diff,
         )
-        if isinstance(self.fences, Observed):
+        if isinstance(self.fences, InstrumentedStore):
             self.fences.tell(KeyMade(operation.kind, time.perf_counter() - started))
         return made
 
     def note_refusals(self, refusals: Sequence[Refusal]) -> None:
-        if isinstance(self.fences, Observed) and refusals:
+        if isinstance(self.fences, InstrumentedStore) and refusals:
             self.fences.tell(DocumentsRefused(self.fences.url, self.tenant, refusals))
 
 
-def _called(call: Call, _: object) -> Event:
-    return Called(call)
+def _called(call: StoreCall, _: object) -> Event:
+    return CallFinished(call)

@@ -27,14 +27,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple, TextIO
 
 from ragfence._extras import needs_extra
-from ragfence.audit.timeline import What, what_of
+from ragfence.audit.timeline import EventType, what_of
 from ragfence.core.decisions import Ask, Claim, Replay
 from ragfence.core.policy import Policy
 from ragfence.core.receipts import Decision
 from ragfence.engine.refusals import Refusal
 from ragfence.errors import RagfenceError
 from ragfence.telemetry.events import (
-    Call,
     CallFailed,
     ClaimsAnswered,
     DocumentsRefused,
@@ -43,8 +42,9 @@ from ragfence.telemetry.events import (
     ReplaysAnswered,
     RowsRecorded,
     SealsAnswered,
+    StoreCall,
 )
-from ragfence.telemetry.fields import Telling
+from ragfence.telemetry.fields import DecisionFields
 
 WINDOW_S = 300.0
 LEAST = 20
@@ -131,7 +131,9 @@ with needs_extra("audit", "Observing with logs"):
     import structlog
 
 EACH_UP_TO: Final = 100
-_LOUD: Final = frozenset((What.CONFLICTED, What.QUARANTINED, What.FENCED_OUT, What.FAILED, What.TAKEN_OVER))
+_LOUD: Final = frozenset(
+    (EventType.CONFLICTED, EventType.QUARANTINED, EventType.FENCED_OUT, EventType.FAILED, EventType.TAKEN_OVER)
+)
 _NAMES: Final = ("kind", "source_type", "source_id", "correlation_id", "route")
 
 
@@ -162,7 +164,7 @@ class Logs:
     ) -> None:
         """`each_up_to`: so many documents, answered together, still have a line each."""
         self._logger = json_lines() if logger is None else logger
-        self._telling = Telling(policy)
+        self._telling = DecisionFields(policy)
         self._each_up_to = each_up_to
         self._now_ms = now_ms
         self._new_rates = rates
@@ -217,13 +219,13 @@ class Logs:
                 **more,
             )
 
-    def _say_each(self, call: Call, event: Event) -> None:
+    def _say_each(self, call: StoreCall, event: Event) -> None:
         for told in self._telling.decisions(event, self._now_ms()):
             what = what_of(told.row)
             say = self._logger.warning if what in _LOUD else self._logger.info
             say(what.value, **self._telling.fields(told, call.tenant))
 
-    def _watch(self, call: Call, duplicates: Sequence[Claim | Ask]) -> None:
+    def _watch(self, call: StoreCall, duplicates: Sequence[Claim | Ask]) -> None:
         if not duplicates:
             return
         rates = self._rates.get(call.tenant)

@@ -34,24 +34,23 @@ from ragfence.core.decision_rows import (
 )
 from ragfence.core.decisions import (
     Claim,
-    Conflict,
+    ConflictVerdict,
     Fenced,
     Granted,
-    InFlight,
+    InFlightVerdict,
     Replay,
     Seal,
     Sealed,
     SealOutcome,
-    Stale,
+    StaleVerdict,
     Verdict,
 )
 from ragfence.core.receipts import Decision
 from ragfence.core.records import KeyRecord
 from ragfence.errors import RagfenceError
 from ragfence.telemetry.events import (
-    Call,
-    Called,
     CallFailed,
+    CallFinished,
     ClaimsAnswered,
     DocumentsRefused,
     Event,
@@ -61,6 +60,7 @@ from ragfence.telemetry.events import (
     ReplaysAnswered,
     RowsRecorded,
     SealsAnswered,
+    StoreCall,
     StoreClosing,
     StoreOpened,
 )
@@ -78,11 +78,11 @@ def decision_of_claim(claim: Claim, verdict: Verdict) -> str | None:
     match verdict:
         case Replay():
             return DUPLICATE
-        case InFlight():
+        case InFlightVerdict():
             return IN_FLIGHT
-        case Conflict():
+        case ConflictVerdict():
             return CONFLICT if claim.row_on_conflict else None
-        case Stale():
+        case StaleVerdict():
             return STALE
         case _:
             return None
@@ -131,7 +131,7 @@ def seen_before_ms(granted: Granted, claim: Claim) -> int:
 OTHER = "other"
 
 
-class Bounded:
+class BoundedLabels:
     """The first `most` values as they are, every later one as `other`."""
 
     def __init__(self, most: int) -> None:
@@ -207,8 +207,8 @@ class Instruments:
         def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Series[Histogram]:
             return Series(Histogram(f"ragfence_{name}_seconds", text, labels, buckets=buckets, registry=registry))
 
-        self.tenant, self.kind, self.endpoint = Bounded(max_tenants), Bounded(100), Bounded(200)
-        self.store, self.error = Bounded(100), Bounded(100)
+        self.tenant, self.kind, self.endpoint = BoundedLabels(max_tenants), BoundedLabels(100), BoundedLabels(200)
+        self.store, self.error = BoundedLabels(100), BoundedLabels(100)
         self.decisions = counter(
             "decisions", "What callers were told, as in the ledger", "kind", "decision", "tenant", "endpoint"
         )
@@ -229,7 +229,7 @@ class Instruments:
         self.refused_credentials = counter(
             "auth_failures", "Requests refused for their credentials, or for a scope they lack", "reason"
         )
-        self.api_key = Bounded(MAX_API_KEYS)
+        self.api_key = BoundedLabels(MAX_API_KEYS)
         self.api_requests = counter(
             "api_key_requests", "Requests that were served, by the API key that sent them", "tenant", "api_key"
         )
@@ -307,7 +307,7 @@ class Metrics:
             case RowsRecorded(call, rows):
                 self._count(call)
                 self._rows(call, rows)
-            case LeasesReleased(call=call) | Called(call):
+            case LeasesReleased(call=call) | CallFinished(call):
                 self._count(call)
             case CallFailed(call, error):
                 self._count(call)
@@ -325,7 +325,7 @@ class Metrics:
             case StoreClosing(store):
                 self._told.gauges.leave(store)
 
-    def _count(self, call: Call) -> None:
+    def _count(self, call: StoreCall) -> None:
         self._told.calls(self._told.store(call.store), call.method).inc()
 
     def _claims(self, event: ClaimsAnswered) -> None:
@@ -347,13 +347,13 @@ class Metrics:
                     taken[kind] += takeover
                     if takeover or record.attempt > 1:
                         self._sent_again(kind, NEW, seen_before_ms(verdict, claim))
-                case InFlight(quarantined=True):
+                case InFlightVerdict(quarantined=True):
                     stuck[kind] += 1
-                case InFlight():
+                case InFlightVerdict():
                     refused[kind] += 1
                 case Replay(record) if record is not None:
                     self._sent_again(kind, DUPLICATE, now_ms - record.first_seen_ms)
-            if claim.waited_ms and not isinstance(verdict, InFlight):
+            if claim.waited_ms and not isinstance(verdict, InFlightVerdict):
                 told.lock_wait(told.kind(kind)).observe(claim.waited_ms / 1000)
         self._decided(event.call.tenant, decided)
         for counter, tally in (
@@ -405,7 +405,7 @@ class Metrics:
             if outcome_text == "fenced_out":
                 told.doubled(told.kind(kind)).inc(count)
 
-    def _rows(self, call: Call, rows: Sequence[Row]) -> None:
+    def _rows(self, call: StoreCall, rows: Sequence[Row]) -> None:
         decided: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         for row in rows:
             if decision := decision_of_row(row):

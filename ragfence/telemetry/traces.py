@@ -21,15 +21,15 @@ from ragfence.audit.timeline import what_of
 from ragfence.core.policy import Policy
 from ragfence.errors import RagfenceError
 from ragfence.telemetry.events import (
-    Call,
     CallFailed,
     ClaimsAnswered,
     Event,
     LeasesReleased,
     ReplaysAnswered,
     SealsAnswered,
+    StoreCall,
 )
-from ragfence.telemetry.fields import Telling
+from ragfence.telemetry.fields import DecisionFields
 
 with needs_extra("audit", "Observing with traces"):
     from opentelemetry import trace
@@ -46,7 +46,7 @@ class Traces:
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         """`provider`: instead of the one that the process has set up."""
-        self._telling = Telling(policy)
+        self._telling = DecisionFields(policy)
         self._tracer = trace.get_tracer("ragfence", __version__, provider)
         self._now_ms = now_ms
 
@@ -81,7 +81,7 @@ class Traces:
         ):
             yield
 
-    def _describe(self, span: trace.Span, call: Call, event: Event, count: int) -> None:
+    def _describe(self, span: trace.Span, call: StoreCall, event: Event, count: int) -> None:
         span.set_attribute("db.system", call.store.partition("://")[0])
         span.set_attribute("ragfence.count", count)
         told = list(self._telling.decisions(event, self._now_ms(), all_conflicts=True))

@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from typing import Generic, Literal, TypeVar
 
 from ragfence.core.decision_rows import Row
-from ragfence.core.decisions import Ask, Claim, Held, LeaseRef, Seal, SealOutcome, Verdict
+from ragfence.core.decisions import Ask, Claim, HeldRecords, LeaseRef, Seal, SealOutcome, Verdict
 from ragfence.core.records import Head, digest_in
 from ragfence.core.tallies import Tallies
 from ragfence.errors import StoreUnavailable
@@ -209,7 +209,7 @@ class FaultyFences(FaultyCalls[FenceMethod]):
     def pardon(self, leases: Sequence[LeaseRef]) -> list[bool]:
         return self._call("pardon", _keys(leases), lambda: self.inner.pardon(leases))
 
-    def read(self, lookups: Sequence[Lookup]) -> list[Held]:
+    def read(self, lookups: Sequence[Lookup]) -> list[HeldRecords]:
         return self._call("read", _keys(lookups), lambda: self.inner.read(lookups))
 
     def heads(self, shard: int) -> Iterator[tuple[bytes, Head]]:

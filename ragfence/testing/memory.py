@@ -29,8 +29,8 @@ from ragfence.core.tallies import HOUR_MS, Tallies
 from ragfence.errors import CommitUncertain
 from ragfence.stores import transactional
 from ragfence.stores.fences import Pending, RowEntry, Scanned, Stats, stats_of
-from ragfence.stores.objects import Entry, ObjectStore, Put, check_listing, check_name
-from ragfence.stores.transactional import ShelvedFences
+from ragfence.stores.objects import ObjectEntry, ObjectStore, Put, check_listing, check_name
+from ragfence.stores.transactional import TransactionalFences
 from ragfence.testing.clock import VirtualClock
 from ragfence.testing.faults import Error, Fault, FaultyCalls, Orders
 
@@ -58,7 +58,7 @@ class _Content:
             self.rows[row.row_id], self.places[row.row_id] = row, self.written
 
 
-class MemoryFences(ShelvedFences):
+class MemoryFences(TransactionalFences):
     """A fence store in memory that can be flushed, restarted, snapshotted and failed over."""
 
     def __init__(self, tenant: str = "default", *, solo: bool = False, clock: Callable[[], int] | None = None) -> None:
@@ -308,11 +308,11 @@ class MemoryObjects:
             self._objects[name] = (bytes(data), self._clock_ms())
             return Put(won=True)
 
-    def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[Entry]:
+    def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectEntry]:
         check_listing(prefix, limit)
         with self._lock:
             found = [
-                Entry(name, len(data), modified_ms)
+                ObjectEntry(name, len(data), modified_ms)
                 for name, (data, modified_ms) in self._objects.items()
                 if name.startswith(prefix) and name > start_after
             ]
@@ -403,7 +403,7 @@ class FaultyObjects(FaultyCalls[Method]):
 
         return self._call("put_new", [name], lambda: self.inner.put_new(name, data), caught)
 
-    def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[Entry]:
+    def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectEntry]:
         return self._call("list", [prefix], lambda: self.inner.list(prefix, start_after=start_after, limit=limit))
 
     def delete(self, names: Sequence[str]) -> None:

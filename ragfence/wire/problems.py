@@ -23,69 +23,71 @@ RETRY_AFTER_S: Final = 1
 """told with every answer of 429 and 503 that knows nothing better"""
 
 
-class Row(NamedTuple):
+class ProblemRow(NamedTuple):
     status: int
     title: str
 
 
-class Refusal(NamedTuple):
+class ProblemRule(NamedTuple):
     status: int
     retryable: bool
     title: str
     hint: str
 
 
-ERRORS: Final[Mapping[type[RagfenceError], Row]] = {
-    errors.RagfenceError: Row(500, "Something failed inside ragfence"),
-    errors.TerminalError: Row(422, "Trying again cannot help"),
-    errors.ValidationError: Row(400, "The request is invalid; nothing was stored"),
-    errors.NotJson: Row(400, "The body is not JSON that can be compared"),
-    errors.InsecureUrl: Row(502, "An API key would be sent over plain HTTP"),
-    errors.DocumentInvalid: Row(422, "The document cannot be ingested"),
-    errors.PruneTooLarge: Row(422, "More documents would be retracted than the policy lets go at once"),
-    errors.ResultTooBig: Row(500, "The result is larger than what the stores may hold"),
-    errors.PolicyError: Row(500, "The server's policy is refused"),
-    errors.ContentSecretError: Row(500, "The server lacks the secret that contents of the tenant are hashed with"),
-    errors.UnknownStore: Row(500, "The server's store cannot be opened"),
-    errors.EmbedderUnknown: Row(422, "Nobody registered an embedder of this name"),
-    errors.AliasUnknown: Row(404, "There is no such alias"),
-    errors.Conflict: Row(409, "The key is known with another payload"),
-    errors.OriginConflict: Row(409, "Another source owns the document"),
-    errors.Stale: Row(409, "A newer revision is already applied"),
-    errors.EffectFailed: Row(422, "The operation failed for good; this is its outcome, replayed"),
-    errors.Quarantined: Row(409, "Too many attempts failed; somebody has to release the key"),
-    errors.NestedClaim: Row(500, "A claim inside the effect of its own key"),
-    errors.Unsupported: Row(501, "This server does not do that"),
-    errors.ObjectsRequired: Row(501, "This server has no object store"),
-    errors.EmbedderInvalid: Row(500, "The embedder's vectors cannot be used"),
-    errors.NotSealed: Row(409, "The index was never sealed"),
-    errors.BuildRetired: Row(410, "The index was retired"),
-    errors.BuildMissing: Row(409, "The rows of the index are not in the backend"),
-    errors.BuildUnverified: Row(500, "What was built is not what was to be built"),
-    errors.GateFailed: Row(409, "A gate before the swap failed"),
-    errors.AliasMoved: Row(412, "The alias is not where it was expected"),
-    errors.DocumentMoved: Row(412, "The document is not at the version that was expected"),
-    errors.StoreUnsafe: Row(500, "The server's store cannot keep the promise"),
-    errors.StoreAuth: Row(500, "The store refused the server's credentials"),
-    errors.TableGone: Row(410, "The table was deleted; a newer one has been written"),
-    errors.FormatTooNew: Row(500, "Stored by a newer ragfence than this server's"),
-    errors.FormatCorrupt: Row(500, "Stored bytes that are no record"),
-    errors.SegmentUnreadable: Row(500, "A segment of the log is cut off, damaged or missing"),
-    errors.TransientError: Row(503, "Trying again may help"),
-    errors.InFlight: Row(409, "The operation is being performed right now"),
-    errors.LeaseLost: Row(503, "The lease ran out while the operation was performed"),
-    errors.FencedOut: Row(503, "Another attempt was faster; ask again for its outcome"),
-    errors.SealUncertain: Row(503, "The operation happened, its outcome could not be stored yet"),
-    errors.StoreUnavailable: Row(503, "A store did not answer"),
-    errors.StoreClosed: Row(503, "The server is closing its stores"),
-    errors.CommitUncertain: Row(503, "The object store did not say whether the commit happened"),
-    errors.NotReady: Row(503, "The fence store is being rebuilt"),
-    errors.EmbedderUnavailable: Row(503, "The embedder did not answer"),
-    errors.ApiRefused: Row(502, "Another server refused"),
-    errors.ApiUnauthorized: Row(502, "Another server did not accept the API key"),
-    errors.ApiForbidden: Row(502, "Another server wants a scope that the API key lacks"),
-    errors.ApiUnavailable: Row(503, "Another server did not answer"),
-    errors.SnapshotGone: Row(409, "Documents that were to be indexed are gone"),
+ERRORS: Final[Mapping[type[RagfenceError], ProblemRow]] = {
+    errors.RagfenceError: ProblemRow(500, "Something failed inside ragfence"),
+    errors.TerminalError: ProblemRow(422, "Trying again cannot help"),
+    errors.ValidationError: ProblemRow(400, "The request is invalid; nothing was stored"),
+    errors.NotJson: ProblemRow(400, "The body is not JSON that can be compared"),
+    errors.InsecureUrl: ProblemRow(502, "An API key would be sent over plain HTTP"),
+    errors.DocumentInvalid: ProblemRow(422, "The document cannot be ingested"),
+    errors.PruneTooLarge: ProblemRow(422, "More documents would be retracted than the policy lets go at once"),
+    errors.ResultTooBig: ProblemRow(500, "The result is larger than what the stores may hold"),
+    errors.PolicyError: ProblemRow(500, "The server's policy is refused"),
+    errors.ContentSecretError: ProblemRow(
+        500, "The server lacks the secret that contents of the tenant are hashed with"
+    ),
+    errors.UnknownStore: ProblemRow(500, "The server's store cannot be opened"),
+    errors.EmbedderUnknown: ProblemRow(422, "Nobody registered an embedder of this name"),
+    errors.AliasUnknown: ProblemRow(404, "There is no such alias"),
+    errors.Conflict: ProblemRow(409, "The key is known with another payload"),
+    errors.OriginConflict: ProblemRow(409, "Another source owns the document"),
+    errors.Stale: ProblemRow(409, "A newer revision is already applied"),
+    errors.EffectFailed: ProblemRow(422, "The operation failed for good; this is its outcome, replayed"),
+    errors.Quarantined: ProblemRow(409, "Too many attempts failed; somebody has to release the key"),
+    errors.NestedClaim: ProblemRow(500, "A claim inside the effect of its own key"),
+    errors.Unsupported: ProblemRow(501, "This server does not do that"),
+    errors.ObjectsRequired: ProblemRow(501, "This server has no object store"),
+    errors.EmbedderInvalid: ProblemRow(500, "The embedder's vectors cannot be used"),
+    errors.NotSealed: ProblemRow(409, "The index was never sealed"),
+    errors.BuildRetired: ProblemRow(410, "The index was retired"),
+    errors.BuildMissing: ProblemRow(409, "The rows of the index are not in the backend"),
+    errors.BuildUnverified: ProblemRow(500, "What was built is not what was to be built"),
+    errors.GateFailed: ProblemRow(409, "A gate before the swap failed"),
+    errors.AliasMoved: ProblemRow(412, "The alias is not where it was expected"),
+    errors.DocumentMoved: ProblemRow(412, "The document is not at the version that was expected"),
+    errors.StoreUnsafe: ProblemRow(500, "The server's store cannot keep the promise"),
+    errors.StoreAuth: ProblemRow(500, "The store refused the server's credentials"),
+    errors.TableGone: ProblemRow(410, "The table was deleted; a newer one has been written"),
+    errors.FormatTooNew: ProblemRow(500, "Stored by a newer ragfence than this server's"),
+    errors.FormatCorrupt: ProblemRow(500, "Stored bytes that are no record"),
+    errors.SegmentUnreadable: ProblemRow(500, "A segment of the log is cut off, damaged or missing"),
+    errors.TransientError: ProblemRow(503, "Trying again may help"),
+    errors.InFlight: ProblemRow(409, "The operation is being performed right now"),
+    errors.LeaseLost: ProblemRow(503, "The lease ran out while the operation was performed"),
+    errors.FencedOut: ProblemRow(503, "Another attempt was faster; ask again for its outcome"),
+    errors.SealUncertain: ProblemRow(503, "The operation happened, its outcome could not be stored yet"),
+    errors.StoreUnavailable: ProblemRow(503, "A store did not answer"),
+    errors.StoreClosed: ProblemRow(503, "The server is closing its stores"),
+    errors.CommitUncertain: ProblemRow(503, "The object store did not say whether the commit happened"),
+    errors.NotReady: ProblemRow(503, "The fence store is being rebuilt"),
+    errors.EmbedderUnavailable: ProblemRow(503, "The embedder did not answer"),
+    errors.ApiRefused: ProblemRow(502, "Another server refused"),
+    errors.ApiUnauthorized: ProblemRow(502, "Another server did not accept the API key"),
+    errors.ApiForbidden: ProblemRow(502, "Another server wants a scope that the API key lacks"),
+    errors.ApiUnavailable: ProblemRow(503, "Another server did not answer"),
+    errors.SnapshotGone: ProblemRow(409, "Documents that were to be indexed are gone"),
 }
 """code, retryable and the usual hint are those of the class"""
 
@@ -95,46 +97,50 @@ _NEW_KEY: Final = (
 )
 _SAME_KEY: Final = "send the same request again, with the same key"
 
-REFUSALS: Final[Mapping[str, Refusal]] = {
-    "VALIDATION.idempotency.key_missing": Refusal(400, False, "The request needs an Idempotency-Key", _NEW_KEY),
-    "VALIDATION.idempotency.key_malformed": Refusal(400, False, "The Idempotency-Key cannot be read", _NEW_KEY),
-    "VALIDATION.idempotency.key_unknown": Refusal(404, False, "No outcome is stored for this key", _SAME_KEY),
-    "VALIDATION.header": Refusal(400, False, "A header is missing or cannot be read", "correct the header"),
-    "VALIDATION.path": Refusal(
+REFUSALS: Final[Mapping[str, ProblemRule]] = {
+    "VALIDATION.idempotency.key_missing": ProblemRule(400, False, "The request needs an Idempotency-Key", _NEW_KEY),
+    "VALIDATION.idempotency.key_malformed": ProblemRule(400, False, "The Idempotency-Key cannot be read", _NEW_KEY),
+    "VALIDATION.idempotency.key_unknown": ProblemRule(404, False, "No outcome is stored for this key", _SAME_KEY),
+    "VALIDATION.header": ProblemRule(400, False, "A header is missing or cannot be read", "correct the header"),
+    "VALIDATION.path": ProblemRule(
         400, False, "The address cannot be read", "percent-encode the path as UTF-8; % itself is %25"
     ),
-    "VALIDATION.body_too_large": Refusal(413, False, "The body is too large", "send less at once"),
-    "VALIDATION.headers_too_large": Refusal(
+    "VALIDATION.body_too_large": ProblemRule(413, False, "The body is too large", "send less at once"),
+    "VALIDATION.headers_too_large": ProblemRule(
         431, False, "There are too many headers, or they are too long", "send less in headers and in the address"
     ),
-    "VALIDATION.media_type": Refusal(415, False, "The body has a type nobody reads here", "send application/json"),
-    "VALIDATION.not_found": Refusal(404, False, "There is nothing at this address", "check the address"),
-    "VALIDATION.method": Refusal(405, False, "The address does not take this method", "see the header Allow"),
-    "VALIDATION.body": Refusal(422, False, "The body is not what this address takes", "see /openapi.json"),
-    "VALIDATION.parameter": Refusal(422, False, "A parameter of the address is wrong", "see /openapi.json"),
-    "VALIDATION.slow_client": Refusal(408, True, "The request did not arrive in time", "send it again, faster"),
-    "AUTH.missing": Refusal(401, False, "No credentials", "send Authorization: Bearer and an API key"),
-    "AUTH.invalid": Refusal(401, False, "These credentials are not known", "make a new API key"),
-    "AUTH.expired": Refusal(401, False, "The API key has expired", "create another API key"),
-    "AUTH.revoked": Refusal(401, False, "The API key was revoked", "create another API key"),
-    "AUTH.host": Refusal(
+    "VALIDATION.media_type": ProblemRule(415, False, "The body has a type nobody reads here", "send application/json"),
+    "VALIDATION.not_found": ProblemRule(404, False, "There is nothing at this address", "check the address"),
+    "VALIDATION.method": ProblemRule(405, False, "The address does not take this method", "see the header Allow"),
+    "VALIDATION.body": ProblemRule(422, False, "The body is not what this address takes", "see /openapi.json"),
+    "VALIDATION.parameter": ProblemRule(422, False, "A parameter of the address is wrong", "see /openapi.json"),
+    "VALIDATION.slow_client": ProblemRule(408, True, "The request did not arrive in time", "send it again, faster"),
+    "AUTH.missing": ProblemRule(401, False, "No credentials", "send Authorization: Bearer and an API key"),
+    "AUTH.invalid": ProblemRule(401, False, "These credentials are not known", "make a new API key"),
+    "AUTH.expired": ProblemRule(401, False, "The API key has expired", "create another API key"),
+    "AUTH.revoked": ProblemRule(401, False, "The API key was revoked", "create another API key"),
+    "AUTH.host": ProblemRule(
         403,
         False,
         "The server does not go by this name",
         "use http://127.0.0.1 or http://localhost, or serve with API keys",
     ),
-    "AUTH.origin": Refusal(403, False, "The request was made by another website", "serve with API keys"),
-    "AUTH.forbidden": Refusal(403, False, "The API key lacks a scope", "use an API key with one of `needed_scopes`"),
-    "RATE_LIMIT.credentials": Refusal(
+    "AUTH.origin": ProblemRule(403, False, "The request was made by another website", "serve with API keys"),
+    "AUTH.forbidden": ProblemRule(
+        403, False, "The API key lacks a scope", "use an API key with one of `needed_scopes`"
+    ),
+    "RATE_LIMIT.credentials": ProblemRule(
         429, True, "Too many wrong credentials", "check the API key; wait for as long as Retry-After says"
     ),
-    "RATE_LIMIT.exceeded": Refusal(429, True, "Too many requests", "wait for as long as Retry-After says"),
-    "RATE_LIMIT.share": Refusal(429, True, "The tenant holds its share of the server", "wait for its other requests"),
-    "RATE_LIMIT.builds": Refusal(429, True, "Too many builds at the same time", "wait for the builds under way"),
-    "DEPENDENCY.timeout": Refusal(504, True, "The operation took longer than the time given", _SAME_KEY),
-    "DEPENDENCY.overloaded": Refusal(503, True, "Too much to do", "wait for as long as Retry-After says"),
-    "TRANSIENT.unexpected": Refusal(500, True, "Something unexpected happened", _SAME_KEY),
-    "PROVIDER.duplicate": Refusal(
+    "RATE_LIMIT.exceeded": ProblemRule(429, True, "Too many requests", "wait for as long as Retry-After says"),
+    "RATE_LIMIT.share": ProblemRule(
+        429, True, "The tenant holds its share of the server", "wait for its other requests"
+    ),
+    "RATE_LIMIT.builds": ProblemRule(429, True, "Too many builds at the same time", "wait for the builds under way"),
+    "DEPENDENCY.timeout": ProblemRule(504, True, "The operation took longer than the time given", _SAME_KEY),
+    "DEPENDENCY.overloaded": ProblemRule(503, True, "Too much to do", "wait for as long as Retry-After says"),
+    "TRANSIENT.unexpected": ProblemRule(500, True, "Something unexpected happened", _SAME_KEY),
+    "PROVIDER.duplicate": ProblemRule(
         409,
         False,
         "The operation happened before, and its answer was not kept",
@@ -192,7 +198,7 @@ class Problem:
         return Answer(self.status, tuple((own | wait | dict(headers or {})).items()), text)
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request that is answered with a problem before anything is claimed."""
 
     def __init__(self, problem: Problem) -> None:

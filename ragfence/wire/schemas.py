@@ -178,7 +178,7 @@ class AliasOut(BaseModel):
     gates: list[dict[str, Any]] | None = None
 
 
-class Page(BaseModel):
+class PageOut(BaseModel):
     items: list[dict[str, Any]]
     next_cursor: str | None = None
 
@@ -217,7 +217,7 @@ class Health(BaseModel):
     status: str
 
 
-class Released(BaseModel):
+class ReleasedOut(BaseModel):
     key: str
     released: bool
 

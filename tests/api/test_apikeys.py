@@ -23,8 +23,8 @@ from ragfence.server.apikeys import (
     FOLDER,
     MAX_TOKEN_CHARACTERS,
     UNKNOWN,
+    ApiCaller,
     ApiKeys,
-    Asker,
     CachedKeys,
     Denial,
     _checksum,
@@ -86,14 +86,14 @@ def test_a_key_that_was_stored_with_a_role_keeps_working() -> None:
         b'"expires_ms":null,"note":"","principal":"loader","role":"write","version":1}'
     )
     objects.put_new(f"acme/{FOLDER}/abcdefghij234567/made", stored)
-    assert ApiKeys(objects).check(GOLDEN) == Asker("acme", "loader", Role.WRITE.scopes, "abcdefghij234567")
+    assert ApiKeys(objects).check(GOLDEN) == ApiCaller("acme", "loader", Role.WRITE.scopes, "abcdefghij234567")
     assert ApiKeys(objects).list("acme")[0].encode() == stored
 
 
 def test_a_token_lets_in_whom_it_was_made_for(tmp_path: Path) -> None:
     keys = ApiKeys(LocalObjects(tmp_path))
     made = keys.create("acme", "admin", principal="loader", note="of the night shift")
-    assert keys.check(made.token) == Asker("acme", "loader", frozenset(KeyScope), made.key_id)
+    assert keys.check(made.token) == ApiCaller("acme", "loader", frozenset(KeyScope), made.key_id)
     assert ApiKeys(LocalObjects(tmp_path)).check(made.token) is not None
     (stored,) = keys.list("acme")
     assert (stored.key_id, stored.role, stored.note) == (made.key_id, Role.ADMIN, "of the night shift")
@@ -341,7 +341,7 @@ def test_a_revoked_key_is_refused_once_it_is_not_fresh() -> None:
     cached.check(made.token)
     keys.revoke("acme", made.key_id)
     clock.now += 9.9
-    assert isinstance(cached.known(made.token), Asker)
+    assert isinstance(cached.known(made.token), ApiCaller)
     clock.now += 0.1
     assert cached.known(made.token) is UNKNOWN
     assert cached.check(made.token) is Denial.REVOKED
@@ -360,7 +360,7 @@ def test_a_new_key_that_was_refused_before_it_was_there_gets_in_once_that_is_not
     objects.put_new(name, data)
     assert cached.check(made.token) is Denial.INVALID
     clock.now += ABSENT_S
-    assert isinstance(cached.check(made.token), Asker)
+    assert isinstance(cached.check(made.token), ApiCaller)
 
 
 def test_a_slow_answer_is_fresh_from_when_it_was_asked() -> None:
@@ -376,7 +376,7 @@ def test_a_slow_answer_is_fresh_from_when_it_was_asked() -> None:
     keys = ApiKeys(Slow())
     made = keys.create("acme")
     cached = CachedKeys(keys, fresh_s=10.0, clock=clock)
-    assert isinstance(cached.check(made.token), Asker)  # 12 seconds
+    assert isinstance(cached.check(made.token), ApiCaller)  # 12 seconds
     assert cached.known(made.token) is UNKNOWN
 
 
@@ -385,14 +385,14 @@ def test_who_cannot_be_checked_is_not_let_in() -> None:
     keys = ApiKeys(objects)
     cached = CachedKeys(keys, clock=clock)
     made = keys.create("acme")
-    assert isinstance(cached.check(made.token), Asker)
+    assert isinstance(cached.check(made.token), ApiCaller)
     objects.on("get").fail_before(times=2)
     clock.now += 10
     for _ in range(2):
         with pytest.raises(StoreUnavailable):
             cached.check(made.token)
         assert cached.known(made.token) is UNKNOWN
-    assert isinstance(cached.check(made.token), Asker)
+    assert isinstance(cached.check(made.token), ApiCaller)
 
 
 def test_a_flood_of_wrong_tokens_pushes_out_nobody_who_was_let_in() -> None:
@@ -405,7 +405,7 @@ def test_a_flood_of_wrong_tokens_pushes_out_nobody_who_was_let_in() -> None:
     wrong = [_token("acme", _packed(number.to_bytes(10, "big")), bytes(32)) for number in range(200)]
     for token in wrong:
         assert cached.check(token) is Denial.INVALID
-    assert all(isinstance(cached.known(each.token), Asker) for each in made)
+    assert all(isinstance(cached.known(each.token), ApiCaller) for each in made)
     assert [cached.known(token) for token in wrong[-10:]] == [Denial.INVALID] * 10
     assert cached.known(wrong[0]) is UNKNOWN  # bounded
 
@@ -420,7 +420,7 @@ def test_wrong_secrets_of_one_key_ask_the_store_once_and_lock_nobody_out() -> No
         assert cached.check(_token("acme", made.key_id, number.to_bytes(32, "big"))) is Denial.INVALID
     for number in range(200):  # an id that is not there, many secrets
         assert cached.check(_token("acme", "b" * 16, number.to_bytes(32, "big"))) is Denial.INVALID
-    assert isinstance(cached.known(made.token), Asker)
+    assert isinstance(cached.known(made.token), ApiCaller)
     assert objects.calls == {"get": 4}
 
 
@@ -467,17 +467,17 @@ def test_threads_that_ask_at_once_get_the_same_answer(tmp_path: Path) -> None:
     tokens = [keys.create("acme").token for _ in range(6)]
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(cached.check, tokens * 40))
-    assert {asker.key_id for asker in found if isinstance(asker, Asker)} == {
+    assert {asker.key_id for asker in found if isinstance(asker, ApiCaller)} == {
         parts.key_id for token in tokens if (parts := parsed(token))
     }
-    assert all(isinstance(asker, Asker) for asker in found)
+    assert all(isinstance(asker, ApiCaller) for asker in found)
 
 
 def test_keys_work_on_s3(moto_server: S3Server, s3_env: None) -> None:
     with closing(S3Objects(moto_server.bucket, secrets.token_hex(8), endpoint_url=moto_server.url)) as objects:
         keys = ApiKeys(objects)
         one, other = keys.create("größe/7", "read"), keys.create("größe/7", note="second")
-        assert keys.check(one.token) == Asker("größe/7", one.key_id, Role.READ.scopes, one.key_id)
+        assert keys.check(one.token) == ApiCaller("größe/7", one.key_id, Role.READ.scopes, one.key_id)
         assert keys.revoke("größe/7", one.key_id)
         assert not keys.revoke("größe/7", one.key_id)
         assert keys.check(one.token) is None

@@ -18,9 +18,9 @@ from ragfence.errors import FormatTooNew, StoreUnavailable
 from ragfence.server import Answer, Call, Contract
 from ragfence.server import ndjson_batch as batch_module
 from ragfence.server.fair_shares import Shares, UnfinishedBatch
-from ragfence.server.ndjson_batch import NDJSON, Batches, read_body
+from ragfence.server.ndjson_batch import NDJSON, NdjsonBatches, read_body
 from ragfence.server.streams import Spool, Streamed
-from ragfence.wire.problems import Refused
+from ragfence.wire.problems import RequestRefused
 from tests.api.conftest import OpenFence
 from tests.servers import RedisServer
 
@@ -39,7 +39,7 @@ class Server:
     def __init__(self, fence: Fence) -> None:
         self.contract = Contract(fence, status_path="/status")
         self._fence = fence
-        self._batches = Batches(fence, self.contract)
+        self._batches = NdjsonBatches(fence, self.contract)
 
     async def send(self, data: bytes, key: str = "k1", *headers: tuple[str, str]) -> Answer | Streamed:
         async def pieces() -> AsyncIterator[bytes]:
@@ -164,7 +164,7 @@ def test_a_body_that_is_too_large_is_refused_before_anything_is_claimed(
     open_fence: OpenFence, limits: Any, sent: bytes
 ) -> None:
     fence = open_fence(http=limits)
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestRefused) as refused:
         answered(fence, sent)
     assert refused.value.problem.status == 413
     assert fence.audit.decisions(since="1h").num_rows == 0
@@ -173,7 +173,7 @@ def test_a_body_that_is_too_large_is_refused_before_anything_is_claimed(
 
 def test_a_line_that_is_too_long_is_told_so_and_the_next_is_read(open_fence: OpenFence) -> None:
     fence = open_fence(documents={"max_text_bytes": 100, "max_metadata_bytes": 100})
-    limit = Batches(fence, Contract(fence))._longest
+    limit = NdjsonBatches(fence, Contract(fence))._longest
     sent = body({"doc_id": "long", "text": "x" * (limit + 300_000)}) + documents(1)
     ((_, told, _),) = answered(fence, sent)
     long, good, _ = lines_of(told)
@@ -358,7 +358,7 @@ def test_a_key_may_be_optional(open_fence: OpenFence) -> None:
     fence = open_fence(require_headers=[])
 
     async def story() -> None:
-        batches = Batches(fence, Contract(fence))
+        batches = NdjsonBatches(fence, Contract(fence))
 
         async def pieces() -> AsyncIterator[bytes]:
             yield documents(1)

@@ -22,7 +22,7 @@ import pytest
 from ragfence.server import dependencies, fair_shares
 from ragfence.server.dependencies import MAX_ERRORS, MAX_FIELDS, PIECE, parse_bounded
 from ragfence.server.fair_shares import Shares
-from ragfence.wire.problems import Refused
+from ragfence.wire.problems import RequestRefused
 from tests.api.hostile import Reply, ServerProcess, head, huge_refused_body, read_reply, server_process, slow_bodies
 from tests.api.serving import served
 from tests.indexes.stub_endpoint import Reply as Vectors
@@ -266,7 +266,7 @@ class TestCounting:
 
     def test_counting_ends_with_the_piece_in_which_there_are_too_many(self) -> None:
         body = Watched(b'{"a":[' + b'"",' * 1_000_000 + b'""]}')
-        with pytest.raises(Refused):
+        with pytest.raises(RequestRefused):
             parse_bounded(body, 1000)
         assert body.read == [PIECE]
 

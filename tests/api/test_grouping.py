@@ -22,8 +22,8 @@ from ragfence.core.receipts import Receipt
 from ragfence.documents.chunking.chunker import Piece
 from ragfence.documents.documents import Documents
 from ragfence.errors import Conflict, DocumentInvalid, FormatTooNew, InFlight, Stale, StoreUnavailable
-from ragfence.server.group_commit import Grouping
-from ragfence.wire.problems import Refused
+from ragfence.server.group_commit import GroupCommit
+from ragfence.wire.problems import RequestRefused
 from tests.api.conftest import OpenFence
 from tests.documents.chunkers import Failing, Paragraphs
 from tests.servers import RedisServer
@@ -34,7 +34,7 @@ def segments_of(fence: Fence) -> int:
     return sum("/segments/" in f"/{each.name}" for each in fence._engine.objects.list(""))
 
 
-async def outcome(grouping: Grouping, document: Document) -> Receipt | Exception:
+async def outcome(grouping: GroupCommit, document: Document) -> Receipt | Exception:
     try:
         return await grouping.ingest(document)
     except Exception as error:  # that is what is asked for
@@ -61,7 +61,7 @@ def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Fence]:
 
 def test_documents_that_come_together_become_few_segments_and_are_durable_when_answered(stored: Fence) -> None:
     async def story() -> None:
-        grouping = Grouping(stored.documents)
+        grouping = GroupCommit(stored.documents)
         receipts = await asyncio.gather(*(grouping.ingest(Document(f"d{n}", f"Document {n}.")) for n in range(100)))
         assert all(receipt.is_new for receipt in receipts)
 
@@ -73,7 +73,7 @@ def test_documents_that_come_together_become_few_segments_and_are_durable_when_a
 
 def test_one_that_comes_alone_gets_what_a_plain_ingest_gets(stored: Fence) -> None:
     async def story() -> None:
-        grouping = Grouping(stored.documents)
+        grouping = GroupCommit(stored.documents)
         first, again = await grouping.ingest(Document("a", "text")), await grouping.ingest(Document("a", "text"))
         assert first.is_new
         assert again == first
@@ -110,7 +110,7 @@ def test_every_document_is_answered_as_in_a_plain_loop(together: list[list[Docum
         with ragfence.open(Path(folder) / "grouped", policy=policy) as fence:
 
             async def story() -> list[object]:
-                grouping = Grouping(fence.documents, max_documents=5, max_bytes=20)
+                grouping = GroupCommit(fence.documents, max_documents=5, max_bytes=20)
                 found = [
                     told(each)
                     for group in together
@@ -133,7 +133,7 @@ def test_one_bad_document_does_not_spoil_its_group(fence: Fence) -> None:
     fence.documents.ingest(Document("old", "first", sequence=5))
 
     async def story() -> None:
-        grouping = Grouping(fence.documents)
+        grouping = GroupCommit(fence.documents)
         good, invalid, stale, clash = await asyncio.gather(
             outcome(grouping, Document("good", "text")),
             outcome(grouping, Document("bad", "nul\0")),
@@ -172,7 +172,7 @@ def test_what_comes_while_a_group_is_under_way_goes_with_the_next(
     gate = Gate(fence.documents, monkeypatch)
 
     async def story() -> None:
-        grouping = Grouping(fence.documents, max_documents=6)
+        grouping = GroupCommit(fence.documents, max_documents=6)
         first = asyncio.create_task(grouping.ingest(Document("first", "text")))
         await asyncio.to_thread(gate.reached.wait)
         others = [asyncio.create_task(grouping.ingest(Document(f"d{n}", "text"))) for n in range(8)]
@@ -188,7 +188,7 @@ def test_who_is_cancelled_does_not_cancel_the_group(fence: Fence, monkeypatch: p
     gate = Gate(fence.documents, monkeypatch)
 
     async def story() -> None:
-        grouping = Grouping(fence.documents)
+        grouping = GroupCommit(fence.documents)
         goes = asyncio.create_task(grouping.ingest(Document("goes", "text")))
         stays = asyncio.create_task(grouping.ingest(Document("stays", "text")))
         await asyncio.to_thread(gate.reached.wait)
@@ -209,10 +209,10 @@ def test_more_than_may_wait_are_refused_and_those_inside_are_not(fence: Fence, m
     gate = Gate(fence.documents, monkeypatch)
 
     async def story() -> None:
-        grouping = Grouping(fence.documents, max_waiting=3)
+        grouping = GroupCommit(fence.documents, max_waiting=3)
         inside = [asyncio.create_task(grouping.ingest(Document(f"d{n}", "text"))) for n in range(3)]
         await asyncio.to_thread(gate.reached.wait)
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(RequestRefused) as refused:
             await grouping.ingest(Document("d3", "text"))
         assert (refused.value.problem.code, refused.value.problem.status) == ("DEPENDENCY.overloaded", 503)
         gate.open.set()
@@ -254,7 +254,7 @@ def test_a_document_that_somebody_else_is_working_on_delays_nobody_and_keeps_its
     with somebody_at_work_on(fence, "busy") as held:
 
         async def story() -> None:
-            grouping = Grouping(fence.documents)
+            grouping = GroupCommit(fence.documents)
             first = asyncio.create_task(grouping.ingest(Document("busy", "ours")))
             second = asyncio.create_task(grouping.ingest(Document("busy", "ours, later")))
             others = await asyncio.gather(*(grouping.ingest(Document(f"d{n}", "text")) for n in range(5)))
@@ -274,7 +274,7 @@ def test_who_waited_long_enough_is_told_in_flight(open_fence: OpenFence) -> None
 
         async def story() -> None:
             started = time.monotonic()
-            busy = await outcome(Grouping(fence.documents), Document("busy", "ours"))
+            busy = await outcome(GroupCommit(fence.documents), Document("busy", "ours"))
             took_ms = (time.monotonic() - started) * 1000
             assert isinstance(busy, InFlight)
             assert took_ms >= 50
@@ -285,7 +285,7 @@ def test_who_waited_long_enough_is_told_in_flight(open_fence: OpenFence) -> None
 
 def test_a_chunker_that_fails_fails_for_its_own_document(fence: Fence) -> None:
     async def story() -> None:
-        grouping = Grouping(fence.documents.using(chunker=Failing()))
+        grouping = GroupCommit(fence.documents.using(chunker=Failing()))
         good, bad = await asyncio.gather(
             outcome(grouping, Document("good", "text")), outcome(grouping, Document("bad", "fail"))
         )
@@ -312,7 +312,7 @@ def test_what_nobody_knows_whose_fault_it_is_falls_on_the_one_it_belongs_to(
     failing_for(fence, monkeypatch, FormatTooNew("from the future"), only_with="bad")
 
     async def story() -> None:
-        grouping = Grouping(fence.documents)
+        grouping = GroupCommit(fence.documents)
         ids = ["a", "bad", "b"]
         a, bad, b = await asyncio.gather(*(outcome(grouping, Document(each, "text")) for each in ids))
         assert isinstance(bad, FormatTooNew)
@@ -326,7 +326,7 @@ def test_a_store_that_is_away_is_told_to_everybody(fence: Fence, monkeypatch: py
     failing_for(fence, monkeypatch, StoreUnavailable("the store did not answer"))
 
     async def story() -> None:
-        grouping = Grouping(fence.documents)
+        grouping = GroupCommit(fence.documents)
         errors = await asyncio.gather(*(outcome(grouping, Document(each, "text")) for each in "abc"))
         assert [type(each) for each in errors] == [StoreUnavailable] * 3
         await grouping.finish()

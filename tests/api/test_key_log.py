@@ -74,16 +74,16 @@ def test_two_callers_of_one_group_are_told_apart(tmp_path: Path) -> None:
 
     from ragfence.documents.document import Document
     from ragfence.engine.requests import acting_key
-    from ragfence.server.group_commit import Grouping
+    from ragfence.server.group_commit import GroupCommit
 
     with ragfence.open(tmp_path / "fence", objects=tmp_path / "objects", tenant="acme", policy=policy()) as fence:
 
-        async def send(grouping: Grouping, name: str) -> None:
+        async def send(grouping: GroupCommit, name: str) -> None:
             acting_key.set(f"key-of-{name}")
             await grouping.ingest(Document(name, "the same text"))
 
         async def all_of() -> None:
-            grouping = Grouping(fence.documents)
+            grouping = GroupCommit(fence.documents)
             await asyncio.gather(*(send(grouping, name) for name in "abcd"))
 
         asyncio.run(all_of())

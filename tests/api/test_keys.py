@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ragfence.server.request_headers import budget_in, check_required, format_key, key_of, parse_key, principal_from
 from ragfence.wire.messages import Call
-from ragfence.wire.problems import Refused
+from ragfence.wire.problems import RequestRefused
 
 PRINTABLE = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), min_size=1, max_size=255)
 
@@ -24,7 +24,7 @@ def test_a_key_is_read_as_it_was_written(key: str) -> None:
 
 @given(st.text(max_size=300))
 def test_whatever_is_sent_is_a_key_or_refused(text: str) -> None:
-    with contextlib.suppress(Refused):
+    with contextlib.suppress(RequestRefused):
         key = parse_key(text)
         assert 1 <= len(key) <= 255
         assert key.isascii()
@@ -55,7 +55,7 @@ def test_the_quoted_and_the_bare_form_are_the_same_key() -> None:
     ],
 )
 def test_a_malformed_key_is_refused_with_a_reason(text: str) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestRefused) as refused:
         parse_key(text)
     assert refused.value.problem.code == "VALIDATION.idempotency.key_malformed"
     assert refused.value.problem.hint
@@ -67,7 +67,7 @@ def test_the_longest_key_is_taken() -> None:
 
 
 def test_two_headers_are_refused_even_if_they_are_equal() -> None:
-    with pytest.raises(Refused, match="key_malformed"):
+    with pytest.raises(RequestRefused, match="key_malformed"):
         key_of(call(("idempotency-key", "a"), ("idempotency-key", "a")))
 
 
@@ -84,7 +84,7 @@ def test_a_budget_is_in_seconds_or_milliseconds(text: str, seconds: float) -> No
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "soon", "1e9", "inf", "nan", "1m", "0ms", "1,5", "٣"])
 def test_a_budget_that_is_no_time_is_refused(text: str) -> None:
-    with pytest.raises(Refused, match=r"VALIDATION\.header"):
+    with pytest.raises(RequestRefused, match=r"VALIDATION\.header"):
         budget_in(call(("x-request-timeout", text)).headers)
 
 
@@ -94,7 +94,7 @@ def test_no_budget_is_none() -> None:
 
 def test_a_header_that_the_policy_requires_is_missed() -> None:
     check_required(call(("x-team", "a")), ("Idempotency-Key", "X-Team"))
-    with pytest.raises(Refused, match=r"VALIDATION\.header"):
+    with pytest.raises(RequestRefused, match=r"VALIDATION\.header"):
         check_required(call(("x-team", "")), ("X-Team",))
 
 

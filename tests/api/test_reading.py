@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from ragfence import Fence
-from ragfence.server.http_claims import Head, Reading
-from ragfence.server.responses import Asked
+from ragfence.server.http_claims import RequestHead, RequestReader
+from ragfence.server.responses import HttpClaim
 from ragfence.wire.messages import Call, headers_from
 from tests.api.conftest import OpenFence
 
@@ -32,7 +32,9 @@ def scope(**other: Any) -> dict[str, Any]:
     return given | other
 
 
-def read(reading: Reading, asked: dict[str, Any], body: bytes = BODY, principal: str = "me") -> tuple[Head, Asked]:
+def read(
+    reading: RequestReader, asked: dict[str, Any], body: bytes = BODY, principal: str = "me"
+) -> tuple[RequestHead, HttpClaim]:
     """As whoever is asked for the first time does it."""
     head = reading.head_of(asked, principal)
     call = Call(
@@ -43,29 +45,29 @@ def read(reading: Reading, asked: dict[str, Any], body: bytes = BODY, principal:
         body=body,
     )
 
-    async def in_a_loop() -> Asked | object:
+    async def in_a_loop() -> HttpClaim | object:
         return reading.checked(call, principal, head=head)
 
     found = asyncio.run(in_a_loop())
-    assert isinstance(found, Asked)
+    assert isinstance(found, HttpClaim)
     return head, found
 
 
-def known(reading: Reading, asked: dict[str, Any], body: bytes = BODY, principal: str = "me") -> Asked | None:
+def known(reading: RequestReader, asked: dict[str, Any], body: bytes = BODY, principal: str = "me") -> HttpClaim | None:
     head = reading.head_of(asked, principal)
 
-    async def in_a_loop() -> Asked | None:
+    async def in_a_loop() -> HttpClaim | None:
         return reading.known(head, body)
 
     return asyncio.run(in_a_loop()) if reading.may_know(head) else None
 
 
 @pytest.fixture
-def reading(fence: Fence) -> Reading:
-    return Reading(fence._engine, fence.policy)
+def reading(fence: Fence) -> RequestReader:
+    return RequestReader(fence._engine, fence.policy)
 
 
-def test_the_same_request_is_known_and_asks_for_the_same(reading: Reading) -> None:
+def test_the_same_request_is_known_and_asks_for_the_same(reading: RequestReader) -> None:
     assert known(reading, scope()) is None
     _, first = read(reading, scope())
     again = known(reading, scope())
@@ -74,7 +76,7 @@ def test_the_same_request_is_known_and_asks_for_the_same(reading: Reading) -> No
     assert (again.key, again.place) == (first.key, first.place) == ("k1", "POST /refunds")
 
 
-def test_headers_that_decide_nothing_may_be_others(reading: Reading) -> None:
+def test_headers_that_decide_nothing_may_be_others(reading: RequestReader) -> None:
     read(reading, scope())
     assert known(reading, scope(headers={b"host": b"other", b"user-agent": b"curl"})) is not None
 
@@ -93,12 +95,12 @@ def test_headers_that_decide_nothing_may_be_others(reading: Reading) -> None:
         scope(root_path="/v2"),
     ],
 )
-def test_a_request_that_differs_is_not_known(reading: Reading, other: dict[str, Any]) -> None:
+def test_a_request_that_differs_is_not_known(reading: RequestReader, other: dict[str, Any]) -> None:
     read(reading, scope())
     assert known(reading, other) is None
 
 
-def test_neither_is_another_body_or_another_principal(reading: Reading) -> None:
+def test_neither_is_another_body_or_another_principal(reading: RequestReader) -> None:
     read(reading, scope())
     assert known(reading, scope(), b'{"amount": 2}') is None
     assert known(reading, scope(), b'{ "amount": 1}') is None
@@ -107,13 +109,13 @@ def test_neither_is_another_body_or_another_principal(reading: Reading) -> None:
 
 def test_a_header_that_the_policy_requires_decides(open_fence: OpenFence) -> None:
     fence = open_fence(require_headers=["Idempotency-Key", "X-Team"])
-    reading = Reading(fence._engine, fence.policy)
+    reading = RequestReader(fence._engine, fence.policy)
     read(reading, scope(headers={b"x-team": b"people"}))
     assert known(reading, scope(headers={b"x-team": b"people"})) is not None
     assert known(reading, scope()) is None
 
 
-def test_patience_and_correlation_are_of_the_moment(reading: Reading) -> None:
+def test_patience_and_correlation_are_of_the_moment(reading: RequestReader) -> None:
     read(reading, scope(headers={b"x-request-timeout": b"9", b"x-correlation-id": b"first"}))
     patient = known(reading, scope(headers={b"x-request-timeout": b"2.5", b"x-request-id": b"second"}))
     assert patient is not None
@@ -126,13 +128,13 @@ def test_patience_and_correlation_are_of_the_moment(reading: Reading) -> None:
     assert b"correlation_id" not in plain.request.context
 
 
-def test_what_cannot_be_read_is_left_to_whoever_refuses_it(reading: Reading) -> None:
+def test_what_cannot_be_read_is_left_to_whoever_refuses_it(reading: RequestReader) -> None:
     read(reading, scope())
     assert known(reading, scope(headers={b"x-request-timeout": b"soon"})) is None
 
 
 def test_no_more_is_remembered_than_there_is_room_for(fence: Fence) -> None:
-    reading = Reading(fence._engine, fence.policy, most_bytes=50_000)
+    reading = RequestReader(fence._engine, fence.policy, most_bytes=50_000)
     requests = [scope(headers={b"idempotency-key": b"k%d" % number}) for number in range(50)]
     for each in requests:
         read(reading, each)

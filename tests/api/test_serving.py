@@ -28,8 +28,8 @@ from starlette.routing import Route
 import ragfence
 from ragfence.errors import UnknownStore, ValidationError
 from ragfence.server import IdempotencyMiddleware
-from ragfence.server.load_shedding import Shedding
-from ragfence.server.serve import AppSettings, Serving, check
+from ragfence.server.load_shedding import LoadShedding
+from ragfence.server.serve import AppSettings, ServerProcess, check
 from tests.servers import certificates, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,7 +77,7 @@ def slow_app() -> Any:
         lifespan=lifespan,
     )
     app.add_middleware(IdempotencyMiddleware, fence=fence)
-    return Shedding(app)
+    return LoadShedding(app)
 
 
 def refusing_app() -> Any:
@@ -291,19 +291,19 @@ def test_tls_and_a_prefix(tmp_path: Path) -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org", ""])
 def test_without_keys_nobody_but_this_machine_is_served(host: str) -> None:
     with pytest.raises(ValidationError) as refused:
-        check(Serving(host=host), insecure_dev=True)
+        check(ServerProcess(host=host), insecure_dev=True)
     assert "--host 127.0.0.1" in refused.value.hint
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
 def test_without_keys_this_machine_is_served(host: str) -> None:
-    check(Serving(host=host), insecure_dev=True)
+    check(ServerProcess(host=host), insecure_dev=True)
 
 
 def test_a_certificate_without_its_key_is_refused(tmp_path: Path) -> None:
     for wrong in ({"tls_cert": "a.pem"}, {"tls_key": "a.pem"}, {"tls_cert": "no.pem", "tls_key": "no.pem"}):
         with pytest.raises(ValidationError):
-            check(Serving(**wrong))
+            check(ServerProcess(**wrong))
 
 
 def test_settings_reach_the_workers_through_the_environment() -> None:

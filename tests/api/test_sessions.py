@@ -12,20 +12,20 @@ import pytest
 import ragfence
 from ragfence import Fence
 from ragfence.server import tenant_pool as module
-from ragfence.server.tenant_pool import Session, Sessions
+from ragfence.server.tenant_pool import TenantPool, TenantSession
 
 
 @pytest.fixture
 def closed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The tenants whose sessions were closed."""
     tenants: list[str] = []
-    close = Session.close
+    close = TenantSession.close
 
-    async def noted(self: Session) -> None:
+    async def noted(self: TenantSession) -> None:
         tenants.append(self.fence.tenant)
         await close(self)
 
-    monkeypatch.setattr(Session, "close", noted)
+    monkeypatch.setattr(TenantSession, "close", noted)
     return tenants
 
 
@@ -45,7 +45,7 @@ def test_what_is_opened_together_is_not_closed_before_it_is_used(
             return done
 
         monkeypatch.setattr(module, "to_the_end", to_the_end)
-        sessions = Sessions(opener(tmp_path), most=2)
+        sessions = TenantPool(opener(tmp_path), most=2)
 
         async def request(tenant: str) -> None:
             with await sessions.of(tenant) as session:
@@ -70,7 +70,7 @@ def test_what_is_opened_together_is_not_closed_before_it_is_used(
 
 def test_the_session_that_was_used_least_lately_makes_room(tmp_path: Path, closed: list[str]) -> None:
     async def story() -> None:
-        sessions = Sessions(opener(tmp_path), most=2)
+        sessions = TenantPool(opener(tmp_path), most=2)
 
         async def request(tenant: str) -> None:
             with await sessions.of(tenant):
@@ -91,7 +91,7 @@ def test_the_session_that_was_used_least_lately_makes_room(tmp_path: Path, close
 
 def test_what_is_closed_meanwhile_is_left_out_of_what_is_done_for_each(tmp_path: Path, closed: list[str]) -> None:
     async def story() -> None:
-        sessions, done = Sessions(opener(tmp_path), most=2), []
+        sessions, done = TenantPool(opener(tmp_path), most=2), []
         loop = asyncio.get_running_loop()
         for tenant in ("a", "b"):
             await sessions.of(tenant)

@@ -19,9 +19,9 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from ragfence.server import serve as api
-from ragfence.server.connections import Connections, H11Connection, HttpToolsConnection
-from ragfence.server.load_shedding import STOPPING, Shedding
-from ragfence.server.serve import Serving
+from ragfence.server.connections import ConnectionLimits, H11Connection, HttpToolsConnection
+from ragfence.server.load_shedding import STOPPING, LoadShedding
+from ragfence.server.serve import ServerProcess
 from tests.servers import wait_until
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -90,7 +90,7 @@ def site() -> Site:
 @contextmanager
 def served(app: Any, protocol: Any = None, **limits: Any) -> Iterator[int]:
     """On a free port, in a thread of its own."""
-    settings = replace(Serving(port=0, grace_s=5), connections=Connections(**limits))
+    settings = replace(ServerProcess(port=0, grace_s=5), connections=ConnectionLimits(**limits))
     config = api._Config(app, settings)
     config.http = protocol or config.http
     ready = threading.Event()
@@ -156,7 +156,7 @@ def code(body: bytes) -> str:
 
 
 def test_writes_are_shed_at_the_high_watermark_and_reads_at_the_limit(site: Site) -> None:
-    app = Shedding(site.app, max_concurrent=4, high_watermark=0.5)
+    app = LoadShedding(site.app, max_concurrent=4, high_watermark=0.5)
     with served(app) as port, ExitStack() as stack:
 
         def begin(method: str) -> socket.socket:
@@ -183,7 +183,7 @@ def test_writes_are_shed_at_the_high_watermark_and_reads_at_the_limit(site: Site
 
 def test_work_that_nobody_waits_for_counts_as_well(site: Site) -> None:
     left_behind = [2]
-    app = Shedding(site.app, max_concurrent=4, high_watermark=0.5, beside=lambda: left_behind[0])
+    app = LoadShedding(site.app, max_concurrent=4, high_watermark=0.5, beside=lambda: left_behind[0])
     with served(app) as port:
         assert asked(port, head("POST", "/take", "Content-Length: 0"))[0] == 503
         assert asked(port, head("GET", "/fine"))[0] == 200
@@ -192,7 +192,7 @@ def test_work_that_nobody_waits_for_counts_as_well(site: Site) -> None:
 
 
 def test_what_is_shed_is_refused_before_its_body_has_come(site: Site, protocol: Any) -> None:
-    app = Shedding(site.app, max_concurrent=1, beside=lambda: 1)
+    app = LoadShedding(site.app, max_concurrent=1, beside=lambda: 1)
     with served(app, protocol) as port, connected(port) as connection:
         connection.sendall(head("POST", "/take", "Content-Length: 1000000", "Expect: 100-continue"))
         status, headers, _ = answer(connection)
@@ -210,7 +210,7 @@ def test_what_is_shed_is_refused_before_its_body_has_come(site: Site, protocol: 
 def test_a_body_above_the_limit_is_refused_and_the_client_sees_it(
     site: Site, protocol: Any, form: str, path: str
 ) -> None:
-    app = Shedding(site.app, max_body_bytes=100 * KIB, max_batch_bytes=300 * KIB)
+    app = LoadShedding(site.app, max_body_bytes=100 * KIB, max_batch_bytes=300 * KIB)
     limit = 100 * KIB if path == "/take" else 300 * KIB
 
     def request(size: int) -> bytes:
@@ -231,7 +231,7 @@ def test_a_body_above_the_limit_is_refused_and_the_client_sees_it(
 
 
 def test_a_body_that_does_not_come_is_given_up(site: Site, protocol: Any) -> None:
-    app = Shedding(site.app, body_timeout_s=0.3)
+    app = LoadShedding(site.app, body_timeout_s=0.3)
     with served(app, protocol) as port, connected(port) as connection:
         connection.sendall(head("POST", "/take", "Content-Length: 100") + b"some")
         status, _, body = answer(connection)
@@ -262,7 +262,7 @@ def test_a_body_that_drips_is_given_up_and_one_that_flows_is_not() -> None:
             await send({"type": "http.response.body", "body": b""})
 
         scope = {"type": "http", "method": "POST", "path": "/", "headers": [(b"content-length", b"9")]}
-        await Shedding(app, body_timeout_s=0.1, min_rate=10_000)(scope, receive, send)
+        await LoadShedding(app, body_timeout_s=0.1, min_rate=10_000)(scope, receive, send)
         status: int = sent[0]["status"]
         return status
 
@@ -271,7 +271,7 @@ def test_a_body_that_drips_is_given_up_and_one_that_flows_is_not() -> None:
 
 
 def test_too_many_or_too_long_headers_are_refused(site: Site, protocol: Any) -> None:
-    app = Shedding(site.app, max_headers=20, max_header_bytes=2000)
+    app = LoadShedding(site.app, max_headers=20, max_header_bytes=2000)
     with served(app, protocol) as port:
         assert asked(port, head("GET", "/fine", *(f"X-{n}: y" for n in range(15))))[0] == 200
         for request in (
@@ -318,7 +318,7 @@ def test_a_head_without_end_is_not_collected(site: Site, protocol: Any) -> None:
 
 
 def test_a_client_that_does_not_read_is_given_up(site: Site, protocol: Any) -> None:
-    app = Shedding(site.app)
+    app = LoadShedding(site.app)
     with served(app, protocol, send_timeout_s=0.3) as port, connected(port) as connection:
         connection.sendall(head("GET", "/large"))
         wait_until(lambda: site.begun == 1, "the answer is on its way")
@@ -437,7 +437,7 @@ NOISE: list[Callable[[random.Random], bytes]] = [
 def test_no_bytes_break_the_server(site: Site, protocol: Any, caplog: pytest.LogCaptureFixture) -> None:
     rng = random.Random(7)
     limits = {"header_timeout_s": 0.2}
-    with served(Shedding(site.app, body_timeout_s=0.2), protocol, **limits) as port:
+    with served(LoadShedding(site.app, body_timeout_s=0.2), protocol, **limits) as port:
         for make in NOISE * 6:
             with connected(port) as connection:
                 connection.sendall(make(rng))
@@ -465,7 +465,7 @@ def test_a_server_that_stops_is_not_ready_and_tells_cancelled_requests_to_come_b
         async def receive() -> Any:
             return {"type": "http.request"}
 
-        shedding = Shedding(app)
+        shedding = LoadShedding(app)
         await shedding({"type": "lifespan", "state": state}, receive, send)
         scope = {"type": "http", "method": "POST", "headers": []}
         with pytest.raises(asyncio.CancelledError):

@@ -13,8 +13,8 @@ import pytest
 
 import ragfence
 from ragfence import Fence, Operation, Policy
-from ragfence.core.decisions import Claim, Granted, InFlight, Replay, Sealed, Verdict
-from ragfence.engine.aio import JointClaims
+from ragfence.core.decisions import Claim, Granted, InFlightVerdict, Replay, Sealed, Verdict
+from ragfence.engine.aio import ClaimBatcher
 from ragfence.engine.requests import Request
 from ragfence.errors import StoreUnavailable
 from ragfence.server import Answer, Call, Contract
@@ -82,7 +82,11 @@ def test_each_gets_the_verdict_and_leaves_the_row_that_it_would_have_got_alone(f
         first, twin = claim_of(fence, "k"), claim_of(fence, "k")
         found = await claimed_soon(fences, [first, twin, first])
         assert found is not None
-        assert [type(verdict) for verdict in found] == [Granted, InFlight, Granted]  # the last is the first, repeated
+        assert [type(verdict) for verdict in found] == [
+            Granted,
+            InFlightVerdict,
+            Granted,
+        ]  # the last is the first, repeated
         assert isinstance(found[0], Granted)
         seal = request(fence, "k").seal(found[0], effect_id="", result=b"tx", failed=False, error="")
         told: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -125,7 +129,7 @@ def test_trouble_is_told_as_nothing_and_a_thread_sees_to_it(
     fence: Fence, valkey_server: RedisServer, trouble: Callable[[RedisServer], None]
 ) -> None:
     async def story() -> None:
-        fences, joint = redis_of(fence), JointClaims(fence._engine.fences)
+        fences, joint = redis_of(fence), ClaimBatcher(fence._engine.fences)
         await connected(fences)
         trouble(valkey_server)
         assert fences._loop_lines is not None
@@ -161,7 +165,7 @@ def test_a_server_that_is_gone_is_an_error_and_none_that_hangs(tmp_path: Path) -
     with servers.valkey() as server, ragfence.open(server.url, tenant="gone") as fence:
 
         async def story() -> None:
-            joint = JointClaims(fence._engine.fences)
+            joint = ClaimBatcher(fence._engine.fences)
             await connected(redis_of(fence))
             server.stop()
             with pytest.raises(StoreUnavailable):
@@ -172,7 +176,7 @@ def test_a_server_that_is_gone_is_an_error_and_none_that_hangs(tmp_path: Path) -
 
 def test_who_gives_up_meanwhile_holds_nothing(fence: Fence) -> None:
     async def story() -> None:
-        joint = JointClaims(fence._engine.fences)
+        joint = ClaimBatcher(fence._engine.fences)
         await connected(redis_of(fence))
         waiting = asyncio.create_task(joint.ask(request(fence, "k")).wait())
         await asyncio.sleep(0)

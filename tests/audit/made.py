@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from ragfence.core.decision_rows import NO_FENCE, SEAL_POSITION, Row, RowKind, context_of
-from ragfence.core.operations import KEY_BYTES, Fence, Operation
+from ragfence.core.operations import KEY_BYTES, FenceNumber, Operation
 from ragfence.core.records import FINGERPRINT_BYTES, TOKEN_BYTES
 from ragfence.documents.claims import Caller
 from ragfence.testing.clock import START_MS
@@ -69,7 +69,7 @@ ANY_ROW = st.builds(
     fingerprint=st.binary(min_size=FINGERPRINT_BYTES, max_size=FINGERPRINT_BYTES),
     flags=st.integers(0, 255),
     attempt=st.integers(0, 65_535),
-    fence=st.one_of(st.just(NO_FENCE), st.builds(Fence, st.integers(0, 2**50), st.integers(0, 2**40 - 1))),
+    fence=st.one_of(st.just(NO_FENCE), st.builds(FenceNumber, st.integers(0, 2**50), st.integers(0, 2**40 - 1))),
     first_seen_ms=_SIX,
     sealed_at_ms=_SIX,
     expires_ms=_SIX,
@@ -92,7 +92,7 @@ def row(number: int, *, ts_ms: int = START_MS, shard: int | None = None, **more:
         "key": key,
         "fingerprint": bytes(FINGERPRINT_BYTES),
         "attempt": 1,
-        "fence": Fence(1, number + 1),
+        "fence": FenceNumber(1, number + 1),
         "first_seen_ms": ts_ms,
         "sealed_at_ms": ts_ms,
         "winner": token,

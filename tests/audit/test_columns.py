@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ragfence.audit import columns
 from ragfence.audit.ledger import day_of
-from ragfence.audit.ledger_compaction import Compaction
+from ragfence.audit.ledger_compaction import LedgerCompaction
 from ragfence.core.decision_rows import (
     CONFLICT_POSITION,
     END_POSITION,
@@ -128,7 +128,7 @@ def test_a_file_of_format_1_is_read_and_compacted_as_if_it_told_phases(memory_pl
     audit.drain()
     mixed = audit.counts(by=("phase", "kind"))
     assert sum(mixed.column("count").to_pylist()) == len(TOLD_BY_FORMAT_1) + 1
-    Compaction(memory_place.ledger, AuditRules()).run(_first_ms(table) + 10 * DAY_MS, every_day=True)
+    LedgerCompaction(memory_place.ledger, AuditRules()).run(_first_ms(table) + 10 * DAY_MS, every_day=True)
     (packed,) = memory_place.parts()
     data = memory_place.objects.get(packed.name)
     assert data is not None

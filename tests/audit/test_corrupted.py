@@ -16,7 +16,7 @@ from ragfence.audit.audit import Audit
 from ragfence.audit.columns import table_of
 from ragfence.audit.ledger import DRAINED, Ledger, by_day
 from ragfence.core.decision_rows import END_POSITION, SEAL_POSITION, Row, RowKind
-from ragfence.core.operations import Fence
+from ragfence.core.operations import FenceNumber
 from ragfence.core.records import TOKEN_BYTES
 from ragfence.errors import Conflict, FencedOut
 from ragfence.testing.clock import VirtualClock
@@ -96,13 +96,13 @@ def _instead(rows: list[Row], old: Row, **changes: object) -> list[Row]:
 
 def sealed_twice(rows: list[Row]) -> list[Row]:
     first = seal_of(rows, "s1")
-    fence = Fence(first.fence.epoch, 900)
+    fence = FenceNumber(first.fence.epoch, 900)
     return [*rows, replace(first, token=OTHER, winner=OTHER, ts_ms=first.ts_ms + 1, fence=fence)]
 
 
 def sealed_again_in_a_later_epoch(rows: list[Row]) -> list[Row]:
     first = seal_of(rows, "s1")
-    fence = Fence(first.fence.epoch + 1, 1)
+    fence = FenceNumber(first.fence.epoch + 1, 1)
     return [*rows, replace(first, token=OTHER, winner=OTHER, ts_ms=first.ts_ms + 1, fence=fence)]
 
 
@@ -122,7 +122,7 @@ def a_fence_that_goes_back(rows: list[Row]) -> list[Row]:
     first, *_, last = [
         each for each in rows if each.kind is RowKind.NEW and each.position == 0 and _source(each) == "slow"
     ]
-    return _instead(rows, last, fence=Fence(first.fence.epoch, 0)) if first.fence.counter else []
+    return _instead(rows, last, fence=FenceNumber(first.fence.epoch, 0)) if first.fence.counter else []
 
 
 def a_fence_given_twice(rows: list[Row]) -> list[Row]:
@@ -141,7 +141,7 @@ def an_answer_before_the_seal(rows: list[Row]) -> list[Row]:
 
 def a_seal_with_the_fence_of_another_lease(rows: list[Row]) -> list[Row]:
     seal = seal_of(rows, "s4")
-    return _instead(rows, seal, fence=Fence(seal.fence.epoch, seal.fence.counter + 100))
+    return _instead(rows, seal, fence=FenceNumber(seal.fence.epoch, seal.fence.counter + 100))
 
 
 def an_effect_of_somebody_else_sealed_as_new(rows: list[Row]) -> list[Row]:

@@ -17,7 +17,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse
 
 import ragfence
-from ragfence.core.policy import Kind, Policy
+from ragfence.core.policy import KindPolicy, Policy
 from ragfence.server import IdempotencyMiddleware
 from tests.bench.peers.asgi_route import EFFECTS, LATE_CRASH, begun, pay_blindly, payments, routes, serve
 
@@ -28,7 +28,7 @@ PACKAGES = ("redis", "hiredis")
 def policy_for(kept_s: float, lease_s: float) -> Policy:
     policy = Policy.from_mapping({"lease": {"ttl_s": lease_s}})
     # Past the check of what is too short for a client that retries: nobody can watch a day go by.
-    return policy.model_copy(update={"kinds": {"http": Kind(ttl_hours=kept_s / 3600)}})
+    return policy.model_copy(update={"kinds": {"http": KindPolicy(ttl_hours=kept_s / 3600)}})
 
 
 def recovered(app: FastAPI, fence: ragfence.Fence, folder: Path) -> None:

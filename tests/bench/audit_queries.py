@@ -20,7 +20,7 @@ import pyarrow as pa
 from ragfence.audit import columns
 from ragfence.audit.audit import Audit
 from ragfence.audit.ledger import DAY_MS, DRAINED, Ledger, day_of
-from ragfence.audit.ledger_compaction import Compaction
+from ragfence.audit.ledger_compaction import LedgerCompaction
 from ragfence.core.operations import Operation
 from ragfence.core.policy import AuditRules
 from ragfence.stores.local import LocalObjects
@@ -76,7 +76,7 @@ def _fill(ledger: Ledger, rows: int, days: int) -> dict[str, float]:
         times = day + ((at * days * DAY_MS // rows) % DAY_MS)
         ledger.write(day_of(day), _made(known, rng, times, at), DRAINED)
     stored = time.perf_counter()
-    Compaction(ledger, AuditRules()).run(START_MS + (days + 2) * DAY_MS, every_day=True)
+    LedgerCompaction(ledger, AuditRules()).run(START_MS + (days + 2) * DAY_MS, every_day=True)
     return {"store_s": stored - begun, "compact_s": time.perf_counter() - stored}
 
 

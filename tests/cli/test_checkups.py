@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from ragfence.core.policy import Durability, Policy
+from ragfence.core.policy import DurabilityRules, Policy
 from ragfence.errors import StoreUnsafe
 from ragfence.stores.checkups.bucket import lifecycle_checks, versioning_checks
 from ragfence.stores.checkups.check import (
@@ -59,11 +59,11 @@ def replica(**more: Any) -> dict[str, Any]:
 
 
 def judged(
-    info: dict[str, Any] | None = None, *, durability: Durability | None = None, solo: bool = False, **facts: Any
+    info: dict[str, Any] | None = None, *, durability: DurabilityRules | None = None, solo: bool = False, **facts: Any
 ) -> list[Check]:
     facts = {"settings": {"save": "", "appendfsync": "everysec"}, **facts}
     node = NodeFacts("h:1", {**HEALTHY, **(info or {})}, **facts)
-    return list(redis_checks([node], durability or Durability(), solo=solo))
+    return list(redis_checks([node], durability or DurabilityRules(), solo=solo))
 
 
 def not_ok(checks: Sequence[Check]) -> list[tuple[str, str]]:
@@ -107,23 +107,23 @@ def test_a_healthy_server_has_nothing_but_ok() -> None:
         ({"cluster_enabled": 1}, {}, "warn", "could not look at the state of the cluster"),
         (
             {},
-            {"durability": Durability(wait_replicas=1)},
+            {"durability": DurabilityRules(wait_replicas=1)},
             "fail",
             "waits for 1 replicas after a seal, and 0 are online",
         ),
         (
             {"slave0": replica(), "slave1": replica(state="wait_bgsave")},
-            {"durability": Durability(wait_replicas=2)},
+            {"durability": DurabilityRules(wait_replicas=2)},
             "fail",
             "and 1 are online",
         ),
         (
             {"redis_version": "7.0.15"},
-            {"durability": Durability(wait_aof=True)},
+            {"durability": DurabilityRules(wait_aof=True)},
             "fail",
             "Redis 7.0.15 has no WAITAOF",
         ),
-        ({"aof_enabled": 0}, {"durability": Durability(wait_aof=True)}, "fail", "and it is off"),
+        ({"aof_enabled": 0}, {"durability": DurabilityRules(wait_aof=True)}, "fail", "and it is off"),
     ],
 )
 def test_what_is_wrong_with_a_server_is_said(
@@ -140,8 +140,12 @@ def test_what_is_wrong_with_a_server_is_said(
         ({}, {}, "no maxmemory"),
         ({}, {"settings": None}, "append-only file on"),
         ({}, {}, "append-only file on, appendfsync everysec"),
-        ({"slave0": replica(), "slave1": replica()}, {"durability": Durability(wait_replicas=2)}, "2 replicas online"),
-        ({}, {"durability": Durability(wait_aof=True)}, "append-only file on"),
+        (
+            {"slave0": replica(), "slave1": replica()},
+            {"durability": DurabilityRules(wait_replicas=2)},
+            "2 replicas online",
+        ),
+        ({}, {"durability": DurabilityRules(wait_aof=True)}, "append-only file on"),
         ({"cluster_enabled": 1}, {"cluster_state": "ok"}, "the cluster is whole"),
         ({}, {"clock_off_ms": -900}, "its clock agrees"),
         ({"slave_read_only": 1}, {}, "no replicas"),
@@ -173,13 +177,13 @@ def test_the_doctor_fails_exactly_what_the_store_refuses(info: dict[str, Any]) -
 
 
 def test_a_server_that_shows_nothing_of_itself_is_told_only_that() -> None:
-    checks = list(redis_checks([NodeFacts("h:1", {}, denied=("info",))], Durability(), solo=False))
+    checks = list(redis_checks([NodeFacts("h:1", {}, denied=("info",))], DurabilityRules(), solo=False))
     assert [(check.level.value, "info" in check.text) for check in checks] == [("fail", True)]
 
 
 def test_each_node_is_judged_for_itself() -> None:
     nodes = [NodeFacts("a:1", HEALTHY), NodeFacts("b:2", {**HEALTHY, "maxmemory_policy": "allkeys-lru"})]
-    checks = list(redis_checks(nodes, Durability(), solo=False))
+    checks = list(redis_checks(nodes, DurabilityRules(), solo=False))
     assert {check.subject for check in checks if check.level is Level.FAIL} == {"redis b:2"}
 
 
@@ -189,7 +193,7 @@ def test_what_a_real_server_says_of_itself_is_understood(server: str, request: p
     with redis.Redis.from_url(running.url) as client:
         info = client.info()
     name = "Valkey 9" if server == "valkey_server" else "Redis 6.2"
-    checks = list(redis_checks([NodeFacts("h:1", info, settings={"save": ""})], Durability(), solo=False))
+    checks = list(redis_checks([NodeFacts("h:1", info, settings={"save": ""})], DurabilityRules(), solo=False))
     assert [level for level, _ in not_ok(checks)] == ["warn"]  # no persistence
     assert any(check.text.startswith(name) for check in checks)
 
@@ -198,9 +202,9 @@ def test_the_commands_that_are_tried_are_those_that_are_documented() -> None:
     """Whoever adds a command to the documented ACL teaches the doctor to try it, and the other way round."""
     rules, *_besides = re.findall(r"^ACL SETUSER ragfence (.+)$", OPERATIONS, re.M)
     documented = {word[1:] for word in rules.split() if word.startswith("+")}
-    always = set(needed_commands(b"k", Durability()))
-    at_most = always | set(needed_commands(b"k", Durability(wait_aof=True)))
-    at_most |= set(needed_commands(b"k", Durability(wait_replicas=1)))
+    always = set(needed_commands(b"k", DurabilityRules()))
+    at_most = always | set(needed_commands(b"k", DurabilityRules(wait_aof=True)))
+    at_most |= set(needed_commands(b"k", DurabilityRules(wait_replicas=1)))
     assert always <= documented
     # What redis-py asks of a cluster is tried by connecting to it.
     assert {name for name in documented if not name.startswith(("cluster", "command", "readonly"))} <= at_most

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ragfence import Fence, Operation
-from ragfence.audit.timeline import ANSWERS, Story, What, tell, what_of
+from ragfence.audit.timeline import ANSWERS, EventType, Timeline, tell, what_of
 from ragfence.core.decision_rows import (
     CONFLICT_POSITION,
     END_POSITION,
@@ -22,7 +22,7 @@ from ragfence.core.decision_rows import (
     RowKind,
 )
 from ragfence.core.decisions import QUARANTINED
-from ragfence.core.operations import Fence as FenceNumber
+from ragfence.core.operations import FenceNumber as FenceNumber
 from ragfence.core.receipts import default_effect_id
 from ragfence.core.records import FINGERPRINT_BYTES, TOKEN_BYTES
 from ragfence.errors import Conflict, FencedOut, InFlight, Quarantined, Stale, TerminalError
@@ -54,25 +54,25 @@ def told(*rows: Row, every: bool = False) -> list[str]:
 @pytest.mark.parametrize(
     ("one", "what"),
     [
-        (row(1), What.CLAIMED),
-        (row(1, attempt=2), What.CLAIMED),
-        (row(1, flags=TAKEOVER), What.TAKEN_OVER),
-        (row(1, position=RELEASE_POSITION, error_code="ValueError"), What.RELEASED),
-        (row(1, position=SEAL_POSITION, sealed_at_ms=1), What.SEALED),
-        (row(1, position=SEAL_POSITION, sealed_at_ms=1, error_code="TERMINAL"), What.FAILED),
-        (row(1, kind=RowKind.DUPLICATE, sealed_at_ms=1), What.REPLAYED),
-        (row(1, kind=RowKind.DUPLICATE, position=SEAL_POSITION, flags=HEALED), What.HEALED),
-        (row(1, kind=RowKind.DUPLICATE, position=SEAL_POSITION), What.MOVED),
-        (row(1, kind=RowKind.DUPLICATE, position=SEAL_POSITION, flags=HEALED | FENCED_OUT), What.FENCED_OUT),
-        (row(1, kind=RowKind.CONFLICT, position=CONFLICT_POSITION), What.CONFLICTED),
-        (row(1, kind=RowKind.IN_FLIGHT), What.IN_FLIGHT),
-        (row(1, kind=RowKind.IN_FLIGHT, error_code=QUARANTINED), What.QUARANTINED),
-        (row(1, kind=RowKind.STALE), What.STALE),
-        (row(1, kind=RowKind.ENDED, position=END_POSITION, error_code="release"), What.ENDED),
+        (row(1), EventType.CLAIMED),
+        (row(1, attempt=2), EventType.CLAIMED),
+        (row(1, flags=TAKEOVER), EventType.TAKEN_OVER),
+        (row(1, position=RELEASE_POSITION, error_code="ValueError"), EventType.RELEASED),
+        (row(1, position=SEAL_POSITION, sealed_at_ms=1), EventType.SEALED),
+        (row(1, position=SEAL_POSITION, sealed_at_ms=1, error_code="TERMINAL"), EventType.FAILED),
+        (row(1, kind=RowKind.DUPLICATE, sealed_at_ms=1), EventType.REPLAYED),
+        (row(1, kind=RowKind.DUPLICATE, position=SEAL_POSITION, flags=HEALED), EventType.HEALED),
+        (row(1, kind=RowKind.DUPLICATE, position=SEAL_POSITION), EventType.MOVED),
+        (row(1, kind=RowKind.DUPLICATE, position=SEAL_POSITION, flags=HEALED | FENCED_OUT), EventType.FENCED_OUT),
+        (row(1, kind=RowKind.CONFLICT, position=CONFLICT_POSITION), EventType.CONFLICTED),
+        (row(1, kind=RowKind.IN_FLIGHT), EventType.IN_FLIGHT),
+        (row(1, kind=RowKind.IN_FLIGHT, error_code=QUARANTINED), EventType.QUARANTINED),
+        (row(1, kind=RowKind.STALE), EventType.STALE),
+        (row(1, kind=RowKind.ENDED, position=END_POSITION, error_code="release"), EventType.ENDED),
     ],
-    ids=lambda value: value.value if isinstance(value, What) else "",
+    ids=lambda value: value.value if isinstance(value, EventType) else "",
 )
-def test_every_kind_of_row_has_its_word(one: Row, what: What) -> None:
+def test_every_kind_of_row_has_its_word(one: Row, what: EventType) -> None:
     assert what_of(one) is what
 
 
@@ -120,10 +120,10 @@ def test_answers_that_repeat_each_other_are_told_once_with_their_count() -> None
     (story,) = tell(rows)
     *_, last = story.events
     assert (last.what, last.count, last.ts_ms, last.last_ms, last.owner, last.waited_ms) == (
-        *(What.REPLAYED, 14, 10, 23),
+        *(EventType.REPLAYED, 14, 10, 23),
         *("", 13),
     )
-    assert story.count(What.REPLAYED) == 14
+    assert story.count(EventType.REPLAYED) == 14
     (each,) = tell(rows, every=True)
     assert len(each.events) == 16
     assert {event.count for event in each.events} == {1}
@@ -144,13 +144,16 @@ def test_conflicts_are_the_same_only_with_the_same_payload() -> None:
         for n in (1, 2, 3, 4)
     ]
     (story,) = tell(rows)
-    assert [(event.what, event.count) for event in story.events] == [(What.CONFLICTED, 2), (What.CONFLICTED, 2)]
+    assert [(event.what, event.count) for event in story.events] == [
+        (EventType.CONFLICTED, 2),
+        (EventType.CONFLICTED, 2),
+    ]
 
 
 def test_steps_of_an_attempt_are_never_collapsed() -> None:
     rows = [row(n, bytes([n]) * TOKEN_BYTES, attempt=n, fence=n) for n in (1, 2, 3)]
     assert told(*rows) == ["claimed"] * 3
-    assert not ANSWERS & {What.CLAIMED, What.SEALED, What.RELEASED, What.ENDED}
+    assert not ANSWERS & {EventType.CLAIMED, EventType.SEALED, EventType.RELEASED, EventType.ENDED}
 
 
 def test_each_key_has_a_story_and_the_one_that_began_first_comes_first() -> None:
@@ -261,4 +264,4 @@ def test_quarantine_and_staleness(world: World) -> None:
 
 
 def test_a_key_nobody_ever_named_has_no_events(world: World) -> None:
-    assert world.open().audit.explain(KEY.hex()) == Story(KEY.hex())
+    assert world.open().audit.explain(KEY.hex()) == Timeline(KEY.hex())

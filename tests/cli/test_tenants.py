@@ -21,11 +21,11 @@ import ragfence
 from ragfence import Document, Fence, Operation
 from ragfence.core.operations import encoded
 from ragfence.errors import ObjectsRequired, StoreUnavailable, ValidationError
-from ragfence.indexes.build_log import Attempt, Builds
+from ragfence.indexes.build_log import Attempt, BuildLog
 from ragfence.indexes.spec import IndexSpec
 from ragfence.server.apikeys import ApiKeys
-from ragfence.server.tenants.export import Export
-from ragfence.server.tenants.removal import Drop, Dropped
+from ragfence.server.tenants.export import TenantExport
+from ragfence.server.tenants.removal import TenantDropped, TenantRemoval
 from ragfence.server.tenants.stores import _TABLES, parts_of, standing, tenants
 from ragfence.stores.local import LocalObjects
 from ragfence.stores.objects import ObjectStore
@@ -79,15 +79,15 @@ class Town:
         with standing(self.store) as fences:
             return fences.count(tenant)
 
-    def drop(self, tenant: str, **more: Any) -> Dropped:
+    def drop(self, tenant: str, **more: Any) -> TenantDropped:
         told = more.pop("told", lambda done: None)
         with self.open(tenant) as fence, standing(self.store) as fences:
-            return Drop(fence, fences, **{"sleep": lambda seconds: None, **more}).run(told)
+            return TenantRemoval(fence, fences, **{"sleep": lambda seconds: None, **more}).run(told)
 
     def export(self, tenant: str, to: Path, **more: Any) -> Any:
         told = more.pop("told", lambda done: None)
         with self.open(tenant) as fence:
-            return Export(fence, to, **more).run(told)
+            return TenantExport(fence, to, **more).run(told)
 
 
 def document(number: int) -> Document:
@@ -320,7 +320,7 @@ def test_without_an_object_store_there_is_nothing_to_export(valkey_server: Redis
         ragfence.open(valkey_server.url, tenant=f"t-{secrets.token_hex(4)}") as fence,
         pytest.raises(ObjectsRequired),
     ):
-        Export(fence, tmp_path / "copy")
+        TenantExport(fence, tmp_path / "copy")
 
 
 def test_a_drop_leaves_nothing_of_a_tenant_and_everything_of_the_others(town: Town) -> None:
@@ -329,7 +329,7 @@ def test_a_drop_leaves_nothing_of_a_tenant_and_everything_of_the_others(town: To
     others = {tenant: (town.names(tenant), town.held(tenant)) for tenant in ("acme-2", "other")}
     with town.open("acme") as fence, standing(town.store) as fences:
         fence._engine.fences.lock("some", "token", 60_000)
-        would = Drop(fence, fences).look()
+        would = TenantRemoval(fence, fences).look()
     assert (would.dry_run, would.objects, would.fences) == (True, len(town.names("acme")), town.held("acme"))
     done = town.drop("acme")
     assert (done.apikeys, done.objects, done.bytes) == (1, would.objects, would.bytes)
@@ -470,9 +470,9 @@ def test_the_physical_indexes_and_their_pointers_go_too(embedded_town: Town, tmp
             fence.aliases.swap("docs", fence.indexes.build(IndexSpec(embedder=CountingEmbedder())).index_hash)
     with embedded_town.open("acme") as fence, standing(embedded_town.store) as fences:
         backend = fence.indexes.backend("lance")
-        (would,) = Drop(fence, fences).look().indexes
+        (would,) = TenantRemoval(fence, fences).look().indexes
         assert len(backend.physicals()) == 2
-        assert Drop(fence, fences, sleep=lambda seconds: None).run().indexes == [would]
+        assert TenantRemoval(fence, fences, sleep=lambda seconds: None).run().indexes == [would]
         assert would not in backend.physicals()
         assert len(backend.physicals()) == 1
         assert backend.pointer("docs@acme") is None
@@ -482,7 +482,7 @@ def test_the_physical_indexes_and_their_pointers_go_too(embedded_town: Town, tmp
 def test_a_backend_that_cannot_be_opened_keeps_the_objects_that_name_its_indexes(embedded_town: Town) -> None:
     embedded_town.fill("acme")
     away = Attempt("ab" * 32, "t", "rf-x", "elsewhere", 1, 1, "me")
-    Builds("acme", embedded_town.kept).begin(away)
+    BuildLog("acme", embedded_town.kept).begin(away)
     with pytest.raises(StoreUnavailable, match="cannot be dropped") as told:
         embedded_town.drop("acme")
     assert "--leave-indexes" in told.value.hint

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ragfence import Document, errors
 from ragfence.client import ApiRefused, ApiUnavailable, AsyncClient, Client
-from ragfence.client.batches import Batching, ingest_many
+from ragfence.client.batches import ClientBatches, ingest_many
 from ragfence.client.session import core_of
 from ragfence.client.steps import END, Give, Pull, Reply, Send
 from ragfence.core.receipts import Decision, Receipt
@@ -288,7 +288,7 @@ def test_every_document_has_its_receipt_whatever_the_batches_are(
     """Receipts are those of a plain loop, in order; each batch keeps its limits. None: a document nobody can send."""
     given = [Document(f"d{n}" if size is not None else "", "x" * (size or 0)) for n, size in enumerate(sizes)]
     core = core_of("http://localhost:1", "", 10, None, None, lambda: 0.0)
-    steps = ingest_many(core, given, Batching(batch=batch, max_batch_bytes=max_bytes))
+    steps = ingest_many(core, given, ClientBatches(batch=batch, max_batch_bytes=max_bytes))
     came: Any = None
     receipts = []
     while True:

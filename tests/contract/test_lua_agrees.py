@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
 from ragfence.core.decisions import Claim, LeaseRef, Mode, Seal
-from ragfence.core.operations import Fence
+from ragfence.core.operations import FenceNumber
 from ragfence.core.records import TOKEN_BYTES
 from ragfence.stores.fences import Lookup
 from ragfence.stores.redis.store import RedisFences
@@ -117,7 +117,7 @@ def test_lua_decides_as_python_does(any_redis, mode, solo, script):
                     both(lambda store, batch=batch: store.claim(batch))
                 case ("seal", fields, current):
                     marker = ours.markers()[7]
-                    fence = Fence(marker.epoch if marker and current else 99, 1)
+                    fence = FenceNumber(marker.epoch if marker and current else 99, 1)
                     seal = Seal(**fields, **where, fence=fence, source_ttl_ms=9_000_000, context=b"{}")
                     both(lambda store, seal=seal: store.seal([seal]))
                 case ("renew", key, token):

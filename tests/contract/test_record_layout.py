@@ -12,8 +12,8 @@ import pytest
 
 import ragfence
 from ragfence.core.decision_rows import SEAL_POSITION, Row, RowKind
-from ragfence.core.decisions import Claim, Granted, Held, Mode, Replay, Sealed
-from ragfence.core.operations import Fence
+from ragfence.core.decisions import Claim, Granted, HeldRecords, Mode, Replay, Sealed
+from ragfence.core.operations import FenceNumber
 from ragfence.core.records import MAX_COUNTER, MAX_EPOCH, TOKEN_BYTES, KeyRecord, State
 from ragfence.engine.epochs import Epochs
 from ragfence.engine.hydration import Hydrator
@@ -30,7 +30,14 @@ from tests.servers import RedisServer
 NAMES = Names("default")
 BYTES_IN_REDIS = 200
 RECORD = KeyRecord(
-    State.HELD, b"f" * 16, b"t" * TOKEN_BYTES, Fence(MAX_EPOCH, MAX_COUNTER), 65_535, 2**48 - 1, 2**48 - 2, "ticket"
+    State.HELD,
+    b"f" * 16,
+    b"t" * TOKEN_BYTES,
+    FenceNumber(MAX_EPOCH, MAX_COUNTER),
+    65_535,
+    2**48 - 1,
+    2**48 - 2,
+    "ticket",
 )
 OPTIONAL = {"owner": "höst:1", "error": "CARD.declined", "effect_id": "ef_1", "payload": b'{"a":1}'}
 COMBINATIONS = [
@@ -126,7 +133,7 @@ def test_lua_writes_what_python_would_write(twins: Twins, optional: dict[str, An
     (taken,) = twins.call("claim", [third])
     assert taken.takeover
     assert taken.record == again.record._replace(
-        token=third.token, fence=Fence(MAX_EPOCH, 3), attempt=3, when_ms=twins.clock() + third.lease_ms
+        token=third.token, fence=FenceNumber(MAX_EPOCH, 3), attempt=3, when_ms=twins.clock() + third.lease_ms
     )
     twins.stored(third)
     twins.clock.advance(1)
@@ -193,9 +200,17 @@ def test_a_sealed_record_takes_at_most_200_bytes(any_redis: RedisServer, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "fence", [Fence(MAX_EPOCH + 1, 1), Fence(2**56, 1), Fence(-1, 1), Fence(1, MAX_COUNTER + 1), Fence(1, -1)], ids=str
+    "fence",
+    [
+        FenceNumber(MAX_EPOCH + 1, 1),
+        FenceNumber(2**56, 1),
+        FenceNumber(-1, 1),
+        FenceNumber(1, MAX_COUNTER + 1),
+        FenceNumber(1, -1),
+    ],
+    ids=str,
 )
-def test_numbers_that_do_not_fit_are_refused_not_cut_off(fence: Fence) -> None:
+def test_numbers_that_do_not_fit_are_refused_not_cut_off(fence: FenceNumber) -> None:
     asked = claim(Mode.KEYED)
     won = Granted(RECORD._replace(fence=fence))
     row = Row(asked.token, 0, START_MS, RowKind.NEW, asked.key, asked.fingerprint, fence=fence)
@@ -218,11 +233,11 @@ def test_a_shard_that_counted_to_the_end_grants_nothing_more(any_redis: RedisSer
             store.claim([claim(Mode.KEYED, name, by=name) for name in "ABC"])
         assert list(store.scan()) == []  # none of them
         client.set(NAMES.counters[SHARD], MAX_COUNTER - 1)
-        assert granted(store, claim(mode, by="last")).record.fence == Fence(1, MAX_COUNTER)
+        assert granted(store, claim(mode, by="last")).record.fence == FenceNumber(1, MAX_COUNTER)
         beyond = claim(mode, by="beyond", source="another")
         with pytest.raises(StoreUnsafe, match=r"fence number .* is out of range"):
             store.claim([beyond])
-        assert read(store, beyond) == Held()
+        assert read(store, beyond) == HeldRecords()
         store.close()
 
 

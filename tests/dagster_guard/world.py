@@ -17,7 +17,7 @@ from ragfence.dagster import (
     build_index_asset,
     build_ingest_asset,
 )
-from ragfence.indexes.build_log import Seal
+from ragfence.indexes.build_log import BuildSeal
 from ragfence.indexes.spec import IndexSpec
 from tests.documents.chunkers import Failing, Paragraphs
 from tests.indexes.building import CountingEmbedder, text_of
@@ -83,7 +83,7 @@ class World:
         assert result.success is ok
         return result
 
-    def seal(self) -> Seal:
+    def seal(self) -> BuildSeal:
         """Of the build that the alias points at."""
         with self.opened() as fence:
             entry = fence.indexes.get(fence.aliases.resolve(ALIAS).index_hash)

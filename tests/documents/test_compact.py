@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragfence import Decision, Document
-from ragfence.core.operations import Fence
+from ragfence.core.operations import FenceNumber
 from ragfence.documents import compact, rewrite
 from ragfence.documents.compact import Step, survivors
 from ragfence.documents.head_moves import AFTER_SNIPPETS
@@ -441,7 +441,7 @@ def steps(rows: list[tuple[str, int, bool]]) -> list[Step]:
     for counter, (content, wait, cut) in enumerate(rows):
         now_ms += wait
         made = content != "-" and (cut or content not in {step.key.decode() for step in history if step.made})
-        history.append(Step(content.encode(), b"", Fence(1, counter), content != "-", made, now_ms, 0, ""))
+        history.append(Step(content.encode(), b"", FenceNumber(1, counter), content != "-", made, now_ms, 0, ""))
     return history
 
 

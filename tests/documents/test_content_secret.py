@@ -16,7 +16,7 @@ from ragfence.core.hashing import ContentKey
 from ragfence.core.settings import CONTENT_SECRET
 from ragfence.errors import ContentSecretError, FormatTooNew, ObjectsRequired, PolicyError, RagfenceError
 from ragfence.fence import Fence
-from ragfence.server.tenants.export import Export
+from ragfence.server.tenants.export import TenantExport
 from tests.indexes.building import CountingEmbedder, spec_in
 
 SECRET = "0123456789abcdef" * 4
@@ -135,7 +135,7 @@ def test_what_works_without_the_secret(tmp_path: Path, monkeypatch: pytest.Monke
         fence.hydrate()
         fence.audit.drain()
         assert fence.audit.check().ok
-        assert Export(fence, tmp_path / "copy").run().objects
+        assert TenantExport(fence, tmp_path / "copy").run().objects
         with pytest.raises(ContentSecretError):
             fence.documents.purge("a")
     monkeypatch.setenv(CONTENT_SECRET, SECRET)

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragfence.core.canonical import canonical_json
-from ragfence.documents.document import Checked, Document, Limits, checked, normalised
+from ragfence.documents.document import CheckedDocument, Document, DocumentLimits, checked, normalised
 from ragfence.errors import DocumentInvalid, ValidationError
 
-LIMITS = Limits(allow_empty_text=True)
-SMALL = Limits(max_text_bytes=10, max_metadata_bytes=20, allow_empty_text=True)
+LIMITS = DocumentLimits(allow_empty_text=True)
+SMALL = DocumentLimits(max_text_bytes=10, max_metadata_bytes=20, allow_empty_text=True)
 
 often = settings(max_examples=200, deadline=None)
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=60) | st.text(
@@ -32,7 +32,7 @@ values = st.recursive(
 )
 
 
-def refused(document: Any, limits: Limits = LIMITS, position: int | None = None) -> DocumentInvalid:
+def refused(document: Any, limits: DocumentLimits = LIMITS, position: int | None = None) -> DocumentInvalid:
     with pytest.raises(DocumentInvalid) as caught:
         checked(document, limits, position=position)
     assert caught.value.hint
@@ -45,7 +45,7 @@ def test_a_document_needs_no_more_than_an_id_and_a_text() -> None:
     assert document == Document(
         doc_id="a", text="text", metadata={}, source_url="", sequence=None, content_type="text/plain"
     )
-    assert checked(document, LIMITS) == Checked("a", "text", b"text", b"{}", "", None, "text/plain")
+    assert checked(document, LIMITS) == CheckedDocument("a", "text", b"text", b"{}", "", None, "text/plain")
 
 
 def test_documents_are_compared_by_value_and_cannot_be_changed() -> None:
@@ -79,7 +79,7 @@ def test_what_is_stored_is_normalised() -> None:
     stored = checked(
         Document("Cafe\u0301", "e\u0301\r\nb\rc", {"e\u0301": "e\u0301"}, "http://e\u0301", 7, "text/markdown"), LIMITS
     )
-    assert stored == Checked(
+    assert stored == CheckedDocument(
         doc_id="Café",
         text="é\nb\nc",
         text_bytes="é\nb\nc".encode(),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import ragfence
 from ragfence import Decision, Document, Receipt
-from ragfence.documents.claims import Given
+from ragfence.documents.claims import GivenDocument
 from ragfence.documents.documents import Documents
 from ragfence.documents.parquet import ParquetCodec
 from ragfence.errors import (
@@ -357,7 +357,9 @@ def test_an_event_id_that_is_none_is_refused(documents: Documents, event_id: Any
         documents.ingest(Document("a", A), event_id=event_id)
     with pytest.raises(ValidationError, match="event_id"):
         documents.retract("a", event_id=event_id)
-    wrong, right = documents.ingest_each([Given(Document("a", A), event_id=event_id), Given(Document("b", A))])
+    wrong, right = documents.ingest_each(
+        [GivenDocument(Document("a", A), event_id=event_id), GivenDocument(Document("b", A))]
+    )
     assert isinstance(wrong, ValidationError)
     assert isinstance(right, Receipt)
     assert [head.doc_id for head in documents.heads()] == ["b"]

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from ragfence.core.operations import Fence
+from ragfence.core.operations import FenceNumber
 from ragfence.documents.log import Detail, Layout, Positions
 from ragfence.documents.parquet import ParquetCodec
-from ragfence.documents.rewrite import Plan, Rewriting, new_batch
+from ragfence.documents.rewrite import LogRewrite, Plan, new_batch
 from ragfence.engine.epochs import Epochs
 from ragfence.engine.hydration import LOCK_MS, Hydrator, Keep
 from ragfence.engine.segment_log import LogRow, PlainCodec, SegmentLoader
@@ -40,7 +40,7 @@ class RewritingWorld(DocumentWorld):
     def compact(self) -> Worker:
         def work(worker: Worker) -> None:
             objects, epochs = self.objects_of(worker), Epochs(TENANT, self.objects_of(worker))
-            rewriting = Rewriting(
+            rewriting = LogRewrite(
                 objects, epochs, self.hydrator_of(worker), Layout(TENANT), sleep=lambda _: self._breathe(worker)
             )
             try:
@@ -107,10 +107,10 @@ def test_whatever_is_compacted_killed_forgotten_and_raced_nothing_acknowledged_i
     explore()
 
 
-def of(world: RewritingWorld) -> Rewriting:
+def of(world: RewritingWorld) -> LogRewrite:
     """Of somebody who looks on."""
     worker = Worker(0, world.lineages.primary)
-    return Rewriting(world.objects, Epochs(TENANT, world.objects), world.hydrator_of(worker), Layout(TENANT))
+    return LogRewrite(world.objects, Epochs(TENANT, world.objects), world.hydrator_of(worker), Layout(TENANT))
 
 
 def ended(world: RewritingWorld, worker: Worker) -> None:
@@ -244,16 +244,16 @@ def test_a_batch_of_which_two_epochs_have_a_part_each_becomes_one_segment() -> N
     fences = MemoryFences()
     epochs = Epochs(TENANT, objects)
     hydrator = Hydrator(fences, epochs, SegmentLoader(objects, ParquetCodec()))
-    rewriting = Rewriting(objects, epochs, hydrator, Layout(TENANT))
+    rewriting = LogRewrite(objects, epochs, hydrator, Layout(TENANT))
     batch = b"12345678"
     for epoch, doc_id in ((1, "a"), (2, "b")):
         hydrator.try_hydrate()
-        rewriting.write(epoch, batch, [row_of(doc_id, Fence(epoch, 1)), row_of("x", Fence(epoch, 2))])
+        rewriting.write(epoch, batch, [row_of(doc_id, FenceNumber(epoch, 1)), row_of("x", FenceNumber(epoch, 2))])
     hydrator.try_hydrate()
     segments = epochs.truth()
 
     def plan(epoch: int, segments: list[str], keep: Keep) -> list[str]:
-        return rewriting.take_out(epoch, segments, {"x": [row_of("x", Fence(2, 2))]}, segments, keep)
+        return rewriting.take_out(epoch, segments, {"x": [row_of("x", FenceNumber(2, 2))]}, segments, keep)
 
     assert len(segments) == 2
     epoch = rewriting.run(lambda: plan, "tried")
@@ -268,7 +268,7 @@ def test_a_batch_of_which_two_epochs_have_a_part_each_becomes_one_segment() -> N
     assert texts == {"a", "b", "x"}
 
 
-def row_of(doc_id: str, fence: Fence) -> LogRow:
+def row_of(doc_id: str, fence: FenceNumber) -> LogRow:
     made = doc_id.encode().ljust(16, b".")
     detail = Detail(
         doc_id,

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragfence.core.operations import Fence
+from ragfence.core.operations import FenceNumber
 from ragfence.core.records import KeyRecord, State
 from ragfence.documents.log import (
     Address,
@@ -56,12 +56,12 @@ def row(*, live: bool = True, epoch: int = 7, token: bytes = TOKEN, **fields: ob
     )._replace(**fields)
     result = result_of(detail.ids) if live else b""
     return LogRow(
-        b"\x05" + b"k" * 32, b"s" * 20, Fence(epoch, 9), b"f" * 16, live, 4, b"m" * 16, "", result, token, detail
+        b"\x05" + b"k" * 32, b"s" * 20, FenceNumber(epoch, 9), b"f" * 16, live, 4, b"m" * 16, "", result, token, detail
     )
 
 
 def record(result: bytes, *, epoch: int = 7, token: bytes = TOKEN) -> KeyRecord:
-    return KeyRecord(State.SEALED, b"f" * 16, token, Fence(epoch, 9), 1, 0, 0, result=result)
+    return KeyRecord(State.SEALED, b"f" * 16, token, FenceNumber(epoch, 9), 1, 0, 0, result=result)
 
 
 @given(st.binary(max_size=160).filter(lambda ids: len(ids) % 16 == 0))
@@ -151,7 +151,7 @@ def test_rows_are_packed_for_the_fence_store_as_they_are_decoded(given_rows: lis
                 key=key,
                 source=source,
                 sequence=sequence,
-                fence=Fence(made.fence.epoch, 2**40 - 1 - len(noise)),
+                fence=FenceNumber(made.fence.epoch, 2**40 - 1 - len(noise)),
                 detail=made.detail._replace(ids=ids, positions=Positions([], [], [])),
             )
         )

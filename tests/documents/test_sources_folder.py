@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ragfence.documents.document import Document, Limits, checked
+from ragfence.documents.document import Document, DocumentLimits, checked
 from ragfence.documents.sources import FileSource, FolderSource, Item, Source
 from ragfence.documents.sources.folder import IGNORE_FILE_BYTES
 from ragfence.errors import DocumentInvalid, StoreUnavailable, ValidationError, hint_on
@@ -100,7 +100,7 @@ def test_html_becomes_text_and_its_title_metadata(root: Path) -> None:
 def test_what_is_read_passes_the_check_of_a_document(root: Path) -> None:
     write(root, "a/\u65e5\u672c.html", "<title>T</title><p>\u65e5\u672c&nbsp;x</p>\r\n")
     write(root, "empty.txt", "")
-    page, empty = (checked(item.load(), Limits(allow_empty_text=True)) for item in FolderSource(root).items())
+    page, empty = (checked(item.load(), DocumentLimits(allow_empty_text=True)) for item in FolderSource(root).items())
     assert (page.text, page.metadata.decode()) == ("\u65e5\u672c x", '{"path":"a/\u65e5\u672c.html","title":"T"}')
     assert empty.text == ""
 

@@ -8,22 +8,22 @@ from typing import Any
 
 import pytest
 
-from ragfence.documents.sync.state import VERSION, Changes, Note, Roll, States, forget
+from ragfence.documents.sync.state import VERSION, Changes, Roll, SyncNote, SyncStates, forget
 from ragfence.errors import FormatCorrupt, FormatTooNew, StoreUnavailable
 from ragfence.stores.local import LocalObjects
 from ragfence.testing import MemoryObjects
 from tests.unit.worlds import Crash, Wrapped
 
 
-def states(objects: Any, **more: Any) -> States:
-    return States("acme", "folder:handbook", objects, more.get("content_fields", ()))
+def states(objects: Any, **more: Any) -> SyncStates:
+    return SyncStates("acme", "folder:handbook", objects, more.get("content_fields", ()))
 
 
-def note(doc_id: str, state: str = "s") -> Note:
-    return Note(doc_id, state, "xxh3:00", 1, 1, bytes(16), "text/plain", None)
+def note(doc_id: str, state: str = "s") -> SyncNote:
+    return SyncNote(doc_id, state, "xxh3:00", 1, 1, bytes(16), "text/plain", None)
 
 
-def changes(*notes: Note, gone: set[str] | None = None) -> Changes:
+def changes(*notes: SyncNote, gone: set[str] | None = None) -> Changes:
     made = Changes()
     for each in notes:
         made.add(each)
@@ -79,7 +79,7 @@ def test_a_document_that_had_a_state_and_one_that_gets_one_are_as_they_were_last
     learned.add(note("gets"))
     states(objects).add(states(objects).newest(), learned)
     newest = states(objects).newest()
-    assert newest.of(["had", "gets", "never"]) == [Note("had"), note("gets"), Note("never")]
+    assert newest.of(["had", "gets", "never"]) == [SyncNote("had"), note("gets"), SyncNote("never")]
     assert [newest.without_state(each) for each in ("had", "gets", "never", "nobody")] == [True, False, True, False]
 
 
@@ -127,17 +127,19 @@ def test_notes_that_cannot_be_read_are_named_and_not_guessed(tmp_path: Path, mon
 def test_a_document_can_be_forgotten_in_all_that_sources_have_noted() -> None:
     objects = MemoryObjects()
     for source in ("folder:a", "folder:b", "folder:c"):
-        log = States("acme", source, objects, ["lang"])
+        log = SyncStates("acme", source, objects, ["lang"])
         for doc_id in ("x", "y") if source != "folder:c" else ("z",):
             log.add(log.newest(), changes(note(doc_id)))
-    States("other", "folder:a", objects, ()).add(States("other", "folder:a", objects, ()).newest(), changes(note("x")))
+    SyncStates("other", "folder:a", objects, ()).add(
+        SyncStates("other", "folder:a", objects, ()).newest(), changes(note("x"))
+    )
     forget("acme", objects, "x")
-    assert [list(States("acme", f"folder:{name}", objects, ["lang"]).newest()) for name in "abc"] == [
+    assert [list(SyncStates("acme", f"folder:{name}", objects, ["lang"]).newest()) for name in "abc"] == [
         ["y"],
         ["y"],
         ["z"],
     ]
-    assert States("acme", "folder:a", objects, ["lang"]).newest().of(["y"]) == [note("y")]  # with its state
+    assert SyncStates("acme", "folder:a", objects, ["lang"]).newest().of(["y"]) == [note("y")]  # with its state
     assert not [entry for entry in objects.list("acme/") if holds(objects, entry.name, "x")]
     assert len(list(objects.list("other/"))) == 1
     before = [entry.name for entry in objects.list("")]

@@ -21,7 +21,7 @@ from ragfence.documents.documents import Documents
 from ragfence.documents.sources import DocumentsSource, FolderSource, Item, JsonlSource, Source
 from ragfence.documents.sync import sync as sync_module
 from ragfence.documents.sync.report import SyncReport
-from ragfence.documents.sync.state import Note, States
+from ragfence.documents.sync.state import SyncNote, SyncStates
 from ragfence.documents.sync.sync import PAGE
 from ragfence.errors import (
     DocumentInvalid,
@@ -721,8 +721,8 @@ def test_documents_without_a_state_are_noted_by_their_ids_and_asked_about_like_k
     assert fence.documents.sync(given).decisions["new"] == 2
     (first,) = noted(fence, "documents")
     assert fence._engine.objects is not None
-    states = States(fence.tenant, "documents", fence._engine.objects, fence._engine.policy.documents.content_fields)
-    assert states.newest().of(["a", "b"]) == [Note("a"), Note("b")]
+    states = SyncStates(fence.tenant, "documents", fence._engine.objects, fence._engine.policy.documents.content_fields)
+    assert states.newest().of(["a", "b"]) == [SyncNote("a"), SyncNote("b")]
     report = fence.documents.sync([*given, Document("c", "three")])
     assert (report.decisions["new"], report.decisions["duplicate"], report.unread) == (1, 2, 0)
     assert (report.snippets_saved, report.characters_saved) == (2, len("one") + len("two"))

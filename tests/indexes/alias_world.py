@@ -13,9 +13,9 @@ import pyarrow as pa
 import ragfence
 from ragfence.indexes.aliases import Aliases
 from ragfence.indexes.backends.backend import Shape, row_schema
-from ragfence.indexes.build_log import Attempt, BuildEntry, Builds, Seal
+from ragfence.indexes.build_log import Attempt, BuildEntry, BuildLog, BuildSeal
 from ragfence.indexes.catalog import Catalog
-from ragfence.indexes.gc import Collecting
+from ragfence.indexes.gc import BuildCollector
 from tests.indexes.folder_backend import FolderBackend, WordEmbedder
 
 BACKEND = "folder"
@@ -52,7 +52,7 @@ class AliasWorld:
         )
         self.engine = self.fence._engine
         assert self.engine.objects is not None
-        self.builds = Builds(tenant, self.engine.objects)
+        self.builds = BuildLog(tenant, self.engine.objects)
         self.catalog = Catalog(tenant, self.engine.objects)
         self.backend = FolderBackend(folder / "backend")
         self.other = FolderBackend(folder / "other")
@@ -61,7 +61,7 @@ class AliasWorld:
         self.over: set[str] = set()
         """tokens of attempts whose lease has ended"""
         self.aliases = self.new_aliases()
-        self.collecting = Collecting(
+        self.collecting = BuildCollector(
             self.engine, self.builds, self.backend_of, is_over=lambda attempt: attempt.token in self.over
         )
 
@@ -89,7 +89,9 @@ class AliasWorld:
         self.builds.begin(attempt)
         return attempt
 
-    def write(self, attempt: Attempt, texts: Sequence[str] = TEXTS, *, embedder: WordEmbedder | None = None) -> Seal:
+    def write(
+        self, attempt: Attempt, texts: Sequence[str] = TEXTS, *, embedder: WordEmbedder | None = None
+    ) -> BuildSeal:
         embedder = embedder or WordEmbedder()
         rows = [
             {
@@ -110,7 +112,7 @@ class AliasWorld:
         table = pa.Table.from_pylist(rows, schema=row_schema(embedder.dimension))
         self.embedders[attempt.index_hash] = embedder
         self.backend_of(attempt.backend).write(attempt.physical, Shape(embedder.dimension), [table])
-        return Seal(
+        return BuildSeal(
             index_hash=attempt.index_hash,
             physical=attempt.physical,
             backend=attempt.backend,
@@ -122,7 +124,7 @@ class AliasWorld:
             corpus_digest="",
         )
 
-    def seal(self, attempt: Attempt, seal: Seal) -> bool:
+    def seal(self, attempt: Attempt, seal: BuildSeal) -> bool:
         now_ms = self.engine.fences.now_ms()
         entry = BuildEntry(attempt.number, "sealed", now_ms, attempt.owner, attempt.token, seal)
         return self.builds.append(attempt.index_hash, entry)

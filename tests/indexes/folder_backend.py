@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from ragfence.errors import BuildMissing, StoreUnavailable, ValidationError
-from ragfence.indexes.backends.backend import PAYLOAD, PREFIX, Found, Pointer, Shape, row_schema
+from ragfence.indexes.backends.backend import PAYLOAD, PREFIX, FoundRow, Pointer, Shape, row_schema
 
 
 class FolderBackend:
@@ -71,14 +71,14 @@ class FolderBackend:
     def remove(self, physical: str, doc_ids: Sequence[str]) -> None:
         raise NotImplementedError
 
-    def search(self, physical: str, vector: Any, k: int) -> list[Found]:
+    def search(self, physical: str, vector: Any, k: int) -> list[FoundRow]:
         self.searches += 1
         table = self._table(physical)
         matrix = np.stack([np.asarray(row, dtype=np.float32) for row in table.column("vector").to_pylist()])
         scores = matrix @ np.asarray(vector, dtype=np.float32)
         rows = table.select(list(PAYLOAD)).to_pylist()
         best = sorted(range(len(rows)), key=lambda at: (-scores[at], rows[at]["snippet_id"]))[:k]
-        return [Found(**rows[at], score=float(scores[at])) for at in best]
+        return [FoundRow(**rows[at], score=float(scores[at])) for at in best]
 
     def drop(self, physical: str) -> None:
         self._answer()

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from ragfence.indexes.prefetch import MOST, Ahead, Aside
+from ragfence.indexes.prefetch import MOST, Prefetch, SideThread
 
 LONG_S = 30.0
 
 
 def test_values_come_in_their_order() -> None:
-    with Ahead(iter(range(100))) as values:
+    with Prefetch(iter(range(100))) as values:
         assert list(values) == list(range(100))
         assert list(values) == []
 
@@ -29,7 +29,7 @@ def test_it_begins_before_anybody_asks_and_stays_a_few_ahead() -> None:
                 enough.set()
             yield at
 
-    with Ahead(source()) as values:
+    with Prefetch(source()) as values:
         assert enough.wait(LONG_S)
         assert next(iter(values)) == 0
     assert len(made) <= MOST + 1
@@ -40,7 +40,7 @@ def test_an_error_of_the_source_comes_in_its_turn() -> None:
         yield 1
         raise LookupError("of the source")
 
-    with Ahead(source()) as values:
+    with Prefetch(source()) as values:
         assert next(values) == 1
         with pytest.raises(LookupError, match="of the source"):
             next(values)
@@ -57,14 +57,14 @@ def test_who_leaves_early_ends_the_source() -> None:
         finally:
             ended.set()
 
-    with Ahead(source()) as values:
+    with Prefetch(source()) as values:
         assert next(values) == 1
     assert ended.is_set()
 
 
 def test_aside_works_on_every_value_in_another_thread() -> None:
     seen: list[tuple[int, int]] = []
-    aside = Aside[int](lambda value: seen.append((value, threading.get_ident())))
+    aside = SideThread[int](lambda value: seen.append((value, threading.get_ident())))
     for value in range(20):
         aside.begin(value)
     aside.finish()
@@ -77,7 +77,7 @@ def test_what_goes_wrong_aside_is_told_at_the_latest_when_it_is_finished() -> No
     def refuse(value: int) -> None:
         raise LookupError(value)
 
-    aside = Aside(refuse)
+    aside = SideThread(refuse)
     aside.begin(1)
     with pytest.raises(LookupError):
         aside.finish()

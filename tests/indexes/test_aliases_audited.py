@@ -11,7 +11,7 @@ import pytest
 
 from ragfence.indexes.alias_checks import alias_findings
 from ragfence.indexes.build_log import BuildEntry, retired
-from ragfence.indexes.catalog import Alias, CatalogEntry, State, Target
+from ragfence.indexes.catalog import Alias, CatalogEntry, CatalogState, Target
 from tests.indexes.alias_world import AliasWorld
 
 
@@ -39,8 +39,8 @@ def forge(world: AliasWorld, number: int = 0, **wrong: Any) -> None:
     assert world.catalog.append(CatalogEntry(at, **{**values, **wrong}))
 
 
-def pointing(head: CatalogEntry, target: Target) -> State:
-    return State({"docs": head.state.aliases["docs"].moved(target, 3)}, head.state.retiring)
+def pointing(head: CatalogEntry, target: Target) -> CatalogState:
+    return CatalogState({"docs": head.state.aliases["docs"].moved(target, 3)}, head.state.retiring)
 
 
 def newest(world: AliasWorld, index_hash: str) -> BuildEntry:
@@ -89,7 +89,7 @@ def test_a_state_that_does_not_follow_is_found(world: AliasWorld) -> None:
 def test_an_alias_that_comes_from_nowhere_is_found(world: AliasWorld) -> None:
     head = world.catalog.head()
     strange = {**head.state.aliases, "strange": Alias(head.state.aliases["docs"].target)}
-    forge(world, change="remove", alias="staging", state=State(strange, head.state.retiring))
+    forge(world, change="remove", alias="staging", state=CatalogState(strange, head.state.retiring))
     assert found(world) == ["state_follows"]
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from ragfence import Document, Fence
 from ragfence.errors import GateFailed, ValidationError
-from ragfence.indexes.backends.backend import Backend, Found, Shape, row_schema
+from ragfence.indexes.backends.backend import Backend, FoundRow, Shape, row_schema
 from ragfence.indexes.backends.lance import LanceBackend
 from ragfence.indexes.backends.lance_indexes import approximate
 from ragfence.indexes.build_log import BuildEntry
@@ -186,7 +186,7 @@ def test_of_no_other_rows_everything_is_found(tmp_path: Path) -> None:
 class _Half(LanceBackend):
     """Finds every other of the rows that there are to be found."""
 
-    def search(self, physical: str, vector: Any, k: int) -> list[Found]:
+    def search(self, physical: str, vector: Any, k: int) -> list[FoundRow]:
         own, *others = super().search(physical, vector, 2 * k)
         return [own, *others[: k - 1 : 2]]
 

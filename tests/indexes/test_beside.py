@@ -12,7 +12,7 @@ from ragfence.indexes import build as building
 from ragfence.indexes.alias_checks import alias_findings
 from ragfence.indexes.backends import lance
 from ragfence.indexes.build import Build
-from ragfence.indexes.build_log import Builds
+from ragfence.indexes.build_log import BuildLog
 from ragfence.indexes.gc import AFTER_RETIRED
 from ragfence.indexes.row_purge import PURGING_POINTS
 from ragfence.testing import at_point
@@ -115,7 +115,7 @@ def test_what_a_purge_that_was_cut_off_has_touched_does_not_answer_a_build(
             fence.documents.purge(SECRET)
     else:
         with monkeypatch.context() as patched:
-            patched.setattr(Builds, "append", lambda *_: killed())
+            patched.setattr(BuildLog, "append", lambda *_: killed())
             with pytest.raises(KeyboardInterrupt):
                 fence.documents.purge(SECRET)
     ingested(fence, [SECRET])
@@ -242,7 +242,7 @@ def test_an_attempt_is_fenced_and_what_is_served_before_it_is_not_retired(
     fence.documents.purge(SECRET)
     ingested(fence, [SECRET])
     with monkeypatch.context() as patched, at_point(building.BEFORE_SEALING, killed):
-        patched.setattr(building.Building, "_dropped", lambda *_: None)  # as by SIGKILL
+        patched.setattr(building.IndexBuilder, "_dropped", lambda *_: None)  # as by SIGKILL
         with pytest.raises(KeyboardInterrupt):
             fence.indexes.build(spec_in(near.folder, embedder))
     (attempt,) = fence.indexes.builds_log.attempts()

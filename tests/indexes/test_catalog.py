@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from ragfence.errors import FormatCorrupt, FormatTooNew, ValidationError
 from ragfence.indexes.alias_checks import alias_findings
-from ragfence.indexes.build_log import BuildEntry, Builds, Seal, retired
+from ragfence.indexes.build_log import BuildEntry, BuildLog, BuildSeal, retired
 from ragfence.indexes.catalog import (
     MAX_ALIASES,
     NOTHING_YET,
@@ -22,7 +22,7 @@ from ragfence.indexes.catalog import (
     Alias,
     Catalog,
     CatalogEntry,
-    State,
+    CatalogState,
     Target,
     check_alias,
     following,
@@ -43,8 +43,8 @@ class Counted:
         return getattr(self.inner, name)
 
 
-def sealed(builds: Builds, name: str, number: int = 1, physical: str = "") -> BuildEntry:
-    seal = Seal(name, physical or f"rf-{name}-{number}", "folder", 1, 1, 4, "cosine", "", "")
+def sealed(builds: BuildLog, name: str, number: int = 1, physical: str = "") -> BuildEntry:
+    seal = BuildSeal(name, physical or f"rf-{name}-{number}", "folder", 1, 1, 4, "cosine", "", "")
     entry = BuildEntry(number, "sealed", number, "me", f"token-{number}", seal)
     assert builds.append(name, entry)
     return entry
@@ -65,11 +65,11 @@ def catalog(objects: Counted) -> Catalog:
 
 
 @pytest.fixture
-def builds(objects: Counted) -> Builds:
-    return Builds("acme", objects)  # type: ignore[arg-type]
+def builds(objects: Counted) -> BuildLog:
+    return BuildLog("acme", objects)  # type: ignore[arg-type]
 
 
-def append(catalog: Catalog, builds: Builds, change: CatalogEntry) -> CatalogEntry:
+def append(catalog: Catalog, builds: BuildLog, change: CatalogEntry) -> CatalogEntry:
     entry = following(catalog.head(), change, builds, keep=KEEP)
     assert catalog.append(entry)
     return entry
@@ -81,7 +81,7 @@ def test_an_empty_catalog_has_a_head_too(catalog: Catalog) -> None:
     assert list(catalog.entries()) == []
 
 
-def test_an_entry_comes_back_as_it_was_written(catalog: Catalog, builds: Builds) -> None:
+def test_an_entry_comes_back_as_it_was_written(catalog: Catalog, builds: BuildLog) -> None:
     first, second = sealed(builds, "a"), sealed(builds, "b")
     append(catalog, builds, swap_of("docs", first))
     report = ({"gate": "rows", "ok": True, "value": 1, "limit": 1, "detail": ""},)
@@ -92,7 +92,7 @@ def test_an_entry_comes_back_as_it_was_written(catalog: Catalog, builds: Builds)
     assert [entry.number for entry in catalog.entries()] == [2, 1]
 
 
-def test_the_next_number_is_the_compare_and_swap(catalog: Catalog, builds: Builds) -> None:
+def test_the_next_number_is_the_compare_and_swap(catalog: Catalog, builds: BuildLog) -> None:
     head = catalog.head()
     one = following(head, swap_of("one", sealed(builds, "a")), builds, keep=KEEP)
     other = following(head, swap_of("other", sealed(builds, "b")), builds, keep=KEEP)
@@ -102,7 +102,7 @@ def test_the_next_number_is_the_compare_and_swap(catalog: Catalog, builds: Build
 
 
 def test_a_head_costs_one_list_and_one_get_and_one_get_when_it_is_known(
-    objects: Counted, catalog: Catalog, builds: Builds
+    objects: Counted, catalog: Catalog, builds: BuildLog
 ) -> None:
     head = append(catalog, builds, swap_of("docs", sealed(builds, "a")))
     objects.calls.clear()
@@ -113,7 +113,7 @@ def test_a_head_costs_one_list_and_one_get_and_one_get_when_it_is_known(
     assert objects.calls == {"get": 1}
 
 
-def test_who_slept_for_long_does_not_follow_every_entry(objects: Counted, catalog: Catalog, builds: Builds) -> None:
+def test_who_slept_for_long_does_not_follow_every_entry(objects: Counted, catalog: Catalog, builds: BuildLog) -> None:
     one, other = sealed(builds, "a"), sealed(builds, "b")
     old = append(catalog, builds, swap_of("docs", one))
     for number in range(100):
@@ -137,11 +137,13 @@ def test_what_an_alias_may_go_back_to_is_in_use() -> None:
     alias = Alias(Target("h0", 1, "p0", "b", 1))
     for number in range(1, 6):
         alias = alias.moved(Target(f"h{number}", 1, f"p{number}", "b", number + 1), KEEP)
-    state = State({"docs": alias})
+    state = CatalogState({"docs": alias})
     assert [state.users(f"h{number}", KEEP) for number in range(6)] == [[], [], *[["docs"]] * 4]
 
 
-def test_what_is_retired_or_sealed_anew_leaves_the_state_with_the_next_entry(catalog: Catalog, builds: Builds) -> None:
+def test_what_is_retired_or_sealed_anew_leaves_the_state_with_the_next_entry(
+    catalog: Catalog, builds: BuildLog
+) -> None:
     entries = {name: sealed(builds, name) for name in "abc"}
     for entry in entries.values():
         head = append(catalog, builds, CatalogEntry(0, "retire", 5, target=Target.of(entry)))
@@ -155,7 +157,7 @@ def test_what_is_retired_or_sealed_anew_leaves_the_state_with_the_next_entry(cat
 
 
 def test_a_broken_log_of_a_build_that_is_retiring_does_not_stop_all_aliases(
-    objects: Counted, catalog: Catalog, builds: Builds
+    objects: Counted, catalog: Catalog, builds: BuildLog
 ) -> None:
     append(catalog, builds, CatalogEntry(0, "retire", 5, target=Target.of(sealed(builds, "a"))))
     objects.inner.put_new(f"acme/builds/a/{10**20 - 3:020d}", b"nonsense")
@@ -173,9 +175,9 @@ def test_no_name_for_an_alias(name: object) -> None:
         check_alias(name)
 
 
-def test_the_state_is_bounded(builds: Builds) -> None:
+def test_the_state_is_bounded(builds: BuildLog) -> None:
     target = Target("h", 1, "p", "b", 1)
-    head = replace(NOTHING_YET, number=1, state=State({f"a{at}": Alias(target) for at in range(MAX_ALIASES)}))
+    head = replace(NOTHING_YET, number=1, state=CatalogState({f"a{at}": Alias(target) for at in range(MAX_ALIASES)}))
     entry = sealed(builds, "h")
     with pytest.raises(ValidationError, match="1,000 aliases already"):
         following(head, swap_of("one-more", entry), builds, keep=KEEP)
@@ -189,7 +191,7 @@ def test_the_state_is_bounded(builds: Builds) -> None:
     [b"", b"{}", b"[]", b"null", b'{"version":1}', b"\xff", "change", "target", "state", "aliases"],
 )
 def test_what_is_no_entry_is_said_to_be_corrupt(
-    broken: bytes | str, objects: Counted, catalog: Catalog, builds: Builds
+    broken: bytes | str, objects: Counted, catalog: Catalog, builds: BuildLog
 ) -> None:
     good = json.loads(following(NOTHING_YET, swap_of("docs", sealed(builds, "a")), builds, keep=KEEP).encode())
     if isinstance(broken, str):
@@ -218,7 +220,7 @@ class CatalogMachine(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         objects = MemoryObjects()
-        self.catalog, self.builds = Catalog("t", objects), Builds("t", objects)
+        self.catalog, self.builds = Catalog("t", objects), BuildLog("t", objects)
         self.model: dict[str, list[str]] = {}
         self.retiring: dict[str, int] = {}
         self.known = NOTHING_YET
@@ -230,7 +232,7 @@ class CatalogMachine(RuleBasedStateMachine):
         newest = self.builds.newest(name)
         self.clock += 1
         number = newest.number + 1 if newest else 1
-        seal = Seal(name, f"rf-{name}-{number}", "folder", 1, 1, 4, "cosine", "", "")
+        seal = BuildSeal(name, f"rf-{name}-{number}", "folder", 1, 1, 4, "cosine", "", "")
         assert self.builds.append(name, BuildEntry(number, "sealed", self.clock, "me", f"{number}", seal))
 
     def _append(self, change: str, alias: str, name: str | None) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from ragfence.errors import BuildUnverified
 from ragfence.indexes.backends.backend import PAYLOAD, Metric, Shape, row_schema
-from ragfence.indexes.content_digest import Contents
+from ragfence.indexes.content_digest import ContentDigest
 
 DIMENSION = 4
 COUNT = 300
@@ -35,8 +35,8 @@ def rows(count: int = COUNT) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=row_schema(DIMENSION))
 
 
-def contents(*tables: Any, metric: Metric = "cosine") -> Contents:
-    made = Contents(Shape(DIMENSION, metric))
+def contents(*tables: Any, metric: Metric = "cosine") -> ContentDigest:
+    made = ContentDigest(Shape(DIMENSION, metric))
     for table in tables:
         made.add(table)
     return made

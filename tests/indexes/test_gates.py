@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ragfence.errors import EmbedderUnknown, GateFailed, StoreUnavailable, ValidationError
-from ragfence.indexes.backends.backend import Found
+from ragfence.indexes.backends.backend import FoundRow
 from ragfence.indexes.gates import Gates, GoldenQuery, load_golden
 from tests.indexes.alias_world import TEXTS, AliasWorld, hash_of
 from tests.indexes.folder_backend import WordEmbedder
@@ -269,7 +269,7 @@ def test_a_golden_query_is_what_its_line_says(tmp_path: Path) -> None:
         GoldenQuery("b", frozenset({"s", "t"}), "snippet_id", 3, 0.5),
         GoldenQuery("c", frozenset(f"d{at}" for at in range(12)), k=12),
     ]
-    found = [Found(name, "d", "", 0, 0, 0, 0, "", "", "{}", 1.0) for name in ("s", "u", "v", "t")]
+    found = [FoundRow(name, "d", "", 0, 0, 0, 0, "", "", "{}", 1.0) for name in ("s", "u", "v", "t")]
     assert load_golden(file)[1].recall(found) == 0.5
 
 

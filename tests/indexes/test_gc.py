@@ -12,7 +12,7 @@ from ragfence.engine import crash_points
 from ragfence.errors import BuildRetired, NotSealed
 from ragfence.indexes.alias_checks import alias_findings
 from ragfence.indexes.build_log import purged
-from ragfence.indexes.gc import AFTER_RETIRE, AFTER_RETIRED, COLLECTING_POINTS, Collecting, GcReport
+from ragfence.indexes.gc import AFTER_RETIRE, AFTER_RETIRED, COLLECTING_POINTS, BuildCollector, GcReport
 from tests.indexes.alias_world import AliasWorld, hash_of
 
 HOUR_MS = 3_600_000
@@ -318,7 +318,7 @@ def test_gc_that_is_faster_than_a_restore_wins(world: AliasWorld, monkeypatch: p
     with pytest.raises(KeyboardInterrupt):
         world.collecting.gc(dry_run=False)
     append = world.builds.append
-    other = Collecting(world.engine, type(world.builds)("default", world.engine.objects), world.backend_of)  # type: ignore[arg-type]
+    other = BuildCollector(world.engine, type(world.builds)("default", world.engine.objects), world.backend_of)  # type: ignore[arg-type]
 
     def late(index_hash: str, entry: Any) -> bool:
         other.gc(dry_run=False)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ragfence.core.decisions import NOBODY, Claim, Conflict, Granted, Mode, Replay, Stale
+from ragfence.core.decisions import NOBODY, Claim, ConflictVerdict, Granted, Mode, Replay, StaleVerdict
 from ragfence.core.hashing import digest
-from ragfence.engine.batch_commit import Effected, Move, Moved, SegmentWriter, batch_tokens
+from ragfence.engine.batch_commit import BatchCommitter, FinishedEffect, Move, MovedHead, batch_tokens
 from ragfence.engine.epochs import Epochs
 from ragfence.engine.segment_log import Codec, PlainCodec, SegmentLoader
 from ragfence.errors import StoreUnavailable
@@ -28,8 +28,8 @@ def key_of(value: str) -> bytes:
 NAME_OF = {key_of(value)[1:]: value for value in "ABCZ"}
 
 
-def _ids_of(value: str | None, granted: Granted) -> Effected:
-    return Effected(granted.prior.result if granted.prior else f"ids of {value}".encode())
+def _ids_of(value: str | None, granted: Granted) -> FinishedEffect:
+    return FinishedEffect(granted.prior.result if granted.prior else f"ids of {value}".encode())
 
 
 class DocumentWorld(World):
@@ -59,7 +59,7 @@ class DocumentWorld(World):
 
         def work(worker: Worker) -> None:
             fences, objects = self.fences_of(worker), self.objects_of(worker)
-            writer = SegmentWriter(
+            writer = BatchCommitter(
                 fences,
                 objects,
                 Epochs(TENANT, objects),
@@ -85,7 +85,7 @@ class DocumentWorld(World):
                 event.outcome = "error"
                 return
             event.ended, event.outcome = self.now, outcome(answer)
-            if isinstance(answer, Moved | Replay) and answer.record is not None and value is not None:
+            if isinstance(answer, MovedHead | Replay) and answer.record is not None and value is not None:
                 assert answer.record.result == f"ids of {value}".encode(), "a key was answered with other ids"
 
         return self.spawn(work)
@@ -173,10 +173,10 @@ class DocumentWorld(World):
 
 def outcome(answer: Any) -> str:
     match answer:
-        case Moved():
+        case MovedHead():
             return "sealed"
         case Replay():
             return "duplicate"
-        case Stale() | Conflict():
+        case StaleVerdict() | ConflictVerdict():
             return "stale"
     raise AssertionError(answer)

@@ -14,7 +14,7 @@ from ragfence.documents.head_moves import effect_of
 from ragfence.documents.identity import Identity, operation_of, snippet_texts
 from ragfence.documents.log import ids_in
 from ragfence.documents.parquet import ParquetCodec, decode_snippets
-from ragfence.engine.batch_commit import Move, Moved, batch_tokens
+from ragfence.engine.batch_commit import Move, MovedHead, batch_tokens
 from ragfence.engine.epochs import Epochs
 from ragfence.engine.segment_log import SegmentLoader
 from ragfence.errors import StoreUnavailable
@@ -79,7 +79,7 @@ class GuardWorld(DocumentWorld):
             prepared = preparing.ingest(document, next(batch_tokens()), caller)
         move = Move(prepared.claim, effect_of(prepared), prepared)
         (answer,) = documents._writer.move([move], wait_s=FOREVER_S)
-        if isinstance(answer, Moved) and value is not None:
+        if isinstance(answer, MovedHead) and value is not None:
             assert len(ids_in(answer.record.result)) // 16 == len(text_of(value).split("\n\n"))
         return answer
 

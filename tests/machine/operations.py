@@ -10,10 +10,10 @@ from ragfence.core.policy import Policy
 from ragfence.core.receipts import Receipt
 from ragfence.engine.commits import Commits
 from ragfence.engine.epochs import Epochs
-from ragfence.engine.notes import Notes
+from ragfence.engine.notes import EffectNotes
 from ragfence.engine.requests import Request, fingerprint_of
 from ragfence.engine.results import Results
-from ragfence.engine.runner import Backing, Outcome, Performer, Won
+from ragfence.engine.runner import EffectOutcome, Runner, RunnerStores, WonClaim
 from ragfence.errors import Conflict, FencedOut, RagfenceError, Stale, TransientError
 from tests.machine.history import Event
 from tests.machine.lineages import Lineages
@@ -64,7 +64,7 @@ class OperationWorld(World):
 
         return self.spawn(work)
 
-    def _perform(self, worker: Worker, performer: Performer, request: Request) -> Receipt:
+    def _perform(self, worker: Worker, performer: Runner, request: Request) -> Receipt:
         while True:
             answer = performer.acquire(request, wait_ms=10**12)
             if isinstance(answer, Receipt):
@@ -78,29 +78,29 @@ class OperationWorld(World):
                 if lost.receipt is not None:
                     return lost.receipt
 
-    def _complete(self, performer: Performer, won: Won, execution: str) -> Receipt:
+    def _complete(self, performer: Runner, won: WonClaim, execution: str) -> Receipt:
         try:
-            return performer.complete(won, Outcome(result=b'j"' + execution.encode() + b'"'))
+            return performer.complete(won, EffectOutcome(result=b'j"' + execution.encode() + b'"'))
         except FencedOut:
             raise
         except RagfenceError:
             performer.give_back(won, "ERROR")
             raise
 
-    def _performer(self, worker: Worker) -> Performer:
+    def _performer(self, worker: Worker) -> Runner:
         fences, objects = self.fences_of(worker), self.objects_of(worker)
         results = Results(TENANT, POLICY, objects)
         backing: Any = None
         if not self.lineages.primary.store.solo:
             hydrator = self.hydrator_of(worker)
-            backing = Backing(
+            backing = RunnerStores(
                 Commits(TENANT, objects),
-                Notes(TENANT, objects),
+                EffectNotes(TENANT, objects),
                 Epochs(TENANT, objects),
                 hydrator,
                 _NoWatch(),  # type: ignore[arg-type]
             )
-        return Performer(fences, backing, results, POLICY, sleep=lambda _: self._breathe(worker))
+        return Runner(fences, backing, results, POLICY, sleep=lambda _: self._breathe(worker))
 
     def check(self) -> None:
         while self.late:

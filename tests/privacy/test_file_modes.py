@@ -13,7 +13,7 @@ import pytest
 import ragfence
 from ragfence.core.policy import Policy
 from ragfence.server.streams import Spool
-from ragfence.server.tenants.export import Export
+from ragfence.server.tenants.export import TenantExport
 from ragfence.stores.file_modes import make_empty_file
 from ragfence.stores.local import LocalObjects
 from ragfence.stores.sqlite import SqliteFences
@@ -100,7 +100,7 @@ def test_a_journal_is_private(umask: int, tmp_path: Path) -> None:
 
 def test_an_export_is_a_store_and_private(umask: int, tmp_path: Path) -> None:
     with use(tmp_path / ".ragfence") as fence:
-        Export(fence, tmp_path / "copy").run()
+        TenantExport(fence, tmp_path / "copy").run()
     assert modes(tmp_path / "copy") == PRIVATE
 
 
@@ -139,7 +139,7 @@ def test_a_folder_with_setgid_that_its_group_may_write_is_for_the_group(umask: i
     root.chmod(mode)
     with use(root) as fence:
         assert modes(root) - {("folder", oct(mode))} == SHARED - {("folder", oct(mode))}
-        Export(fence, root / "copy").run()
+        TenantExport(fence, root / "copy").run()
     with use(root):  # what is there is found, and left as it is
         pass
     assert modes(root) - {("folder", oct(mode))} <= SHARED

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 import ragfence
 from ragfence.cli.app import app
-from ragfence.cli.options import Place
+from ragfence.cli.options import StoreOptions
 from ragfence.client import Client, RetryPolicy
 from ragfence.core.settings import Settings
 from ragfence.core.urls import holds_password, show_url
@@ -199,7 +199,7 @@ def test_a_repr_shows_no_password(url: str) -> None:
         Settings(store=url, objects=url),
         Settings.from_env({"RAGFENCE_STORE": url}),
         AppSettings(store=url, objects=url),
-        Place(url, url),
+        StoreOptions(url, url),
         FenceResource(store=url, objects=url),
         RagIndexComponent(source=url, alias="docs", store=url, objects=url),
     ]

@@ -26,7 +26,7 @@ from ragfence.errors import (
 )
 from ragfence.stores.sqlite import SqliteFences
 from ragfence.telemetry import Metrics, exposition
-from ragfence.telemetry.metrics import Bounded, kind_of, route_of
+from ragfence.telemetry.metrics import BoundedLabels, kind_of, route_of
 from ragfence.testing import FaultyFences, MemoryFences, MemoryObjects, VirtualClock
 from tests.documents.chunkers import Failing
 from tests.unit.worlds import abandon, elsewhere
@@ -291,7 +291,7 @@ def test_workers_that_share_a_port_are_added_up_by_whichever_is_scraped(tmp_path
 
 
 def test_labels_are_bounded_and_found_without_parsing():
-    bound = Bounded(2)
+    bound = BoundedLabels(2)
     assert [bound(name) for name in ("a", "b", "c", "a")] == ["a", "b", "other", "a"]
     tricky = r'{"kind":"ki\"nd","source_id":"x\"route\":\"no","route":"POST /ü"}'.encode()
     assert (kind_of(tricky), route_of(tricky)) == ('ki"nd', "POST /ü")

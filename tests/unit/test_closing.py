@@ -14,7 +14,7 @@ import redis
 import ragfence
 from ragfence.core.decisions import Mode
 from ragfence.errors import SealUncertain, StoreClosed
-from ragfence.stores.redis.connection import Call
+from ragfence.stores.redis.connection import RedisCall
 from ragfence.stores.redis.store import RedisFences
 from ragfence.testing.contracts.fence_calls import claim, granted
 from tests import servers
@@ -38,7 +38,7 @@ def test_a_reply_that_is_awaited_while_the_store_is_closed_still_comes(
 ) -> None:
     before = set(_others(client))
     store = RedisFences(valkey_server.url, solo=True)
-    begun = store._link.begin([Call(0, (b"GET", b"nothing"))])
+    begun = store._link.begin([RedisCall(0, (b"GET", b"nothing"))])
     store.close()
     assert begun.end().replies == [None]
     eventually(lambda: set(_others(client)) <= before)

@@ -14,7 +14,7 @@ from ragfence import Decision, Fence, Operation, Policy, Recovered
 from ragfence.engine.commits import Commits
 from ragfence.engine.expiry import Purged
 from ragfence.errors import Conflict, EffectFailed, TerminalError, ValidationError
-from ragfence.stores.objects import Entry
+from ragfence.stores.objects import ObjectEntry
 from ragfence.testing.memory import FaultyObjects, MemoryFences, MemoryObjects
 from tests.unit.ages import (
     DAY_MS,
@@ -257,7 +257,7 @@ class Counting(Wrapped):
         super().__init__(inner)
         self.shown = self.lists = self.gets = self.deletes = 0
 
-    def list(self, *args: Any, **kwargs: Any) -> Iterator[Entry]:
+    def list(self, *args: Any, **kwargs: Any) -> Iterator[ObjectEntry]:
         self.lists += 1
         for entry in self.inner.list(*args, **kwargs):
             self.shown += 1

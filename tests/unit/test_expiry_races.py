@@ -11,7 +11,7 @@ import pytest
 
 from ragfence import Fence
 from ragfence.core.decision_rows import END_POSITION, HEALED, SEAL_POSITION, Row, RowKind
-from ragfence.core.decisions import Held
+from ragfence.core.decisions import HeldRecords
 from ragfence.core.records import TOKEN_BYTES
 from ragfence.engine.commits import Commit
 from ragfence.engine.leases import Lease
@@ -97,8 +97,8 @@ def test_a_caller_may_come_at_any_step(old: World, step: str, sequence: int | No
 class Blind(Wrapped):
     """Shows nothing of what the fence store holds, as to somebody who looked too early."""
 
-    def read(self, lookups: Sequence[Lookup]) -> list[Held]:
-        return [Held() for _ in lookups]
+    def read(self, lookups: Sequence[Lookup]) -> list[HeldRecords]:
+        return [HeldRecords() for _ in lookups]
 
 
 @pytest.mark.parametrize("sequence", [None, 3])

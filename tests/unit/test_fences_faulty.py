@@ -6,7 +6,7 @@ import typing
 
 import pytest
 
-from ragfence.core.decisions import Granted, Held, Mode, Replay, Sealed
+from ragfence.core.decisions import Granted, HeldRecords, Mode, Replay, Sealed
 from ragfence.errors import StoreUnavailable
 from ragfence.stores.fences import FenceStore
 from ragfence.testing.contracts.fence_calls import claim, granted, lease, read, rows_of, seal, start_epoch, verdict
@@ -49,7 +49,7 @@ def test_a_failure_before_leaves_the_store_alone(store: FaultyFences, inner: Mem
     store.on("claim").fail_before()
     with pytest.raises(StoreUnavailable):
         store.claim([claim(Mode.KEYED)])
-    assert read(inner, claim(Mode.KEYED)) == Held()
+    assert read(inner, claim(Mode.KEYED)) == HeldRecords()
     assert rows_of(inner) == []
     assert isinstance(verdict(store, claim(Mode.KEYED)), Granted)
 

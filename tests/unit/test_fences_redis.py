@@ -13,8 +13,8 @@ import redis
 from redis.connection import AbstractConnection
 
 from ragfence.core.decision_rows import RowKind
-from ragfence.core.decisions import NOBODY, Fenced, Granted, Held, Mode, NotReady, Replay, Sealed
-from ragfence.core.operations import Fence
+from ragfence.core.decisions import NOBODY, Fenced, Granted, HeldRecords, Mode, NotReadyVerdict, Replay, Sealed
+from ragfence.core.operations import FenceNumber
 from ragfence.core.records import KeyRecord, State
 from ragfence.errors import RagfenceError, StoreAuth, StoreUnavailable, StoreUnsafe
 from ragfence.stores.fences import LoadedReceipt, Marker
@@ -38,7 +38,7 @@ from ragfence.testing.contracts.fence_calls import (
 from tests import servers
 
 SECRET = "hunter2"
-RECEIPT = KeyRecord(State.SEALED, b"f" * 16, NOBODY, Fence(1, 1), 1, 0, 0)
+RECEIPT = KeyRecord(State.SEALED, b"f" * 16, NOBODY, FenceNumber(1, 1), 1, 0, 0)
 
 
 @pytest.fixture(params=["valkey", "redis-6.2"])
@@ -226,7 +226,7 @@ def test_a_server_without_memory_is_a_clear_error_and_nothing_is_half_written(
             with pytest.raises(StoreUnavailable, match="out of memory") as refused:
                 call()
             assert "maxmemory" in refused.value.hint
-        assert read(store, held) != Held()  # reading goes on
+        assert read(store, held) != HeldRecords()  # reading goes on
     finally:
         client.config_set("maxmemory", "0")
     assert _everything(client) == before
@@ -264,9 +264,12 @@ def test_a_restarted_server_is_another_run(kind: Callable[..., Any]) -> None:
         first = granted(store, asked)
         server.restart()
         assert set(store.markers()) == {Marker(1, ready=True, usable=False)}
-        assert store.claim([claim(Mode.KEYED, by="two"), claim(Mode.DOCUMENT, by="two")]) == [NotReady(), NotReady()]
-        assert verdict(store, claim(Mode.KEYED, by="two")) == NotReady()
-        assert store.seal([seal(asked, first)]) == [NotReady()]
+        assert store.claim([claim(Mode.KEYED, by="two"), claim(Mode.DOCUMENT, by="two")]) == [
+            NotReadyVerdict(),
+            NotReadyVerdict(),
+        ]
+        assert verdict(store, claim(Mode.KEYED, by="two")) == NotReadyVerdict()
+        assert store.seal([seal(asked, first)]) == [NotReadyVerdict()]
         assert store.renew([lease(asked, first)]) == [False]
         start_epoch(store, 2)
         assert verdict(store, claim(Mode.KEYED, by="two")) == Replay(receipt)
@@ -290,8 +293,8 @@ def test_a_restarted_server_without_objects_behind_it_starts_a_new_epoch_by_itse
 def test_a_flushed_server_is_not_ready(store: RedisFences, client: Any) -> None:
     sealed(store, claim(Mode.KEYED))
     client.flushall()
-    assert verdict(store, claim(Mode.KEYED, by="two")) == NotReady()
-    assert store.claim([claim(Mode.KEYED, by="two")] * 2) == [NotReady(), NotReady()]
+    assert verdict(store, claim(Mode.KEYED, by="two")) == NotReadyVerdict()
+    assert store.claim([claim(Mode.KEYED, by="two")] * 2) == [NotReadyVerdict(), NotReadyVerdict()]
 
 
 def test_a_connection_that_was_cut_is_made_again(store: RedisFences, client: Any) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ragfence.core.decisions import Granted, Held, InFlight, Mode, NotReady, Replay
+from ragfence.core.decisions import Granted, HeldRecords, InFlightVerdict, Mode, NotReadyVerdict, Replay
 from ragfence.errors import FormatCorrupt, FormatTooNew, StoreUnavailable
 from ragfence.stores.fences import Marker
 from ragfence.stores.sqlite import SCHEMA_VERSION, SqliteFences
@@ -66,7 +66,7 @@ def _claim_all(file: Path, number: int) -> list[str]:
             store.seal([seal(asked, answer, result=asked.token)])
             won.append(f"{key}")
         else:
-            assert isinstance(answer, InFlight | Replay)
+            assert isinstance(answer, InFlightVerdict | Replay)
     store.close()
     return won
 
@@ -93,7 +93,7 @@ def test_a_file_replaced_by_a_copy_is_another_run(store: SqliteFences, file: Pat
     shutil.copy(file, file.with_suffix(".copy"))
     file.with_suffix(".copy").replace(file)
     reopened = SqliteFences(file)
-    assert verdict(reopened, claim(Mode.KEYED, by="two")) == NotReady()
+    assert verdict(reopened, claim(Mode.KEYED, by="two")) == NotReadyVerdict()
     assert set(reopened.markers()) == {Marker(1, ready=True, usable=False)}
     reopened.close()
 
@@ -119,11 +119,11 @@ def test_an_open_store_notices_that_its_file_is_another_one(store: SqliteFences,
     else:
         for path in file.parent.glob("fences.db*"):
             path.unlink()
-    assert verdict(store, claim(Mode.KEYED, by="two")) == NotReady()
+    assert verdict(store, claim(Mode.KEYED, by="two")) == NotReadyVerdict()
     start_epoch(store, 2)
     other = SqliteFences(file)
     first = granted(store, claim(Mode.KEYED, "B", by="one"))
-    assert verdict(other, claim(Mode.KEYED, "B", by="two")) == InFlight(first.record.when_ms, first.record)
+    assert verdict(other, claim(Mode.KEYED, "B", by="two")) == InFlightVerdict(first.record.when_ms, first.record)
     other.close()
 
 
@@ -146,7 +146,8 @@ def test_a_child_does_not_use_the_connection_of_its_parent(store: SqliteFences) 
     said = _in_a_child(
         lambda: [
             store._connections.of_this_thread().db is not parents,
-            verdict(store, claim(Mode.KEYED, "parent", by="child")) == InFlight(first.record.when_ms, first.record),
+            verdict(store, claim(Mode.KEYED, "parent", by="child"))
+            == InFlightVerdict(first.record.when_ms, first.record),
             isinstance(verdict(store, claim(Mode.KEYED, "child", by="child")), Granted),
             store.close() is None,
             parents.execute("SELECT 1").fetchone() == (1,),  # left open: only its owner may close it
@@ -155,7 +156,7 @@ def test_a_child_does_not_use_the_connection_of_its_parent(store: SqliteFences) 
     assert said == "[True, True, True, True, True]"
     assert store._connections.of_this_thread().db is parents
     assert store.renew([lease(asked, first)]) == [True]
-    assert isinstance(verdict(store, claim(Mode.KEYED, "child", by="parent")), InFlight)
+    assert isinstance(verdict(store, claim(Mode.KEYED, "child", by="parent")), InFlightVerdict)
     assert parents.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
@@ -238,7 +239,7 @@ def test_a_full_disk_is_an_error_that_writes_nothing_and_passes(store: SqliteFen
     batch = [claim(Mode.KEYED, f"{n}", by=f"{n}", payload=b"x" * 4000) for n in range(20)]
     with pytest.raises(StoreUnavailable, match="full"):
         store.claim(batch)
-    assert [read(store, each) for each in batch] == [Held()] * 20
+    assert [read(store, each) for each in batch] == [HeldRecords()] * 20
     assert rows_of(store) == []
     db.execute("PRAGMA max_page_count = 1000000")
     assert all(isinstance(answer, Granted) for answer in store.claim(batch))

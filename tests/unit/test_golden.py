@@ -20,7 +20,7 @@ import ragfence
 from ragfence.core.decision_rows import HEALED, TAKEOVER, Row, RowKind, context_of, decode_rows
 from ragfence.core.hashing import ContentKey, content_hash, digest, digest_part, shard_of
 from ragfence.core.key_strategies import KeyStrategy
-from ragfence.core.operations import Fence, Operation, encoded, key_from_text, key_to_text
+from ragfence.core.operations import FenceNumber, Operation, encoded, key_from_text, key_to_text
 from ragfence.core.policy import Policy
 from ragfence.core.receipts import default_effect_id
 from ragfence.core.records import (
@@ -39,12 +39,12 @@ from ragfence.documents.identity import Content, Identity, snippet_ids
 from ragfence.engine.commits import Commit, Commits
 from ragfence.engine.content_hash import ContentHash
 from ragfence.engine.epochs import Epochs
-from ragfence.engine.notes import Note, Notes
+from ragfence.engine.notes import EffectNote, EffectNotes
 from ragfence.engine.requests import Request, fingerprint_of
 from ragfence.engine.results import Results
 from ragfence.errors import FormatCorrupt, FormatTooNew
 from ragfence.indexes.build_log import BuildEntry
-from ragfence.indexes.snapshots import Corpora
+from ragfence.indexes.snapshots import Snapshots
 from ragfence.indexes.spec import index_hash_of
 from ragfence.server.http_claims import stored_key
 from ragfence.stores.object_log import Numbered
@@ -59,7 +59,7 @@ SEALED = KeyRecord(
     state=State.SEALED,
     fingerprint=bytes(range(16)),
     token=bytes(range(16, 28)),
-    fence=Fence(2**40 + 3, 2**33 + 5),
+    fence=FenceNumber(2**40 + 3, 2**33 + 5),
     attempt=2,
     first_seen_ms=1_700_000_000_001,
     when_ms=1_700_000_000_999,
@@ -69,10 +69,10 @@ SEALED = KeyRecord(
     result=b'j{"id":7}',
 )
 HELD = KeyRecord(
-    State.HELD, b"f" * 16, b"t" * TOKEN_BYTES, Fence(1, 1), 1, 1_700_000_000_000, 1_700_000_030_000, "é", "host:1"
+    State.HELD, b"f" * 16, b"t" * TOKEN_BYTES, FenceNumber(1, 1), 1, 1_700_000_000_000, 1_700_000_030_000, "é", "host:1"
 )
 FAILED = KeyRecord(
-    State.FAILED, b"f" * 16, b"t" * TOKEN_BYTES, Fence(1, 2), 65_535, 0, 0, error="CARD.declined", result=b"f{}"
+    State.FAILED, b"f" * 16, b"t" * TOKEN_BYTES, FenceNumber(1, 2), 65_535, 0, 0, error="CARD.declined", result=b"f{}"
 )
 HEAD = Head(bytes(range(32)), True, -(2**63), b"m" * 16, SEALED)
 GONE = Head(b"d" * 32, False, None)
@@ -80,8 +80,8 @@ RECORDS = {
     "sealed": SEALED,
     "held": HELD,
     "failed": FAILED,
-    "released": KeyRecord(State.RELEASED, b"f" * 16, b"t" * TOKEN_BYTES, Fence(1, 3), 3, 1, 2, error="TIMEOUT"),
-    "quarantined": KeyRecord(State.QUARANTINED, b"f" * 16, b"t" * TOKEN_BYTES, Fence(1, 4), 5, 1, 2),
+    "released": KeyRecord(State.RELEASED, b"f" * 16, b"t" * TOKEN_BYTES, FenceNumber(1, 3), 3, 1, 2, error="TIMEOUT"),
+    "quarantined": KeyRecord(State.QUARANTINED, b"f" * 16, b"t" * TOKEN_BYTES, FenceNumber(1, 4), 5, 1, 2),
 }
 SOURCES = {
     "empty": SourceRecord(1),
@@ -100,7 +100,7 @@ ROWS = {
         fingerprint=bytes(range(16, 32)),
         flags=TAKEOVER | HEALED,
         attempt=513,
-        fence=Fence(2**50, 2**39 + 1),
+        fence=FenceNumber(2**50, 2**39 + 1),
         first_seen_ms=2**41,
         sealed_at_ms=2**41 + 2,
         expires_ms=2**41 + 3,
@@ -125,7 +125,7 @@ COMMIT = Commit(
     effect_id="ef_1",
     result=b"j1",
 )
-NOTE = Note(key="07" + "ab" * 32, token="ef" * 12, fence="3.41", attempt=2, at_ms=1_700_000_000_999)
+NOTE = EffectNote(key="07" + "ab" * 32, token="ef" * 12, fence="3.41", attempt=2, at_ms=1_700_000_000_999)
 NAMED = Operation(tenant="acme/ü", kind="web.hook", source_type="crm", source_id="evt~1", sequence=3)
 
 
@@ -267,19 +267,19 @@ def test_commits_never_change() -> None:
 
 def test_notes_never_change() -> None:
     assert NOTE.encode().decode() == GOLDEN["note"]
-    assert Note.decode("name", GOLDEN["note"].encode()) == NOTE
+    assert EffectNote.decode("name", GOLDEN["note"].encode()) == NOTE
     with pytest.raises(FormatTooNew):
-        Note.decode("name", GOLDEN["note"].replace('"version":1', '"version":2').encode())
+        EffectNote.decode("name", GOLDEN["note"].replace('"version":1', '"version":2').encode())
     for broken in (b"", b"[]", b"{}", b'{"version":1}'):
         with pytest.raises(FormatCorrupt):
-            Note.decode("name", broken)
+            EffectNote.decode("name", broken)
 
 
 def test_names_in_the_object_store_never_change() -> None:
     objects = MemoryObjects()
     commits, epochs = Commits(NAMED.tenant, objects), Epochs(NAMED.tenant, objects)
     commits.put(NAMED, COMMIT)
-    Notes(NAMED.tenant, objects).put(NAMED, NOTE)
+    EffectNotes(NAMED.tenant, objects).put(NAMED, NOTE)
     commits.raise_sequence(NAMED, 4)
     commits.raise_sequence(NAMED, -(2**63))
     epochs.begin(12, "token")
@@ -318,5 +318,5 @@ def test_the_counts_of_a_corpus_never_change() -> None:
     objects = MemoryObjects()
     name, stored = BUILDS["corpus_rows"]
     objects.put_new(name, stored.encode())
-    corpora = Corpora("acme/ü", objects, cast("Any", None))  # what is stored is not counted again
+    corpora = Snapshots("acme/ü", objects, cast("Any", None))  # what is stored is not counted again
     assert corpora.rows("sha256:" + name.rpartition("/")[2]) == 38_595

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ragfence import Decision, Fence, Operation
-from ragfence.engine.journal import Reconciled
+from ragfence.engine.journal import JournalReconciled
 from ragfence.errors import (
     Conflict,
     FormatCorrupt,
@@ -89,7 +89,7 @@ def test_what_the_objects_know_is_not_performed_again_while_the_store_is_down(
     with pytest.raises(Conflict):
         fence.once(kind="job", key=lambda: "j1", payload=lambda: "another")(job.effect)()
     assert job.done == 1
-    assert fence.reconcile_journal() == Reconciled((), (), ())
+    assert fence.reconcile_journal() == JournalReconciled((), (), ())
 
 
 def test_where_the_objects_are_away_too_it_is_performed(backed: World, job: Job, down: threading.Event) -> None:
@@ -164,10 +164,10 @@ def test_an_effect_that_could_not_be_journaled_does_not_run(memory: World, job: 
 def test_what_was_journaled_is_sealed_once_the_store_is_back(world: World, job: Job, down: threading.Event) -> None:
     fence = opened_while_down(world, down, **OPEN)
     first = job.on(fence, effect_id=lambda result: "e1")()
-    assert fence.reconcile_journal() == Reconciled((), (), (JOB.key.hex(),))
+    assert fence.reconcile_journal() == JournalReconciled((), (), (JOB.key.hex(),))
     down.clear()
-    assert fence.reconcile_journal() == Reconciled((JOB.key.hex(),), (), ())
-    assert fence.reconcile_journal() == Reconciled((), (), ())
+    assert fence.reconcile_journal() == JournalReconciled((JOB.key.hex(),), (), ())
+    assert fence.reconcile_journal() == JournalReconciled((), (), ())
     assert first.effect_id == "e1"
     assert_settled(world, first, job, done=1)
     sealed = [row for row in fence.audit.decisions().to_pylist() if row["sealed_at"] and row["decision"] == "new"]
@@ -181,7 +181,7 @@ def test_an_effect_that_happened_elsewhere_too_is_reported_as_double(
     job.on(fence)()
     elsewhere_done = job.on(world.open())()
     down.clear()
-    assert fence.reconcile_journal() == Reconciled((), (JOB.key.hex(),), ())
+    assert fence.reconcile_journal() == JournalReconciled((), (JOB.key.hex(),), ())
     assert_settled(world, elsewhere_done, job, done=2)
 
 
@@ -193,7 +193,7 @@ def test_two_journal_entries_of_a_key_are_one_seal_and_one_double(
     job.on(fence)()
     down.clear()
     key = JOB.key.hex()
-    assert fence.reconcile_journal() == Reconciled((key,), (key,), ())
+    assert fence.reconcile_journal() == JournalReconciled((key,), (key,), ())
     assert job.done == 2
 
 
@@ -206,7 +206,7 @@ def test_a_reconciliation_may_die_anywhere_and_the_next_one_finishes(
     with at_point(point, process.die), pytest.raises(Crash):
         process.fence.reconcile_journal()
     world.let_leases_run_out()
-    assert world.open(**OPEN).reconcile_journal() == Reconciled((JOB.key.hex(),), (), ())
+    assert world.open(**OPEN).reconcile_journal() == JournalReconciled((JOB.key.hex(),), (), ())
     assert_settled(world, first, job, done=1)
 
 
@@ -220,9 +220,9 @@ def test_a_commit_that_fails_during_a_reconciliation_is_left_for_the_next(
     orders.fail_before() if sent == "before" else orders.fail_after()
     fence = memory.open(objects=objects, **OPEN)
     key = JOB.key.hex()
-    assert fence.reconcile_journal() == Reconciled((), (), (key,))
+    assert fence.reconcile_journal() == JournalReconciled((), (), (key,))
     assert not record_of(memory).held_at(memory.clock())
-    assert fence.reconcile_journal() == Reconciled((key,), (), ())
+    assert fence.reconcile_journal() == JournalReconciled((key,), (), ())
     assert_settled(memory, first, job, done=1)
 
 
@@ -230,8 +230,8 @@ def test_a_login_that_is_refused_drops_nothing_from_the_journal(memory: World, j
     job.on(opened_while_down(memory, down, **OPEN))()
     refused = memory.open(fences=lambda store: Down(store, down, StoreAuth("password")), **OPEN)
     key = JOB.key.hex()
-    assert refused.reconcile_journal() == Reconciled((), (), (key,))
-    assert memory.open(**OPEN).reconcile_journal() == Reconciled((key,), (), ())
+    assert refused.reconcile_journal() == JournalReconciled((), (), (key,))
+    assert memory.open(**OPEN).reconcile_journal() == JournalReconciled((key,), (), ())
 
 
 def test_a_journaled_effect_of_a_quarantined_key_is_left_until_it_is_released(
@@ -244,9 +244,9 @@ def test_a_journaled_effect_of_a_quarantined_key_is_left_until_it_is_released(
         pass
     with pytest.raises(Quarantined), fence.claim(JOB, payload={}):
         pass
-    assert fence.reconcile_journal() == Reconciled((), (), (key,))
+    assert fence.reconcile_journal() == JournalReconciled((), (), (key,))
     fence.release(JOB)
-    assert fence.reconcile_journal() == Reconciled((key,), (), ())
+    assert fence.reconcile_journal() == JournalReconciled((key,), (), ())
     assert_settled(memory, first, job, done=1)
 
 
@@ -332,7 +332,7 @@ def test_a_seal_that_fails_open_is_answered_by_its_commit_and_not_journaled(back
     fence = unreliable(backed, "seal", 1, after=False, **OPEN)
     receipt = job.on(fence)()
     assert receipt.result == "effect 1"
-    assert fence.reconcile_journal() == Reconciled((), (), ())
+    assert fence.reconcile_journal() == JournalReconciled((), (), ())
     backed.let_leases_run_out()
     assert_settled(backed, receipt, job, done=1)
 
@@ -344,5 +344,5 @@ def test_a_seal_that_fails_open_without_objects_is_journaled_and_is_no_double(
     fence = unreliable(solo, "seal", 1, after=after, **OPEN)
     receipt = job.on(fence)()
     assert receipt.flags.journaled
-    assert fence.reconcile_journal() == Reconciled((JOB.key.hex(),), (), ())
+    assert fence.reconcile_journal() == JournalReconciled((JOB.key.hex(),), (), ())
     assert_settled(solo, receipt, job, done=1)

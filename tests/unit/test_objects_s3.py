@@ -27,8 +27,8 @@ from ragfence.errors import (
     ValidationError,
 )
 from ragfence.stores import s3 as objects_s3_listing
-from ragfence.stores.objects import Entry, Put
-from ragfence.stores.s3 import NONCE, Page, PutRetry, S3Objects, flat, walk
+from ragfence.stores.objects import ObjectEntry, Put
+from ragfence.stores.s3 import NONCE, ListingPage, PutRetry, S3Objects, flat, walk
 from tests.faulty_http import Fault, FaultyProxy
 from tests.servers import S3Server, free_ports
 
@@ -602,13 +602,13 @@ PART = st.text(st.sampled_from("aB0-.%~"), min_size=1, max_size=3)
 NAME = st.lists(PART, min_size=1, max_size=3).map("/".join)
 
 
-def serve(names: list[str], *, by_folder: bool) -> Callable[..., Iterator[Page]]:
+def serve(names: list[str], *, by_folder: bool) -> Callable[..., Iterator[ListingPage]]:
     """A server that sorts whole names, as S3 does, or level by level, as SeaweedFS does."""
 
     def position(name: str) -> Any:
         return name.rstrip("/").split("/") if by_folder else name
 
-    def pages(prefix: str, *, start_after: str, page_size: int, one_level: bool) -> Iterator[Page]:
+    def pages(prefix: str, *, start_after: str, page_size: int, one_level: bool) -> Iterator[ListingPage]:
         base = prefix[: prefix.rfind("/") + 1]
         found: set[str] = set()
         for name in names:
@@ -619,8 +619,8 @@ def serve(names: list[str], *, by_folder: bool) -> Callable[..., Iterator[Page]]
         ordered = sorted(found, key=position)
         for at in range(0, len(ordered), page_size):
             page = ordered[at : at + page_size]
-            entries = [Entry(name, 0, 0) for name in page if not name.endswith("/")]
-            yield Page(entries, [name[:-1] for name in page if name.endswith("/")])
+            entries = [ObjectEntry(name, 0, 0) for name in page if not name.endswith("/")]
+            yield ListingPage(entries, [name[:-1] for name in page if name.endswith("/")])
 
     return pages
 

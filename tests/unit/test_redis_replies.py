@@ -16,7 +16,7 @@ import pytest
 
 import ragfence
 from ragfence import Document, Fence
-from ragfence.core.decisions import Mode, NotReady, Replay, Sealed
+from ragfence.core.decisions import Mode, NotReadyVerdict, Replay, Sealed
 from ragfence.errors import EmbedderInvalid, StoreUnavailable, ValidationError
 from ragfence.stores.redis import connection as redis_link
 from ragfence.stores.redis.bulk import PART
@@ -179,7 +179,7 @@ def test_a_connection_is_never_made_again_behind_the_back_of_its_run_id(tmp_path
         server.kill()
         server.start()  # with the marker of the process before
         line.connection.next_health_check = 0.001
-        assert isinstance(verdict(store, first), NotReady)
+        assert isinstance(verdict(store, first), NotReadyVerdict)
         store.close()
 
 

@@ -7,7 +7,7 @@ import time
 import pytest
 import redis
 
-from ragfence.core.decisions import Claim, Granted, InFlight
+from ragfence.core.decisions import Claim, Granted, InFlightVerdict
 from ragfence.core.records import TOKEN_BYTES
 from ragfence.stores.redis.store import RedisFences
 
@@ -29,7 +29,7 @@ def test_a_client_whose_clock_is_years_ahead_does_not_steal_a_lease(fences, monk
     fences.claim([claim(1, 600_000)])
     monkeypatch.setattr(time, "time", lambda: 4e9)
     monkeypatch.setattr(time, "time_ns", lambda: 4 * 10**18)
-    assert isinstance(fences.claim([claim(2, 600_000)])[0], InFlight)
+    assert isinstance(fences.claim([claim(2, 600_000)])[0], InFlightVerdict)
 
 
 def test_a_lease_runs_out_when_redis_says_so(fences, monkeypatch):

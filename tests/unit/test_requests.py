@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ragfence.core.decisions import Claim, Granted, LeaseRef, Mode, Seal
-from ragfence.core.operations import Fence, Operation
+from ragfence.core.operations import FenceNumber, Operation
 from ragfence.core.policy import Policy
 from ragfence.core.records import KeyRecord, State
 from ragfence.engine.requests import Request
@@ -65,7 +65,7 @@ def test_a_lease_says_all_that_its_request_says(request_of: Request) -> None:
 
 @pytest.mark.parametrize("winner", [bytes(12), WINNER])
 def test_a_seal_says_all_that_its_request_says(request_of: Request, winner: bytes) -> None:
-    record = KeyRecord(State.HELD, b"f" * 16, TOKEN, Fence(9, 2), attempt=1, first_seen_ms=10, when_ms=20)
+    record = KeyRecord(State.HELD, b"f" * 16, TOKEN, FenceNumber(9, 2), attempt=1, first_seen_ms=10, when_ms=20)
     sealed = request_of.seal(
         Granted(record),
         effect_id="ef_1",
@@ -79,7 +79,7 @@ def test_a_seal_says_all_that_its_request_says(request_of: Request, winner: byte
     assert sealed == Seal(
         key=request_of.operation.key,
         token=TOKEN,
-        fence=Fence(9, 2),
+        fence=FenceNumber(9, 2),
         mode=mode_of(request_of),
         source=request_of.source,
         failed=True,

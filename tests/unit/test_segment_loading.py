@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ragfence.core.operations import Fence
+from ragfence.core.operations import FenceNumber
 from ragfence.core.records import SourceRecord, source_with
 from ragfence.engine.segment_log import LogRow, PlainCodec, SegmentLoader
 from ragfence.stores.fences import LoadedReceipt, LoadedSource
@@ -18,7 +18,7 @@ SHARD, SOURCE = b"\x05", b"s" * 20
 
 def row(content: bytes, counter: int, *, live: bool = True) -> LogRow:
     result = content if live else b""
-    return LogRow(SHARD + content * 32, SOURCE, Fence(1, counter), b"f" * 16, live, None, b"m" * 16, "", result)
+    return LogRow(SHARD + content * 32, SOURCE, FenceNumber(1, counter), b"f" * 16, live, None, b"m" * 16, "", result)
 
 
 @pytest.mark.parametrize("order", list(permutations(range(4))))

@@ -15,7 +15,7 @@ import pytest
 
 import ragfence
 from ragfence import Fence, Operation, Policy, Receipt
-from ragfence.engine.claim_block import Claimed
+from ragfence.engine.claim_block import ClaimBlock
 from ragfence.engine.leases import heartbeat
 from ragfence.stores.fences import FenceStore, Lookup
 from ragfence.stores.local import LocalObjects
@@ -101,7 +101,7 @@ def world(
             fence.close()
 
 
-def abandon(fence: Fence, operation: Operation, payload: object = None) -> Claimed:
+def abandon(fence: Fence, operation: Operation, payload: object = None) -> ClaimBlock:
     """An owner that is never heard of again: its lease is neither renewed nor given back."""
     claimed = fence.claim(operation, payload=payload)
     contextvars.copy_context().run(claimed.__enter__)

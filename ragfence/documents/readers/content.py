@@ -65,7 +65,7 @@ class Skipped:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ContentReader:
     """How the files of a source are read. Made by `reading`, which checks what it is given."""
 
     types: Mapping[str, str]
@@ -165,7 +165,7 @@ def guess_encoding(data: bytes) -> str | None:
     return None if any(chr(control) in text for control in _CONTROLS) else guess
 
 
-def reading(extensions: Mapping[str, str] | Iterable[str] | None, encoding: str, limit_bytes: int) -> Reading:
+def reading(extensions: Mapping[str, str] | Iterable[str] | None, encoding: str, limit_bytes: int) -> ContentReader:
     """`extensions`: a mapping to content types, or just extensions, of which unknown ones are plain text.
 
     >>> dict(reading(["md", ".RST"], "utf-8", LIMIT_BYTES).types)
@@ -188,7 +188,7 @@ def reading(extensions: Mapping[str, str] | Iterable[str] | None, encoding: str,
         types = {_dotted(extension): content_type for extension, content_type in extensions.items()}
     elif extensions is not None:
         types = {dotted: EXTENSIONS.get(dotted, PLAIN) for dotted in map(_dotted, extensions)}
-    return Reading(types, encoding, limit_bytes)
+    return ContentReader(types, encoding, limit_bytes)
 
 
 def _dotted(extension: str) -> str:

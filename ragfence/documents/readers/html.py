@@ -84,12 +84,12 @@ _FENCES = re.compile("`{3,}")
 _ABSURD = re.compile("&#[0-9]{1000,};?")
 
 
-class Page(NamedTuple):
+class HtmlPage(NamedTuple):
     title: str
     text: str
 
 
-def text_of_html(html: str) -> Page:
+def text_of_html(html: str) -> HtmlPage:
     """Never raises, whatever the text is.
 
     >>> text_of_html("<title>T</title><h2>Leases</h2><p>They <b>expire</b>.<ul><li>a<li>b</ul>").text
@@ -231,10 +231,10 @@ class _Writer:
             if tag in _LISTS:
                 self._lists = max(0, self._lists - 1)
 
-    def finished(self, title: str | None) -> Page:
+    def finished(self, title: str | None) -> HtmlPage:
         self._end_pre()
         self._end_block()
-        return Page(title or "", "".join(self._out))
+        return HtmlPage(title or "", "".join(self._out))
 
     def _end_line(self) -> None:
         if self._line:

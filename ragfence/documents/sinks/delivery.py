@@ -16,7 +16,7 @@ from typing import Any
 from ragfence.core.records import Head
 from ragfence.documents.identity import snippet_texts
 from ragfence.documents.log import METADATA, Address, address_in, ids_in
-from ragfence.documents.sinks.intents import Intent, Intents, Owed, Touched, touched_by
+from ragfence.documents.sinks.intents import Intent, Intents, OwedWork, Touched, touched_by
 from ragfence.documents.sinks.reconciliation import Reconciler, lookup_of
 from ragfence.documents.sinks.sink import (
     AFTER_DELETE,
@@ -32,7 +32,7 @@ from ragfence.documents.sinks.sink import (
 )
 from ragfence.documents.sinks.upserts import NewSegment, Placed, Revisions, Upserts
 from ragfence.engine import crash_points
-from ragfence.engine.batch_commit import BATCH_BYTES, Answer, Move, Moved, SegmentWriter
+from ragfence.engine.batch_commit import BATCH_BYTES, Answer, BatchCommitter, Move, MovedHead
 from ragfence.engine.segment_log import LogRow
 from ragfence.errors import RagfenceError, SnapshotGone, StoreUnavailable
 from ragfence.stores.fences import FenceStore
@@ -41,10 +41,10 @@ BATCH = 500
 """documents that are compared with the sink at once"""
 
 
-class SinkWriter(SegmentWriter):
+class SinkWriter(BatchCommitter):
     """Moves heads as its parent does, and leaves the sink as they say."""
 
-    def __init__(self, delivery: Delivery, *stores: Any, **options: Any) -> None:
+    def __init__(self, delivery: SinkDelivery, *stores: Any, **options: Any) -> None:
         """`delivery` is also the last of its neighbours."""
         super().__init__(*stores, **options)
         self._delivery = delivery
@@ -56,11 +56,11 @@ class SinkWriter(SegmentWriter):
         except BaseException:
             self._delivery.cut_off()
             raise
-        self._delivery.end(takeover=any(isinstance(answer, Moved) and answer.takeover for answer in answers))
+        self._delivery.end(takeover=any(isinstance(answer, MovedHead) and answer.takeover for answer in answers))
         return answers
 
 
-class Delivery:
+class SinkDelivery:
     """One sink of one guard: what is done around each commit, and around each call."""
 
     def __init__(
@@ -106,7 +106,7 @@ class Delivery:
         if unread := upserts.keys() - snippets.keys():
             raise _unreadable(min(unread))
         intent: Intent = {
-            doc_id: Owed(list(upserts.get(doc_id, ())), list(dead.get(doc_id, ())))
+            doc_id: OwedWork(list(upserts.get(doc_id, ())), list(dead.get(doc_id, ())))
             for doc_id in dict.fromkeys((*upserts, *dead))
         }
         kept = self._intents.name_at(address)

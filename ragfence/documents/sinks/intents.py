@@ -22,14 +22,14 @@ Touched = Mapping[str, frozenset[str]]
 """doc_id -> the snippet_ids that a batch may have put into the sink or taken out of it"""
 
 
-class Owed(NamedTuple):
+class OwedWork(NamedTuple):
     """What one document's move owes the sink: snippet_ids."""
 
     upserts: Sequence[str]
     deletes: Sequence[str]
 
 
-Intent = Mapping[str, Owed]
+Intent = Mapping[str, OwedWork]
 """by doc_id"""
 
 
@@ -72,7 +72,7 @@ class Intents:
             values = json.loads(data)
             if values["version"] > VERSION:
                 raise FormatTooNew(f"{name} has format {values['version']}; this ragfence knows {VERSION}")
-            return {doc_id: Owed(owed["upsert"], owed["delete"]) for doc_id, owed in values["documents"].items()}
+            return {doc_id: OwedWork(owed["upsert"], owed["delete"]) for doc_id, owed in values["documents"].items()}
         except (ValueError, KeyError, TypeError, AttributeError) as broken:
             raise FormatCorrupt(f"{name} is no intent of a sink: {broken!r}") from broken
 

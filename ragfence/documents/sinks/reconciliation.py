@@ -11,17 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ragfence.core.decisions import Claim, Granted, Mode
-from ragfence.core.operations import Fence
+from ragfence.core.operations import FenceNumber
 from ragfence.core.records import Head, SourceRecord
 from ragfence.documents.chunking.chunker import Recipe
-from ragfence.documents.claims import Caller, Preparing
+from ragfence.documents.claims import Caller, ClaimBuilder
 from ragfence.documents.head_moves import retract_effect
 from ragfence.documents.identity import KIND, Identity, snippet_texts
 from ragfence.documents.log import METADATA, NO_POSITIONS, ids_in, result_of, stored_in
 from ragfence.documents.sinks.intents import Touched
 from ragfence.documents.sinks.sink import Sink, VectorSink, delete_all
 from ragfence.documents.sinks.upserts import Placed, Revisions, Upserts
-from ragfence.engine.batch_commit import Effected, Move, SegmentWriter, batch_tokens
+from ragfence.engine.batch_commit import BatchCommitter, FinishedEffect, Move, batch_tokens
 from ragfence.engine.hydration import Hydrator
 from ragfence.errors import FencedOut, NotReady, SnapshotGone
 from ragfence.stores.fences import FenceStore, Lookup
@@ -31,7 +31,7 @@ MANY_ATTEMPTS = 10_000
 """of a takeover: it must not put a document into quarantine"""
 
 
-class Seen(NamedTuple):
+class SeenSource(NamedTuple):
     """A source as the fence store has it, at one moment."""
 
     head: Head | None
@@ -41,7 +41,7 @@ class Seen(NamedTuple):
     """somebody held one, may have committed, and can still seal"""
 
     @property
-    def fence(self) -> Fence | None:
+    def fence(self) -> FenceNumber | None:
         """Which move stands."""
         return self.head.record.fence if self.head and self.head.record else None
 
@@ -54,7 +54,7 @@ class Sources:
         self._hydrator = hydrator
         self._identity = identity
 
-    def seen(self, doc_ids: Sequence[str]) -> dict[str, Seen]:
+    def seen(self, doc_ids: Sequence[str]) -> dict[str, SeenSource]:
         lookups = [lookup_of(*self._identity.place(doc_id.encode())) for doc_id in doc_ids]
         for _ in range(ATTEMPTS):
             self._hydrator.ensure_ready()
@@ -69,10 +69,10 @@ def lookup_of(shard: int, source: bytes) -> Lookup:
     return Lookup(bytes((shard,)) + bytes(32), Mode.DOCUMENT, source)
 
 
-def _seen(source: SourceRecord | None, now_ms: int) -> Seen:
+def _seen(source: SourceRecord | None, now_ms: int) -> SeenSource:
     lease = source.lease if source else None
     busy = lease is not None and lease.record.held_at(now_ms)
-    return Seen(source.head if source else None, busy, lease is not None and lease.may_hide_a_commit and not busy)
+    return SeenSource(source.head if source else None, busy, lease is not None and lease.may_hide_a_commit and not busy)
 
 
 class Reconciler:
@@ -90,12 +90,12 @@ class Reconciler:
         self._revisions = revisions
         self._takeover = takeover
 
-    def reconcile(self, touched: Touched, right_for: Mapping[str, Fence] | None = None) -> set[str]:
+    def reconcile(self, touched: Touched, right_for: Mapping[str, FenceNumber] | None = None) -> set[str]:
         """Makes the sink hold of the touched snippets those that are live. Returns the documents that must wait.
 
         `right_for`: the move for which it is known to be right; only if that one stands no more, there is work.
         """
-        right: dict[str, Fence | None] = dict(right_for or {})
+        right: dict[str, FenceNumber | None] = dict(right_for or {})
         left, busy, taken = dict(touched), set[str](), set[str]()
         for _ in range(ATTEMPTS):
             if not left:
@@ -115,7 +115,7 @@ class Reconciler:
                 right[doc_id] = quiet[doc_id].fence
         return busy | left.keys()
 
-    def _put_right(self, sources: Mapping[str, Seen], touched: Touched) -> list[str]:
+    def _put_right(self, sources: Mapping[str, SeenSource], touched: Touched) -> list[str]:
         """Returns those it could put right: all but documents whose log is being rewritten, or broken."""
         live = {
             doc_id: source.head.record
@@ -145,8 +145,8 @@ class Takeover:
 
     def __init__(
         self,
-        writer: SegmentWriter,
-        preparing: Preparing,
+        writer: BatchCommitter,
+        preparing: ClaimBuilder,
         revisions: Revisions,
         caller: Callable[[], Caller],
         *,
@@ -193,10 +193,10 @@ class Takeover:
         )
 
 
-def _restated(detail: Any, grant: Granted) -> Effected:
+def _restated(detail: Any, grant: Granted) -> FinishedEffect:
     assert grant.prior is not None  # the head's own record
     stored = stored_in(grant.prior)
-    return Effected(
+    return FinishedEffect(
         result_of(stored.ids, stored.origin, owner=stored.owner),
         detail._replace(
             action=METADATA,
@@ -210,11 +210,13 @@ def _restated(detail: Any, grant: Granted) -> Effected:
     )
 
 
-def _only_over(head: Head | None, effect: Callable[[Any, Granted], Effected]) -> Callable[[Any, Granted], Effected]:
+def _only_over(
+    head: Head | None, effect: Callable[[Any, Granted], FinishedEffect]
+) -> Callable[[Any, Granted], FinishedEffect]:
     """The effect, if the head is still the one that was seen: else it would undo what somebody else has done since."""
     seen = head.record.fence if head and head.record else None
 
-    def checked(subject: Any, grant: Granted) -> Effected:
+    def checked(subject: Any, grant: Granted) -> FinishedEffect:
         now = grant.head.record.fence if grant.head and grant.head.record else None
         if now != seen:
             raise FencedOut("the document moved on while it was taken over")

@@ -18,7 +18,7 @@ from unicodedata import normalize
 from urllib.parse import quote
 
 from ragfence.documents.document import Document
-from ragfence.documents.readers.content import LIMIT_BYTES, Reading, Skipped, reading
+from ragfence.documents.readers.content import LIMIT_BYTES, ContentReader, Skipped, reading
 from ragfence.documents.sources.ignore_rules import IGNORED, Ignore
 from ragfence.documents.sources.regular_files import NotRegularFileError, open_folder, open_regular_file, open_root
 from ragfence.documents.sources.source import Item
@@ -298,7 +298,7 @@ def state_of(found: os.stat_result, now_ns: int, manner: str = "") -> str:
     return f"{found.st_size}:{found.st_mtime_ns}{manner}" if now_ns - found.st_mtime_ns > FRESH_NS else ""
 
 
-def read_bytes(path: str, doc_id: str, how: Reading, *, source: str, folder: int | None = None) -> bytes:
+def read_bytes(path: str, doc_id: str, how: ContentReader, *, source: str, folder: int | None = None) -> bytes:
     """If the file changed after it was listed, this is the newer content under the older state.
 
     The next listing then has another state, and the file is read again. Only a file that by then is back at the size

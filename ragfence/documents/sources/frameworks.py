@@ -65,7 +65,7 @@ class DocumentsSource:
     def _item(self, position: int, given: Any, parts: Counter[str]) -> Item:
         if isinstance(given, Document):
             # What is wrong with its id, if anything is, its own check says.
-            return Item(as_doc_id(given.doc_id) or self._place(position), "", _Held(given))
+            return Item(as_doc_id(given.doc_id) or self._place(position), "", _InMemoryItem(given))
         if not _is_langchain(given) and not _is_llama(given):
             return self._bad(
                 position,
@@ -105,7 +105,7 @@ class DocumentsSource:
         return f"{self._name}[{position}]"
 
 
-class _Held:
+class _InMemoryItem:
     """A document that need not be read. One object, where a closure is three: a page of a sync holds them all."""
 
     __slots__ = ("_document",)

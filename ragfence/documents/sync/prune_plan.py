@@ -9,7 +9,7 @@ from ragfence.core.records import Head
 from ragfence.documents.claims import version_of
 from ragfence.documents.log import stored_in
 from ragfence.documents.origins import Origin
-from ragfence.documents.reads import Reading
+from ragfence.documents.reads import DocumentReads
 from ragfence.documents.sync.state import Roll
 from ragfence.errors import ValidationError
 from ragfence.stores.fences import FenceStore
@@ -34,7 +34,7 @@ class PrunePlan(NamedTuple):
     """What of the guard a plan is made with."""
 
     fences: FenceStore
-    reading: Reading
+    reading: DocumentReads
     origin: Origin
     heads: Callable[[Iterable[str]], Iterator[tuple[str, Head | None]]]
     others_naming: Callable[[Collection[str]], set[str]]

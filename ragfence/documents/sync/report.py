@@ -18,7 +18,7 @@ from ragfence.documents.identity import SNIPPET_BYTES, snippet_texts
 from ragfence.documents.log import ids_in, stored_in
 from ragfence.documents.readers.content import Skipped
 from ragfence.documents.sync.ingest_table import IngestTable
-from ragfence.engine.batch_commit import Moved
+from ragfence.engine.batch_commit import MovedHead
 from ragfence.errors import Hint, RagfenceError
 
 SAMPLE = 100
@@ -140,7 +140,7 @@ class SyncReport:
 
 
 @dataclass(slots=True)
-class Tally:
+class SyncTally:
     listed: int = 0
     decisions: Counter[str] = field(default_factory=Counter)
     unread: int = 0
@@ -167,7 +167,7 @@ class Tally:
         self.snippets_saved += snippets
         self.characters_saved += characters
 
-    def moved(self, answer: Moved, characters: int, before: Head | None) -> None:
+    def moved(self, answer: MovedHead, characters: int, before: Head | None) -> None:
         """Its head was moved. `before`: the one it replaced, if it is known: what both have need not be embedded."""
         ids = ids_in(answer.record.result)
         if answer.again:

@@ -33,7 +33,7 @@ _CHUNK = 1000
 """so many notes become Arrow at a time: as objects of Python they are work for the garbage collector"""
 
 
-class Note(NamedTuple):
+class SyncNote(NamedTuple):
     """A document as the source had it, and as it was ingested."""
 
     doc_id: str
@@ -47,7 +47,7 @@ class Note(NamedTuple):
     sequence: int | None = None
 
 
-class Notes:
+class SyncNotes:
     """The documents that a source has brought and nobody has pruned. In Arrow: there may be a million."""
 
     def __init__(self, number: int, table: Any = None, *, outdated: bool = False) -> None:
@@ -72,21 +72,21 @@ class Notes:
         place = self._places.get(doc_id)
         return place is not None and not self._stated[place]
 
-    def of(self, doc_ids: Sequence[str]) -> list[Note | None]:
+    def of(self, doc_ids: Sequence[str]) -> list[SyncNote | None]:
         """One answer per doc_id."""
         places = [self._places.get(doc_id) for doc_id in doc_ids]
         known = [place for place in places if place is not None]
         if not known:
             return [None] * len(places)
         found = self.table.take(known)
-        notes = map(Note._make, zip(*(found.column(field).to_pylist() for field in Note._fields), strict=True))
+        notes = map(SyncNote._make, zip(*(found.column(field).to_pylist() for field in SyncNote._fields), strict=True))
         return [None if place is None else next(notes) for place in places]
 
 
 class Roll:
     """Which documents a listing has named so far."""
 
-    def __init__(self, notes: Notes) -> None:
+    def __init__(self, notes: SyncNotes) -> None:
         self._notes = notes
         self._noted = bytearray(len(notes))
         self._others: set[str] = set()
@@ -118,7 +118,7 @@ class Changes:
 
     def __init__(self) -> None:
         self.gone: set[str] = set()
-        self._fresh: list[Note] = []
+        self._fresh: list[SyncNote] = []
         self._names: list[str] = []
         """as `_fresh`, of documents without a state; one of the two is empty, so that the order is kept"""
         self._tables: list[Any] = []
@@ -126,7 +126,7 @@ class Changes:
     def __bool__(self) -> bool:
         return bool(self._fresh or self._names or self._tables or self.gone)
 
-    def add(self, note: Note) -> None:
+    def add(self, note: SyncNote) -> None:
         if self._names:
             self._pack()
         self._fresh.append(note)
@@ -162,7 +162,7 @@ class Changes:
         return kept
 
 
-class States:
+class SyncStates:
     """The log of one source's notes."""
 
     def __init__(
@@ -180,21 +180,21 @@ class States:
         there are notes of this name, so that a source with a new name is not read as a whole again.
         """
         self._source = source
-        self._former = States(tenant, former, objects, content_fields) if former else None
+        self._former = SyncStates(tenant, former, objects, content_fields) if former else None
         self._origin = origin or source
         self._root = f"{encoded(tenant)}/sources/{sha256(source.encode()).hexdigest()}"
         self._objects = objects
         self._content_fields = sorted(content_fields)
 
-    def newest(self) -> Notes:
+    def newest(self) -> SyncNotes:
         while (name := self._newest_name()) is not None:
             if (notes := self._read(name)) is not None:
                 return notes
             # A newer one was written since we asked, and this one deleted.
-        before = self._former.newest() if self._former else Notes(0)
-        return Notes(0, before.table, outdated=True) if len(before) else Notes(0)
+        before = self._former.newest() if self._former else SyncNotes(0)
+        return SyncNotes(0, before.table, outdated=True) if len(before) else SyncNotes(0)
 
-    def add(self, base: Notes, changes: Changes) -> None:
+    def add(self, base: SyncNotes, changes: Changes) -> None:
         """Writes what changed since `base`, on top of what others have written meanwhile."""
         while True:
             if (name := self._newest_name()) is not None and _number(name) != base.number:
@@ -229,7 +229,7 @@ class States:
         pq.write_table(table.replace_schema_metadata(told), sink, compression="zstd", use_dictionary=["content_type"])
         return bytes(sink.getvalue())
 
-    def _read(self, name: str) -> Notes | None:
+    def _read(self, name: str) -> SyncNotes | None:
         data = self._objects.get(name)
         if data is None:
             return None
@@ -241,8 +241,8 @@ class States:
             import pyarrow as pa
 
             unknown = pa.array([""] * table.num_rows, pa.string())
-            table = table.set_column(Note._fields.index("state"), "state", unknown)
-        return Notes(_number(name), table, outdated=_ORIGIN not in told)
+            table = table.set_column(SyncNote._fields.index("state"), "state", unknown)
+        return SyncNotes(_number(name), table, outdated=_ORIGIN not in told)
 
     def others_naming(self, doc_ids: Collection[str]) -> set[str]:
         """Which of these documents are noted by a source of another origin, as of its last sync.
@@ -276,7 +276,7 @@ def forget(tenant: str, objects: ObjectStore, doc_id: str) -> None:
             if (data := objects.get(name)) is None:
                 continue
             told, table = _opened(name, data)
-            notes = Notes(_number(name), table)
+            notes = SyncNotes(_number(name), table)
             if notes.place(doc_id) is None:
                 continue
             holding.append(name)
@@ -286,7 +286,7 @@ def forget(tenant: str, objects: ObjectStore, doc_id: str) -> None:
                 fields = json.loads(told[b"ragfence.content_fields"])
                 name = told[b"ragfence.name"].decode()
                 origin = told.get(_ORIGIN, b"").decode()
-                States(tenant, name, objects, fields, origin).add(notes, changes)
+                SyncStates(tenant, name, objects, fields, origin).add(notes, changes)
         objects.delete(holding)
 
 
@@ -303,7 +303,7 @@ def _opened(name: str, data: bytes) -> tuple[dict[bytes, bytes], Any]:
             raise _unreadable(name, "it is something else")
         if version > VERSION:
             raise FormatTooNew(f"{name} has format {version}; this ragfence knows {VERSION}")
-        return told, file.read(columns=list(Note._fields)).combine_chunks()
+        return told, file.read(columns=list(SyncNote._fields)).combine_chunks()
     except (pa.ArrowException, KeyError, ValueError, OSError) as broken:
         raise _unreadable(name, str(broken)) from broken
 
@@ -329,7 +329,7 @@ def _has_state(table: Any) -> bytes:
     return bytes(pc.not_equal(table.column("state"), "").to_pylist())
 
 
-def _table(notes: Sequence[Note]) -> Any:
+def _table(notes: Sequence[SyncNote]) -> Any:
     import pyarrow as pa
 
     columns = zip(*notes, strict=True)
@@ -340,7 +340,7 @@ def _table_of_names(doc_ids: Sequence[str]) -> Any:
     """Notes of an id and nothing else."""
     import pyarrow as pa
 
-    rest = zip(Note("")[1:], list(_kinds().items())[1:], strict=True)
+    rest = zip(SyncNote("")[1:], list(_kinds().items())[1:], strict=True)
     columns = {name: pa.repeat(pa.scalar(value, kind), len(doc_ids)) for value, (name, kind) in rest}
     return pa.table({"doc_id": pa.array(doc_ids, pa.string()), **columns})
 
@@ -349,4 +349,4 @@ def _kinds() -> dict[str, Any]:
     import pyarrow as pa
 
     kinds = (pa.string(), pa.string(), pa.string(), pa.int64(), pa.int64(), pa.binary(16), pa.string(), pa.int64())
-    return dict(zip(Note._fields, kinds, strict=True))
+    return dict(zip(SyncNote._fields, kinds, strict=True))

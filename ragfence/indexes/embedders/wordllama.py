@@ -38,7 +38,7 @@ class WordLlamaEmbedder:
 
     def __init__(self) -> None:
         folder = folder_of("wordllama", install=INSTALL)
-        self._files = Files(
+        self._files = WordLlamaFiles(
             folder / "weights" / f"{MODEL}_{DIMENSION}.safetensors",
             folder / "tokenizers" / f"{MODEL}_tokenizer_config.json",
         )
@@ -61,12 +61,12 @@ class WordLlamaEmbedder:
         return vectors
 
 
-class Files(NamedTuple):
+class WordLlamaFiles(NamedTuple):
     weights: Path
     tokenizer: Path
 
 
-class Model(NamedTuple):
+class WordLlamaModel(NamedTuple):
     weights: Vectors
     tokenizer: Any
 
@@ -83,7 +83,7 @@ def _mean(weights: Vectors, tokens: list[int], out: Vectors) -> None:
 
 
 @cache
-def _revision(files: Files) -> str:
+def _revision(files: WordLlamaFiles) -> str:
     # Not the version of the package: none of its code is used, and a release that has the same weights makes the same
     # vectors. With the version in it, an upgrade would stop every search until all is embedded and built again.
     return f"{MODEL}-{digest_of_files(RECIPE, (('weights', files.weights), ('tokenizer', files.tokenizer)))}"
@@ -92,13 +92,13 @@ def _revision(files: Files) -> str:
 _loading = threading.Lock()
 
 
-def _loaded(files: Files) -> Model:
+def _loaded(files: WordLlamaFiles) -> WordLlamaModel:
     with _loading:  # two threads that begin at once must not load it twice
         return _load(files)
 
 
 @cache
-def _load(files: Files) -> Model:
+def _load(files: WordLlamaFiles) -> WordLlamaModel:
     import numpy as np
 
     safetensors = package("safetensors", install=INSTALL)
@@ -108,4 +108,4 @@ def _load(files: Files) -> Model:
     tokenizer = tokenizers.Tokenizer.from_file(str(files.tokenizer))
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    return Model(weights, tokenizer)
+    return WordLlamaModel(weights, tokenizer)

@@ -20,7 +20,7 @@ from ragfence.core.operations import SEQUENCE_MAX, SEQUENCE_MIN, checked_text
 from ragfence.core.receipts import Decision, Flags, Receipt, default_effect_id
 from ragfence.core.redaction import REDACTED, Redaction
 from ragfence.documents.claims import ANY, Expected
-from ragfence.documents.document import Document, Limits
+from ragfence.documents.document import Document, DocumentLimits
 from ragfence.documents.document import checked as checked_document
 from ragfence.documents.identity import snippet_texts
 from ragfence.documents.log import RETRACT, ids_in
@@ -44,11 +44,11 @@ from ragfence.server.dependencies import (
     written,
 )
 from ragfence.server.fair_shares import UnfinishedBatch, run_in_turn
-from ragfence.server.load_shedding import EXCHANGE, Exchange
+from ragfence.server.load_shedding import EXCHANGE, BoundedExchange
 from ragfence.server.ndjson_batch import NDJSON, read_body
-from ragfence.server.tenant_pool import Session
+from ragfence.server.tenant_pool import TenantSession
 from ragfence.wire.messages import Answer
-from ragfence.wire.problems import Refused, refusal
+from ragfence.wire.problems import RequestRefused, refusal
 from ragfence.wire.schemas import (
     MAX_ID_CHARACTERS,
     DocumentBody,
@@ -107,17 +107,17 @@ async def post_batch(request: Request) -> Response:
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != NDJSON or request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise Refused(refusal("VALIDATION.media_type", f"a batch is {NDJSON}", hint=f"Content-Type: {NDJSON}"))
+        raise RequestRefused(refusal("VALIDATION.media_type", f"a batch is {NDJSON}", hint=f"Content-Type: {NDJSON}"))
     session = session_of(request)
     try:
         unfinished = UnfinishedBatch(request.app.state.unfinished_bytes, asker_of(request).tenant)
         body = await read_body(request.stream(), session.fence.policy.http, unfinished)
-    except Refused as refused:
-        exchange: Exchange = request.scope["state"][EXCHANGE]
+    except RequestRefused as refused:
+        exchange: BoundedExchange = request.scope["state"][EXCHANGE]
         exchange.refuse(refused.problem)  # closes the connection once a client that still sends has seen it
         raise
     except ClientDisconnect:
-        raise Refused(refusal("VALIDATION.slow_client", "the batch ended before it was complete")) from None
+        raise RequestRefused(refusal("VALIDATION.slow_client", "the batch ended before it was complete")) from None
     # The request itself was paid for before its lines could be counted.
     spent = await request.app.state.quotas.spend(asker_of(request).tenant, body.lines - 1, paid=1)
     if spent.refused is not None:
@@ -157,9 +157,9 @@ async def delete_document(
     """Its text stays until it is compacted or purged; the same content brings it back with its snippet_ids."""
     body = await body_of(request)
     if body:
-        raise Refused(refusal("VALIDATION.body", "a DELETE has no body"))
+        raise RequestRefused(refusal("VALIDATION.body", "a DELETE has no body"))
     session, expect = session_of(request), expected(request)
-    checked_document(Document(doc_id, ""), Limits(allow_empty_text=True))  # of the id; there is no text
+    checked_document(Document(doc_id, ""), DocumentLimits(allow_empty_text=True))  # of the id; there is no text
 
     async def work() -> Answer:
         event_id, receipt = await _earlier(session.fence, doc_id)
@@ -183,7 +183,9 @@ async def get_document(request: Request, doc_id: DocIdInPath, snippets: bool = F
     documents = session_of(request).fence.documents
     found = await looked_up(lambda: documents.get(doc_id))
     if found is None:
-        raise Refused(refusal("VALIDATION.not_found", f"there is no document {doc_id!r}", hint="it may be retracted"))
+        raise RequestRefused(
+            refusal("VALIDATION.not_found", f"there is no document {doc_id!r}", hint="it may be retracted")
+        )
     etag = f'"{found.fence}"'
     if _is_known(request, found.fence):
         return response_of(Answer(304, (("etag", etag),)))
@@ -226,14 +228,16 @@ def expected(request: Request) -> Expected | None:
     match = ",".join(given) if given else None
     if none_match is not None:
         if none_match.strip() != "*" or match is not None:
-            raise Refused(refusal("VALIDATION.header", "If-None-Match may only be *, and without If-Match"))
+            raise RequestRefused(refusal("VALIDATION.header", "If-None-Match may only be *, and without If-Match"))
         return ""
     if match is None:
         return None
     if match.strip() == ANY:
         return ANY
     if (tags := _etags(match)) is None:
-        raise Refused(refusal("VALIDATION.header", "If-Match is no list of ETags", hint='"12.34", in quotes, or *'))
+        raise RequestRefused(
+            refusal("VALIDATION.header", "If-Match is no list of ETags", hint='"12.34", in quotes, or *')
+        )
     return frozenset(tag for weak, tag in tags if not weak)
 
 
@@ -243,7 +247,7 @@ class _Prepared(NamedTuple):
     kept: dict[str, Any]
 
 
-def _prepare(request: Request, session: Session, doc_id: str | None, body: bytes) -> _Prepared:
+def _prepare(request: Request, session: TenantSession, doc_id: str | None, body: bytes) -> _Prepared:
     """The document in a body, whose id is in the body or in the address."""
     max_values = session.fence.policy.documents.max_metadata_bytes  # none of them takes less than a byte
     if doc_id is None:
@@ -346,6 +350,6 @@ def receipt_answer(receipt: Receipt, doc_id: str) -> Answer:
     return json_answer(receipt_out(receipt, doc_id), status, {"etag": f'"{receipt.fence}"', "location": location})
 
 
-def _check(session: Session, document: Document) -> None:
+def _check(session: TenantSession, document: Document) -> None:
     """Before anything is claimed; raises `DocumentInvalid`."""
-    checked_document(document, Limits.of(session.fence.policy.documents))
+    checked_document(document, DocumentLimits.of(session.fence.policy.documents))

@@ -33,7 +33,7 @@ from ragfence.server.dependencies import (
 from ragfence.server.fair_shares import run_in_turn
 from ragfence.server.scopes import KeyScope
 from ragfence.wire.messages import Answer
-from ragfence.wire.problems import Refused, refusal
+from ragfence.wire.problems import RequestRefused, refusal
 from ragfence.wire.schemas import ALIAS_PATTERN, AliasOut, BuildIn, BuildOut, Hits, Items, RollbackIn, SwapIn
 
 router = APIRouter(prefix="/v1", tags=["indexes"])
@@ -101,7 +101,7 @@ async def get_build(request: Request, index_hash: HashInPath) -> Response:
     indexes = session_of(request).fence.indexes
     entry = await looked_up(lambda: indexes.get(index_hash))
     if entry is None:
-        raise Refused(refusal("VALIDATION.not_found", f"there is no build {index_hash}"))
+        raise RequestRefused(refusal("VALIDATION.not_found", f"there is no build {index_hash}"))
     return read_answer(built(index_hash, entry))
 
 
@@ -250,7 +250,7 @@ def _entry(each: CatalogEntry) -> dict[str, Any]:
 
 def _check_allowed(what: str, given: str, allowed: tuple[str, ...]) -> None:
     if given not in allowed:
-        raise Refused(
+        raise RequestRefused(
             refusal(
                 "VALIDATION.body",
                 f"this server builds with the {what}s {', '.join(allowed)}, not with {given!r}",

@@ -41,17 +41,17 @@ from ragfence.server.scopes import ROUTES
 from ragfence.server.tenant_pool import STATUS_PATH
 from ragfence.stores.fences import all_of
 from ragfence.wire.messages import Answer
-from ragfence.wire.problems import Refused, refusal
+from ragfence.wire.problems import RequestRefused, refusal
 from ragfence.wire.schemas import (
     Empty,
     InProgress,
     OutcomeOut,
-    Page,
+    PageOut,
     PurgedExpiredOut,
     PurgedOut,
     PurgeExpiredIn,
     PurgeIn,
-    Released,
+    ReleasedOut,
     StatsOut,
 )
 
@@ -90,7 +90,7 @@ async def get_receipt(request: Request, key: KeyInPath) -> Response:
     return read_answer(await looked_up(lambda: _outcome(fence, key)))
 
 
-@router.get("/decisions", summary="Why each call got what it got", responses=answers(Page))
+@router.get("/decisions", summary="Why each call got what it got", responses=answers(PageOut))
 async def get_decisions(
     request: Request,
     since: Annotated[str, Query(max_length=40, description="24h, 7d, or a time")] = "24h",
@@ -125,7 +125,7 @@ async def get_decisions(
     return read_answer(await looked_up(page))
 
 
-@router.get("/keys", summary="Which keys are held", responses=answers(Page))
+@router.get("/keys", summary="Which keys are held", responses=answers(PageOut))
 async def get_keys(
     request: Request,
     kind: Annotated[str | None, Query(max_length=100)] = None,
@@ -148,7 +148,7 @@ async def get_stats(request: Request, since: Annotated[str, Query(max_length=40)
     "/keys/{key}:release",
     summary="New attempts for a stuck key",
     openapi_extra=body_schema(Empty, required=False),
-    responses=answers(Released, 200, write=True),
+    responses=answers(ReleasedOut, 200, write=True),
 )
 async def post_release(request: Request, key: KeyInPath) -> Response:
     """For a key that is quarantined, stuck, or sealed as a failure."""
@@ -205,10 +205,14 @@ def _outcome(fence: Fence, key: str) -> dict[str, Any]:
     try:
         operation = fence.audit.operation_of(key_from_text(key))
     except ValidationError as unknown:
-        raise Refused(refusal("VALIDATION.not_found", f"nothing is known of {key}", hint=unknown.hint)) from unknown
+        raise RequestRefused(
+            refusal("VALIDATION.not_found", f"nothing is known of {key}", hint=unknown.hint)
+        ) from unknown
     record = standing(engine, key_from_text(key), operation).record
     if record is None:
-        raise Refused(refusal("VALIDATION.not_found", f"nothing is held under {key}", hint="it may have expired"))
+        raise RequestRefused(
+            refusal("VALIDATION.not_found", f"nothing is held under {key}", hint="it may have expired")
+        )
     ids = snippet_texts(ids_in(record.result)) if operation.kind == "document" and record.ended else ()
     return {
         "key": key,
@@ -295,5 +299,7 @@ def _cursor(text: str, pattern: str) -> tuple[str, str] | None:
     except (binascii.Error, ValueError):
         moment = last = ""
     if not moment or re.fullmatch(pattern, last) is None:
-        raise Refused(refusal("VALIDATION.parameter", "cursor is none that this server gave", hint="leave it out"))
+        raise RequestRefused(
+            refusal("VALIDATION.parameter", "cursor is none that this server gave", hint="leave it out")
+        )
     return moment, last

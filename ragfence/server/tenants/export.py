@@ -19,7 +19,7 @@ from ragfence.errors import ObjectsRequired, StoreUnavailable, ValidationError
 from ragfence.server.apikeys import FOLDER as APIKEYS
 from ragfence.server.tenants.stores import Told, parts_of
 from ragfence.stores.file_modes import make_folders, opener
-from ragfence.stores.objects import MAX_PART_BYTES, Entry
+from ragfence.stores.objects import MAX_PART_BYTES, ObjectEntry
 
 if TYPE_CHECKING:
     from ragfence.fence import Fence
@@ -32,7 +32,7 @@ PART = ".part"
 
 
 @dataclass(slots=True)
-class Exported:
+class TenantExported:
     tenant: str
     folder: str
     objects: int = 0
@@ -44,7 +44,7 @@ class Exported:
     passes: int = 0
 
 
-class Export:
+class TenantExport:
     """Copies a tenant to a folder that `ragfence.open(objects=folder)` takes; run again, it goes on where it was.
 
         <folder>/objects/<tenant>/...              the objects, under the names they have
@@ -75,9 +75,9 @@ class Export:
         self._manifest = Path(folder).absolute() / "exports" / f"{_file_name(fence.tenant)}.json"
         self._folder = str(Path(folder).absolute())
 
-    def run(self, told: Told = lambda done: None) -> Exported:
+    def run(self, told: Told = lambda done: None) -> TenantExported:
         self._begin()
-        report = Exported(self._fence.tenant, self._folder)
+        report = TenantExported(self._fence.tenant, self._folder)
         epochs = Epochs(self._fence.tenant, self._from)
         while True:
             before = epochs.known()
@@ -120,7 +120,7 @@ class Export:
                 hint="export to a new folder: this one may be in use",
             )
 
-    def _pass(self, report: Exported, told: Told) -> None:
+    def _pass(self, report: TenantExported, told: Told) -> None:
         there = {*parts_of(self._from, self._root), *parts_of(self._to, self._root)}.difference(self._left_out)
         rest = sorted(there.difference(self._FIRST))
         with ThreadPoolExecutor(WORKERS, thread_name_prefix="ragfence-export") as pool:
@@ -136,7 +136,7 @@ class Export:
                         report.copied += copied
                     told(report.objects)
 
-    def _copy(self, pair: tuple[Entry | None, Entry | None]) -> tuple[int | None, bool]:
+    def _copy(self, pair: tuple[ObjectEntry | None, ObjectEntry | None]) -> tuple[int | None, bool]:
         entry, copy = pair
         if entry is None:
             return None, False
@@ -181,12 +181,14 @@ def _file_name(tenant: str) -> str:
     return name if fits else f"~{hashlib.sha256(tenant.encode()).hexdigest()}"
 
 
-def _same(entry: Entry | None, copy: Entry | None) -> bool:
+def _same(entry: ObjectEntry | None, copy: ObjectEntry | None) -> bool:
     """An object never changes, so its size tells whether all of it is there."""
     return entry is not None and copy is not None and entry.size == copy.size
 
 
-def _paired(left: Iterator[Entry], right: Iterator[Entry]) -> Iterator[tuple[Entry | None, Entry | None]]:
+def _paired(
+    left: Iterator[ObjectEntry], right: Iterator[ObjectEntry]
+) -> Iterator[tuple[ObjectEntry | None, ObjectEntry | None]]:
     """Two listings, side by side: both are sorted."""
     one, other = next(left, None), next(right, None)
     while one is not None or other is not None:

@@ -26,7 +26,7 @@ from ragfence.core.operations import encoded
 from ragfence.errors import RagfenceError, StoreUnavailable
 from ragfence.server.apikeys import FOLDER as APIKEYS
 from ragfence.server.apikeys import FRESH_S
-from ragfence.server.tenants.stores import BATCH, Standing, Told, parts_of, size_of
+from ragfence.server.tenants.stores import BATCH, TenantStore, Told, parts_of, size_of
 
 if TYPE_CHECKING:
     from ragfence.fence import Fence
@@ -36,7 +36,7 @@ PASSES = 5
 
 
 @dataclass(slots=True)
-class Dropped:
+class TenantDropped:
     """What was removed; in a dry run, what would be."""
 
     tenant: str
@@ -58,13 +58,13 @@ class Dropped:
         return not (self.apikeys or self.fences or self.indexes or self.objects or self.journaled)
 
 
-class Drop:
+class TenantRemoval:
     """The end of a tenant; see the top of this module for the order of things."""
 
     def __init__(
         self,
         fence: Fence,
-        fences: Standing,
+        fences: TenantStore,
         *,
         leave_indexes: bool = False,
         servers_notice_s: float = FRESH_S,
@@ -80,10 +80,10 @@ class Drop:
         self._servers_notice_s = servers_notice_s
         self._sleep = sleep
 
-    def look(self) -> Dropped:
+    def look(self) -> TenantDropped:
         """What there is, and nothing is changed."""
         tenant = self._fence.tenant
-        report = Dropped(tenant, True, fences=self._fences.count(tenant), journaled=len(self._journal.entries()))
+        report = TenantDropped(tenant, True, fences=self._fences.count(tenant), journaled=len(self._journal.entries()))
         if self._objects is not None:
             report.apikeys = sum(1 for _ in parts_of(self._objects, f"{self._root}{APIKEYS}/"))
             with self._told_of_backends():
@@ -91,9 +91,9 @@ class Drop:
             report.objects, report.bytes = size_of(self._objects.list(self._root))
         return report
 
-    def run(self, told: Told = lambda done: None) -> Dropped:
+    def run(self, told: Told = lambda done: None) -> TenantDropped:
         tenant = self._fence.tenant
-        report = Dropped(tenant, False)
+        report = TenantDropped(tenant, False)
 
         def tell(more: int = 0) -> None:
             told(report.fences + report.objects + more)
@@ -117,7 +117,7 @@ class Drop:
             report.journaled = len(entries)
         return report
 
-    def _drop_apikeys(self, report: Dropped) -> None:
+    def _drop_apikeys(self, report: TenantDropped) -> None:
         assert self._objects is not None
         entries = list(self._objects.list(f"{self._root}{APIKEYS}/"))
         # A key whose revocation went first would let somebody in again.
@@ -130,7 +130,7 @@ class Drop:
         if made:
             self._sleep(self._servers_notice_s)
 
-    def _drop_indexes(self, report: Dropped) -> None:
+    def _drop_indexes(self, report: TenantDropped) -> None:
         from ragfence.indexes.alias_effects import pointer_name
         from ragfence.indexes.catalog import Catalog
 
@@ -166,7 +166,7 @@ class Drop:
                 "--leave-indexes if it never will be",
             ) from broken
 
-    def _delete(self, folder: str, report: Dropped, tell: Callable[[], None]) -> None:
+    def _delete(self, folder: str, report: TenantDropped, tell: Callable[[], None]) -> None:
         assert self._objects is not None
         entries = self._objects.list(f"{self._root}{folder}")
         while batch := list(islice(entries, BATCH)):

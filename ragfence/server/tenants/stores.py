@@ -20,7 +20,7 @@ from ragfence._open import _backend, _is_server, _sqlite_path
 from ragfence.core.operations import encoded
 from ragfence.errors import FormatTooNew, StoreUnavailable
 from ragfence.server.apikeys import FOLDER as APIKEYS
-from ragfence.stores.objects import Entry, ObjectStore
+from ragfence.stores.objects import ObjectEntry, ObjectStore
 
 BATCH = 1000
 """so much is deleted at once"""
@@ -29,7 +29,7 @@ Told = Callable[[int], None]
 """Called with how much is done by now."""
 
 
-class Held(NamedTuple):
+class TenantHoldings(NamedTuple):
     """What a fence store has of a tenant."""
 
     sources: int = 0
@@ -38,10 +38,10 @@ class Held(NamedTuple):
     """of keys: pending, sealed, and the receipts of earlier revisions"""
 
 
-class Standing(Protocol):
+class TenantStore(Protocol):
     """A fence store as a whole."""
 
-    def tenants(self) -> dict[str, Held]: ...
+    def tenants(self) -> dict[str, TenantHoldings]: ...
 
     def count(self, tenant: str) -> int:
         """How much `drop` would remove."""
@@ -53,7 +53,7 @@ class Standing(Protocol):
 
 
 @contextlib.contextmanager
-def standing(where: str | os.PathLike[str]) -> Iterator[Standing]:
+def standing(where: str | os.PathLike[str]) -> Iterator[TenantStore]:
     """The fence store at a URL or path, as `ragfence.open` takes it. A file that is not there is not made."""
     if _is_server(where):
         link = _backend("ragfence.stores.redis.server_urls", "redis").open_link(
@@ -91,10 +91,13 @@ class _Sqlite:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def tenants(self) -> dict[str, Held]:
+    def tenants(self) -> dict[str, TenantHoldings]:
         with self._opened() as db:
             found = {name for table in self._tables(db) for name in self._names(db, table)}
-            return {name: Held(self._count(db, "sources", name), self._count(db, "records", name)) for name in found}
+            return {
+                name: TenantHoldings(self._count(db, "sources", name), self._count(db, "records", name))
+                for name in found
+            }
 
     def count(self, tenant: str) -> int:
         with self._opened() as db:
@@ -162,14 +165,14 @@ class _Redis:
     def __init__(self, link: Any) -> None:
         self._link = link
 
-    def tenants(self) -> dict[str, Held]:
+    def tenants(self) -> dict[str, TenantHoldings]:
         found: dict[str, list[int]] = {}
         for _, name in self._scan(b"rf{*"):
             if (parts := self._NAME.match(name)) and (tenant := tenant_in(parts[1].decode())):
                 counted = found.setdefault(tenant, [0, 0])
                 if (at := b"sk".find(parts[2])) >= 0:
                     counted[at] += 1
-        return {tenant: Held(*counted) for tenant, counted in found.items()}
+        return {tenant: TenantHoldings(*counted) for tenant, counted in found.items()}
 
     def count(self, tenant: str) -> int:
         return sum(1 for pattern in self._patterns(tenant) for _ in self._scan(pattern))
@@ -217,7 +220,7 @@ class _Redis:
 @dataclass(frozen=True, slots=True)
 class TenantState:
     name: str
-    held: Held | None
+    held: TenantHoldings | None
     """None: the fence store knows nothing of it"""
     folders: tuple[str, ...]
     """what kinds of objects it has"""
@@ -228,7 +231,7 @@ class TenantState:
     """only where sizes were asked for: every name has to be listed for that"""
 
 
-def tenants(fences: Standing, objects: ObjectStore | None, *, sizes: bool = False) -> Iterator[TenantState]:
+def tenants(fences: TenantStore, objects: ObjectStore | None, *, sizes: bool = False) -> Iterator[TenantState]:
     """Every tenant of either store, by name. Of the objects only the folders are looked at, unless `sizes`."""
     known = fences.tenants()
     stored = {} if objects is None else {tenant: part for part in parts_of(objects, "") if (tenant := tenant_in(part))}
@@ -253,7 +256,7 @@ def parts_of(objects: ObjectStore, root: str) -> Iterator[str]:
         after = f"{root}{part}0"  # "0" follows "/"
 
 
-def size_of(entries: Iterator[Entry]) -> tuple[int, int]:
+def size_of(entries: Iterator[ObjectEntry]) -> tuple[int, int]:
     count = size = 0
     for entry in entries:
         count, size = count + 1, size + entry.size

@@ -14,7 +14,7 @@ from typing import Any
 
 import redis
 
-from ragfence.core.policy import Durability
+from ragfence.core.policy import DurabilityRules
 from ragfence.stores.checkups.check import Check, fail, ok, warn
 from ragfence.stores.redis.codec import Names
 from ragfence.stores.redis.replies import understood
@@ -41,7 +41,7 @@ class NodeFacts:
     """commands, as an ACL names them, that the user may not run"""
 
 
-def look(url: str, tenant: str, durability: Durability, *, timeout_s: float = 5.0) -> list[NodeFacts]:
+def look(url: str, tenant: str, durability: DurabilityRules, *, timeout_s: float = 5.0) -> list[NodeFacts]:
     """The facts of each node that takes writes. Raises what opening the store would raise when it cannot be reached."""
     names = Names(tenant)
     link = open_link(url, timeout_s=timeout_s, hash_tags=names.prefixes)
@@ -55,7 +55,7 @@ def look(url: str, tenant: str, durability: Durability, *, timeout_s: float = 5.
         link.close()
 
 
-def redis_checks(nodes: Sequence[NodeFacts], durability: Durability, *, solo: bool) -> Iterator[Check]:
+def redis_checks(nodes: Sequence[NodeFacts], durability: DurabilityRules, *, solo: bool) -> Iterator[Check]:
     """`solo`: no object store stands behind it, so what it forgets is forgotten."""
     for facts in nodes:
         subject = f"redis {facts.node}"
@@ -75,7 +75,7 @@ def redis_checks(nodes: Sequence[NodeFacts], durability: Durability, *, solo: bo
         yield _clock(subject, facts.clock_off_ms)
 
 
-def needed_commands(key: bytes, durability: Durability) -> dict[str, tuple[Any, ...]]:
+def needed_commands(key: bytes, durability: DurabilityRules) -> dict[str, tuple[Any, ...]]:
     """What the fence store runs, by its name in an ACL, as calls that change nothing when the key is absent."""
     calls: dict[str, tuple[Any, ...]] = {
         "ping": ("PING",),
@@ -115,7 +115,7 @@ def needed_commands(key: bytes, durability: Durability) -> dict[str, tuple[Any, 
     return calls
 
 
-def _facts(node: str, client: Any, names: Names, durability: Durability) -> NodeFacts:
+def _facts(node: str, client: Any, names: Names, durability: DurabilityRules) -> NodeFacts:
     denied = tuple(_denied(client, names, durability))
     if "info" in denied:
         return NodeFacts(node, {}, denied=denied)
@@ -133,7 +133,7 @@ def _facts(node: str, client: Any, names: Names, durability: Durability) -> Node
     )
 
 
-def _denied(client: Any, names: Names, durability: Durability) -> Iterator[str]:
+def _denied(client: Any, names: Names, durability: DurabilityRules) -> Iterator[str]:
     key = names.lock(f"doctor-{secrets.token_hex(8)}")
     for name, call in needed_commands(key, durability).items():
         try:
@@ -299,7 +299,7 @@ def _persistence(subject: str, facts: NodeFacts, *, solo: bool) -> Iterator[Chec
         yield warn(subject, f"no persistence: {lost}", advice)
 
 
-def _replicas(subject: str, info: Mapping[str, Any], durability: Durability) -> Iterator[Check]:
+def _replicas(subject: str, info: Mapping[str, Any], durability: DurabilityRules) -> Iterator[Check]:
     if info.get("role") != "master":
         return
     replicas = [value for name, value in info.items() if _is_replica(name, value)]
@@ -326,7 +326,7 @@ def _is_replica(name: str, value: Any) -> bool:
     return name.startswith("slave") and name[5:].isdigit() and isinstance(value, Mapping)
 
 
-def _waits_for_aof(subject: str, info: Mapping[str, Any], durability: Durability) -> Iterator[Check]:
+def _waits_for_aof(subject: str, info: Mapping[str, Any], durability: DurabilityRules) -> Iterator[Check]:
     if not durability.wait_aof:
         return
     if version_of(info) < WAITAOF_SINCE:

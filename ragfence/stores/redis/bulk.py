@@ -15,7 +15,7 @@ from ragfence.core.decisions import (
     SEQUENCED,
     Ask,
     Claim,
-    Held,
+    HeldRecords,
     LeaseRef,
     Replay,
     Seal,
@@ -23,11 +23,11 @@ from ragfence.core.decisions import (
     decide,
 )
 from ragfence.core.records import HEADER_BYTES, KeyRecord, free_head, refuse_newer_source, short
-from ragfence.core.tallies import Outcome, make_label
+from ragfence.core.tallies import TallyOutcome, make_label
 from ragfence.stores.fences import Replays
-from ragfence.stores.redis.calls import Asking, Needed
+from ragfence.stores.redis.calls import Needed, RedisCalls
 from ragfence.stores.redis.codec import Names, pack_answers, row_of_ask, row_of_replay
-from ragfence.stores.redis.connection import Call
+from ragfence.stores.redis.connection import RedisCall
 from ragfence.stores.redis.replies import list_of
 from ragfence.stores.redis.row_streams import NewRows, RowStreams
 from ragfence.stores.redis.scans import Reader
@@ -67,7 +67,7 @@ class _Group(NamedTuple):
 
 
 class ScriptBatches:
-    def __init__(self, asking: Asking, names: Names, *, solo: bool, most_rows: int) -> None:
+    def __init__(self, asking: RedisCalls, names: Names, *, solo: bool, most_rows: int) -> None:
         self._asking = asking
         self._names = names
         self._first = (b"1" if solo else b"0", most_rows)
@@ -122,7 +122,7 @@ class ScriptBatches:
         pack: Callable[[Item], bytes],
         common: Sequence[Any],
         rows: NewRows | None,
-    ) -> list[Call]:
+    ) -> list[RedisCall]:
         """One call, or on a cluster one per shard."""
         return [
             self._call(script, groups, items, pack, common, rows)
@@ -137,7 +137,7 @@ class ScriptBatches:
         pack: Callable[[Item], bytes],
         common: Sequence[Any],
         rows: NewRows | None,
-    ) -> Call:
+    ) -> RedisCall:
         solo, most_rows = self._first
         heads, records, prefixes = self.heads[script], self._names.records, self._names.prefixes
         keys: list[bytes] = []
@@ -159,13 +159,13 @@ class ScriptBatches:
                 args.append(pack(item))
         kinds = (bytes, int) if script == "lease" else (bytes,)
         shape = list_of(sum(len(group.members) for group in groups), *kinds)
-        return Call(groups[0].shard, self._asking.scripts[script].call(keys, args), shape)
+        return RedisCall(groups[0].shard, self._asking.scripts[script].call(keys, args), shape)
 
 
-Hold = Callable[[Claim, bytes | None, bytes | None, int | None], Held]
+Hold = Callable[[Claim, bytes | None, bytes | None, int | None], HeldRecords]
 """what a record and its source come to in an epoch"""
 _tuple = tuple.__new__
-_DUPLICATE = Outcome.DUPLICATE.value
+_DUPLICATE = TallyOutcome.DUPLICATE.value
 
 
 class BulkReplays:

@@ -10,7 +10,7 @@ from typing import Any
 from redis.exceptions import NoScriptError
 
 from ragfence.errors import StoreUnavailable
-from ragfence.stores.redis.connection import Begun, Call, Exchange, Link
+from ragfence.stores.redis.connection import Link, PendingExchange, RedisCall, RedisExchange
 from ragfence.stores.redis.replies import REDIS_ERRORS, Command, in_our_words, understood
 from ragfence.stores.redis.requirements import Confirmation
 from ragfence.stores.redis.scripts import Script
@@ -23,23 +23,23 @@ def always(_: list[Any]) -> bool:
     return True
 
 
-class Asking:
+class RedisCalls:
     def __init__(self, link: Link, scripts: Mapping[str, Script], confirm: Confirmation) -> None:
         self.link = link
         self.scripts = scripts
         self._confirm = confirm
         self.waits_for = (confirm.command,) if confirm.command else ()
 
-    def exchange(self, calls: Sequence[Call]) -> list[Any]:
+    def exchange(self, calls: Sequence[RedisCall]) -> list[Any]:
         with understood(self.link.url):
             return _accepted(self.link.exchange(calls))
 
-    def begin(self, calls: Sequence[Call]) -> Begun:
+    def begin(self, calls: Sequence[RedisCall]) -> PendingExchange:
         """Plain commands whose effects count once they are confirmed, for `end`."""
         with understood(self.link.url):
             return self.link.begin(calls, self.waits_for)
 
-    def end(self, begun: Begun) -> list[Any]:
+    def end(self, begun: PendingExchange) -> list[Any]:
         with understood(self.link.url):
             done = begun.end()
             replies = _accepted(done)
@@ -47,18 +47,18 @@ class Asking:
             self._refuse_unconfirmed(done.after)
         return replies
 
-    def called(self, script: Script, calls: Sequence[Call], confirm: Needed | None = None) -> list[Any]:
+    def called(self, script: Script, calls: Sequence[RedisCall], confirm: Needed | None = None) -> list[Any]:
         (replies,) = self.in_parts(script, [calls], confirm)
         return replies
 
     def in_parts(
-        self, script: Script, parts: Iterable[Sequence[Call]], confirm: Needed | None = None
+        self, script: Script, parts: Iterable[Sequence[RedisCall]], confirm: Needed | None = None
     ) -> Iterator[list[Any]]:
         """The replies to each part: made, sent and read while the servers work on the others."""
         after = self.waits_for if confirm else ()
-        kept: list[Sequence[Call]] = []
+        kept: list[Sequence[RedisCall]] = []
 
-        def made() -> Iterator[Sequence[Call]]:
+        def made() -> Iterator[Sequence[RedisCall]]:
             for calls in parts:
                 kept.append(calls)
                 yield calls
@@ -76,8 +76,8 @@ class Asking:
                 raise in_our_words(self.link.url, error) from error
 
     def _repeat_unknown(
-        self, script: Script, calls: Sequence[Call], done: Exchange, after: Sequence[Command]
-    ) -> Exchange:
+        self, script: Script, calls: Sequence[RedisCall], done: RedisExchange, after: Sequence[Command]
+    ) -> RedisExchange:
         """Loads the script where it is unknown and repeats the calls that were refused: no others, which were made."""
         refused = [at for at, reply in enumerate(done.replies) if isinstance(reply, NoScriptError)]
         again = [calls[at] for at in refused]
@@ -87,11 +87,11 @@ class Asking:
             done.replies[at], done.after[at] = reply, answer
         return done
 
-    def _loads(self, script: Script, calls: Sequence[Call]) -> list[Call]:
+    def _loads(self, script: Script, calls: Sequence[RedisCall]) -> list[RedisCall]:
         """A server that does not know one script knows none, and gets all; those of a cluster get the one they lack."""
         if self.link.clustered:
-            return [Call(call.shard, script.load) for call in calls]
-        return [Call(calls[0].shard, each.load) for each in self.scripts.values()]
+            return [RedisCall(call.shard, script.load) for call in calls]
+        return [RedisCall(calls[0].shard, each.load) for each in self.scripts.values()]
 
     def _refuse_unconfirmed(self, answers: Sequence[Sequence[Any]]) -> None:
         for (reply,) in answers:
@@ -105,7 +105,7 @@ class Asking:
                 )
 
 
-def _accepted(done: Exchange) -> list[Any]:
+def _accepted(done: RedisExchange) -> list[Any]:
     for reply in done.replies:
         if isinstance(reply, Exception):
             raise reply

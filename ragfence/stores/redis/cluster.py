@@ -14,10 +14,10 @@ from redis.exceptions import AskError, ClusterDownError, MovedError, SlotNotCove
 from ragfence.stores.redis.connection import (
     BROKEN,
     RETRIES,
-    Call,
-    Exchange,
     Line,
     Lines,
+    RedisCall,
+    RedisExchange,
     refuse_closed,
     replies_of,
     send_to,
@@ -41,8 +41,8 @@ class ClusterLink:
         self._closed = False
         self._backoff = ExponentialBackoff(cap=0.5, base=0.02)
 
-    def exchange(self, calls: Sequence[Call], after: Sequence[Command] = ()) -> Exchange:
-        done = Exchange([None] * len(calls), [[]] * len(calls))
+    def exchange(self, calls: Sequence[RedisCall], after: Sequence[Command] = ()) -> RedisExchange:
+        done = RedisExchange([None] * len(calls), [[]] * len(calls))
         left, failures = list(range(len(calls))), 0
         while left:
             left, error = self._round(calls, left, after, done)
@@ -54,10 +54,12 @@ class ClusterLink:
                 self._learn_slots()
         return done
 
-    def begin(self, calls: Sequence[Call], after: Sequence[Command] = ()) -> AnsweredByCluster:
+    def begin(self, calls: Sequence[RedisCall], after: Sequence[Command] = ()) -> AnsweredByCluster:
         return AnsweredByCluster(self.exchange(calls, after))
 
-    def stream(self, parts: Iterable[Sequence[Call]], after: Sequence[Command] = ()) -> Generator[Exchange, None, None]:
+    def stream(
+        self, parts: Iterable[Sequence[RedisCall]], after: Sequence[Command] = ()
+    ) -> Generator[RedisExchange, None, None]:
         for calls in parts:
             yield self.exchange(calls, after)
 
@@ -86,7 +88,7 @@ class ClusterLink:
                     node.redis_connection.connection_pool.disconnect(inuse_connections=False)
 
     def _round(
-        self, calls: Sequence[Call], left: Sequence[int], after: Sequence[Command], done: Exchange
+        self, calls: Sequence[RedisCall], left: Sequence[int], after: Sequence[Command], done: RedisExchange
     ) -> tuple[list[int], Exception | None]:
         """Sends what is left, to all servers before any is read. Returns what has to be sent again, and why."""
         again: list[int] = []
@@ -138,14 +140,14 @@ class ClusterLink:
             lines.close()
         return lines
 
-    def _by_node(self, calls: Sequence[Call], left: Sequence[int]) -> list[tuple[Any, list[int]]]:
+    def _by_node(self, calls: Sequence[RedisCall], left: Sequence[int]) -> list[tuple[Any, list[int]]]:
         found: dict[str, tuple[Any, list[int]]] = {}
         for at in left:
             node = self.client.nodes_manager.get_node_from_slot(self._slots[calls[at].shard])
             found.setdefault(node.name, (node, []))[1].append(at)
         return list(found.values())
 
-    def _redirected(self, call: Call, reply: Any) -> Any:
+    def _redirected(self, call: RedisCall, reply: Any) -> Any:
         """A slot that is on its way to another server: redis-py knows how to follow it."""
         if not isinstance(reply, AskError | TryAgainError):
             return reply
@@ -166,10 +168,10 @@ class ClusterLink:
 class AnsweredByCluster:
     """Slots may move while replies are awaited, so a cluster's are awaited at once."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: RedisExchange) -> None:
         self._exchange = exchange
 
-    def end(self) -> Exchange:
+    def end(self) -> RedisExchange:
         return self._exchange
 
     def drop(self) -> None:

@@ -13,17 +13,17 @@ from ragfence.core.decisions import (
     KEYED,
     Ask,
     Claim,
-    Conflict,
+    ConflictVerdict,
     Fenced,
     Granted,
-    InFlight,
+    InFlightVerdict,
     LeaseRef,
-    NotReady,
+    NotReadyVerdict,
     Replay,
     Seal,
     Sealed,
     SealOutcome,
-    Stale,
+    StaleVerdict,
     Verdict,
 )
 from ragfence.core.operations import KEY_BYTES, encoded
@@ -237,14 +237,14 @@ def _verdict_of(reply: bytes) -> Verdict:
             head = SourceRecord.decode(reply[at:]).head if at < len(reply) else None
             return Granted(KeyRecord.decode(granted), reply[1] == 1, _record_or_none(prior), head)
         case b"C":
-            return Conflict(_record_or_none(reply[1:]))
+            return ConflictVerdict(_record_or_none(reply[1:]))
         case b"I":
             record, quarantined = KeyRecord.decode(reply[2:]), reply[1] == 1
-            return InFlight(0 if quarantined else record.when_ms, record, quarantined)
+            return InFlightVerdict(0 if quarantined else record.when_ms, record, quarantined)
         case b"S":
-            return Stale(_SEQUENCE.unpack(reply[1:])[0])
+            return StaleVerdict(_SEQUENCE.unpack(reply[1:])[0])
         case b"N":
-            return NotReady()
+            return NotReadyVerdict()
         case code:
             raise _refused(code, reply[1:])
 
@@ -257,7 +257,7 @@ def outcome_of(reply: bytes) -> SealOutcome:
         case b"F":
             return Fenced(_record_or_none(reply[1:]))
         case b"N":
-            return NotReady()
+            return NotReadyVerdict()
         case code:
             raise _refused(code, reply[1:])
 

@@ -38,7 +38,7 @@ IDLE_S = 30.0
 BROKEN = (redis.ConnectionError, redis.TimeoutError)
 
 
-class Call(NamedTuple):
+class RedisCall(NamedTuple):
     """A command, and the shard whose server has to run it."""
 
     shard: int
@@ -48,17 +48,17 @@ class Call(NamedTuple):
     """of its reply; None: as the command tells"""
 
 
-class Exchange(NamedTuple):
+class RedisExchange(NamedTuple):
     replies: list[Any]
     """one per call; a refusal by the server is an exception object in its place"""
     after: list[list[Any]]
     """per call: what its server answered to the commands that were sent after all of its calls"""
 
 
-class Begun(Protocol):
+class PendingExchange(Protocol):
     """The servers work on it while the caller does something else."""
 
-    def end(self) -> Exchange: ...
+    def end(self) -> RedisExchange: ...
 
     def drop(self) -> None:
         """Nobody wants to know any more. After `end` it does nothing."""
@@ -73,13 +73,15 @@ class Link(Protocol):
     client: Any
     """redis-py's own client; to ask it something: `commands`"""
 
-    def exchange(self, calls: Sequence[Call], after: Sequence[Command] = ()) -> Exchange: ...
+    def exchange(self, calls: Sequence[RedisCall], after: Sequence[Command] = ()) -> RedisExchange: ...
 
-    def begin(self, calls: Sequence[Call], after: Sequence[Command] = ()) -> Begun:
+    def begin(self, calls: Sequence[RedisCall], after: Sequence[Command] = ()) -> PendingExchange:
         """An exchange whose replies are read later. Whoever begins one ends or drops it."""
         ...
 
-    def stream(self, parts: Iterable[Sequence[Call]], after: Sequence[Command] = ()) -> Generator[Exchange, None, None]:
+    def stream(
+        self, parts: Iterable[Sequence[RedisCall]], after: Sequence[Command] = ()
+    ) -> Generator[RedisExchange, None, None]:
         """An exchange per part; where that is possible, each part is sent before any reply is awaited."""
         ...
 
@@ -197,15 +199,17 @@ class ServerLink:
         self.lines = Lines(client.connection_pool, url)
         self._retry = retry()
 
-    def exchange(self, calls: Sequence[Call], after: Sequence[Command] = ()) -> Exchange:
+    def exchange(self, calls: Sequence[RedisCall], after: Sequence[Command] = ()) -> RedisExchange:
         return self.begin(calls, after).end()
 
-    def begin(self, calls: Sequence[Call], after: Sequence[Command] = ()) -> SentToServer:
+    def begin(self, calls: Sequence[RedisCall], after: Sequence[Command] = ()) -> SentToServer:
         sent = SentToServer(self)
         sent.add(calls, after)
         return sent
 
-    def stream(self, parts: Iterable[Sequence[Call]], after: Sequence[Command] = ()) -> Generator[Exchange, None, None]:
+    def stream(
+        self, parts: Iterable[Sequence[RedisCall]], after: Sequence[Command] = ()
+    ) -> Generator[RedisExchange, None, None]:
         sent, count = SentToServer(self), 0
         try:
             for calls in parts:
@@ -296,7 +300,7 @@ class SentToServer:
         self._broken: Exception | None = None
         self._waiting: deque[tuple[list[Command | bytes], list[Shape | None], int]] = deque()
 
-    def add(self, calls: Sequence[Call], after: Sequence[Command]) -> None:
+    def add(self, calls: Sequence[RedisCall], after: Sequence[Command]) -> None:
         commands = [*(call.command for call in calls), *after]
         self._waiting.append((commands, shapes_of(calls, after), len(calls)))
         if self._broken is not None:
@@ -311,11 +315,11 @@ class SentToServer:
                 raise
             self._broken = broken
 
-    def end(self) -> Exchange:
+    def end(self) -> RedisExchange:
         commands, shapes, calls = self._waiting.popleft()
         replies = self._replies(commands, shapes)
         rest = replies[calls:]
-        return Exchange(replies[:calls], [rest] * calls)
+        return RedisExchange(replies[:calls], [rest] * calls)
 
     def drop(self) -> None:
         if self._line is not None:
@@ -360,7 +364,7 @@ def packed_parts(*parts: bytes) -> bytes:
     return b"".join(b"$%d\r\n%b\r\n" % (len(part), part) for part in parts)
 
 
-def shapes_of(calls: Sequence[Call], after: Sequence[Command]) -> list[Shape | None]:
+def shapes_of(calls: Sequence[RedisCall], after: Sequence[Command]) -> list[Shape | None]:
     return [*(call.shape or shape_of(call.command) for call in calls), *map(shape_of, after)]
 
 

@@ -40,20 +40,22 @@ class _Refused(Exception):
     """The server does not answer as it should."""
 
 
-class LoopLines:
+class LoopConnections:
     """One connection for each event loop that asks; opened when it first does, in a thread."""
 
     def __init__(self, lines: Lines, timeout_s: float) -> None:
         self._lines = lines
         self._timeout_s = timeout_s
-        self._of: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopLine | float] = weakref.WeakKeyDictionary()
+        self._of: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopConnection | float] = (
+            weakref.WeakKeyDictionary()
+        )
         """a time is when to try again; the loop has none until then"""
         self._closed = _hiredis is None
 
-    def of_this_loop(self) -> LoopLine | None:
+    def of_this_loop(self) -> LoopConnection | None:
         loop = asyncio.get_running_loop()
         found = self._of.get(loop, 0.0)
-        if isinstance(found, LoopLine):
+        if isinstance(found, LoopConnection):
             return found
         if not self._closed and time.monotonic() >= found:
             self._of[loop] = float("inf")
@@ -69,7 +71,7 @@ class LoopLines:
         except RuntimeError:
             here = None
         for loop, line in list(self._of.items()):
-            if not isinstance(line, LoopLine):
+            if not isinstance(line, LoopConnection):
                 continue
             if loop is here or not loop.is_running():
                 line.break_off()
@@ -94,17 +96,17 @@ class LoopLines:
             self._of[loop] = time.monotonic() + AGAIN_S
             self._lines.drop(line)
 
-        self._of[loop] = LoopLine(loop, there, line.run_id, self._timeout_s, broken)
+        self._of[loop] = LoopConnection(loop, there, line.run_id, self._timeout_s, broken)
 
 
-def _break_off(line: LoopLine, done: threading.Event) -> None:
+def _break_off(line: LoopConnection, done: threading.Event) -> None:
     try:
         line.break_off()
     finally:
         done.set()
 
 
-class LoopLine:
+class LoopConnection:
     """A connection that belongs to one event loop. Replies come in the order of what was sent."""
 
     def __init__(

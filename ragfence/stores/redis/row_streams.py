@@ -10,9 +10,9 @@ from typing import Any
 from ragfence.core.decision_rows import Row, decode_rows
 from ragfence.core.tallies import BEGUN, HOUR_MS, KEPT_DAYS, MAX_LABELS, Tallies, without_names
 from ragfence.stores.fences import RowEntry
-from ragfence.stores.redis.calls import Asking
+from ragfence.stores.redis.calls import RedisCalls
 from ragfence.stores.redis.codec import Names
-from ragfence.stores.redis.connection import Begun, Call, packed_parts
+from ragfence.stores.redis.connection import PendingExchange, RedisCall, packed_parts
 from ragfence.stores.redis.replies import Command, number, text
 
 DROPPED_AT_ONCE = 200
@@ -40,12 +40,12 @@ class NewRows:
             counted[label] = counted.get(label, 0) + 1
 
 
-class RowsOnTheirWay:
+class PendingRows:
     """Rows that the server was sent. Nobody may be told what they tell before they are settled."""
 
     __slots__ = ("_asking", "_begun")
 
-    def __init__(self, asking: Asking, begun: Begun) -> None:
+    def __init__(self, asking: RedisCalls, begun: PendingExchange) -> None:
         self._asking, self._begun = asking, begun
 
     def settle(self) -> None:
@@ -59,7 +59,7 @@ class RowsOnTheirWay:
 
 
 class RowStreams:
-    def __init__(self, asking: Asking, names: Names, most_rows: int, *, real_clock: bool) -> None:
+    def __init__(self, asking: RedisCalls, names: Names, most_rows: int, *, real_clock: bool) -> None:
         self._asking = asking
         self._names = names
         self._streams = names.rows
@@ -72,48 +72,50 @@ class RowStreams:
         self._packed = [b"*%d\r\n%b" % (len(parts) + 1, packed_parts(*parts)) for parts in self._adding]
         """the same as they travel, but for the rows"""
 
-    def begin(self, rows: NewRows) -> RowsOnTheirWay:
+    def begin(self, rows: NewRows) -> PendingRows:
         """Confirmed where seals are: the rows are written after the seals they tell of.
 
         Plain commands: nothing is decided here, and a script would take twice the server's time.
         """
         joined = [(shard, b"".join(encoded)) for shard, encoded in rows.encoded.items()]
         if self._asking.link.clustered:  # which may have to send a command elsewhere
-            calls = [Call(shard, (*self._adding[shard], data)) for shard, data in joined]
+            calls = [RedisCall(shard, (*self._adding[shard], data)) for shard, data in joined]
         else:
             packed = self._packed
-            calls = [Call(shard, b"%b$%d\r\n%b\r\n" % (packed[shard], len(data), data), text) for shard, data in joined]
+            calls = [
+                RedisCall(shard, b"%b$%d\r\n%b\r\n" % (packed[shard], len(data), data), text) for shard, data in joined
+            ]
         hour = rows.at_ms // HOUR_MS
         for shard, counted in rows.answers.items():
             for label, count in counted.items():
                 calls += self._count(shard, hour, label, count)
-        return RowsOnTheirWay(self._asking, self._asking.begin(calls))
+        return PendingRows(self._asking, self._asking.begin(calls))
 
     def add(self, rows: Sequence[NewRows]) -> None:
         for each in rows:
             self.begin(each).settle()
 
-    def _count(self, shard: int, hour: int, label: bytes, count: int) -> Iterator[Call]:
+    def _count(self, shard: int, hour: int, label: bytes, count: int) -> Iterator[RedisCall]:
         """As `tally` of first.lua does it."""
         hours, known = self._known
         if hours != hour:
             self._known = hour, known = hour, set()
         key = self._names.tallies(shard, hour // 24)
         if (shard, label) in known:
-            yield Call(shard, (b"HINCRBY", key, b"%d:%b" % (hour, label), count))
+            yield RedisCall(shard, (b"HINCRBY", key, b"%d:%b" % (hour, label), count))
             return
         if len(known) >= MAX_LABELS:
             label = without_names(label)
         known.add((shard, label))
-        yield Call(shard, (b"HINCRBY", key, b"%d:%b" % (hour, label), count))
-        yield Call(shard, (b"PEXPIRE", key, (KEPT_DAYS + 1) * 24 * HOUR_MS))
+        yield RedisCall(shard, (b"HINCRBY", key, b"%d:%b" % (hour, label), count))
+        yield RedisCall(shard, (b"PEXPIRE", key, (KEPT_DAYS + 1) * 24 * HOUR_MS))
 
     def tallies(self, since_ms: int, now_ms: int) -> Tallies:
         first_hour, today = since_ms // HOUR_MS, now_ms // HOUR_MS // 24
         # Not a day more than is kept; and one day ahead, for clocks that were set back.
         days = range(max(first_hour // 24, today - KEPT_DAYS), today + 2)
         places = [(shard, day) for shard in range(len(self._streams)) for day in days]
-        calls = [Call(shard, (b"HGETALL", self._names.tallies(shard, day))) for shard, day in places]
+        calls = [RedisCall(shard, (b"HGETALL", self._names.tallies(shard, day))) for shard, day in places]
         counts: Counter[tuple[int, bytes]] = Counter()
         begun: dict[int, int] = {}
         for (shard, _), found in zip(places, self._asking.exchange(calls), strict=True):
@@ -130,7 +132,7 @@ class RowStreams:
         return Tallies(counts, begun)
 
     def lengths(self, shards: Sequence[int]) -> list[int]:
-        calls = [Call(shard, (b"XLEN", self._streams[shard])) for shard in shards]
+        calls = [RedisCall(shard, (b"XLEN", self._streams[shard])) for shard in shards]
         return self._asking.exchange(calls) if calls else []
 
     def read(self, since_ms: int, shard: int | None) -> Iterator[Row]:
@@ -140,7 +142,7 @@ class RowStreams:
         for at in (at for at, length in zip(shards, self.lengths(shards), strict=True) if length):
             start: str | bytes = first
             while True:
-                call = Call(at, (b"XRANGE", self._streams[at], start, b"+", b"COUNT", PAGE))
+                call = RedisCall(at, (b"XRANGE", self._streams[at], start, b"+", b"COUNT", PAGE))
                 (page,) = self._asking.exchange([call])
                 for entry, (_, data) in page:
                     start = b"(" + entry
@@ -158,7 +160,7 @@ class RowStreams:
             if not length or left <= 0:
                 continue
             start = f"({behind}" if shard == here and behind else "-"
-            calls.append(Call(shard, (b"XRANGE", self._streams[shard], start, b"+", b"COUNT", left)))
+            calls.append(RedisCall(shard, (b"XRANGE", self._streams[shard], start, b"+", b"COUNT", left)))
             left -= 0 if start != "-" else length  # how much of the first stream lies behind the place is not known
         pages = self._asking.exchange(calls) if calls else []
         found = [
@@ -176,7 +178,7 @@ class RowStreams:
             by_shard.setdefault(int(shard, 16), []).extend((there, digest))
         script, step = self._asking.scripts["drop_rows"], 2 * DROPPED_AT_ONCE
         calls = [
-            Call(shard, script.call([self._streams[shard]], given[start : start + step]), number)
+            RedisCall(shard, script.call([self._streams[shard]], given[start : start + step]), number)
             for shard, given in by_shard.items()
             for start in range(0, len(given), step)
         ]

@@ -21,9 +21,9 @@ from typing import Any
 from ragfence.core.records import KeyRecord, lease_of_source, mark_of_source
 from ragfence.errors import REHYDRATE, FormatCorrupt
 from ragfence.stores.fences import PENDING_SEEN, Pending, Scanned
-from ragfence.stores.redis.calls import Asking
+from ragfence.stores.redis.calls import RedisCalls
 from ragfence.stores.redis.codec import Names
-from ragfence.stores.redis.connection import Call, Link, run_id_in
+from ragfence.stores.redis.connection import Link, RedisCall, run_id_in
 from ragfence.stores.redis.replies import Command, understood
 
 SCAN_PAGE = 1000
@@ -34,7 +34,7 @@ _TIME: Command = (b"TIME",)
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class RecordSnapshot:
     now_ms: int
     markers: dict[int, bytes | None]
     epochs: dict[int, int | None]
@@ -48,13 +48,13 @@ class Reader:
         self._names = names
         self._test_clock = test_clock
 
-    def snapshot(self, wanted: Sequence[tuple[int, bytes]], shards: Sequence[int] = ()) -> Snapshot:
+    def snapshot(self, wanted: Sequence[tuple[int, bytes]], shards: Sequence[int] = ()) -> RecordSnapshot:
         """The values of (shard, name), and of the markers, each with the run_id of the very server that answered."""
         batches, places = self._parted(wanted, shards)
         calls = []
         for batch, members in zip(batches, places, strict=True):
             names = [*self._clock(batch[0]), *(self._names.markers[shard] for shard in batch)]
-            calls.append(Call(batch[0], (b"MGET", *names, *[wanted[at][1] for at in members])))
+            calls.append(RedisCall(batch[0], (b"MGET", *names, *[wanted[at][1] for at in members])))
         done = self._answered(calls, after=(_INFO,) if self._test_clock else (_INFO, _TIME))
         now_ms = 0
         markers: dict[int, bytes | None] = {}
@@ -75,7 +75,7 @@ class Reader:
             else:
                 for at, value in zip(members, reply[len(batch) :], strict=True):
                     values[at] = value
-        return Snapshot(now_ms, markers, epochs, values)
+        return RecordSnapshot(now_ms, markers, epochs, values)
 
     def _parted(
         self, wanted: Sequence[tuple[int, bytes]], shards: Sequence[int]
@@ -98,7 +98,7 @@ class Reader:
     def scan_expiring(self, what: bytes, shard: int | None = None) -> Iterator[tuple[int, bytes, bytes, int | None]]:
         """Besides, when each expires: that costs a command for every name, since none tells of many."""
         for now_ms, placed, values in self._pages(what, shard):
-            ttls = self._answered([Call(shard_of, (b"PTTL", name)) for shard_of, name in placed]).replies
+            ttls = self._answered([RedisCall(shard_of, (b"PTTL", name)) for shard_of, name in placed]).replies
             for (shard_of, name), data, ttl_ms in zip(placed, values, ttls, strict=True):
                 if data is not None:
                     yield shard_of, name, data, now_ms + ttl_ms if ttl_ms > 0 else None
@@ -114,7 +114,7 @@ class Reader:
                     found = self.snapshot(page)
                     yield found.now_ms, page, found.values
 
-    def _answered(self, calls: Sequence[Call], after: Sequence[Command] = ()) -> Any:
+    def _answered(self, calls: Sequence[RedisCall], after: Sequence[Command] = ()) -> Any:
         with understood(self._link.url):
             done = self._link.exchange(calls, after)
             for reply in (*done.replies, *(done.after[0] if done.after else ())):
@@ -149,7 +149,7 @@ _log = logging.getLogger("ragfence")
 
 
 class StoreCounts:
-    def __init__(self, asking: Asking, reader: Reader, names: Names, *, solo: bool) -> None:
+    def __init__(self, asking: RedisCalls, reader: Reader, names: Names, *, solo: bool) -> None:
         self._asking, self._reader, self._names, self._solo = asking, reader, names, solo
         self._shards = range(len(names.prefixes))
 
@@ -172,13 +172,18 @@ class StoreCounts:
         sets += [
             (shard, self._names.leased[shard]) for shard in self._shards if self._solo or epochs[shard] is not None
         ]
-        counts = self._asking.exchange([Call(shard, (b"ZCOUNT", name, now_ms + 1, b"+inf")) for shard, name in sets])
+        counts = self._asking.exchange(
+            [RedisCall(shard, (b"ZCOUNT", name, now_ms + 1, b"+inf")) for shard, name in sets]
+        )
         filled = [(shard, name) for (shard, name), count in zip(sets, counts, strict=True) if count]
         if not filled:
             return Pending()
         each = max(PENDING_SEEN // len(filled), 1)
         pages = self._asking.exchange(
-            [Call(shard, (b"ZRANGEBYSCORE", name, now_ms + 1, b"+inf", b"LIMIT", 0, each)) for shard, name in filled]
+            [
+                RedisCall(shard, (b"ZRANGEBYSCORE", name, now_ms + 1, b"+inf", b"LIMIT", 0, each))
+                for shard, name in filled
+            ]
         )
         names = [
             (shard, (self._names.records[shard] if name[-1:] == b"p" else self._names.prefixes[shard] + b"s") + member)
@@ -203,7 +208,7 @@ class StoreCounts:
     def _read(self) -> tuple[list[int], dict[int, tuple[int, int]]]:
         """The documents of each shard; and the epoch and moves of the shards whose counts are not right."""
         found = self._reader.snapshot(list(enumerate(self._names.moves)))
-        calls = [Call(shard, (b"HMGET", self._names.counts[shard], b"e", b"m", b"d")) for shard in self._shards]
+        calls = [RedisCall(shard, (b"HMGET", self._names.counts[shard], b"e", b"m", b"d")) for shard in self._shards]
         counted, wrong = [], {}
         for shard, moves, (epoch, until, documents) in zip(
             self._shards, found.values, self._asking.exchange(calls), strict=True
@@ -238,10 +243,10 @@ class StoreCounts:
             first = [self._names.markers[shard], self._names.moves[shard]]
             given = (b"recount", epoch, moves)
             calls = [
-                Call(shard, script.call([*first, *names[shard][at : at + RECOUNTED_AT_ONCE]], (*given, b"")))
+                RedisCall(shard, script.call([*first, *names[shard][at : at + RECOUNTED_AT_ONCE]], (*given, b"")))
                 for at in range(0, len(names[shard]), RECOUNTED_AT_ONCE)
             ]
-            calls.append(Call(shard, script.call(first, (*given, documents[shard]))))
+            calls.append(RedisCall(shard, script.call(first, (*given, documents[shard]))))
             self._asking.called(script, calls)
         return documents
 

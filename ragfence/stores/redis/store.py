@@ -21,7 +21,7 @@ from ragfence.core.decisions import (
     KEYED,
     Ask,
     Claim,
-    Held,
+    HeldRecords,
     LeaseRef,
     Seal,
     SealOutcome,
@@ -44,7 +44,7 @@ from ragfence.core.tallies import HOUR_MS, Tallies, label_of_row
 from ragfence.errors import RagfenceError, StoreUnavailable
 from ragfence.stores.fences import Loaded, LoadedSource, Lookup, Marker, Replays, RowEntry, Scanned, Stats, stats_of
 from ragfence.stores.redis.bulk import BulkReplays, Item, ScriptBatches
-from ragfence.stores.redis.calls import Asking, Needed, always
+from ragfence.stores.redis.calls import Needed, RedisCalls, always
 from ragfence.stores.redis.codec import (
     REPLAYED,
     Names,
@@ -55,12 +55,12 @@ from ragfence.stores.redis.codec import (
     pack_seal,
     verdict_of,
 )
-from ragfence.stores.redis.connection import Call, Link, ServerLink
-from ragfence.stores.redis.event_loop import LoopLines
+from ragfence.stores.redis.connection import Link, RedisCall, ServerLink
+from ragfence.stores.redis.event_loop import LoopConnections
 from ragfence.stores.redis.replies import REDIS_ERRORS, in_our_words, list_of, number, understood
 from ragfence.stores.redis.requirements import Confirmation, refuse_unsafe, refuse_without_aof
 from ragfence.stores.redis.row_streams import NewRows, RowStreams
-from ragfence.stores.redis.scans import Reader, Snapshot, StoreCounts
+from ragfence.stores.redis.scans import Reader, RecordSnapshot, StoreCounts
 from ragfence.stores.redis.scripts import Alone, scripts
 from ragfence.stores.redis.server_urls import open_link
 
@@ -105,7 +105,7 @@ class RedisFences:
         self._link: Link = open_link(url, timeout_s=patience_s, hash_tags=self._names.prefixes)
         self.url = self._link.url
         self._scripts = scripts(test_clock, clustered=self._link.clustered)
-        self._asking = Asking(self._link, self._scripts, self._confirm)
+        self._asking = RedisCalls(self._link, self._scripts, self._confirm)
         self._batches = ScriptBatches(self._asking, self._names, solo=solo, most_rows=self._most_rows)
         self._heads = self._batches.heads
         self._server = self._link if isinstance(self._link, ServerLink) and not self._asking.waits_for else None
@@ -115,7 +115,7 @@ class RedisFences:
         self._rows = RowStreams(self._asking, self._names, self._most_rows, real_clock=test_clock is None)
         self._bulk = BulkReplays(self._reader, self._names, self._rows, self._held)
         self._counts = StoreCounts(self._asking, self._reader, self._names, solo=solo)
-        self._loop_lines = LoopLines(self._server.lines, patience_s) if self._server else None
+        self._loop_lines = LoopConnections(self._server.lines, patience_s) if self._server else None
         try:
             self._refuse_unsafe_servers()
         except BaseException:
@@ -171,7 +171,7 @@ class RedisFences:
     def pardon(self, leases: Sequence[LeaseRef]) -> list[bool]:
         return self._lease_call("pardon", leases)
 
-    def read(self, lookups: Sequence[Lookup]) -> list[Held]:
+    def read(self, lookups: Sequence[Lookup]) -> list[HeldRecords]:
         if not lookups:
             return []
         found = self._snapshot(lookups)
@@ -329,16 +329,18 @@ class RedisFences:
             self._loop_lines.close()
         self._link.close()
 
-    def _snapshot(self, asked: Sequence[Lookup] | Sequence[Claim]) -> Snapshot:
+    def _snapshot(self, asked: Sequence[Lookup] | Sequence[Claim]) -> RecordSnapshot:
         """All records, then the sources of those who have one."""
         record = self._names.record
         wanted = [(each.key[0], record(each.key)) for each in asked]
         wanted += [(each.key[0], self._names.source(each.key[0], each.source)) for each in asked if each.source]
         return self._reader.snapshot(wanted)
 
-    def _held(self, lookup: Lookup | Claim, record: bytes | None, source: bytes | None, epoch: int | None) -> Held:
+    def _held(
+        self, lookup: Lookup | Claim, record: bytes | None, source: bytes | None, epoch: int | None
+    ) -> HeldRecords:
         if epoch is None and not self.solo:
-            return Held()
+            return HeldRecords()
         stamp = None if self.solo else epoch
         if lookup.mode is DOCUMENT:
             found = unpark(record, stamp) if record else None
@@ -347,7 +349,7 @@ class RedisFences:
         there = SourceRecord.decode(source) if source and lookup.mode is not KEYED else None
         if there and stamp is not None and there.stamp != stamp:
             there = None
-        return Held(found, there)
+        return HeldRecords(found, there)
 
     def _lease_call(
         self, action: str, leases: Sequence[LeaseRef], error: bytes = b"", *, refund: bytes = b"0"
@@ -368,7 +370,7 @@ class RedisFences:
         shard, made = item.key[0], self._scripts[script]
         keys, args = self._heads[script][shard]
         given = (*self._common, b"", *args, *_FOR_ONE[script], packed)
-        call = Call(shard, made.call((*keys, *self._names.keys_of(item)), given), list_of(1, bytes))
+        call = RedisCall(shard, made.call((*keys, *self._names.keys_of(item)), given), list_of(1, bytes))
         return self._asking.called(made, [call], confirm)[0][0]
 
     def _packed_ahead(self, script: str) -> list[Alone]:
@@ -406,7 +408,7 @@ class RedisFences:
         to_digest, to_run_id, to_item = self._ahead[script][item.key[0]]
         return to_digest + item.key[1:] + to_run_id, b"%b$%d\r\n%b\r\n" % (to_item, len(packed), packed)
 
-    def _loading(self, epoch: int, shard: int, items: Sequence[Loaded]) -> Call:
+    def _loading(self, epoch: int, shard: int, items: Sequence[Loaded]) -> RedisCall:
         names, values = [self._names.markers[shard]], []
         for item in items:
             if isinstance(item, LoadedSource):
@@ -415,16 +417,16 @@ class RedisFences:
             else:
                 names.append(self._names.record(item.key))
                 values.append(park(epoch, item.record))
-        return Call(shard, self._scripts["epoch"].call(names, (b"load", epoch, *values)), number)
+        return RedisCall(shard, self._scripts["epoch"].call(names, (b"load", epoch, *values)), number)
 
     def _epoch_call(self, action: str, epoch: int = 0, records: Mapping[int, Sequence[bytes]] | None = None) -> bool:
         """About the markers of all shards, at once unless it is a cluster; or about these records, shard by shard."""
         script, markers = self._scripts["epoch"], self._names.markers
         if records is None and not self._link.clustered:
-            return all(self._asking.called(script, [Call(0, script.call(markers, (action, epoch)), number)]))
+            return all(self._asking.called(script, [RedisCall(0, script.call(markers, (action, epoch)), number)]))
         shards = dict.fromkeys(range(len(markers)), ()) if records is None else records
         calls = [
-            Call(shard, script.call([markers[shard], *names], (action, epoch)), number)
+            RedisCall(shard, script.call([markers[shard], *names], (action, epoch)), number)
             for shard, names in shards.items()
         ]
         return all(self._asking.called(script, calls))

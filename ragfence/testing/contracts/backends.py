@@ -153,7 +153,7 @@ class BackendContract:
         """Of the tables that are made, few are alive at once."""
         alive, most = 0, 0
 
-        class Piece:
+        class ContractPiece:
             def __init__(self) -> None:
                 nonlocal alive, most
                 alive += 1
@@ -165,7 +165,7 @@ class BackendContract:
 
         def pieces() -> Iterator[Any]:
             for number in range(self.many // 30):
-                piece = Piece()
+                piece = ContractPiece()
                 yield rows(30, first=number * 30)
                 del piece
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import pytest
 
 from ragfence.core.decision_rows import Row
-from ragfence.core.decisions import Ask, Claim, Granted, Held, LeaseRef, Mode, Seal, Sealed, Verdict
+from ragfence.core.decisions import Ask, Claim, Granted, HeldRecords, LeaseRef, Mode, Seal, Sealed, Verdict
 from ragfence.core.records import FINGERPRINT_BYTES, TOKEN_BYTES, KeyRecord
 from ragfence.stores.fences import SOURCE_BYTES, FenceStore, Lookup
 from ragfence.testing.clock import VirtualClock
@@ -155,7 +155,7 @@ def sealed(store: FenceStore, claim: Claim, **fields: Any) -> KeyRecord:
     return outcome.record
 
 
-def read(store: FenceStore, claim: Claim) -> Held:
+def read(store: FenceStore, claim: Claim) -> HeldRecords:
     (held,) = store.read([Lookup(claim.key, claim.mode, claim.source)])
     return held
 

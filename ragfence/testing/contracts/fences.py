@@ -20,15 +20,15 @@ import pytest
 
 from ragfence.core.decisions import (
     Claim,
-    Conflict,
+    ConflictVerdict,
     Fenced,
     Granted,
-    Held,
-    InFlight,
+    HeldRecords,
+    InFlightVerdict,
     Mode,
     Replay,
     Sealed,
-    Stale,
+    StaleVerdict,
 )
 from ragfence.core.records import NO_METADATA, TOKEN_BYTES, State
 from ragfence.stores.fences import Lookup
@@ -99,7 +99,7 @@ class ClaimContract:
         _bring_into(fences, first, state)
         before = read(fences.store, first)
         answer = verdict(fences.store, claim(mode, by="other", content="other", max_attempts=9))
-        assert isinstance(answer, Conflict)
+        assert isinstance(answer, ConflictVerdict)
         assert answer.record is not None
         assert (answer.record.fingerprint, answer.record.payload) == (first.fingerprint, b"first")
         assert read(fences.store, first) == before
@@ -108,7 +108,7 @@ class ClaimContract:
     def test_a_live_lease_is_in_flight_until_its_last_millisecond(self, fences: FencesUnderTest, mode: Mode) -> None:
         first = granted(fences.store, claim(mode, by="one", owner="host:1"))
         for _ in range(2):
-            assert verdict(fences.store, claim(mode, by="two")) == InFlight(first.record.when_ms, first.record)
+            assert verdict(fences.store, claim(mode, by="two")) == InFlightVerdict(first.record.when_ms, first.record)
             fences.clock.advance(LEASE_MS - 1 - (fences.clock() - first.record.first_seen_ms))
         fences.clock.advance(1)
         assert isinstance(verdict(fences.store, claim(mode, by="two")), Granted)
@@ -146,13 +146,13 @@ class ClaimContract:
         granted(fences.store, asked)
         fences.clock.advance(LEASE_MS)
         second = granted(fences.store, claim(mode, by="two"))
-        assert verdict(fences.store, asked) == InFlight(second.record.when_ms, second.record)
+        assert verdict(fences.store, asked) == InFlightVerdict(second.record.when_ms, second.record)
 
     @ALL_MODES
     def test_a_second_handle_sees_what_the_first_one_wrote(self, fences: FencesUnderTest, mode: Mode) -> None:
         other = fences.reopen()
         first = granted(fences.store, claim(mode, by="one"))
-        assert verdict(other, claim(mode, by="two")) == InFlight(first.record.when_ms, first.record)
+        assert verdict(other, claim(mode, by="two")) == InFlightVerdict(first.record.when_ms, first.record)
 
     @ALL_MODES
     def test_texts_that_are_too_long_are_cut_between_characters(self, fences: FencesUnderTest, mode: Mode) -> None:
@@ -258,7 +258,7 @@ class AttemptContract:
         for by in ("four", "five"):
             fences.clock.advance(DAY_MS)
             refused = verdict(fences.store, claim(mode, by=by, max_attempts=3))
-            assert isinstance(refused, InFlight)
+            assert isinstance(refused, InFlightVerdict)
             assert refused.quarantined
             assert (refused.record.state, refused.record.attempt) == (State.QUARANTINED, 3)
 
@@ -330,7 +330,7 @@ class SealContract:
         asked = claim(mode, by="one")
         elsewhere = granted(fences.store, claim(mode, "elsewhere", by="one", source="elsewhere"))
         assert fences.store.seal([seal(asked, elsewhere)]) == [Fenced(None)]
-        assert read(fences.store, asked) == Held()
+        assert read(fences.store, asked) == HeldRecords()
         assert granted(fences.store, claim(mode, by="two")).record.attempt == 1
 
     @ALL_MODES
@@ -388,7 +388,7 @@ class SealContract:
             fences.clock.advance(LEASE_MS - 1)
             assert fences.store.renew([lease(asked, first)]) == [True]
         answer = verdict(fences.store, claim(mode, by="two"))
-        assert isinstance(answer, InFlight)
+        assert isinstance(answer, InFlightVerdict)
         assert answer.until_ms == fences.clock() + LEASE_MS
 
     @ALL_MODES
@@ -399,7 +399,7 @@ class SealContract:
         first = granted(fences.store, asked)
         fences.clock.advance(LEASE_MS)
         assert fences.store.renew([lease(asked, first)]) == [True]
-        assert isinstance(verdict(fences.store, claim(mode, by="two")), InFlight)
+        assert isinstance(verdict(fences.store, claim(mode, by="two")), InFlightVerdict)
 
     @ALL_MODES
     def test_a_stale_owner_can_neither_renew_nor_release(self, fences: FencesUnderTest, mode: Mode) -> None:
@@ -431,7 +431,7 @@ class SealContract:
         asked = claim(mode, by="one")
         assert fences.store.renew([lease(asked, epoch=1)]) == [False]
         assert fences.store.release([lease(asked, epoch=1)]) == [False]
-        assert read(fences.store, asked) == Held()
+        assert read(fences.store, asked) == HeldRecords()
 
 
 class SourceContract:
@@ -440,31 +440,31 @@ class SourceContract:
     @WITH_A_SOURCE
     def test_an_older_sequence_is_stale(self, fences: FencesUnderTest, mode: Mode) -> None:
         sealed(fences.store, claim(mode, "A", sequence=5))
-        assert verdict(fences.store, claim(mode, "B", by="two", sequence=4)) == Stale(5)
+        assert verdict(fences.store, claim(mode, "B", by="two", sequence=4)) == StaleVerdict(5)
 
     @WITH_A_SOURCE
     def test_stale_is_decided_before_duplicate_and_conflict(self, fences: FencesUnderTest, mode: Mode) -> None:
         sealed(fences.store, claim(mode, "A", sequence=3))
         sealed(fences.store, claim(mode, "B", sequence=5))
-        assert verdict(fences.store, claim(mode, "A", by="two", sequence=3)) == Stale(5)
-        assert verdict(fences.store, claim(mode, "B", by="two", sequence=4)) == Stale(5)
-        assert verdict(fences.store, claim(mode, "B", by="two", sequence=4, content="other")) == Stale(5)
+        assert verdict(fences.store, claim(mode, "A", by="two", sequence=3)) == StaleVerdict(5)
+        assert verdict(fences.store, claim(mode, "B", by="two", sequence=4)) == StaleVerdict(5)
+        assert verdict(fences.store, claim(mode, "B", by="two", sequence=4, content="other")) == StaleVerdict(5)
 
     @WITH_A_SOURCE
     def test_stale_is_decided_before_in_flight_and_quarantine(self, fences: FencesUnderTest, mode: Mode) -> None:
         sealed(fences.store, claim(mode, "A", sequence=5))
         asked = claim(mode, "B", by="one", sequence=6, max_attempts=1)
         granted(fences.store, asked)
-        assert verdict(fences.store, claim(mode, "C", by="two", sequence=4)) == Stale(5)
+        assert verdict(fences.store, claim(mode, "C", by="two", sequence=4)) == StaleVerdict(5)
         fences.clock.advance(LEASE_MS)
-        assert verdict(fences.store, claim(mode, "C", by="two", sequence=4)) == Stale(5)
+        assert verdict(fences.store, claim(mode, "C", by="two", sequence=4)) == StaleVerdict(5)
         verdict(fences.store, claim(mode, "B", by="two", sequence=6, max_attempts=1))
-        assert verdict(fences.store, claim(mode, "B", by="two", sequence=4, max_attempts=1)) == Stale(5)
+        assert verdict(fences.store, claim(mode, "B", by="two", sequence=4, max_attempts=1)) == StaleVerdict(5)
 
     @WITH_A_SOURCE
     def test_an_equal_sequence_with_other_content_is_a_conflict(self, fences: FencesUnderTest, mode: Mode) -> None:
         sealed(fences.store, claim(mode, "A", sequence=5))
-        assert verdict(fences.store, claim(mode, "B", by="two", sequence=5)) == Conflict(None)
+        assert verdict(fences.store, claim(mode, "B", by="two", sequence=5)) == ConflictVerdict(None)
 
     @WITH_A_SOURCE
     def test_an_equal_sequence_with_the_same_content_is_a_duplicate(self, fences: FencesUnderTest, mode: Mode) -> None:
@@ -481,7 +481,7 @@ class SourceContract:
         (outcome,) = fences.store.seal([seal(again, move, result=b"jA", winner=first.token)])
         assert isinstance(outcome, Sealed)
         assert (outcome.record.result, outcome.record.token) == (b"jA", first.token)
-        assert verdict(fences.store, claim(mode, "B", by="three", sequence=4)) == Stale(5)
+        assert verdict(fences.store, claim(mode, "B", by="three", sequence=4)) == StaleVerdict(5)
         assert verdict(fences.store, claim(mode, "A", by="three", sequence=5)) == Replay(outcome.record)
 
     def test_an_operation_keeps_its_first_receipt_when_its_sequence_rises(self, fences: FencesUnderTest) -> None:
@@ -498,8 +498,10 @@ class SourceContract:
             source = f"{low}"
             sealed(fences.store, claim(mode, "A", source=source, sequence=low))
             sealed(fences.store, claim(mode, "B", source=source, sequence=high))
-            assert verdict(fences.store, claim(mode, "C", by="two", source=source, sequence=low)) == Stale(high)
-            assert verdict(fences.store, claim(mode, "C", by="two", source=source, sequence=high)) == Conflict(None)
+            assert verdict(fences.store, claim(mode, "C", by="two", source=source, sequence=low)) == StaleVerdict(high)
+            assert verdict(fences.store, claim(mode, "C", by="two", source=source, sequence=high)) == ConflictVerdict(
+                None
+            )
 
     @WITH_A_SOURCE
     def test_without_a_sequence_the_last_claim_wins_and_the_top_stays(
@@ -507,14 +509,14 @@ class SourceContract:
     ) -> None:
         sealed(fences.store, claim(mode, "A", sequence=5))
         sealed(fences.store, claim(mode, "B", sequence=None))
-        assert verdict(fences.store, claim(mode, "C", by="two", sequence=4)) == Stale(5)
+        assert verdict(fences.store, claim(mode, "C", by="two", sequence=4)) == StaleVerdict(5)
         assert isinstance(verdict(fences.store, claim(mode, "C", by="two", sequence=6)), Granted)
 
     @WITH_A_SOURCE
     def test_a_source_has_one_writer_at_a_time(self, fences: FencesUnderTest, mode: Mode) -> None:
         asked, other = claim(mode, "A", by="one", sequence=1), claim(mode, "B", by="two", sequence=2)
         first = granted(fences.store, asked)
-        assert verdict(fences.store, other) == InFlight(first.record.when_ms, first.record)
+        assert verdict(fences.store, other) == InFlightVerdict(first.record.when_ms, first.record)
         fences.store.seal([seal(asked, first)])
         second = granted(fences.store, other)
         assert (second.record.attempt, second.takeover) == (1, False)
@@ -562,7 +564,7 @@ class SourceContract:
         fences.clock.advance(LEASE_MS)
         sealed(fences.store, claim(Mode.SEQUENCED, "A", by="two", sequence=1))
         other = claim(Mode.SEQUENCED, "B", by="three", sequence=2, content="other")
-        assert isinstance(verdict(fences.store, other), Conflict)
+        assert isinstance(verdict(fences.store, other), ConflictVerdict)
         second = granted(fences.store, claim(Mode.SEQUENCED, "B", by="three", sequence=2))
         assert (second.record.attempt, second.takeover) == (2, False)
 
@@ -685,7 +687,7 @@ class DocumentContract:
         sealed(fences.store, _document("A"))
         writer = granted(fences.store, _document("B", by="one"))
         answer = verdict(fences.store, _document("A", by="two"))
-        assert answer == InFlight(writer.record.when_ms, writer.record)
+        assert answer == InFlightVerdict(writer.record.when_ms, writer.record)
 
     def test_going_back_to_earlier_content_is_given_its_receipt(self, fences: FencesUnderTest) -> None:
         """A, B, A, B: a lease each time, because the head moves, but nothing has to be done again."""
@@ -714,7 +716,7 @@ class DocumentContract:
 
     def test_retracting_what_is_not_there_is_a_duplicate_of_nothing(self, fences: FencesUnderTest) -> None:
         assert verdict(fences.store, _retraction()) == Replay(None)
-        assert read(fences.store, _retraction()) == Held()
+        assert read(fences.store, _retraction()) == HeldRecords()
 
     def test_a_retraction_moves_the_head_to_none(self, fences: FencesUnderTest) -> None:
         sealed(fences.store, _document("A", sequence=3))
@@ -738,7 +740,7 @@ class DocumentContract:
 
     def test_an_older_retraction_is_stale(self, fences: FencesUnderTest) -> None:
         sealed(fences.store, _document("A", sequence=5))
-        assert verdict(fences.store, _retraction(sequence=4)) == Stale(5)
+        assert verdict(fences.store, _retraction(sequence=4)) == StaleVerdict(5)
 
     def test_a_change_of_metadata_alone_is_a_move_that_keeps_the_receipt(self, fences: FencesUnderTest) -> None:
         receipt = sealed(fences.store, _document("A"), result=b"jA")
@@ -776,7 +778,7 @@ def _bring_into(fences: FencesUnderTest, asked: Claim, state: str) -> None:
         case "quarantined":
             fences.clock.advance(asked.lease_ms)
             refused = verdict(fences.store, asked._replace(token=b"quarantined by me"[:TOKEN_BYTES], max_attempts=1))
-            assert isinstance(refused, InFlight)
+            assert isinstance(refused, InFlightVerdict)
             assert refused.quarantined
         case "sealed" | "failed":
             assert isinstance(fences.store.seal([seal(asked, answer, failed=state == "failed")])[0], Sealed)

@@ -25,16 +25,16 @@ from ragfence.core.decisions import (
     Claim,
     Fenced,
     Granted,
-    Held,
-    InFlight,
+    HeldRecords,
+    InFlightVerdict,
     Mode,
-    NotReady,
+    NotReadyVerdict,
     Replay,
     Sealed,
-    Stale,
+    StaleVerdict,
 )
 from ragfence.core.hashing import SHARDS
-from ragfence.core.operations import Fence
+from ragfence.core.operations import FenceNumber
 from ragfence.core.records import MAX_EPOCH, TOKEN_BYTES, Head, KeyRecord, SourceLease, SourceRecord, State, park
 from ragfence.errors import FormatTooNew, StoreClosed, StoreUnsafe
 from ragfence.stores.fences import FenceStore, Loaded, LoadedReceipt, LoadedSource, Lookup, Marker, RowEntry
@@ -61,7 +61,7 @@ from ragfence.testing.contracts.fence_calls import (
     verdict,
 )
 
-FROM_THE_LOG = KeyRecord(State.SEALED, b"f" * 16, NOBODY, Fence(1, 9), 1, 0, 0, effect_id="ef_log", result=b"j1")
+FROM_THE_LOG = KeyRecord(State.SEALED, b"f" * 16, NOBODY, FenceNumber(1, 9), 1, 0, 0, effect_id="ef_log", result=b"j1")
 
 
 AFTER_CLOSING: dict[str, Callable[[FenceStore, Claim, list[RowEntry]], object]] = {
@@ -118,13 +118,13 @@ class EpochContract:
         rows = rows_of(fences.store)
         _make_unready(fences, why)
         store = fences.store
-        assert store.claim([asked, claim(mode, "B", by="two")]) == [NotReady(), NotReady()]
-        assert verdict(store, claim(mode, by="two")) == NotReady()
-        assert store.seal([seal(asked, first)]) == [NotReady()]
+        assert store.claim([asked, claim(mode, "B", by="two")]) == [NotReadyVerdict(), NotReadyVerdict()]
+        assert verdict(store, claim(mode, by="two")) == NotReadyVerdict()
+        assert store.seal([seal(asked, first)]) == [NotReadyVerdict()]
         assert store.renew([lease(asked, first)]) == [False]
         assert store.release([lease(asked, first)]) == [False]
         assert store.pardon([lease(asked, first)]) == [False]
-        assert read(store, asked) == Held()
+        assert read(store, asked) == HeldRecords()
         assert list(store.heads(SHARD)) == []
         assert rows_of(store) == rows
 
@@ -199,14 +199,14 @@ class EpochContract:
 
     def test_a_document_that_was_hydrated_answers_with_the_receipt_of_the_log(self, fences: FencesUnderTest) -> None:
         head, parked = claim(Mode.DOCUMENT, "B", content="f"), claim(Mode.DOCUMENT, "A", content="f")
-        record = KeyRecord(State.SEALED, head.fingerprint, NOBODY, Fence(1, 9), 1, 0, 0, effect_id="ef_log")
+        record = KeyRecord(State.SEALED, head.fingerprint, NOBODY, FenceNumber(1, 9), 1, 0, 0, effect_id="ef_log")
         items: list[Loaded] = [_loaded_source(head, record, sequence=4), LoadedReceipt(parked.key, record)]
         assert fences.store.begin_epoch(2)
         assert fences.store.load(2, items)
-        assert verdict(fences.store, head) == NotReady()
+        assert verdict(fences.store, head) == NotReadyVerdict()
         assert fences.store.finish_epoch(2)
         assert verdict(fences.store, head) == Replay(record)
-        assert verdict(fences.store, claim(Mode.DOCUMENT, "C", sequence=3)) == Stale(4)
+        assert verdict(fences.store, claim(Mode.DOCUMENT, "C", sequence=3)) == StaleVerdict(4)
         assert granted(fences.store, parked).prior == record
 
     @ALL_MODES
@@ -235,7 +235,7 @@ class EpochContract:
         start_epoch(fences.store, 2)
         assert verdict(fences.store, claim(Mode.KEYED, "A", by="two")) == Replay(receipt)
         answer = verdict(fences.store, claim(Mode.KEYED, "B", by="two"))
-        assert answer == InFlight(pending.record.when_ms, pending.record)
+        assert answer == InFlightVerdict(pending.record.when_ms, pending.record)
         fences.clock.advance(LEASE_MS)
         assert granted(fences.store, claim(Mode.KEYED, "B", by="two")).record.attempt == 2
 
@@ -245,7 +245,7 @@ class EpochContract:
         receipt = sealed(fences.store, claim(Mode.SEQUENCED, "A", sequence=5))
         granted(fences.store, claim(Mode.SEQUENCED, "B", by="one", sequence=6))
         start_epoch(fences.store, 2)
-        assert read(fences.store, claim(Mode.SEQUENCED, "A")) == Held(receipt, None)
+        assert read(fences.store, claim(Mode.SEQUENCED, "A")) == HeldRecords(receipt, None)
         move = granted(fences.store, claim(Mode.SEQUENCED, "A", by="two", sequence=5))
         assert (move.prior, move.head, move.takeover) == (receipt, None, False)
 
@@ -256,7 +256,7 @@ class EpochContract:
         start_epoch(fences.store, 2)
         assert list(fences.store.heads(SHARD)) == []
         for revision in ("A", "B", "C"):
-            assert read(fences.store, claim(Mode.DOCUMENT, revision)) == Held()
+            assert read(fences.store, claim(Mode.DOCUMENT, revision)) == HeldRecords()
         move = granted(fences.store, claim(Mode.DOCUMENT, "A", by="two"))
         assert (move.prior, move.head, move.takeover, move.record.attempt) == (None, None, False, 1)
 
@@ -264,11 +264,11 @@ class EpochContract:
     def test_tenants_do_not_see_each_other(self, fences: FencesUnderTest, mode: Mode) -> None:
         other = fences.reopen("other")
         assert other.tenant == "other"
-        assert verdict(other, claim(mode, by="two")) == NotReady()
+        assert verdict(other, claim(mode, by="two")) == NotReadyVerdict()
         start_epoch(other, 3)
         sealed(fences.store, claim(mode, by="one"))
-        assert read(other, claim(mode)) == Held()
-        assert granted(other, claim(mode, by="two")).record.fence == Fence(3, 1)
+        assert read(other, claim(mode)) == HeldRecords()
+        assert granted(other, claim(mode, by="two")).record.fence == FenceNumber(3, 1)
         assert len(rows_of(other)) == 1
         assert len(rows_of(fences.store)) == 2
 
@@ -281,11 +281,11 @@ class SoloContract:
         store = fences.reopen("solo", solo=True)
         assert store.markers() == [None] * SHARDS
         first = granted(store, claim(mode, by="one"))
-        assert first.record.fence == Fence(fences.clock() * 1000, 1)
+        assert first.record.fence == FenceNumber(fences.clock() * 1000, 1)
         assert store.markers()[SHARD] == Marker(first.record.fence.epoch, ready=True, usable=True)
         fences.clock.advance(1)
         again = granted(fences.reopen("solo", solo=True), claim(mode, "A", by="two", source="other"))
-        assert again.record.fence == Fence(first.record.fence.epoch, 2)
+        assert again.record.fence == FenceNumber(first.record.fence.epoch, 2)
 
     @ALL_MODES
     def test_a_solo_store_starts_a_new_epoch_with_every_run(self, fences: FencesUnderTest, mode: Mode) -> None:
@@ -364,7 +364,12 @@ class BatchContract:
         ]
         one_by_one = [verdict(twin, each) for each in batch]
         assert fences.store.claim(batch) == one_by_one
-        assert {type(answer).__name__ for answer in one_by_one} == {"Granted", "InFlight", "Conflict", "Replay"}
+        assert {type(answer).__name__ for answer in one_by_one} == {
+            "Granted",
+            "InFlightVerdict",
+            "ConflictVerdict",
+            "Replay",
+        }
         assert sorted(rows_of(fences.store), key=_row_id) == sorted(rows_of(twin), key=_row_id)
 
     @ALL_MODES
@@ -386,8 +391,8 @@ class BatchContract:
             sealed(fences.store, claim(mode, name, by=name, source=name))
         fences.restart()
         again = [claim(mode, name, by=f"{name} again", source=name) for name in names]
-        assert fences.store.claim(again) == [NotReady()] * 3
-        assert fences.store.claim(again[:1]) == [NotReady()]
+        assert fences.store.claim(again) == [NotReadyVerdict()] * 3
+        assert fences.store.claim(again[:1]) == [NotReadyVerdict()]
 
     def test_the_same_document_twice_in_a_batch_is_answered_in_order(self, fences: FencesUnderTest) -> None:
         receipt = sealed(fences.store, claim(Mode.DOCUMENT, "A"))
@@ -399,13 +404,13 @@ class BatchContract:
         first, second, third = fences.store.claim(batch)
         assert first == Replay(receipt)
         assert isinstance(second, Granted)
-        assert third == InFlight(second.record.when_ms, second.record)
+        assert third == InFlightVerdict(second.record.when_ms, second.record)
 
     @ALL_MODES
     def test_the_same_key_twice_in_a_batch_is_granted_once(self, fences: FencesUnderTest, mode: Mode) -> None:
         first, second = fences.store.claim([claim(mode, by="1"), claim(mode, by="2")])
         assert isinstance(first, Granted)
-        assert second == InFlight(first.record.when_ms, first.record)
+        assert second == InFlightVerdict(first.record.when_ms, first.record)
 
     @ALL_MODES
     def test_answers_stand_in_the_order_of_the_calls_whatever_the_shards(
@@ -661,7 +666,7 @@ class ExpiryContract:
         asked = claim(Mode.SEQUENCED, "A", sequence=5, pending_ttl_ms=HOUR_MS, source_ttl_ms=DAY_MS)
         sealed(fences.store, asked, ttl_ms=HOUR_MS, source_ttl_ms=DAY_MS)
         fences.clock.advance(DAY_MS - HOUR_MS)
-        assert verdict(fences.store, claim(Mode.SEQUENCED, "B", by="two", sequence=4)) == Stale(5)
+        assert verdict(fences.store, claim(Mode.SEQUENCED, "B", by="two", sequence=4)) == StaleVerdict(5)
         fences.clock.advance(HOUR_MS)
         assert list(fences.store.heads(SHARD)) == []
         assert isinstance(verdict(fences.store, claim(Mode.SEQUENCED, "B", by="two", sequence=4)), Granted)
@@ -1001,7 +1006,7 @@ class FormatContract:
         newer, fine = claim(mode, "A", source="newer"), claim(mode, "A", source="fine", by="one")
         _plant_newer(fences, newer, "record" if mode is Mode.KEYED else "source")
         _refuses(lambda: fences.store.claim([fine, newer]))
-        assert read(fences.store, fine) == Held()
+        assert read(fences.store, fine) == HeldRecords()
         assert rows_of(fences.store) == []
 
 
@@ -1097,14 +1102,14 @@ def _furnish(store: FenceStore) -> None:
                     verdict(store, asked)
 
 
-def _pending(held: Held) -> KeyRecord:
+def _pending(held: HeldRecords) -> KeyRecord:
     found = held.source.lease.record if held.source and held.source.lease else held.record
     assert found is not None
     return found
 
 
 def _plant_newer(fences: FencesUnderTest, asked: Claim, where: str) -> None:
-    record = KeyRecord(State.SEALED, asked.fingerprint, asked.token, Fence(1, 1), 1, 0, 0)
+    record = KeyRecord(State.SEALED, asked.fingerprint, asked.token, FenceNumber(1, 1), 1, 0, 0)
     newer = b"\x09" + record.encode()[1:]
     match where:
         case "record" | "record of a sequence":

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import ragfence
 from ragfence.core.receipts import Decision
 from ragfence.indexes.backends.registry import BESIDE_ON_S3
-from ragfence.indexes.build_log import SEALED, Seal
+from ragfence.indexes.build_log import SEALED, BuildSeal
 from tests.chaos.crew import Worker
 from tests.chaos.sites import Site
 from tests.chaos.work import lines
@@ -40,7 +40,7 @@ class Verdict:
     flags: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     searches: int = 0
-    sealed: dict[str, Seal] = field(default_factory=dict)
+    sealed: dict[str, BuildSeal] = field(default_factory=dict)
     """by INDEX_HASH, as the logs have them now"""
     problems: list[str] = field(default_factory=list)
 
@@ -178,7 +178,9 @@ def _equal(answers: Sequence[dict[str, Any]], found: Verdict) -> None:
         found.problems.append(f"{first['hash']} was new to several")
 
 
-def _is_its_snapshot(fence: ragfence.Fence, seal: Seal, whole: bool, purged: Sequence[str], found: Verdict) -> None:
+def _is_its_snapshot(
+    fence: ragfence.Fence, seal: BuildSeal, whole: bool, purged: Sequence[str], found: Verdict
+) -> None:
     """What the backend has of a sealed build is what was to be in it: the stored snapshot, not what is live now."""
     snapshot = fence.indexes._corpora.get(seal.corpus_digest)
     if snapshot is None:
