@@ -66,7 +66,7 @@ bench: $(READY) $(PEERS)/powertools/.ready $(PEERS)/documents/.ready $(PEERS)/ap
 	$(BIN)/python -m tests.bench $(if $(PART),--part $(PART))
 
 notebooks: $(READY)  ## run anew, on a sample made anew, and stored with what they show
-	$(BIN)/python -m tests.notebooks.executing
+	$(BIN)/python -m tests.notebooks.execution
 
 screenshots: $(READY)  ## the pictures of Dagster's UI in docs/images, taken anew; needs Chromium
 	RAGFENCE_SCREENSHOTS=docs/images $(BIN)/python -m pytest tests/pipelines/test_ui.py

@@ -87,30 +87,30 @@ STORIES = ("tests/machine/test_scenarios.py",)
 DICE = ("tests/machine/test_machine.py", "-k", "memory")
 MODES = ("tests/privacy/test_file_modes.py",)
 WORDS = ("tests/cli/test_words.py",)
-BOUNDED = ("tests/unit/test_settings.py",)
-FAILURES = ("tests/unit/test_failures.py",)
+BOUNDED = ("tests/core/test_settings.py",)
+FAILURES = ("tests/engine/test_failures.py",)
 SECRETS = ("tests/documents/test_content_secret.py",)
 KEYED = ("tests/privacy/test_keyed.py", "-k", "who_guesses and False-embedded")
 BURIED = ("tests/privacy/test_purged.py", "-k", "embedded")
-SCOPED = ("tests/api/test_scopes.py",)
-KEY_LOG = ("tests/api/test_key_log.py",)
-THROTTLED = ("tests/api/test_throttle.py",)
-KEYS_OF_THE_API = ("tests/api/test_apikeys.py",)
-HEARTBEAT = ("tests/unit/test_leases.py",)
-S3_FAULTS = ("tests/unit/test_objects_s3.py",)
-FOLDER = ("tests/contract/test_objects.py", "tests/unit/test_objects_local.py", "-k", "ocal")
-AS_RUN = ("tests/unit/test_redis_as_run.py", "-k", "failover or replicas")
-EXPIRING = ("tests/unit/test_expiry.py", "tests/unit/test_expiry_races.py")
-REDIS_TIME = ("tests/unit/test_redis_time.py",)
+SCOPED = ("tests/server/test_scopes.py",)
+KEY_LOG = ("tests/server/test_key_log.py",)
+THROTTLED = ("tests/server/test_throttle.py",)
+KEYS_OF_THE_API = ("tests/server/test_apikeys.py",)
+HEARTBEAT = ("tests/engine/test_leases.py",)
+S3_FAULTS = ("tests/stores/test_s3.py",)
+FOLDER = ("tests/contract/test_objects.py", "tests/stores/test_local.py", "-k", "ocal")
+AS_RUN = ("tests/stores/test_redis_as_run.py", "-k", "failover or replicas")
+EXPIRING = ("tests/engine/test_expiry.py", "tests/engine/test_expiry_races.py")
+REDIS_TIME = ("tests/stores/test_redis_time.py",)
 HEADS = ("tests/documents/attack/test_heads.py", "-k", "not valkey")
 HEADS_ON_REDIS = ("tests/documents/attack/test_heads.py", "-k", "valkey")
 KNOWN_ON_REDIS = ("tests/documents/test_known_on_redis.py",)
-OVER_HTTP = ("tests/api/test_http.py",)
-FAIRNESS = ("tests/api/test_fairness.py",)
-NOTES = ("tests/unit/test_notes.py",)
-OUTAGES = ("tests/unit/test_outages.py", "tests/documents/test_outages.py", "-k", "not valkey")
+OVER_HTTP = ("tests/server/test_http.py",)
+FAIRNESS = ("tests/server/test_fairness.py",)
+NOTES = ("tests/engine/test_notes.py",)
+OUTAGES = ("tests/engine/test_outages.py", "tests/documents/test_outages.py", "-k", "not valkey")
 SHARED_VECTORS = ("tests/indexes/test_sink_vectors.py", "-k", "memory")
-IN_PARTS = ("tests/unit/test_fences_redis.py", "-k", "batch")
+IN_PARTS = ("tests/stores/test_redis_store.py", "-k", "batch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,49 +193,49 @@ MUTANTS = [
         "ragfence/server/connections.py",
         "        while not self._places.take(address):\n",
         '        while not self._places.take(""):\n',
-        ("tests/api/test_shedding.py", "-k", "connections"),
+        ("tests/server/test_load_shedding.py", "-k", "connections"),
     ),
     Mutant(
         "the connection that has just become idle makes room",
         "ragfence/server/connections.py",
         "            self._evict(next(iter(idle)))\n",
         "            self._evict(next(reversed(idle)))\n",
-        ("tests/api/test_shedding.py", "-k", "idle"),
+        ("tests/server/test_load_shedding.py", "-k", "idle"),
     ),
     Mutant(
         "a connection in use is idle",
         "ragfence/server/connections.py",
         "            self._addresses.begin(self)\n",
         "",
-        ("tests/api/test_shedding.py", "-k", "in_use"),
+        ("tests/server/test_load_shedding.py", "-k", "in_use"),
     ),
     Mutant(
         "bytes of unfinished heads are not counted",
         "ragfence/server/connections.py",
         "        return self._head_bytes + self.transport.get_write_buffer_size()\n",
         "        return self.transport.get_write_buffer_size()\n",
-        ("tests/api/test_shedding.py", "-k", "unfinished_heads"),
+        ("tests/server/test_load_shedding.py", "-k", "unfinished_heads"),
     ),
     Mutant(
         "bytes of unread answers are not counted",
         "ragfence/server/connections.py",
         "        return self._head_bytes + self.transport.get_write_buffer_size()\n",
         "        return self._head_bytes\n",
-        ("tests/api/test_shedding.py", "-k", "does_not_read_are"),
+        ("tests/server/test_load_shedding.py", "-k", "does_not_read_are"),
     ),
     Mutant(
         "the bytes of a batch do not count",
         "ragfence/server/ndjson_batch.py",
         "        unfinished.take(len(piece))\n",
         "",
-        ("tests/api/test_fairness.py", "-k", "unfinished"),
+        ("tests/server/test_fairness.py", "-k", "unfinished"),
     ),
     Mutant(
         "the bytes of a batch count for ever",
         "ragfence/server/ndjson_batch.py",
         "Spool(closed=unfinished.end)",
         "Spool()",
-        ("tests/api/test_fairness.py", "-k", "unfinished"),
+        ("tests/server/test_fairness.py", "-k", "unfinished"),
     ),
     Mutant(
         "without API keys, a website may send requests",
@@ -270,7 +270,7 @@ MUTANTS = [
         "ragfence/_extras.py",
         'if package in ("", "ragfence"):',
         'if package == "":',
-        ("tests/unit/test_extras.py", "-k", "fault_inside"),
+        ("tests/package/test_extras.py", "-k", "fault_inside"),
     ),
     Mutant(
         "a path that is not UTF-8 is read leniently",
@@ -284,21 +284,21 @@ MUTANTS = [
         "ragfence/core/secret_patterns.py",
         "    plain = text if text.isascii() else _ODD",
         "    plain = text if text else _ODD",
-        ("tests/unit/test_redaction.py", "-k", "without_a_width"),
+        ("tests/core/test_redaction.py", "-k", "without_a_width"),
     ),
     Mutant(
         "a date and a counter are a phone number",
         "ragfence/core/secret_patterns.py",
         "(?!{_A_DATE})",
         "",
-        ("tests/unit/test_redaction.py", "-k", "201511180001"),
+        ("tests/core/test_redaction.py", "-k", "201511180001"),
     ),
     Mutant(
         "an international number without a plus stays",
         "ragfence/core/secret_patterns.py",
         '    rf"{WITHOUT_PLUS}"',
         '    r"(?!)"',
-        ("tests/unit/test_redaction.py", "-k", "447946095800"),
+        ("tests/core/test_redaction.py", "-k", "447946095800"),
     ),
     Mutant(
         "a query that is not UTF-8 is read leniently",
@@ -333,14 +333,14 @@ MUTANTS = [
         "ragfence/indexes/build.py",
         "            api_key=acting_key.get(),\n",
         "",
-        ("tests/api/test_key_log.py", "-k", "rows_of_a_build"),
+        ("tests/server/test_key_log.py", "-k", "rows_of_a_build"),
     ),
     Mutant(
         "a folder of objects that is gone is ready",
         "ragfence/server/routes/health.py",
         "                self._objects.check_folder()\n",
         "                pass\n",
-        ("tests/unit/test_outage_recovery.py", "-k", "folder_of_objects"),
+        ("tests/engine/test_outage_recovery.py", "-k", "folder_of_objects"),
     ),
     Mutant(
         "metrics are open through a proxy on the same machine",
@@ -375,42 +375,42 @@ MUTANTS = [
         LINK,
         '(b"".join(packed),), check_health=False)',
         '(b"".join(packed),))',
-        ("tests/unit/test_redis_replies.py", "-k", "health_check"),
+        ("tests/stores/test_redis_replies.py", "-k", "health_check"),
     ),
     Mutant(
         "closing takes connections away from whoever reads from them",
         LINK,
         "        self._pool.disconnect(inuse_connections=False)\n",
         "        self._pool.disconnect()\n",
-        ("tests/unit/test_closing.py", "-k", "awaited"),
+        ("tests/stores/test_closing.py", "-k", "awaited"),
     ),
     Mutant(
         "a connection that is given back to a closed store stays open",
         LINK,
         "            if self.closed:\n                self.tidy()\n\n    def drop",
         "\n    def drop",
-        ("tests/unit/test_closing.py", "-k", "awaited"),
+        ("tests/stores/test_closing.py", "-k", "awaited"),
     ),
     Mutant(
         "a closed fence performs effects without a fence",
         "ragfence/engine/once.py",
         "isinstance(away, StoreClosed):\n                    raise\n                if committed := self",
         "False:\n                    raise\n                if committed := self",
-        ("tests/unit/test_closing.py", "-k", "performs_nothing"),
+        ("tests/stores/test_closing.py", "-k", "performs_nothing"),
     ),
     Mutant(
         "a reply of another shape is an answer",
         LINK,
         "    refuse_others(shapes, replies)\n",
         "",
-        ("tests/unit/test_redis_replies.py", "-k", "asked_for_again"),
+        ("tests/stores/test_redis_replies.py", "-k", "asked_for_again"),
     ),
     Mutant(
         "a connection on which something is left to read is used again",
         LINK,
         "            return not self.connection.can_read()\n",
         "            return True\n",
-        ("tests/unit/test_redis_replies.py", "-k", "comes_twice"),
+        ("tests/stores/test_redis_replies.py", "-k", "comes_twice"),
     ),
     Mutant(
         "a document that is loaded twice counts twice",
@@ -515,14 +515,14 @@ MUTANTS = [
         SECRET_PATTERNS,
         r'_PHONE_START = r"(?<![\w+/-])(?<!\d[.,:])"',
         '_PHONE_START = ""',
-        ("tests/unit/test_redaction.py", "-k", "not_phone_numbers"),
+        ("tests/core/test_redaction.py", "-k", "not_phone_numbers"),
     ),
     Mutant(
         "a plain date in a key warns",
         "ragfence/core/key_strategies.py",
         "    if isinstance(value, date) and not isinstance(value, datetime):\n        return False",
         "    if isinstance(value, date):\n        return True",
-        ("tests/unit/test_strategies.py", "-k", "steady"),
+        ("tests/core/test_key_strategies.py", "-k", "steady"),
     ),
     Mutant("api: any scope will do", SCOPES, "    if held & needed:\n", "    if held:\n", SCOPED),
     Mutant(
@@ -656,7 +656,7 @@ MUTANTS = [
         COMPOSED,
         "_tables().long_run.sub(_in_order, text)",
         "text",
-        ("tests/unit/test_composed.py",),
+        ("tests/core/test_normalization.py",),
     ),
     Mutant(
         "a slow body is waited for without end",
@@ -1384,7 +1384,7 @@ MUTANTS = [
         VERIFYING,
         "    if equal < contents.rows:\n",
         "    if equal < 0:\n",
-        ("tests/indexes/test_building.py", "-k", "every_vector"),
+        ("tests/indexes/test_build.py", "-k", "every_vector"),
     ),
     Mutant(
         "a store that answers is emptied before the log is known to be readable",
@@ -1426,14 +1426,14 @@ MUTANTS = [
         "ragfence/engine/once.py",
         "self._options.recover is not None and self._performer.announce_alone(request, token)",
         "False",
-        ("tests/unit/test_notes.py", "-k", "is_away or without_the_fence_store"),
+        ("tests/engine/test_notes.py", "-k", "is_away or without_the_fence_store"),
     ),
     Mutant(
         "an object store that is away means that nothing has happened",
         PERFORMING,
         "            return True  # away as well\n",
         "            return False\n",
-        ("tests/unit/test_notes.py", "-k", "is_away"),
+        ("tests/engine/test_notes.py", "-k", "is_away"),
     ),
     Mutant(
         "an attempt that was withdrawn settles its source",
@@ -1510,7 +1510,7 @@ MUTANTS = [
         SEARCHING,
         "            if now.physical == target.physical:\n",
         "            if True:\n",
-        ("tests/indexes/test_searching.py", "-k", "overtook"),
+        ("tests/indexes/test_search.py", "-k", "overtook"),
     ),
     Mutant(
         "vectors of earlier revisions are not looked for",
@@ -1811,7 +1811,7 @@ MUTANTS = [
         "ragfence/engine/lock.py",
         "keeper.start()",
         "keeper.run = lambda: None; keeper.start()",
-        ("tests/unit/test_store_lock.py",),
+        ("tests/engine/test_lock.py",),
     ),
 ]
 

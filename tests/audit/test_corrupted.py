@@ -11,7 +11,7 @@ import pytest
 
 import ragfence
 from ragfence import Operation
-from ragfence.audit import Report
+from ragfence.audit import AuditReport
 from ragfence.audit.audit import Audit
 from ragfence.audit.columns import table_of
 from ragfence.audit.ledger import DRAINED, Ledger, by_day
@@ -21,7 +21,7 @@ from ragfence.core.records import TOKEN_BYTES
 from ragfence.errors import Conflict, FencedOut
 from ragfence.testing.clock import VirtualClock
 from ragfence.testing.memory import MemoryFences, MemoryObjects
-from tests.unit.worlds import abandon, elsewhere
+from tests.engine.worlds import abandon, elsewhere
 
 Corruption = Callable[[list[Row]], list[Row]]
 OTHER = b"o" * TOKEN_BYTES
@@ -65,7 +65,7 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
     return rows
 
 
-def checked(rows: list[Row]) -> Report:
+def checked(rows: list[Row]) -> AuditReport:
     """As a ledger that holds just these."""
     objects = MemoryObjects()
     ledger = Ledger("default", objects)

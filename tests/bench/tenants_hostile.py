@@ -21,8 +21,8 @@ from typing import Any
 
 import uvloop
 
-from tests.api.hostile import huge_refused_body
 from tests.bench.tenants_http import head, opened, reply
+from tests.server.hostile import huge_refused_body
 
 SLOW_BODIES, BUILDS, REFUSED_BODIES = "slow bodies", "builds", "refused bodies"
 FORMS = (SLOW_BODIES, BUILDS, REFUSED_BODIES)

@@ -1,6 +1,6 @@
 """The attack on the ingestion API, at length: sequences with kills, a long load with kills, and Redis that is away.
 
-The servers, the clients and the verdict are those of `tests.api.killed`, which has the short form of the sequences.
+The servers, the clients and the verdict are those of `tests.server.killed`, which has the short form of the sequences.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-from tests.api.killed.judge import Verdict
-from tests.api.killed.places import LEASE_S, Place, cradle
-from tests.api.killed.running import run
-from tests.api.killed.sequences import Plan
-from tests.api.killed.storming import killed_often, redis_away, tell
 from tests.chaos.attacks import Stage
 from tests.chaos.evidence import Evidence
 from tests.chaos.scenario import Judged, Scenario
 from tests.chaos.sites import SQLITE, VALKEY_FOLDER, VALKEY_S3
+from tests.server.killed.judge import Verdict
+from tests.server.killed.places import LEASE_S, Place, cradle
+from tests.server.killed.running import run
+from tests.server.killed.sequences import Plan
+from tests.server.killed.storming import killed_often, redis_away, tell
 
 
 def planned() -> Iterator[Scenario]:

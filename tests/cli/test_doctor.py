@@ -22,9 +22,9 @@ from ragfence import Operation
 from ragfence.core.urls import holds_password
 from tests import servers
 from tests.cli.conftest import Site, perform, run
+from tests.engine.worlds import eventually
 from tests.faulty_http import Fault, FaultyProxy
-from tests.unit.test_objects_s3 import lying
-from tests.unit.worlds import eventually
+from tests.stores.test_s3 import lying
 
 WARNING = (
     "WARNING: the password in --store can be read by every user of this machine (ps); "

@@ -11,7 +11,7 @@ import pytest
 import ragfence
 from ragfence import Operation
 from tests.cli.conftest import Site, fail_until_quarantined, key_of, perform
-from tests.unit.worlds import abandon, eventually
+from tests.engine.worlds import abandon, eventually
 
 
 def whats(told: dict) -> list[str]:

@@ -13,7 +13,7 @@ from ragfence import Fence, Operation
 from ragfence.cli.options import engine_of
 from ragfence.cli.records import scanned
 from tests.cli.conftest import Site, fail_until_quarantined, key_of, perform
-from tests.unit.worlds import Wrapped, abandon, eventually
+from tests.engine.worlds import Wrapped, abandon, eventually
 
 
 def listed(site: Site, *filters: str) -> list[dict[str, Any]]:

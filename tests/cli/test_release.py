@@ -7,7 +7,7 @@ import pytest
 import ragfence
 from ragfence import Operation
 from tests.cli.conftest import Site, fail_until_quarantined, key_of, perform
-from tests.unit.worlds import abandon, record_of
+from tests.engine.worlds import abandon, record_of
 
 
 @pytest.mark.parametrize("form", ["key", "beginning"])

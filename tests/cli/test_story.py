@@ -26,8 +26,8 @@ from ragfence.core.operations import FenceNumber as FenceNumber
 from ragfence.core.receipts import default_effect_id
 from ragfence.core.records import FINGERPRINT_BYTES, TOKEN_BYTES
 from ragfence.errors import Conflict, FencedOut, InFlight, Quarantined, Stale, TerminalError
-from tests.unit.worlds import World, abandon, elsewhere
-from tests.unit.worlds import world as make_world
+from tests.engine.worlds import World, abandon, elsewhere
+from tests.engine.worlds import world as make_world
 
 KEY, OTHER = b"\x07" + b"k" * 32, b"\x07" + b"o" * 32
 A, B, C = b"a" * TOKEN_BYTES, b"b" * TOKEN_BYTES, b"c" * TOKEN_BYTES

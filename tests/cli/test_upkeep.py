@@ -10,7 +10,7 @@ import pytest
 
 import ragfence
 from ragfence.core.decision_rows import SEAL_POSITION, Row, RowKind
-from ragfence.core.operations import Fence as FenceNumber
+from ragfence.core.operations import FenceNumber
 from ragfence.core.records import FINGERPRINT_BYTES, TOKEN_BYTES
 from ragfence.stores.local import LocalObjects
 from ragfence.stores.sqlite import SqliteFences

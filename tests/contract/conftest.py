@@ -135,7 +135,7 @@ class RedisUnderTest:
         return handle
 
     def restart(self) -> None:
-        """The markers name another run. (With a real restart: tests/unit/test_fences_redis.py.)"""
+        """The markers name another run. (With a real restart: tests/stores/test_redis_store.py.)"""
         for tenant in {encoded(handle.tenant) for handle in self._handles}:
             for name in self._server.scan_iter(f"rf{{{tenant}:??}}m"):
                 state, epoch, _ = self._server.get(name).split(b":")

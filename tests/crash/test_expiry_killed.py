@@ -17,8 +17,8 @@ from ragfence.core.operations import SEQUENCE_MIN
 from ragfence.engine.commits import Commit
 from ragfence.errors import Stale
 from ragfence.stores.local import LocalObjects
-from tests.crash.purging import opened
-from tests.unit.ages import DAY_MS, assert_audited, perform, purge_all, ticket
+from tests.crash.purge_worker import opened
+from tests.engine.ages import DAY_MS, assert_audited, perform, purge_all, ticket
 
 ROOT = Path(__file__).resolve().parents[2]
 OVER_MS = 10 * DAY_MS
@@ -49,7 +49,7 @@ def left(folder: Path) -> list[str]:
 
 @contextmanager
 def purger(folder: Path, *strike: str) -> Iterator[subprocess.Popen[str]]:
-    argv = [sys.executable, "-m", "tests.crash.purging", str(folder), str(OVER_MS), *strike]
+    argv = [sys.executable, "-m", "tests.crash.purge_worker", str(folder), str(OVER_MS), *strike]
     process = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         yield process

@@ -16,7 +16,7 @@ from ragfence import Policy
 from ragfence.errors import InFlight, Stale
 from ragfence.stores.s3 import S3Objects
 from tests.contract.conftest import RedisUnderTest
-from tests.unit.ages import SOURCE_TTL_MS, TTL_MS, Meeting, assert_audited, perform, purge_all, ticket
+from tests.engine.ages import SOURCE_TTL_MS, TTL_MS, Meeting, assert_audited, perform, purge_all, ticket
 
 pytestmark = pytest.mark.xdist_group("seaweedfs")
 

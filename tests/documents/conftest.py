@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.documents.places import IN_PROCESS, PLACES, Place, place
-from tests.unit.worlds import WITH_OBJECTS, World
-from tests.unit.worlds import world as make_world
+from tests.engine.worlds import WITH_OBJECTS, World
+from tests.engine.worlds import world as make_world
 
 
 @pytest.fixture(params=WITH_OBJECTS)

@@ -22,9 +22,9 @@ from ragfence.stores.redis.codec import Names
 from ragfence.stores.redis.store import RedisFences
 from ragfence.testing.clock import VirtualClock
 from tests.documents.chunkers import Paragraphs
+from tests.engine.worlds import World
+from tests.engine.worlds import world as make_world
 from tests.servers import RedisServer
-from tests.unit.worlds import World
-from tests.unit.worlds import world as make_world
 
 PLACES = ("memory", "embedded", "valkey")
 IN_PROCESS = ("memory", "embedded")

@@ -24,7 +24,7 @@ from ragfence.errors import FormatCorrupt, NotReady, Stale
 from ragfence.testing import at_point
 from tests.documents.chunkers import Paragraphs
 from tests.documents.places import Place, place, rows_in, texts
-from tests.unit.worlds import Crash, Process, elsewhere
+from tests.engine.worlds import Crash, Process, elsewhere
 
 A = "first paragraph\n\nsecond paragraph\n\nthird paragraph"
 B = "first paragraph\n\nanother paragraph\n\nthird paragraph"

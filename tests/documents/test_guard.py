@@ -30,8 +30,8 @@ from ragfence.errors import (
 )
 from ragfence.testing import FaultyFences, FaultyObjects, at_point
 from tests.documents.chunkers import Failing, Paragraphs
-from tests.unit.worlds import World
-from tests.unit.worlds import world as make_world
+from tests.engine.worlds import World
+from tests.engine.worlds import world as make_world
 
 A = "first paragraph\n\nsecond paragraph\n\nthird paragraph"
 B = "first paragraph\n\nanother paragraph\n\nthird paragraph"

@@ -21,7 +21,7 @@ from ragfence.documents.sync.report import SyncReport
 from ragfence.errors import OriginConflict
 from ragfence.stores.objects import ObjectStore
 from ragfence.testing import MemoryObjects
-from tests.unit.worlds import World
+from tests.engine.worlds import World
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from ragfence.testing import at_point
 from ragfence.testing.memory_sinks import ListSink
 from tests.documents.chunkers import Paragraphs
 from tests.documents.places import Place, addresses, rows_in, texts
-from tests.unit.worlds import Crash, Process, elsewhere
+from tests.engine.worlds import Crash, Process, elsewhere
 
 SECRET = "hush"
 A = f"{SECRET} first\n\n{SECRET} second\n\n{SECRET} third"

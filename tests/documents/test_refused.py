@@ -12,7 +12,7 @@ from ragfence import Decision, Document
 from ragfence.documents.documents import Documents
 from ragfence.errors import Conflict, DocumentInvalid, Stale, ValidationError
 from tests.documents.chunkers import Failing
-from tests.unit.worlds import World
+from tests.engine.worlds import World
 
 FOREIGN: Any = type("Document", (), {"doc_id": "f", "text": "of another class"})()
 INVALID = [Document("", "no id"), Document("n", "a \0 in it"), FOREIGN]

@@ -31,8 +31,8 @@ from ragfence.testing.memory_sinks import ListSink, SqliteSink
 from tests.contract.conftest import RedisUnderTest
 from tests.documents.chunkers import Paragraphs
 from tests.documents.sinking import assert_right
-from tests.unit.worlds import Crash, PassingClock, Process, World, Wrapped
-from tests.unit.worlds import world as make_world
+from tests.engine.worlds import Crash, PassingClock, Process, World, Wrapped
+from tests.engine.worlds import world as make_world
 
 A = "first paragraph\n\nsecond paragraph\n\nthird paragraph"
 B = "another paragraph\n\nfirst paragraph\n\nthird paragraph"

@@ -26,8 +26,8 @@ from ragfence.testing import MemoryFences, at_point
 from ragfence.testing.memory_sinks import ListSink, SinkMethod
 from tests.documents.chunkers import Paragraphs
 from tests.documents.sinking import assert_right
-from tests.unit.worlds import Crash, Process, World
-from tests.unit.worlds import world as make_world
+from tests.engine.worlds import Crash, Process, World
+from tests.engine.worlds import world as make_world
 
 POINTS = (*DOCUMENT_POINTS, *SINK_POINTS)
 TEXTS = ("one\n\ntwo\n\nthree", "zero\n\none\n\nthree", "one\n\nthree\n\nfour", "")

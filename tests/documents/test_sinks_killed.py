@@ -22,7 +22,7 @@ from ragfence.engine import crash_points
 from ragfence.stores.local import LocalObjects
 from ragfence.testing.memory_sinks import SqliteSink
 from tests.documents.sinking import Step, assert_right, opened, send
-from tests.unit.worlds import eventually
+from tests.engine.worlds import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 A = "first paragraph\n\nsecond paragraph\n\nthird paragraph"

@@ -30,8 +30,8 @@ from ragfence.errors import (
     ValidationError,
 )
 from tests.documents.chunkers import Failing, Paragraphs
-from tests.unit.worlds import Crash, Process
-from tests.unit.worlds import world as make_world
+from tests.engine.worlds import Crash, Process
+from tests.engine.worlds import world as make_world
 
 LONG_AGO_NS = 1_600_000_000 * 10**9
 Open = Callable[..., Fence]

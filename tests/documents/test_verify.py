@@ -39,7 +39,7 @@ from ragfence.testing import at_point
 from ragfence.testing.memory_sinks import ListSink
 from tests.documents.chunkers import Paragraphs
 from tests.documents.places import TENANT, Place, place, texts
-from tests.unit.worlds import Crash, Process, elsewhere
+from tests.engine.worlds import Crash, Process, elsewhere
 
 A = "first paragraph\n\nsecond paragraph\n\nthird paragraph"
 B = "first paragraph\n\nanother paragraph\n\nthird paragraph"

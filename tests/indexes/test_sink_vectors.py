@@ -27,9 +27,9 @@ from ragfence.testing.memory_sinks import ListSink
 from tests.documents.chunkers import Paragraphs
 from tests.documents.places import Place
 from tests.documents.sinking import assert_right
+from tests.engine.worlds import Crash, Process
 from tests.indexes import sinking
 from tests.indexes.building import CountingEmbedder, ingested, live_snippets, rows_of, shown, spec_in, text_of
-from tests.unit.worlds import Crash, Process
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = [f"doc-{at}" for at in range(4)]

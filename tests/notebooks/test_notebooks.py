@@ -11,9 +11,9 @@ import nbformat
 import pytest
 
 import ragfence
-from tests.api.killed.places import environment
 from tests.notebooks.cells import NOTEBOOKS, VERDICT, code_cells, looking_at, problems
-from tests.notebooks.executing import executed, settings
+from tests.notebooks.execution import executed, settings
+from tests.server.killed.places import environment
 
 pytestmark = pytest.mark.xdist_group(__name__)
 WANTED = ["01_dedupe_decisions", "02_index_lineage", "03_contention_and_ttl", "04_cost_savings"]

@@ -16,7 +16,7 @@ from pipelines.corpus import MANUAL, PACKAGES, has_manual
 from pipelines.demo.state import FOLDER
 from pipelines.demo.story import MANY, choose_edited, excerpt
 from pipelines.settings import CORPUS
-from tests.pipelines import serving
+from tests.pipelines import web_server
 
 pytestmark = pytest.mark.xdist_group("demo")
 
@@ -152,7 +152,7 @@ def test_without_a_manual_it_tells_its_story_with_the_readmes_alone(tmp_path):
 
 @pytest.mark.slow
 def test_the_ui_starts_on_this_machine_alone_and_says_that_the_demo_has_not_run(tmp_path):
-    with serving.ui(tmp_path, tmp_path / "printed") as (_, answer):
+    with web_server.ui(tmp_path, tmp_path / "printed") as (_, answer):
         pass
     assert "build_and_swap" in answer
     said = (tmp_path / "printed").read_text()

@@ -18,7 +18,7 @@ import ragfence
 from pipelines.demo.state import FOLDER
 from pipelines.demo.story import choose_edited
 from pipelines.settings import ALIAS, CORPUS
-from tests.pipelines import chromium, serving
+from tests.pipelines import chromium, web_server
 
 pytestmark = pytest.mark.xdist_group("demo")
 
@@ -53,7 +53,7 @@ def shown(browser: str, ran: tuple[Path, str], tmp_path_factory: pytest.TempPath
     """The UI on a copy of what the demo left behind: one of these tests spoils it."""
     folder = tmp_path_factory.mktemp("ui") / "demo"
     shutil.copytree(ran[0], folder)
-    with serving.ui(folder, folder.parent / "printed") as (url, _), chromium.opened(browser) as page:
+    with web_server.ui(folder, folder.parent / "printed") as (url, _), chromium.opened(browser) as page:
         yield Shown(folder / FOLDER, url, page)
 
 

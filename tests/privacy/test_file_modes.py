@@ -18,7 +18,7 @@ from ragfence.stores.file_modes import make_empty_file
 from ragfence.stores.local import LocalObjects
 from ragfence.stores.sqlite import SqliteFences
 from ragfence.testing import MemoryFences, MemoryObjects
-from tests.unit.test_journal import Down
+from tests.engine.test_journal import Down
 
 TEAM = stat.S_ISGID | 0o770
 

@@ -29,8 +29,8 @@ from ragfence.engine.requests import fingerprint_of
 from ragfence.server.routes.documents import _compared
 from ragfence.wire.messages import Call
 from tests import servers
-from tests.api.serving import served
 from tests.indexes.building import CountingEmbedder, spec_in
+from tests.server.processes import served
 
 SECRET = "c0ffee" * 12
 TEXT = "Her salary is 71250 a year."

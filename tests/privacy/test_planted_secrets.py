@@ -23,7 +23,7 @@ from ragfence.core.canonical import canonical_json, parse_json
 from ragfence.core.redaction import REDACTED, CleanJson, Redaction
 from ragfence.errors import Conflict, EffectFailed, NotJson, TerminalError
 from tests import servers
-from tests.api.serving import served
+from tests.server.processes import served
 
 POLICY: dict[str, Any] = {
     "on_conflict": {"include_diff": True},

@@ -27,8 +27,8 @@ from ragfence.documents.claims import Recipes
 from ragfence.documents.identity import Identity
 from ragfence.documents.rewrite import REWRITING_POINTS
 from tests import servers
-from tests.api.serving import Served, served
 from tests.privacy.test_planted_secrets import _files, _server
+from tests.server.processes import Served, served
 
 TEXT = "Her salary is 71250 a year, and nobody may guess it."
 OTHER = "Her salary is 80000 a year, from May on."

@@ -17,7 +17,7 @@ from ragfence.stores.redis.store import RedisFences
 from ragfence.stores.sqlite import SqliteFences
 from ragfence.telemetry import Metrics
 from ragfence.testing import FaultyFences, VirtualClock
-from tests.unit.worlds import abandon, elsewhere
+from tests.engine.worlds import abandon, elsewhere
 
 GRAFANA = Path(__file__).resolve().parents[2] / "docs" / "grafana"
 DASHBOARD = json.loads((GRAFANA / "dashboard.json").read_text())

@@ -12,8 +12,8 @@ from ragfence.errors import Conflict, StoreUnavailable
 from ragfence.telemetry import Logs
 from ragfence.telemetry.logs import DuplicateRates, json_lines
 from ragfence.testing import FaultyFences, MemoryFences, MemoryObjects, VirtualClock
+from tests.engine.worlds import abandon, elsewhere
 from tests.telemetry.conftest import Lines
-from tests.unit.worlds import abandon, elsewhere
 
 EVERYTHING = {"logging": {"include_fields": sorted(ROW_FIELDS)}}
 SECRET = "4111 1111 1111 1111"

@@ -29,7 +29,7 @@ from ragfence.telemetry import Metrics, exposition
 from ragfence.telemetry.metrics import BoundedLabels, kind_of, route_of
 from ragfence.testing import FaultyFences, MemoryFences, MemoryObjects, VirtualClock
 from tests.documents.chunkers import Failing
-from tests.unit.worlds import abandon, elsewhere
+from tests.engine.worlds import abandon, elsewhere
 
 PATIENT = {"lease": {"max_attempts": 2, "seal_retry_s": 0}}
 

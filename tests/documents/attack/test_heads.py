@@ -19,8 +19,8 @@ from ragfence.testing.memory import FaultyObjects
 from tests.documents.attack.corpus import Paragraphs
 from tests.documents.attack.judge import read_log, snippets_written
 from tests.documents.attack.places import Crash, Place, in_folder, in_memory
+from tests.engine.worlds import eventually
 from tests.machine.lineages import RedisLineages
-from tests.unit.worlds import eventually
 
 A, B, C = "one\n\ntwo\n\nthree", "one\n\nchanged\n\nthree", "one\n\nchanged\n\nthree\n\nmore"
 
