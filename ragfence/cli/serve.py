@@ -15,7 +15,7 @@ from ragfence.cli.options import Json, Objects, PolicyFile, Store, Tenant
 from ragfence.core.settings import SERVE_HOST, SERVE_PORT
 
 if TYPE_CHECKING:
-    from ragfence.server.serve import ServerProcess
+    from ragfence.server.serve import ServerOptions
 
 
 def serve(
@@ -56,7 +56,7 @@ def serve(
 
     import_module("ragfence.server.app")  # a missing package is an error of this command, not of its workers
 
-    serving = api.ServerProcess(
+    serving = api.ServerOptions(
         host=host,
         port=port,
         workers=workers,
@@ -90,7 +90,7 @@ def serve(
         raise typer.Exit(code)
 
 
-def _print(url: str, serving: ServerProcess, *, insecure_dev: bool) -> None:
+def _print(url: str, serving: ServerOptions, *, insecure_dev: bool) -> None:
     output.say(f"listening on {url}, {serving.workers} worker{'s' * (serving.workers > 1)}; Ctrl-C stops")
     words = ["curl", *(["--cacert", serving.tls_cert] if serving.tls_cert else []), f"{url}/v1/documents"]
     words += [] if insecure_dev else ["-H", "Authorization: Bearer rf_..."]

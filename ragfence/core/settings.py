@@ -107,7 +107,7 @@ def load_secret(given: ContentSecret, tenant: str) -> bytes:
 def _read_yaml(file: Path) -> Mapping[str, Any]:
     import yaml
 
-    from ragfence.core.text_files import YamlOutOfBounds, parse_yaml
+    from ragfence.core.yaml_files import YamlOutOfBounds, parse_yaml
 
     try:
         text = read_text_file(file, MAX_POLICY_BYTES)

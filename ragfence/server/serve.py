@@ -45,7 +45,7 @@ _log = logging.getLogger("ragfence.server")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerProcess:
+class ServerOptions:
     """How to serve. `root_path` is the prefix under which a proxy shows the server, and which it takes off."""
 
     host: str = "127.0.0.1"
@@ -114,7 +114,7 @@ Told = Callable[[str, int], None]
 """is told the address, once requests are answered: the URL and the port"""
 
 
-def serve(app: App | str, serving: ServerProcess, *, ready: Told = lambda url, port: None) -> int:
+def serve(app: App | str, serving: ServerOptions, *, ready: Told = lambda url, port: None) -> int:
     """Serves until a signal comes, and returns the exit code. `app` may be `module:factory`, as workers need it."""
     check(serving)
     listening = _bound(serving)
@@ -136,7 +136,7 @@ def serve(app: App | str, serving: ServerProcess, *, ready: Told = lambda url, p
         return 0 if server.started else NOT_STARTED
 
 
-def check(serving: ServerProcess, *, insecure_dev: bool = False) -> None:
+def check(serving: ServerOptions, *, insecure_dev: bool = False) -> None:
     """Raises `ValidationError` for what cannot be served, or must not."""
     if insecure_dev and not is_loopback(serving.host):
         raise ValidationError(
@@ -150,7 +150,7 @@ def check(serving: ServerProcess, *, insecure_dev: bool = False) -> None:
             raise ValidationError(f"there is no file {file}", hint="a PEM file, with its whole chain")
 
 
-def _bound(serving: ServerProcess) -> socket.socket:
+def _bound(serving: ServerOptions) -> socket.socket:
     try:
         found = socket.getaddrinfo(serving.host, serving.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = found[0]
@@ -171,7 +171,7 @@ def _bound(serving: ServerProcess) -> socket.socket:
 
 
 class _Config(uvicorn.Config):
-    def __init__(self, app: App | str, serving: ServerProcess) -> None:
+    def __init__(self, app: App | str, serving: ServerOptions) -> None:
         super().__init__(
             app,
             factory=isinstance(app, str),

@@ -17,14 +17,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
-
+from ragfence._extras import needs_extra
 from ragfence.audit.statistics import count_expired
 from ragfence.core.decision_rows import decode_rows
 from ragfence.core.records import State
 from ragfence.stores.fences import FenceStore
 from ragfence.telemetry.instrumented_store import InstrumentedStore
+
+with needs_extra("audit", "Observing with metrics"):
+    from prometheus_client.core import GaugeMetricFamily
+    from prometheus_client.registry import Collector
 
 _QUARANTINED = State.QUARANTINED.name.lower()
 _ENTRIES = 200

@@ -150,7 +150,7 @@ def test_every_exception_is_still_needed() -> None:
         ("core/keys.py", "def lazily():\n    import boto3.session"),
         ("errors.py", "from ragfence.core.hashing import digest"),
         ("errors.py", "import pydantic_settings"),
-        ("stores/fences_new.py", "from ragfence.engine import points"),
+        ("stores/fences_new.py", "from ragfence.engine import crash_points"),
         ("stores/fences_new.py", "from ragfence.testing.clock import VirtualClock"),
         ("engine/runner.py", "from ragfence.audit import check"),
         ("engine/runner.py", "from ragfence._open import open"),
@@ -170,9 +170,9 @@ def test_a_forbidden_import_is_found(file: str, source: str) -> None:
         ("core/keys.py", "from .hashing import digest\nfrom ..errors import Stale\nfrom . import hashing"),
         ("core/keys.py", '"""See ragfence.stores for more."""\nx = ["ragfence/stores", "ragfence.yml"]'),
         ("stores/fences_new.py", "import redis\nfrom ragfence.core import hashing\nfiles('ragfence.stores')"),
-        ("engine/runner.py", "from ragfence.stores.fences import Lookup\nfrom ragfence.engine import points"),
+        ("engine/runner.py", "from ragfence.stores.fences import Lookup\nfrom ragfence.engine import crash_points"),
         ("fence.py", "from ragfence.audit.audit import Audit\nfrom ragfence import errors, open"),
-        ("testing/faults.py", "import pytest\nfrom ragfence.engine import points"),
+        ("testing/faults.py", "import pytest\nfrom ragfence.engine import crash_points"),
     ],
 )
 def test_an_import_that_points_down_is_fine(file: str, source: str) -> None:

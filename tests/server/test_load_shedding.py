@@ -21,7 +21,7 @@ from starlette.routing import Route
 from ragfence.server import serve as api
 from ragfence.server.connections import ConnectionLimits, H11Connection, HttpToolsConnection
 from ragfence.server.load_shedding import STOPPING, LoadShedding
-from ragfence.server.serve import ServerProcess
+from ragfence.server.serve import ServerOptions
 from tests.servers import wait_until
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -90,7 +90,7 @@ def site() -> Site:
 @contextmanager
 def served(app: Any, protocol: Any = None, **limits: Any) -> Iterator[int]:
     """On a free port, in a thread of its own."""
-    settings = replace(ServerProcess(port=0, grace_s=5), connections=ConnectionLimits(**limits))
+    settings = replace(ServerOptions(port=0, grace_s=5), connections=ConnectionLimits(**limits))
     config = api._Config(app, settings)
     config.http = protocol or config.http
     ready = threading.Event()

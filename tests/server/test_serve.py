@@ -29,7 +29,7 @@ import ragfence
 from ragfence.errors import UnknownStore, ValidationError
 from ragfence.server import IdempotencyMiddleware
 from ragfence.server.load_shedding import LoadShedding
-from ragfence.server.serve import AppSettings, ServerProcess, check
+from ragfence.server.serve import AppSettings, ServerOptions, check
 from tests.servers import certificates, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,9 +89,9 @@ class Process:
         self.folder = folder
         code = (
             "import json, sys\n"
-            "from ragfence.server import serving as api\n"
+            "from ragfence.server import serve as api\n"
             f"api.LAST_S = {serving.pop('last_s', 10)}\n"
-            f"settings = api.Serving(**{ {'port': 0, **serving}!r})\n"
+            f"settings = api.ServerOptions(**{ {'port': 0, **serving}!r})\n"
             "ready = lambda url, port: print(json.dumps([url, port]), flush=True)\n"
             f"sys.exit(api.serve('tests.server.test_serve:{factory}', settings, ready=ready))"
         )
@@ -291,19 +291,19 @@ def test_tls_and_a_prefix(tmp_path: Path) -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org", ""])
 def test_without_keys_nobody_but_this_machine_is_served(host: str) -> None:
     with pytest.raises(ValidationError) as refused:
-        check(ServerProcess(host=host), insecure_dev=True)
+        check(ServerOptions(host=host), insecure_dev=True)
     assert "--host 127.0.0.1" in refused.value.hint
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
 def test_without_keys_this_machine_is_served(host: str) -> None:
-    check(ServerProcess(host=host), insecure_dev=True)
+    check(ServerOptions(host=host), insecure_dev=True)
 
 
 def test_a_certificate_without_its_key_is_refused(tmp_path: Path) -> None:
     for wrong in ({"tls_cert": "a.pem"}, {"tls_key": "a.pem"}, {"tls_cert": "no.pem", "tls_key": "no.pem"}):
         with pytest.raises(ValidationError):
-            check(ServerProcess(**wrong))
+            check(ServerOptions(**wrong))
 
 
 def test_settings_reach_the_workers_through_the_environment() -> None:

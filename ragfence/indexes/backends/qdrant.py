@@ -25,13 +25,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from uuid import UUID
 
-from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
-
-from ragfence._extras import missing_package
+from ragfence._extras import needs_extra
 from ragfence.errors import BuildMissing, RagfenceError, StoreAuth, StoreUnavailable, Unsupported, ValidationError
 from ragfence.indexes.backends.backend import PAYLOAD, PREFIX, FoundRow, Metric, Pointer, Shape, row_schema
 from ragfence.indexes.backends.shapes import Between, Kinds, check_search, check_shape, only
 from ragfence.stores.file_modes import make_folders, opener
+
+with needs_extra("qdrant", "The index backend Qdrant"):
+    from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
 if TYPE_CHECKING:
     from ragfence.indexes.embedders.embedder import Vectors
