@@ -20,7 +20,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from uuid import UUID
@@ -71,8 +70,6 @@ class QdrantBackend:
     ) -> None:
         if (url is None) == (path is None):
             raise ValidationError("QdrantBackend takes either the url of a server or the path of a folder")
-        if find_spec("qdrant_client") is None:
-            raise missing_package("qdrant_client", "ragfence[qdrant]", "The index backend Qdrant")
         self._server, self._path = url, Path(path).absolute() if path is not None else None
         self._api_key, self._timeout_s = api_key, timeout_s
         self._opened: tuple[int, Any] | None = None
