@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.mutants import MUTANTS, ROOT, Mutant
+from tests.mutants import MUTANTS
+from tests.mutants.mutant import ROOT, Mutant
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)

@@ -1,0 +1,20 @@
+"""Deliberately broken variants of ragfence: the suite must catch every one.
+
+Each mutant changes one rule in a copy of the package and runs the tests that should notice. A mutant that survives is
+a rule that no test holds. The entries are in one module per package of ragfence: `core`, `stores`, `redis`, `engine`,
+`documents`, `indexes`, `server` and `surfaces`. `python -m tests.mutants [word ...]` runs those whose name contains one
+of the words.
+"""
+
+from tests.mutants import core, documents, engine, indexes, redis, server, stores, surfaces
+
+MUTANTS = [
+    *core.MUTANTS,
+    *stores.MUTANTS,
+    *redis.MUTANTS,
+    *engine.MUTANTS,
+    *documents.MUTANTS,
+    *indexes.MUTANTS,
+    *server.MUTANTS,
+    *surfaces.MUTANTS,
+]

@@ -1,0 +1,238 @@
+"""Mutants of engine/."""
+
+from tests.mutants.mutant import Mutant
+from tests.mutants.selections import CONTENT_SECRET, EXPIRY, FAILURES, HEADS, LEASES, NOTES, OUTAGES, SCENARIOS
+
+MUTANTS = [
+    Mutant(
+        "a closed fence performs effects without a fence",
+        "ragfence/engine/once.py",
+        "isinstance(away, StoreClosed):\n                    raise\n                if committed := self",
+        "False:\n                    raise\n                if committed := self",
+        ("tests/stores/test_closing.py", "-k", "performs_nothing"),
+    ),
+    Mutant(
+        "a healer that could not seal keeps its lease",
+        "ragfence/engine/runner.py",
+        "            self._unsealed(won, sealed, found.record(), RowKind.DUPLICATE, flags=HEALED)\n",
+        "            pass\n",
+        FAILURES,
+    ),
+    Mutant(
+        "expired commits are deleted without a claim",
+        "ragfence/engine/expiry.py",
+        "        if not isinstance(granted, Granted):\n            return 0\n",
+        "        if not isinstance(granted, Granted):\n            return self._drop(aged)\n",
+        EXPIRY,
+    ),
+    Mutant(
+        "no epoch check after the commit",
+        "ragfence/engine/batch_commit.py",
+        "superseded = self._epochs.newer_than(epoch)",
+        "superseded = False",
+        SCENARIOS,
+    ),
+    Mutant(
+        "own segment not looked for",
+        "ragfence/engine/batch_commit.py",
+        "return bool(self.segments) and self.move.claim.sequence is None",
+        "return False",
+        SCENARIOS,
+    ),
+    Mutant(
+        "an epoch completed since the question is not asked about",
+        "ragfence/engine/batch_commit.py",
+        "case Granted(record) if wanted[at].open_question and record.fence.epoch != asked:",
+        "case Granted(record) if False:",
+        SCENARIOS,
+    ),
+    Mutant(
+        "commit sent, but released as if not",
+        "ragfence/engine/batch_commit.py",
+        "code_of(failure), expire=sent,",
+        "code_of(failure), expire=False,",
+        SCENARIOS,
+    ),
+    Mutant(
+        "a note of an earlier attempt is not looked at",
+        "ragfence/engine/runner.py",
+        "return not first or won.lease.may_have_happened",
+        "return won.lease.may_have_happened",
+        NOTES,
+    ),
+    Mutant(
+        "the effect is entered before its note",
+        "ragfence/engine/runner.py",
+        "        first = self.backing.notes.put(won.request.operation, note)\n",
+        "        first = True\n",
+        NOTES,
+    ),
+    Mutant(
+        "a note of a key that the fence store knows is purged",
+        "ragfence/engine/expiry.py",
+        "zip(left, held, strict=True) if not _holds_key(note.key, found)]",
+        "zip(left, held, strict=True)]",
+        NOTES,
+    ),
+    Mutant(
+        "a note outlives the key's life",
+        "ragfence/engine/expiry.py",
+        "                self._commits.remove(aged.kept.entries, self._note_of(aged))\n",
+        "                self._commits.remove(aged.kept.entries)\n",
+        NOTES,
+    ),
+    Mutant(
+        "an outage uses up the attempts of documents",
+        "ragfence/engine/batch_commit.py",
+        "refund = not entered or is_outage(failure) or not isinstance(failure, Exception)",
+        "refund = False",
+        OUTAGES,
+    ),
+    Mutant(
+        "an effect that was not entered uses up an attempt",
+        "ragfence/engine/runner.py",
+        "refund = not won.entered or (won.repeatable and outage)",
+        "refund = won.repeatable and outage",
+        OUTAGES,
+    ),
+    Mutant(
+        "an outage refunds an effect that may have happened",
+        "ragfence/engine/runner.py",
+        "refund = not won.entered or (won.repeatable and outage)",
+        "refund = not won.entered or outage",
+        OUTAGES,
+    ),
+    Mutant(
+        "an outage uses up the attempts of a repeatable effect",
+        "ragfence/engine/runner.py",
+        "refund = not won.entered or (won.repeatable and outage)",
+        "refund = not won.entered",
+        ("tests/indexes/test_outages.py",),
+    ),
+    Mutant(
+        "heartbeat never renews",
+        "ragfence/engine/leases.py",
+        "kept = iter(store.renew(list(chain.from_iterable(refs))))",
+        "kept = iter([True for _ in chain.from_iterable(refs)])",
+        LEASES,
+    ),
+    Mutant(
+        "a commit of a dead owner is not looked for",
+        "ragfence/engine/commits.py",
+        "        if request.mode is Mode.KEYED:\n            found = self._commits.find(request.operation)",
+        "        if request.mode is Mode.KEYED:\n            found = None",
+        FAILURES,
+    ),
+    Mutant(
+        "snippets written after the rows",
+        "ragfence/engine/batch_commit.py",
+        "                self._neighbours.before_commit(name, rows)\n"
+        "                data = encoded()\n"
+        "            sent = True\n"
+        "            if not self._objects.put_new(name, data).won:\n",
+        "                data = encoded()\n"
+        "            sent = True\n"
+        "            put = self._objects.put_new(name, data)\n"
+        "            self._neighbours.before_commit(name, rows)\n"
+        "            if not put.won:\n",
+        HEADS,
+    ),
+    Mutant(
+        "effective sequence not stored",
+        "ragfence/engine/batch_commit.py",
+        "            seal.sequence if seal.sequence is not None else kept,\n",
+        "            seal.sequence,\n",
+        HEADS,
+    ),
+    Mutant(
+        "hydration takes the row listed last, not that with the highest fence",
+        "ragfence/engine/segment_log.py",
+        "heads[at] = max(known, (fence, head))",
+        "heads[at] = (fence, head)",
+        HEADS,
+    ),
+    Mutant(
+        "receipts of superseded revisions not hydrated",
+        "ragfence/engine/segment_log.py",
+        "receipts[key] = max(older, receipts.get(key, older))",
+        "pass",
+        HEADS,
+    ),
+    Mutant(
+        "content hash not pinned",
+        "ragfence/engine/content_hash.py",
+        "if fixed != wanted:",
+        "if False:",
+        HEADS,
+    ),
+    Mutant(
+        "any secret is taken for a keyed tenant",
+        "ragfence/engine/content_hash.py",
+        """if not hmac.compare_digest(mine, str(settings.get("secret_check", ""))):""",
+        "if False:",
+        CONTENT_SECRET,
+    ),
+    Mutant(
+        "a used tenant becomes keyed",
+        "ragfence/engine/content_hash.py",
+        "            self._refuse_used_tenant()\n",
+        "",
+        CONTENT_SECRET,
+    ),
+    Mutant(
+        "the secret is fixed with the first document only",
+        "ragfence/engine/content_hash.py",
+        "            self.settle()\n        return self._key",
+        "            self._derived()\n        return self._key",
+        CONTENT_SECRET,
+    ),
+    Mutant(
+        "a keyed tenant is opened without its key",
+        "ragfence/engine/content_hash.py",
+        """if known is not None and self._parsed(known)["content_hash"] == "hmac":""",
+        "if False:",
+        CONTENT_SECRET,
+    ),
+    Mutant(
+        "a store that answers is emptied before the log is known to be readable",
+        "ragfence/engine/hydration.py",
+        "                self._check_log(whole=current)\n",
+        "                self._check_log(whole=False)\n",
+        ("tests/documents/test_verify.py", "-k", "that_answers_is_refused"),
+    ),
+    Mutant(
+        "recover= is not asked while the fence store is away",
+        "ragfence/engine/once.py",
+        "self._options.recover is not None and self._performer.announce_alone(request, token)",
+        "False",
+        ("tests/engine/test_notes.py", "-k", "is_away or without_the_fence_store"),
+    ),
+    Mutant(
+        "an object store that is away means that nothing has happened",
+        "ragfence/engine/runner.py",
+        "            return True  # away as well\n",
+        "            return False\n",
+        ("tests/engine/test_notes.py", "-k", "is_away"),
+    ),
+    Mutant(
+        "a conflict of origin waits for its outcome for ever",
+        "ragfence/engine/batch_commit.py",
+        "refund=is_outage(error), withdraw=declined)",
+        "refund=declined or is_outage(error))",
+        ("tests/documents/test_origins.py", "-k", "nothing_pending"),
+    ),
+    Mutant(
+        "a source that conflicts again and again is quarantined",
+        "ragfence/engine/batch_commit.py",
+        "refund=is_outage(error), withdraw=declined)",
+        "refund=is_outage(error))",
+        ("tests/documents/test_origins.py", "-k", "memory"),
+    ),
+    Mutant(
+        "the lock of who removes rows is not renewed",
+        "ragfence/engine/lock.py",
+        "keeper.start()",
+        "keeper.run = lambda: None; keeper.start()",
+        ("tests/engine/test_lock.py",),
+    ),
+]

@@ -1,0 +1,133 @@
+"""Mutants of indexes/."""
+
+from tests.mutants.mutant import Mutant
+from tests.mutants.selections import FILE_MODES, SINK_VECTORS
+
+MUTANTS = [
+    Mutant(
+        "the tables of LanceDB are open to everybody",
+        "ragfence/indexes/backends/lance.py",
+        "            if not self._is_remote:\n                make_folders",
+        "            if False:\n                make_folders",
+        FILE_MODES,
+    ),
+    Mutant(
+        "the threads of a build forget for whom it is made",
+        "ragfence/indexes/build.py",
+        "            api_key=acting_key.get(),\n",
+        "",
+        ("tests/server/test_key_log.py", "-k", "rows_of_a_build"),
+    ),
+    Mutant(
+        "gc appends to the catalog for what nobody can open",
+        "ragfence/indexes/gc.py",
+        "if report.dry_run or not self._backend_of(target.backend).exists(target.physical):",
+        "if report.dry_run:",
+        ("tests/indexes/test_gc.py",),
+    ),
+    Mutant(
+        "an emptied folder on S3 counts as an index",
+        "ragfence/indexes/backends/lance.py",
+        "            names = mine.folders.holding(names)\n",
+        "",
+        ("tests/indexes/test_gc_s3.py",),
+    ),
+    Mutant(
+        "vectors that were read back are not compared",
+        "ragfence/indexes/verification.py",
+        "    if equal < contents.rows:\n",
+        "    if equal < 0:\n",
+        ("tests/indexes/test_build.py", "-k", "every_vector"),
+    ),
+    Mutant(
+        "an approximate index is swapped to whatever its recall",
+        "ragfence/indexes/gates.py",
+        '    if not (ok := _reaches(seen["recall"], limits.min_ann_recall)):',
+        "    if not (ok := _reaches(1.0, limits.min_ann_recall)):",
+        ("tests/indexes/test_approximate.py", "-k", "too_little"),
+    ),
+    Mutant(
+        "a row counts for its own vector when recall is measured",
+        "ragfence/indexes/verification.py",
+        "if each.snippet_id != own]",
+        "]",
+        ("tests/indexes/test_approximate.py", "-k", "share_of_what"),
+    ),
+    Mutant(
+        "an index at the limit is approximate",
+        "ragfence/indexes/spec.py",
+        "if rows > ann_above and suits",
+        "if rows >= ann_above and suits",
+        ("tests/indexes/test_approximate.py", "-k", "up_to_the_limit"),
+    ),
+    Mutant(
+        "an alias that moved during a search is not resolved again",
+        "ragfence/indexes/search.py",
+        "            if now.physical == target.physical:\n",
+        "            if True:\n",
+        ("tests/indexes/test_search.py", "-k", "overtook"),
+    ),
+    Mutant(
+        "vectors of earlier revisions are not looked for",
+        "ragfence/indexes/vectors.py",
+        "for address in earlier(left) if left else ():",
+        "for address in ():",
+        ("tests/indexes/test_vectors.py", "-k", "memory"),
+    ),
+    Mutant(
+        "a build forgets what it embedded when the log is rewritten",
+        "ragfence/indexes/vectors.py",
+        "dict(self._carried.of(missing))",
+        "{}",
+        ("tests/indexes/test_vectors.py", "-k", "memory"),
+    ),
+    Mutant(
+        "parts of vectors do not move with their segment",
+        "ragfence/indexes/vectors.py",
+        "for name in (held.whole_name(address), *held.some_names(address)):",
+        "for name in (held.whole_name(address),):",
+        ("tests/indexes/test_vectors.py", "-k", "memory"),
+    ),
+    Mutant(
+        "a sink keeps its vectors to itself",
+        "ragfence/indexes/vectors.py",
+        "            with contextlib.suppress(SnapshotGone):\n                self._put(address, name, made)\n",
+        "            pass\n",
+        SINK_VECTORS,
+    ),
+    Mutant(
+        "a page of a sink is taken for all vectors of its segment",
+        "ragfence/indexes/sink_vectors.py",
+        "whole = len(ordered) == len(new.snippet_ids)",
+        "whole = True",
+        SINK_VECTORS,
+    ),
+    Mutant(
+        "an edit for a sink does not look at earlier revisions",
+        "ragfence/indexes/sink_vectors.py",
+        "        yield from self._log.history(starts, known)\n",
+        "",
+        SINK_VECTORS,
+    ),
+    Mutant(
+        "vectors for a sink outlive a segment that became void",
+        "ragfence/indexes/vectors.py",
+        "        self._refuse_void(address, name)\n",
+        "",
+        SINK_VECTORS,
+    ),
+    Mutant(
+        "two processes remove rows from one index at once",
+        "ragfence/indexes/backends/lance.py",
+        'with self._mine.removing, lance_aliases.locked(self._lock_file("remove")):',
+        "with self._mine.removing:",
+        ("tests/indexes/test_backend_lance.py", "-k", "same_moment"),
+    ),
+    Mutant(
+        "files of a rewrite that was cut off stay",
+        "ragfence/indexes/backends/lance.py",
+        ", delete_unverified=True)",
+        ")",
+        ("tests/indexes/test_backend_lance.py", "-k", "rewrite_that_was_cut_off"),
+    ),
+]
