@@ -51,12 +51,16 @@ Names: TypeAlias = Annotated[tuple[str, ...], Field(strict=False)]
 
 
 class TtlRules(_Section):
-    """How long a sealed record answers, from its seal on; `pending_days` counts from the last attempt."""
+    """How long a sealed record answers, counted from its seal. `pending_days` is counted from the last attempt."""
 
     webhook_days: float = Field(default=14, gt=0, le=3650)
+    """lifetime of operations of class `webhook`"""
     api_hours: float = Field(default=48, gt=0, le=87600)
+    """lifetime of operations of class `api`"""
     batch_days: float = Field(default=3, gt=0, le=3650)
+    """lifetime of operations of class `batch`"""
     pending_days: float = Field(default=7, gt=0, le=3650)
+    """how long a record without an outcome is remembered, with its attempts and its last error"""
 
     def hours(self, retention: RetentionClass) -> float:
         if retention == "api":
@@ -65,12 +69,17 @@ class TtlRules(_Section):
 
 
 class StoreRules(_Section):
+    """Which fence store is required, and how long it answers."""
+
     fence: Literal["sqlite", "redis"] | None = None
-    """what the fence must be opened on; None takes any"""
+    """the kind of fence store that is required; without it, any kind is accepted"""
     ttl: TtlRules = TtlRules()
+    """lifetimes of records"""
 
 
 class LoggingRules(_Section):
+    """What a log line of a decision contains."""
+
     include_fields: Names = (
         "idempotency_key",
         "effect_id",
@@ -83,6 +92,7 @@ class LoggingRules(_Section):
         "correlation_id",
         "route",
     )
+    """columns of the decision row that are written to its log line"""
 
     @field_validator("include_fields")
     @classmethod
@@ -96,32 +106,47 @@ class LoggingRules(_Section):
 
 
 class OnConflict(_Section):
+    """The answer to a known key with another payload."""
+
     status: Literal[409, 422] = 409
+    """HTTP status of a conflict"""
     include_diff: bool = False
-    """keep redacted payloads, so that a conflict can show what differs"""
+    """store redacted payloads, so that a conflict can show what differs (a server does so by default)"""
     max_diff_bytes: int = Field(default=16384, ge=0, le=1 << 20)
+    """limit for the stored payload"""
 
 
 class LeaseRules(_Section):
+    """How long an owner keeps a key, and how often a key may be tried."""
+
     ttl_s: float = Field(default=30, ge=0.05, le=24 * 3600)
+    """how long a dead owner blocks its key; a live owner renews its lease at a third of this time"""
     max_runtime_s: Seconds = 3600
+    """after this time a lease is no longer renewed, so that a hung effect is freed"""
     max_attempts: int = Field(default=5, ge=1, le=10_000)
+    """after this many attempts a key is quarantined"""
     seal_retry_s: float = Field(default=10, ge=0, le=3600)
+    """how long a seal that could not be written is tried again"""
 
 
 class WaitRules(_Section):
+    """What a caller does while another owner holds the lease."""
+
     mode: Literal["wait", "raise"] = "wait"
+    """`wait` for the receipt, or `raise` `InFlight` at once"""
     deadline_s: float = Field(default=60, ge=0, le=24 * 3600)
+    """how long a caller waits before `InFlight` is raised"""
 
 
 class DurabilityRules(_Section):
-    """What a seal waits for on Redis, beside the primary's memory. Too few in time: the seal is tried again."""
+    """What a seal on Redis waits for, in addition to the primary's memory. Without it, the seal is tried again."""
 
     wait_replicas: int = Field(default=0, ge=0, le=64)
-    """replicas that must have it, by WAIT"""
+    """number of replicas that must have the seal (WAIT)"""
     wait_aof: bool = False
-    """on the disk of the primary too, and of `wait_replicas` replicas, by WAITAOF"""
+    """whether the seal must be on the disk of the primary and of `wait_replicas` replicas (WAITAOF)"""
     wait_timeout_ms: int = Field(default=1000, ge=1, le=600_000)
+    """limit of each wait"""
 
     @property
     def confirms(self) -> bool:
@@ -129,25 +154,33 @@ class DurabilityRules(_Section):
 
 
 class ResultRules(_Section):
+    """How large the result of an operation may be, and where it is stored."""
+
     inline_max_bytes: int = Field(default=1 << 18, ge=0, le=1 << 20)
+    """a larger result is stored in the object store instead of the record"""
     max_bytes: int = Field(default=1 << 26, ge=0, le=1 << 30)
+    """a larger result is refused with `ResultTooBig`"""
 
 
 class DocumentRules(_Section):
-    """What documents may be, how they are cut, and how long what they were is kept."""
+    """Limits of documents, how they are chunked, and how long earlier revisions are kept."""
 
     max_text_bytes: int = Field(default=1 << 24, ge=1, le=1 << 30)
+    """limit for the text of a document, in UTF-8"""
     max_metadata_bytes: int = Field(default=1 << 16, ge=2, le=1 << 24)
+    """limit for the metadata of a document, as canonical JSON"""
     allow_empty_text: bool = False
-    """else a document without text, or of white space alone, is refused: no search can find it"""
+    """accept documents whose text is empty or white space alone, which no search can find"""
     content_fields: Names = ()
-    """metadata fields that count as content: another value is another revision, chunked and embedded anew"""
+    """metadata fields that count as content: a changed value makes a new revision, chunked and embedded again"""
     chunk_size: int = Field(default=1000, ge=1, le=1 << 20)
+    """largest snippet of the default chunkers, in characters"""
     chunk_overlap: int = Field(default=0, ge=0, le=1 << 19)
+    """characters that two neighbouring snippets share; below `chunk_size`"""
     keep_superseded_days: float = Field(default=30, ge=0, le=3650)
-    """after that `compact` drops superseded revisions: their content is new again"""
+    """after this time `compact` drops superseded revisions, and their content is new again"""
     max_prune_share: float = Field(default=0.1, ge=0, le=1)
-    """a sync that would retract a larger share of the live documents is refused, unless it is asked for"""
+    """a sync that would retract a larger share of the live documents is refused (`PruneTooLarge`)"""
 
     @model_validator(mode="after")
     def _overlap_fits(self) -> DocumentRules:
@@ -157,93 +190,103 @@ class DocumentRules(_Section):
 
 
 class IndexRules(_Section):
-    """How indexes are built and verified, what an alias may be moved to, and which builds stay."""
+    """How indexes are built and verified, which builds an alias accepts, and which builds are kept."""
 
     keep_targets: int = Field(default=3, ge=1, le=100)
-    """so many earlier builds of every alias, beside the live one, are kept by gc for a rollback"""
+    """number of earlier builds of every alias that gc keeps for a rollback, in addition to the live one"""
     max_shrinkage: float = Field(default=0.2, ge=0, le=1)
-    """the share of the live build's rows that the next one may lack"""
+    """gate: the share of the live build's rows that the next build may lack"""
     min_coverage: float = Field(default=0.0, ge=0, le=1)
-    """of the live documents; 0 does not look"""
+    """gate: the share of live documents that the build must contain; 0 turns the gate off"""
     min_overlap: float = Field(default=0.0, ge=0, le=1)
-    """of what the new and the live build find; 0 does not look, unless there are golden queries"""
+    """gate: the share of results that new and live build have in common; 0 checks it only with golden queries"""
     golden: str = ""
-    """a file of golden queries; empty: none"""
+    """gate: path of a file of golden queries"""
     min_recall: float = Field(default=0.9, ge=0, le=1)
-    """of all golden queries together"""
+    """gate: the share of expected results that the golden queries must find together"""
     overlap_queries: int = Field(default=20, ge=1, le=1000)
+    """number of rows of the new build whose texts the overlap gate searches for if there are no golden queries"""
     embed_workers: int = Field(default=2, ge=1, le=64)
+    """number of segments that a build embeds at the same time"""
     max_self_recall_sample: int = Field(default=64, ge=0, le=10_000)
-    """so many rows of a new build must find themselves before it is sealed"""
+    """largest number of rows of a new exact index that are searched for before it is sealed"""
     min_self_recall: float = Field(default=0.99, ge=0, le=1)
+    """the share of those rows that must find themselves"""
     ann_above: int = Field(default=100_000, ge=0, le=1 << 40)
-    """an index with more rows is approximate, unless its spec says which index it is to be"""
+    """an index with more rows is approximate, unless its spec names an index"""
     recall_sample: int = Field(default=128, ge=1, le=10_000)
-    """so many searches of an approximate index are compared with exact ones before it is sealed"""
+    """number of searches of an approximate index that are compared with exact ones before it is sealed"""
     min_ann_recall: float = Field(default=0.9, ge=0, le=1)
-    """the share of what an exact search finds that an approximate index must find; 0 does not look"""
+    """gate: the share of an exact search's results that an approximate index must find; 0 turns the gate off"""
 
 
 class Http(_Section):
-    """The contract over HTTP: what a request with an `Idempotency-Key` may hold, and is told while another runs."""
+    """Limits of the HTTP API, and its answers while another request with the same `Idempotency-Key` runs."""
 
     in_progress: Literal[202, 409] = 202
-    """what a request gets while another one with its key is being performed"""
+    """status for a request while another request with its key is running"""
     wait_s: float = Field(default=0, ge=0, le=3600)
-    """so long it waits for that one first"""
+    """how long such a request waits for the other one first"""
     max_body_bytes: int = Field(default=4 << 20, ge=0, le=1 << 30)
+    """limit for the body of a request"""
     max_stored_bytes: int = Field(default=1 << 20, ge=0, le=1 << 30)
-    """a longer answer is given once, and replays are told that it was too long to keep"""
+    """a longer response is sent once and not stored; a replay reports that it was too long"""
     max_batch_bytes: int = Field(default=1 << 26, ge=0, le=1 << 32)
-    """of the body of a batch of documents, which is spooled to a file"""
+    """limit for the body of a batch of documents, which is spooled to a file"""
     max_batch_lines: int = Field(default=10_000, ge=1, le=1_000_000)
+    """limit for the number of documents in a batch"""
     quotas: Names = ()
-    """of every tenant, such as `600/minute`; none: no tenant is limited"""
+    """limits of every tenant, such as `600/minute`; without any, no tenant is limited"""
     tenant_quotas: Annotated[dict[str, Names], Field(strict=False)] = {}
-    """of single tenants, instead of `quotas`"""
+    """limits of single tenants, which replace `quotas`"""
     backends: Names = ("lance",)
-    """that a build over HTTP may name: a URL of a stranger's choice would make the server write there"""
+    """backends that a build over HTTP may name; a URL chosen by a client would make the server write there"""
     embedders: Names = ("wordllama", "minilm")
-    """that a build over HTTP may name"""
+    """embedders that a build over HTTP may name"""
     answer_within_s: float = Field(default=25, gt=0, le=3600)
-    """of a request without X-Request-Timeout: then it is told where to ask how far it is"""
+    """a request without X-Request-Timeout is answered within this time, if need be with an address for its status"""
     tenant_share: float = Field(default=1, gt=0, le=64)
-    """a tenant may hold at most so many times what is free of the server: requests, arriving bodies and their bytes"""
+    """a tenant may use at most this multiple of the server's free capacity (requests, arriving bodies, their bytes)"""
     tenant_threads: int = Field(default=8, ge=1, le=64)
-    """of the server's threads, that one tenant may use at the same time"""
+    """number of server threads that one tenant may use at the same time"""
     max_arriving: int = Field(default=1024, ge=1, le=100_000)
-    """requests of all tenants whose body is still arriving"""
+    """limit for requests of all tenants whose body is still arriving"""
     max_arriving_bytes: int = Field(default=1 << 28, ge=1, le=1 << 40)
-    """of those bodies together"""
+    """limit for the bytes of those bodies together"""
     max_unfinished_bytes: int = Field(default=1 << 30, ge=1, le=1 << 40)
-    """of the batches that arrive or are worked on, of all tenants: temporary files of this size"""
+    """limit for the batches of all tenants that are arriving or being processed, in temporary files"""
     body_grace_s: float = Field(default=10, gt=0, le=3600)
-    """so long a body may take whatever its size; one second more for every `min_body_rate` bytes that came"""
+    """how long a body may take, whatever its size; every `min_body_rate` bytes received add a second"""
     min_body_rate: int = Field(default=1 << 14, ge=1, le=1 << 30)
-    """bytes a second"""
+    """bytes a second that a body must reach after `body_grace_s`"""
     max_builds: int = Field(default=2, ge=1, le=64)
-    """of one tenant, at the same time in one process; more are answered with 429"""
+    """builds of one tenant at the same time in one process; more are answered with 429"""
     build_threads: int = Field(default=8, ge=1, le=64)
-    """of one process, for the builds of all tenants"""
+    """threads of one process for the builds of all tenants"""
 
 
 class AuditRules(_Section):
-    """The ledger: decision rows that were drained into Parquet objects, and how long they stay there."""
+    """The ledger: decision rows that were drained into Parquet objects, and how long they are kept."""
 
     keep_days: float = Field(default=400, gt=0, le=36500)
+    """how long the ledger keeps a row"""
     drain_every_s: float = Field(default=60, ge=0, le=24 * 3600)
-    """how often the API server drains; 0: never, somebody else does"""
+    """how often the API server drains; 0 turns it off, for example because a schedule drains"""
     drain_batch_rows: int = Field(default=50_000, ge=1, le=1_000_000)
+    """largest number of rows in one object"""
     min_files: int = Field(default=16, ge=2, le=10_000)
-    """so many small objects of one day are made into one"""
+    """from this number on, the small objects of a day are merged into one"""
     compact_below_bytes: int = Field(default=8 << 20, ge=1, le=1 << 30)
-    """what a small object is"""
+    """an object below this size is small"""
 
 
 class RedactionRules(_Section):
+    """What is removed from payloads, metadata, messages and log lines before they are stored."""
+
     fields: Names = ()
-    """beside the default fields, which always apply"""
+    """names or paths of fields, in addition to the default fields, which always apply"""
     patterns: Names = DEFAULT_PATTERNS
+    """names of built-in patterns, and `re:` followed by a regular expression (RE2)"""
 
     @field_validator("fields")
     @classmethod
@@ -257,11 +300,12 @@ class RedactionRules(_Section):
 
 
 class ContentSecret(_Section):
-    """Where the secret of `content_hash: hmac` is found; never the secret itself. `{tenant}` stands for the tenant."""
+    """Where the secret of `content_hash: hmac` is found; never the secret itself."""
 
     env: str = ""
-    """an environment variable; RAGFENCE_CONTENT_SECRET, unless there is a file"""
+    """an environment variable; `RAGFENCE_CONTENT_SECRET` if neither variable nor file is given"""
     file: str = ""
+    """path of a file; `{tenant}` in it stands for the name of the tenant"""
 
     @model_validator(mode="after")
     def _one_place(self) -> ContentSecret:
@@ -271,21 +315,29 @@ class ContentSecret(_Section):
 
 
 class KindPolicy(_Section):
-    """What differs for one kind of operation."""
+    """Settings that differ for one kind of operation."""
 
     retention: RetentionClass | None = Field(default=None, alias="class")
+    """which lifetime of `stores.ttl` applies; by default it follows from the kind"""
     lease_ttl_s: float | None = Field(default=None, ge=0.05, le=24 * 3600)
+    """instead of `lease.ttl_s`"""
     max_attempts: int | None = Field(default=None, ge=1, le=10_000)
+    """instead of `lease.max_attempts`"""
     max_runtime_s: Seconds | None = None
+    """instead of `lease.max_runtime_s`"""
     wait_s: float | None = Field(default=None, ge=0, le=24 * 3600)
+    """instead of `wait.deadline_s`"""
     ttl_hours: float | None = Field(default=None, gt=0, le=87600)
+    """lifetime of a sealed key, instead of the lifetime of its class"""
 
 
 class ProviderPolicy(_Section):
-    """A sender who repeats what was not acknowledged."""
+    """A sender that repeats messages until they are acknowledged."""
 
     retention: RetentionClass = Field(default="webhook", alias="class")
+    """the class whose lifetime must outlive the retries of this sender"""
     retry_horizon_hours: float = Field(ge=0, le=43800)
+    """how long the sender repeats a message"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,24 +365,43 @@ class Policy(_Section):
     """Frozen; build it with `Policy()`, `Policy.from_mapping(...)` or `load_policy("ragfence.yml")`."""
 
     require_headers: Names = ("Idempotency-Key",)
+    """headers that a request to a guarded route must have"""
     reject_on_body_mismatch: bool = True
+    """always true: another payload under a known key is never applied"""
     stores: StoreRules = StoreRules()
+    """fence store and lifetimes"""
     logging: LoggingRules = LoggingRules()
+    """log lines"""
     on_conflict: OnConflict = OnConflict()
+    """conflicts"""
     lease: LeaseRules = LeaseRules()
+    """leases and attempts"""
     wait: WaitRules = WaitRules()
+    """waiting for another owner"""
     on_store_error: Literal["closed", "open"] = "closed"
+    """while the fence store is down: `closed` raises an error, `open` runs effects of `once` and journals them"""
     durability: DurabilityRules = DurabilityRules()
+    """confirmation of seals by Redis"""
     results: ResultRules = ResultRules()
+    """results of operations"""
     documents: DocumentRules = DocumentRules()
+    """documents"""
     indexes: IndexRules = IndexRules()
+    """indexes, gates and gc"""
     http: Http = Http()
+    """HTTP API"""
     audit: AuditRules = AuditRules()
+    """ledger of decisions"""
     redaction: RedactionRules = RedactionRules()
+    """removal of secrets"""
     content_hash: Literal["xxh3", "sha256", "hmac"] = "xxh3"
+    """digest of document contents, fixed with the first document of a tenant (a server uses `sha256` by default)"""
     content_secret: ContentSecret = ContentSecret()
+    """the secret of `content_hash: hmac`"""
     kinds: dict[str, KindPolicy] = {}
+    """settings of single kinds of operations, by kind"""
     providers: dict[str, ProviderPolicy] = {}
+    """senders whose retries the lifetimes must outlive, by name"""
 
     def __init__(self, **sections: Any) -> None:
         try:
