@@ -14,7 +14,6 @@ import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import count
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, TypeVar
@@ -130,19 +129,15 @@ def _fence_flows(trace: Trace, folder: Path) -> Iterator[Flow]:
         yield trace.measure("fence.once, new", lambda: create({"id": 2}))
         yield trace.measure("fence.once, replayed", lambda: create({"id": 2}))
 
-        numbers = count()
-        batches = [
-            [
-                Document(doc_id=f"page-{n}", text=f"Page {n}. A lease ends by itself.")
-                for _, n in zip(range(10), numbers)
-            ]
-            for _ in range(2)
-        ]
+        first, second = (
+            [Document(doc_id=f"page-{n}", text=f"Page {n}. A lease ends by itself.") for n in range(start, start + 10)]
+            for start in (0, 10)
+        )
         ingest_many = fence.documents.ingest_many
-        ingest_many(batches[0])
-        ingest_many(batches[0])
-        yield trace.measure("ingest_many, 10 new", lambda: ingest_many(batches[1]))
-        yield trace.measure("ingest_many, 10 known", lambda: ingest_many(batches[1]))
+        ingest_many(first)
+        ingest_many(first)
+        yield trace.measure("ingest_many, 10 new", lambda: ingest_many(second))
+        yield trace.measure("ingest_many, 10 known", lambda: ingest_many(second))
 
         fence.aliases.swap("pages", fence.indexes.build().index_hash)
         fence.search("pages", "lease")
