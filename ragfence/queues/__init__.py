@@ -1,0 +1,1 @@
+"""Queues that deliver at least once, and consumers whose effects happen once."""
