@@ -70,7 +70,7 @@ def test_an_argument_that_is_not_utf_8_is_told_in_json(embedded: Site, words: st
 
 
 def test_a_document_that_the_terminal_cannot_write_is_escaped() -> None:
-    code = "from ragfence.cli import output\nshow.document({'a': 'caf\u00e9 \\udcff'})"
+    code = "from ragfence.cli import output\noutput.document({'a': 'caf\u00e9 \\udcff'})"
     for encoding in ("utf-8", "ascii"):
         done = subprocess.run(
             [sys.executable, "-c", code],

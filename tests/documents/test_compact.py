@@ -227,7 +227,7 @@ def test_one_that_was_killed_anywhere_is_done_by_the_next(here: Place, point: st
 
 WORKER = """
 import os, signal, sys
-from ragfence.engine import hydration, points
+from ragfence.engine import crash_points, hydration
 import ragfence
 
 hydration.LOCK_MS = 200  # it stays behind
@@ -237,7 +237,7 @@ def killed(reached):
     if reached == point:
         os.kill(os.getpid(), signal.SIGKILL)
 
-points.visitor = killed
+crash_points.visitor = killed
 ragfence.open(store).documents.compact()
 """
 

@@ -20,20 +20,20 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from uuid import UUID
 
-from ragfence._extras import needs_extra
+from ragfence._extras import missing_package
 from ragfence.errors import BuildMissing, RagfenceError, StoreAuth, StoreUnavailable, Unsupported, ValidationError
 from ragfence.indexes.backends.backend import PAYLOAD, PREFIX, FoundRow, Metric, Pointer, Shape, row_schema
 from ragfence.indexes.backends.shapes import Between, Kinds, check_search, check_shape, only
 from ragfence.stores.file_modes import make_folders, opener
 
-with needs_extra("qdrant", "The index backend Qdrant"):
-    from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
-
 if TYPE_CHECKING:
+    from qdrant_client.http.exceptions import UnexpectedResponse
+
     from ragfence.indexes.embedders.embedder import Vectors
 
 KINDS: Kinds = {
@@ -70,6 +70,8 @@ class QdrantBackend:
     ) -> None:
         if (url is None) == (path is None):
             raise ValidationError("QdrantBackend takes either the url of a server or the path of a folder")
+        if find_spec("qdrant_client") is None:  # looked for, not imported: that takes a second
+            raise missing_package("qdrant_client", "ragfence[qdrant]", "The index backend Qdrant")
         self._server, self._path = url, Path(path).absolute() if path is not None else None
         self._api_key, self._timeout_s = api_key, timeout_s
         self._opened: tuple[int, Any] | None = None
@@ -91,8 +93,6 @@ class QdrantBackend:
         return None if self._path is not None else ("hnsw", {"m": 16, "ef_construct": 128, "ef": 128})
 
     def write(self, physical: str, shape: Shape, tables: Iterable[Any]) -> int:
-        from ragfence.indexes.backends.qdrant import is_taken
-
         self.check(shape)
         try:
             self._call(f"create {physical}", lambda client: self._create(client, physical, shape), raw=is_taken)
@@ -103,8 +103,6 @@ class QdrantBackend:
                 ) from error
             raise
         if self._path is not None:
-            from ragfence.indexes.backends.qdrant import silence
-
             silence()
         rows = 0
         for table in tables:
@@ -148,8 +146,6 @@ class QdrantBackend:
         with self._lock:
             self._on(physical, "remove rows of", lambda client: client.delete(physical, chosen, wait=True))
             if self._path is not None:
-                from ragfence.indexes.backends.qdrant import vacuum
-
                 vacuum(self._path, physical)
 
     def search(self, physical: str, vector: Vectors, k: int) -> list[FoundRow]:
@@ -255,8 +251,6 @@ class QdrantBackend:
 
     def _on(self, physical: str, what: str, act: Callable[[Any], _T]) -> _T:
         """As `_call`, for something that may be missing."""
-        from ragfence.indexes.backends.qdrant import is_missing
-
         try:
             return self._call(f"{what} {physical}", act, raw=is_missing)
         except Exception as error:
@@ -267,13 +261,12 @@ class QdrantBackend:
     def _call(self, what: str, act: Callable[[Any], _T], *, raw: Callable[[Exception], bool] | None = None) -> _T:
         """Acts, and translates what goes wrong, but for errors that the caller wants `raw`."""
         client = self._client
-        from ragfence.indexes.backends.qdrant import QdrantError, translate
-
         try:
             with self._lock:
                 return act(client)
-        except QdrantError as error:
-            if isinstance(error, ValidationError) or (raw is not None and raw(error)):
+        except Exception as error:
+            ours = isinstance(error, ValidationError) or not isinstance(error, _client_errors())
+            if ours or (raw is not None and raw(error)):
                 raise
             raise translate(error, what, self.url) from error
 
@@ -296,8 +289,6 @@ class QdrantBackend:
 
     def _connect(self) -> Any:
         if self._path is not None:
-            from ragfence.indexes.backends.qdrant import open_local
-
             return open_local(self._path)
         from qdrant_client import QdrantClient
 
@@ -339,37 +330,47 @@ def _score(metric: Metric, score: float) -> float:
     return -(score * score) if metric == "l2" else score
 
 
-QdrantError = (UnexpectedResponse, ResponseHandlingException, ValueError, RuntimeError)
+def _client_errors() -> tuple[type[Exception], ...]:
+    from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
+
+    return UnexpectedResponse, ResponseHandlingException, ValueError, RuntimeError
+
+
+def _response(error: Exception) -> UnexpectedResponse | None:
+    """The server's response, if the error is one."""
+    from qdrant_client.http.exceptions import UnexpectedResponse
+
+    return error if isinstance(error, UnexpectedResponse) else None
 
 
 def is_missing(error: Exception) -> bool:
-    if isinstance(error, UnexpectedResponse):
-        return error.status_code == 404
+    if response := _response(error):
+        return response.status_code == 404
     return "not found" in str(error)
 
 
 def is_taken(error: Exception) -> bool:
-    if isinstance(error, UnexpectedResponse):
-        return error.status_code == 409 or "already exists" in _said(error)
+    if response := _response(error):
+        return response.status_code == 409 or "already exists" in _said(error)
     return "already exists" in str(error)
 
 
 def translate(error: Exception, what: str, where: str) -> RagfenceError:
     """The error for people: what could not be done, at which server, and what to do about it."""
     said = f"cannot {what}, {where}: {_said(error)}"
-    if isinstance(error, UnexpectedResponse):
-        if error.status_code in (401, 403):
+    if response := _response(error):
+        if response.status_code in (401, 403):
             return StoreAuth(said, hint="set QDRANT_API_KEY to a key that may write and delete collections")
-        if error.status_code in (400, 422):
+        if response.status_code in (400, 422):
             return ValidationError(said, hint="the server refused the request; is it as new as qdrant-client?")
         return StoreUnavailable(said)
     return StoreUnavailable(said)
 
 
 def _said(error: Exception) -> str:
-    if isinstance(error, UnexpectedResponse):
-        body = error.content.decode(errors="replace") if error.content else error.reason_phrase
-        return f"{error.status_code} {' '.join(body.split())[:300]}"
+    if response := _response(error):
+        body = response.content.decode(errors="replace") if response.content else response.reason_phrase
+        return f"{response.status_code} {' '.join(body.split())[:300]}"
     return " ".join(str(error).split())[:300]
 
 
