@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from cachetools import FIFOCache
+
 from ragfence.audit.ledger import Ledger, Wanted
 from ragfence.audit.row_reader import Rows
 from ragfence.core.decision_rows import DECISION_TEXT, FENCED_OUT, FLAG_TEXT, Phase, RowKind
@@ -34,7 +36,7 @@ class Recount:
 
     def __init__(self, tenant: str, objects: ObjectStore) -> None:
         self._ledger = Ledger(tenant, objects)
-        self._known: dict[tuple[int, tuple[tuple[int, int], ...]], Decisions] = {}
+        self._known: FIFOCache[tuple[int, tuple[tuple[int, int], ...]], Decisions] = FIFOCache(REMEMBERED)
         self._lock = threading.Lock()
 
     def before(self, begun: Mapping[int, int], since_ms: int, now_ms: int) -> Decisions:
@@ -47,8 +49,6 @@ class Recount:
                 return known
             found = self._count(begun, first * HOUR_MS, last_ms) if last_ms > first * HOUR_MS else Counter()
             if now_ms - last_ms > SETTLED_MS:
-                if len(self._known) >= REMEMBERED:
-                    del self._known[next(iter(self._known))]
                 self._known[asked] = found
             return found
 

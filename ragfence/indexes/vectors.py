@@ -18,9 +18,10 @@ import contextlib
 import io
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cachetools import FIFOCache, LRUCache
 
 from ragfence.core.operations import Operation
 from ragfence.documents.identity import SNIPPET_BYTES
@@ -72,10 +73,8 @@ class Carried:
     """What one caller has embedded lately, in memory: what it put down may have been voided by a rewrite of the log."""
 
     def __init__(self, most_bytes: int = CARRIED_BYTES) -> None:
-        self._held: OrderedDict[bytes, Vectors] = OrderedDict()
+        self._held: FIFOCache[bytes, Vectors] = FIFOCache(most_bytes, lambda vector: vector.nbytes)
         self._lock = threading.Lock()
-        self._most_bytes = most_bytes
-        self._bytes = 0
         self.embedded = 0
         """snippets, all in all"""
 
@@ -84,10 +83,8 @@ class Carried:
             self.embedded += len(ids)
             for each, vector in zip(ids, vectors, strict=True):
                 if each not in self._held:
-                    self._held[each] = vector
-                    self._bytes += vector.nbytes
-            while self._bytes > self._most_bytes:
-                self._bytes -= self._held.popitem(last=False)[1].nbytes
+                    with contextlib.suppress(ValueError):  # larger than the whole cache
+                        self._held[each] = vector
 
     def of(self, ids: Iterable[bytes]) -> dict[bytes, Vectors]:
         with self._lock:
@@ -369,7 +366,7 @@ class VectorCopier:
     def __init__(self, objects: ObjectStore, layout: Layout) -> None:
         self._objects = objects
         self._layout = layout
-        self._open: OrderedDict[str, tuple[list[bytes], Vectors]] = OrderedDict()
+        self._open: LRUCache[str, tuple[list[bytes], Vectors]] = LRUCache(self.OPEN)
 
     def copy(self, switch: Switch) -> None:
         """Before the new segments count: what is known of their snippets goes to the new addresses."""
@@ -419,7 +416,6 @@ class VectorCopier:
 
     def _read(self, name: str) -> tuple[list[bytes], Vectors]:
         if name in self._open:
-            self._open.move_to_end(name)
             return self._open[name]
         data = self._objects.get(name)
         found: tuple[list[bytes], Vectors] = [], _no_vectors()
@@ -427,8 +423,6 @@ class VectorCopier:
             ids, vectors = _decoded(name, data)
             found = id_values(ids), vectors
         self._open[name] = found
-        while len(self._open) > self.OPEN:
-            self._open.popitem(last=False)
         return found
 
 

@@ -29,11 +29,12 @@ import threading
 import time
 import zlib
 from base64 import b32decode, b32encode
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from enum import Enum, StrEnum
 from hashlib import sha256
 from typing import Any, Final, Literal, NamedTuple
+
+from cachetools import LRUCache
 
 from ragfence.core.hashing import digest
 from ragfence.core.operations import checked_text, encoded
@@ -304,12 +305,11 @@ class CachedKeys:
         self._keys = keys
         self._fresh_s = fresh_s
         self._absent_s = absent_s
-        self._max = max_entries
         self._clock = clock
         self._lock = threading.Lock()
-        self._let_in: OrderedDict[bytes, tuple[float, ApiCaller]] = OrderedDict()
-        self._found: OrderedDict[tuple[str, str], tuple[float, ApiKey]] = OrderedDict()
-        self._absent: OrderedDict[tuple[str, str], float] = OrderedDict()
+        self._let_in: LRUCache[bytes, tuple[float, ApiCaller]] = LRUCache(max_entries)
+        self._found: LRUCache[tuple[str, str], tuple[float, ApiKey]] = LRUCache(max_entries)
+        self._absent: LRUCache[tuple[str, str], float] = LRUCache(max_entries)
 
     def known(self, token: str) -> ApiCaller | Denial | Literal[Unknown.UNKNOWN]:
         """Without I/O: whom it stands for, why it is refused, or UNKNOWN if `check` has to be asked."""
@@ -318,9 +318,7 @@ class CachedKeys:
         name, now = _cache_name(token), self._clock()
         with self._lock:
             if (held := self._let_in.get(name)) is not None and now < held[0]:
-                self._let_in.move_to_end(name)
-                if (place := (held[1].tenant, held[1].key_id)) in self._found:
-                    self._found.move_to_end(place)
+                self._found.get((held[1].tenant, held[1].key_id))  # it is in use: not the next to be pushed out
                 return held[1]
         parts = parsed(token)
         if parts is None:
@@ -353,10 +351,8 @@ class CachedKeys:
             self._absent.pop(place, None)
             if key is not None:
                 self._found[place] = (asked + self._fresh_s, key)
-                _shorten(self._found, self._max)
             else:
                 self._absent[place] = asked + self._absent_s
-                _shorten(self._absent, self._max)
         return self._judged(_cache_name(token), parts, asked + self._fresh_s, key)
 
     def _judged(self, name: bytes, parts: TokenParts, until: float, key: ApiKey | None) -> ApiCaller | Denial:
@@ -365,7 +361,6 @@ class CachedKeys:
             self._let_in.pop(name, None)
             if isinstance(judged, ApiCaller):
                 self._let_in[name] = (until, judged)
-                _shorten(self._let_in, self._max)
         return judged
 
 
@@ -418,8 +413,3 @@ def _cache_name(token: str) -> bytes:
 
 def _sorted(scopes: Iterable[KeyScope]) -> list[str]:
     return [scope.value for scope in KeyScope if scope in scopes]
-
-
-def _shorten(entries: OrderedDict[Any, Any], most: int) -> None:
-    while len(entries) > most:
-        entries.popitem(last=False)

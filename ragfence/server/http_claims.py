@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections import OrderedDict
+from contextlib import suppress
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from cachetools import LRUCache
 
 from ragfence.core.hashing import ContentKey, digest
 from ragfence.core.operations import Operation
@@ -65,9 +67,7 @@ class RequestReader:
         # Over HTTP a conflict shows what differs, unless the policy says otherwise.
         self._include_diff = conflict.include_diff or "include_diff" not in conflict.model_fields_set
         self._decide = _DECIDE | {name.lower().encode("latin-1", "replace") for name in self._required}
-        self._most_bytes = most_bytes
-        self._bytes = 0
-        self._known: OrderedDict[tuple[str | bytes, ...], _Remembered] = OrderedDict()
+        self._known: LRUCache[tuple[str | bytes, ...], _Remembered] = LRUCache(most_bytes, lambda each: each.size)
 
     def head_of(self, scope: Any, principal: str, template: str = "") -> RequestHead:
         decide = self._decide
@@ -92,7 +92,6 @@ class RequestReader:
         found = self._known.get(head.name)
         if found is None or sha256(body).digest() != found.body_sha256:
             return None
-        self._known.move_to_end(head.name)
         asked = found.asked
         if head.passing:
             try:
@@ -154,14 +153,9 @@ class RequestReader:
         return asked._replace(request=request)
 
     def _remember(self, head: RequestHead, body: bytes, asked: HttpClaim) -> None:
-        known, request = self._known, asked.request
-        size = _OVERHEAD + len(request.kept_payload) + sum(map(len, head.name))
-        if (before := known.pop(head.name, None)) is not None:
-            self._bytes -= before.size
-        known[head.name] = _Remembered(sha256(body).digest(), asked, size)
-        self._bytes += size
-        while self._bytes > self._most_bytes:
-            self._bytes -= known.popitem(last=False)[1].size
+        size = _OVERHEAD + len(asked.request.kept_payload) + sum(map(len, head.name))
+        with suppress(ValueError):  # larger than the whole cache
+            self._known[head.name] = _Remembered(sha256(body).digest(), asked, size)
 
 
 def stored_key(key: str, content_key: ContentKey | None) -> str:

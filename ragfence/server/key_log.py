@@ -13,9 +13,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Final, Literal
+
+from cachetools import LRUCache
 
 from ragfence.core.decision_rows import SEAL_POSITION, Row, RowKind, context_of
 from ragfence.core.hashing import digest
@@ -70,10 +71,9 @@ class LastUse:
         self, objects: ObjectStore, *, max_keys: int = MAX_KEYS, clock: Callable[[], float] = time.time
     ) -> None:
         self._objects = objects
-        self._max = max_keys
         self._clock = clock
         self._lock = threading.Lock()
-        self._noted: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self._noted: LRUCache[tuple[str, str], int] = LRUCache(max_keys)
 
     def is_due(self, tenant: str, key_id: str) -> bool:
         """True once per period: then `write` is to be called. Without I/O."""
@@ -84,9 +84,6 @@ class LastUse:
             if self._noted.get(place, -1) >= period:
                 return False
             self._noted[place] = period
-            self._noted.move_to_end(place)
-            while len(self._noted) > self._max:
-                self._noted.popitem(last=False)
         return True
 
     def write(self, tenant: str, key_id: str) -> None:

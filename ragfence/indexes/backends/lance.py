@@ -11,13 +11,14 @@ import json
 import os
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from cachetools import LRUCache
 
 from ragfence._extras import needs_extra
 from ragfence.errors import BuildMissing, FormatCorrupt, StoreUnavailable, ValidationError
@@ -56,7 +57,7 @@ class _Process:
     pid: int
     connection: Any
     folders: RemoteFolders | None = None
-    tables: OrderedDict[str, _Open] = field(default_factory=OrderedDict)
+    tables: LRUCache[str, _Open] = field(default_factory=lambda: LRUCache(_OPEN_TABLES))
     lock: threading.Lock = field(default_factory=threading.Lock)
     removing: threading.Lock = field(default_factory=threading.Lock)
 
@@ -260,18 +261,12 @@ class LanceBackend:
     def _kept(self, physical: str) -> _Open | None:
         mine = self._mine
         with mine.lock:
-            opened = mine.tables.get(physical)
-            if opened is not None:
-                mine.tables.move_to_end(physical)
-            return opened
+            return mine.tables.get(physical)
 
     def _keep(self, physical: str, opened: _Open) -> None:
         mine = self._mine
         with mine.lock:
             mine.tables[physical] = opened
-            mine.tables.move_to_end(physical)
-            while len(mine.tables) > _OPEN_TABLES:
-                mine.tables.popitem(last=False)
 
     def _forget(self, physical: str) -> None:
         mine = self._mine
