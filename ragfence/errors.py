@@ -13,6 +13,7 @@
     |   |   +-- UnknownStore            a store URL nobody can open
     |   |   +-- EmbedderUnknown         a name of an embedder that nobody registered
     |   |   +-- AliasUnknown            an alias that was never swapped
+    |   +-- WebhookUnverified           a webhook that nobody with a secret has signed, or signed too long ago
     |   +-- Conflict                    the same key with another payload; never applied
     |   |   +-- OriginConflict          other content under a doc_id that another source owns; names both
     |   +-- Stale                       a sequence older than the one already applied
@@ -136,6 +137,13 @@ class TransientError(RagfenceError):
 
 class ValidationError(TerminalError, ValueError):
     code = "VALIDATION"
+
+
+class WebhookUnverified(TerminalError):
+    """A webhook whose signature, timestamp or challenge was not accepted; nothing in it was read."""
+
+    code = "AUTH.webhook"
+    default_hint = "check the secret of the provider, and that the body arrives as it was sent"
 
 
 class NotJson(ValidationError):

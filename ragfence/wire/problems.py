@@ -51,6 +51,7 @@ ERRORS: Final[Mapping[type[RagfenceError], ProblemRow]] = {
     errors.UnknownStore: ProblemRow(500, "The server's store cannot be opened"),
     errors.EmbedderUnknown: ProblemRow(422, "Nobody registered an embedder of this name"),
     errors.AliasUnknown: ProblemRow(404, "There is no such alias"),
+    errors.WebhookUnverified: ProblemRow(401, "The signature of the webhook was not accepted"),
     errors.Conflict: ProblemRow(409, "The key is known with another payload"),
     errors.OriginConflict: ProblemRow(409, "Another source owns the document"),
     errors.Stale: ProblemRow(409, "A newer revision is already applied"),

@@ -24,7 +24,7 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
     ("core", frozenset({"core"})),
     ("stores", frozenset({"stores"})),
     ("engine", frozenset({"engine"})),
-    ("guards", frozenset({"documents", "indexes", "queues"})),
+    ("guards", frozenset({"documents", "indexes", "queues", "webhooks"})),
     (
         "surfaces",
         frozenset(

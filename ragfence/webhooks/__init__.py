@@ -1,0 +1,1 @@
+"""Webhooks: verified, then fenced, then handled. Nothing in a delivery is used before its signature was checked."""
