@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from ragfence import errors as errors
     from ragfence._open import open as open
     from ragfence._version import __version__ as __version__
+    from ragfence.core.document import Document as Document
     from ragfence.core.key_strategies import by_fields as by_fields
     from ragfence.core.key_strategies import by_id as by_id
     from ragfence.core.key_strategies import by_id_and_fields as by_id_and_fields
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from ragfence.core.receipts import Decision as Decision
     from ragfence.core.receipts import Flags as Flags
     from ragfence.core.receipts import Receipt as Receipt
-    from ragfence.documents.document import Document as Document
     from ragfence.engine.leases import current_lease as current_lease
     from ragfence.engine.once import Recovered as Recovered
     from ragfence.fence import Fence as Fence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "Decision": "ragfence.core.receipts",
-    "Document": "ragfence.documents.document",
+    "Document": "ragfence.core.document",
     "Fence": "ragfence.fence",
     "Flags": "ragfence.core.receipts",
     "IndexSpec": "ragfence.indexes.spec",

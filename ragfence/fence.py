@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from ragfence.audit.audit import Audit
     from ragfence.audit.recount import Recount
     from ragfence.audit.statistics import FenceStats
+    from ragfence.core.aliases import Hit
     from ragfence.documents.documents import Documents
     from ragfence.indexes.aliases import Aliases
     from ragfence.indexes.indexes import Indexes
-    from ragfence.indexes.search import Hit, Search
+    from ragfence.indexes.search import Search
 
 
 class Fence:

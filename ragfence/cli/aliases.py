@@ -13,10 +13,10 @@ from ragfence.cli.options import Json, Objects, PolicyFile, Store, StoreOptions,
 from ragfence.errors import GateFailed
 
 if TYPE_CHECKING:
+    from ragfence.core.aliases import ExpectedTarget, Hit
     from ragfence.fence import Fence
-    from ragfence.indexes.aliases import Expected, Swap
+    from ragfence.indexes.aliases import Swap
     from ragfence.indexes.catalog import Alias, CatalogEntry
-    from ragfence.indexes.search import Hit
 
 NO_ALIAS = "none"
 INDENT = "    "
@@ -175,9 +175,9 @@ def search(
     output.say(f"{output.many(len(hits), 'snippet')} from {alias}: INDEX_HASH {index_hash}, generation {generation}")
 
 
-def _expected(fence: Fence, text: str | None) -> Expected:
+def _expected(fence: Fence, text: str | None) -> ExpectedTarget:
     from ragfence.cli.build_lookup import pick
-    from ragfence.indexes.aliases import UNSET
+    from ragfence.core.aliases import UNSET
 
     if text is None:
         return UNSET

@@ -19,7 +19,7 @@ from ragfence.errors import BuildRetired
 from ragfence.indexes.backends.backend import Metric
 
 if TYPE_CHECKING:
-    from ragfence.documents.progress import Gauge
+    from ragfence._progress import Gauge
     from ragfence.fence import Fence
     from ragfence.indexes.build import Build
     from ragfence.indexes.build_log import Attempt

@@ -12,7 +12,7 @@ import typer
 
 from ragfence.cli import output
 from ragfence.cli.options import Json, Objects, PolicyFile, Store, Tenant
-from ragfence.core.settings import SERVE_HOST, SERVE_PORT
+from ragfence.wire import SERVE_HOST, SERVE_PORT
 
 if TYPE_CHECKING:
     from ragfence.server.serve import ServerOptions

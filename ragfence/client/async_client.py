@@ -1,4 +1,4 @@
-"""`AsyncClient`: performs the steps of every call, and awaits. The methods are those of `Client`."""
+"""`AsyncClient`: executes the steps of every call, and awaits. It has the methods of `Client`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from ragfence.client import batches, calls
 from ragfence.client.batches import BATCH, MAX_BATCH_BYTES, WAIT_S, ClientBatches, Documents
 from ragfence.client.calls import ClientCalls
 from ragfence.client.retry import RetryPolicy
-from ragfence.client.session import TIMEOUT_S, ClientSession, core_of
+from ragfence.client.session import TIMEOUT_S, ClientSession, closed_error, make_calls
 from ragfence.client.steps import END, Give, Lost, Pause, Pull, Reply, Send, Steps
-from ragfence.core.receipts import Receipt
-from ragfence.documents.ingest import OnError
+from ragfence.core.receipts import OnError, Receipt
 from ragfence.errors import RagfenceError
 
 if TYPE_CHECKING:
@@ -27,28 +26,28 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _done(
+def _run(
     call: Callable[Concatenate[ClientCalls, P], Steps[T]],
 ) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
     @wraps(call)
     async def method(client: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await client._done(call(client._core, *args, **kwargs))
+        return await client._run(call(client._core, *args, **kwargs))
 
     return method
 
 
-def _each(
+def _iterate(
     call: Callable[Concatenate[ClientCalls, P], Steps[None]],
 ) -> Callable[Concatenate[AsyncClient, P], AsyncIterator[dict[str, Any]]]:
     @wraps(call)
     def method(client: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[dict[str, Any]]:
-        return client._each(call(client._core, *args, **kwargs))
+        return client._iterate(call(client._core, *args, **kwargs))
 
     return method
 
 
 class AsyncClient:
-    """As `Client`, for one event loop: `await client.ingest(...)`, `async for row in client.decisions()`.
+    """Like `Client`, for one event loop: `await client.ingest(...)`, `async for row in client.decisions()`.
 
     >>> async with AsyncClient("https://ingest.example") as client:  # doctest: +SKIP
     ...     await client.ingest(ragfence.Document("a", "some text"))
@@ -67,31 +66,31 @@ class AsyncClient:
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        self._core = core_of(url, api_key, timeout_s, retry, run, clock)
-        self._asking = ClientSession(self._core, allow_http=allow_http)
+        self._core = make_calls(url, api_key, timeout_s, retry, run, clock)
+        self._session = ClientSession(self._core, allow_http=allow_http)
         self._sleep = sleep
-        self._http: httpx.AsyncClient = self._asking.httpx.AsyncClient(**self._asking.options(transport))
+        self._http: httpx.AsyncClient = self._session.httpx.AsyncClient(**self._session.options(transport))
 
-    ingest = _done(calls.ingest)
-    put = _done(calls.put)
-    retract = _done(calls.retract)
-    get = _done(calls.get)
-    snippets = _done(calls.snippets)
-    receipt = _done(calls.receipt)
-    build = _done(calls.build)
-    builds = _done(calls.builds)
-    swap = _done(calls.swap)
-    rollback = _done(calls.rollback)
-    resolve = _done(calls.resolve)
-    aliases = _done(calls.aliases)
-    history = _done(calls.history)
-    search = _done(calls.search)
-    decisions = _each(calls.decisions)
-    keys = _each(calls.keys)
-    stats = _done(calls.stats)
-    release = _done(calls.release)
-    purge = _done(calls.purge)
-    purge_expired = _done(calls.purge_expired)
+    ingest = _run(calls.ingest)
+    put = _run(calls.put)
+    retract = _run(calls.retract)
+    get = _run(calls.get)
+    snippets = _run(calls.snippets)
+    receipt = _run(calls.receipt)
+    build = _run(calls.build)
+    builds = _run(calls.builds)
+    swap = _run(calls.swap)
+    rollback = _run(calls.rollback)
+    resolve = _run(calls.resolve)
+    aliases = _run(calls.aliases)
+    history = _run(calls.history)
+    search = _run(calls.search)
+    decisions = _iterate(calls.decisions)
+    keys = _iterate(calls.keys)
+    stats = _run(calls.stats)
+    release = _run(calls.release)
+    purge = _run(calls.purge)
+    purge_expired = _run(calls.purge_expired)
 
     @overload
     def ingest_many(
@@ -128,9 +127,9 @@ class AsyncClient:
         stream: bool = False,
         on_error: OnError = "return",
     ) -> Awaitable[list[Receipt]] | AsyncIterator[Receipt]:
-        """As `Client.ingest_many`; the documents may come from an `async for` too."""
+        """Like `Client.ingest_many`; the documents may also come from an asynchronous iterable."""
         batching = ClientBatches(progress, batch, max_batch_bytes, wait_s, on_error)
-        receipts = self._each(batches.ingest_many(self._core, documents, batching))
+        receipts = self._iterate(batches.ingest_many(self._core, documents, batching))
         return receipts if stream else _all(receipts)
 
     async def load(
@@ -144,9 +143,9 @@ class AsyncClient:
         wait_s: float = WAIT_S,
         on_error: OnError = "return",
     ) -> list[Receipt]:
-        """As `Client.load`. The loader is read in this thread."""
+        """Like `Client.load`. The loader is read in this thread."""
         batching = ClientBatches(progress, batch, max_batch_bytes, wait_s, on_error)
-        return await _all(self._each(batches.load(self._core, loader, batching, doc_id=doc_id)))
+        return await _all(self._iterate(batches.load(self._core, loader, batching, doc_id=doc_id)))
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -160,58 +159,60 @@ class AsyncClient:
         await self.close()
 
     def __repr__(self) -> str:
-        return f"AsyncClient({self._core.conduct.url!r})"
+        return f"AsyncClient({self._core.settings.url!r})"
 
-    async def _done(self, steps: Steps[T]) -> T:
-        came: Any = None
+    async def _run(self, steps: Steps[T]) -> T:
+        outcome: Any = None
         while True:
             try:
-                step = steps.send(came)
+                step = steps.send(outcome)
             except StopIteration as done:
                 result: T = done.value
                 return result
-            came = await self._performed(step)
+            outcome = await self._execute(step)
 
-    async def _each(self, steps: Steps[None]) -> AsyncGenerator[Any, None]:
-        came: Any = None
+    async def _iterate(self, steps: Steps[None]) -> AsyncGenerator[Any, None]:
+        outcome: Any = None
         with contextlib.closing(steps):
             while True:
                 try:
-                    step = steps.send(came)
+                    step = steps.send(outcome)
                 except StopIteration:
                     return
                 if isinstance(step, Give):
                     yield step.value
-                    came = None
+                    outcome = None
                 else:
-                    came = await self._performed(step)
+                    outcome = await self._execute(step)
 
-    async def _performed(self, step: Send | Pause | Pull | Give) -> Any:
+    async def _execute(self, step: Send | Pause | Pull | Give) -> Any:
         match step:
             case Send():
-                return await self._asked(step)
+                return await self._send(step)
             case Pause(seconds):
                 return await self._sleep(seconds)
             case Pull(source):
                 return next(source, END) if isinstance(source, Iterator) else await anext(source, END)
         raise AssertionError(step)
 
-    async def _asked(self, send: Send) -> Reply | Lost:
-        httpx, until = self._asking.httpx, time.monotonic() + send.whole_s
+    async def _send(self, send: Send) -> Reply | Lost:
+        if self._http.is_closed:
+            raise closed_error()
+        httpx, until = self._session.httpx, time.monotonic() + send.whole_s
         try:
-            async with self._http.stream(**self._asking.arguments(send)) as response:
+            async with self._http.stream(**self._session.arguments(send)) as response:
                 parts = []
                 async for part in response.aiter_bytes():
                     if time.monotonic() > until:
-                        return self._asking.too_slow(send)
+                        return self._session.timed_out(send)
                     parts.append(part)
                 return Reply(response.status_code, response.headers, b"".join(parts))
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            return self._asking.trouble(error)
+            return self._session.lost(error)
 
 
 async def _all(receipts: AsyncGenerator[Receipt, None]) -> list[Receipt]:
-    """As `collect`."""
+    """Like `collect`, for an asynchronous generator."""
     collected: list[Receipt] = []
     try:
         async for receipt in receipts:

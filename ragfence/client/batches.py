@@ -1,7 +1,7 @@
-"""Many documents: sent as NDJSON in batches, answered by one receipt each, in their order, in bounded memory.
+"""Many documents: sent as NDJSON in batches, with one receipt each, in their order, in bounded memory.
 
-One batch is held at a time, as it is sent, because it may have to be sent again: an answer without its last line was
-cut off, and is asked for again under the same key.
+One batch is pending in memory, as it is sent, because it may have to be sent again: an answer without its last line was
+cut off, and the batch is sent again under the same key.
 """
 
 from __future__ import annotations
@@ -12,16 +12,12 @@ from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from ragfence.client.calls import ClientCalls
-from ragfence.client.errors import error_of
+from ragfence._progress import meter
+from ragfence.client.calls import ClientCalls, document_json, receipt_in
+from ragfence.client.errors import error_from_problem
 from ragfence.client.steps import END, Give, Pull, Reply, Steps
-from ragfence.client.values import document_json, receipt_in
-from ragfence.core.receipts import Decision, Receipt
-from ragfence.documents.document import Document
-from ragfence.documents.head_moves import refused
-from ragfence.documents.ingest import OnError
-from ragfence.documents.progress import meter
-from ragfence.documents.sources import DocumentsSource, source_of
+from ragfence.core.document import Document
+from ragfence.core.receipts import Decision, OnError, Receipt, refused_receipt
 from ragfence.errors import (
     ApiRefused,
     Conflict,
@@ -52,7 +48,7 @@ Documents = Iterable[Document] | AsyncIterable[Document]
 
 @dataclass(frozen=True, slots=True)
 class ClientBatches:
-    """How many documents are sent; see `ingest_many` of the clients."""
+    """How a sequence of documents is sent; see `Client.ingest_many`."""
 
     progress: bool | Callable[[int], None] = False
     batch: int = BATCH
@@ -70,69 +66,71 @@ class ClientBatches:
 
 
 def ingest_many(core: ClientCalls, documents: Documents, batching: ClientBatches) -> Steps[None]:
-    """Gives one receipt for each document. Nothing is read or sent before the first is asked for."""
-    if isinstance(documents, Document):  # a tuple, which could be iterated over
-        raise ValidationError("ingest_many takes many documents", hint="use ingest(document), or pass [document]")
+    """Yields one receipt for each document. Nothing is read or sent before the first receipt is requested."""
+    if isinstance(documents, Document):  # a named tuple, so it could be iterated over
+        raise ValidationError(
+            "ingest_many takes an iterable of documents", hint="use ingest(document), or pass [document]"
+        )
     total = len(documents) if isinstance(documents, Sized) else None
     source = aiter(documents) if isinstance(documents, AsyncIterable) else iter(documents)
-    return _sent(core, Pull(source), total, batching)
+    return _send(core, Pull(source), total, batching)
 
 
 def load(
     core: ClientCalls, loader: object, batching: ClientBatches, *, doc_id: Callable[[Any], str] | None = None
 ) -> Steps[None]:
-    """As `ingest_many`, for what a loader has."""
-    return _sent(core, Pull(_entries(loader, doc_id)), None, batching)
+    """Like `ingest_many`, for the documents of a loader."""
+    return _send(core, Pull(_entries(loader, doc_id)), None, batching)
 
 
-def _sent(core: ClientCalls, pull: Pull, total: int | None, batching: ClientBatches) -> Steps[None]:
+def _send(core: ClientCalls, pull: Pull, total: int | None, batching: ClientBatches) -> Steps[None]:
     done = position = 0
-    held = _SmallBatch()
-    with meter(batching.progress, total, "sending") as told:
+    pending = _PendingBatch()
+    with meter(batching.progress, total, "sending") as report:
         while True:
             given = yield pull
             line = None if given is END else _line(given, position)
             position += 1
-            # With `raise`, an invalid document ends the last batch: what comes before it is sent, and nothing after it.
+            # With `raise`, an invalid document ends the last batch: those before it are sent, those after it are not.
             last = line is None or (batching.on_error == "raise" and isinstance(line, RefusedDocument))
-            if last or (line is not None and held.is_full(line, batching)):
-                outcomes = yield from _answered(core, held, batching.wait_s)
+            if last or (line is not None and pending.is_full(line, batching)):
+                outcomes = yield from _send_batch(core, pending, batching.wait_s)
                 for at, outcome in enumerate(outcomes, start=done):
                     if batching.on_error == "raise" and isinstance(outcome, RefusedDocument):
                         raise _at(outcome.error, at)
                     yield Give(outcome.receipt if isinstance(outcome, RefusedDocument) else outcome)
                 done += len(outcomes)
-                told(done)
-                held = _SmallBatch()
+                report(done)
+                pending = _PendingBatch()
             if last and isinstance(line, RefusedDocument):
                 raise _at(line.error, position - 1)
             if line is None:
                 return
-            held.add(line)
+            pending.add(line)
 
 
 class RefusedDocument(NamedTuple):
-    """A document that was not ingested, by this client or by the server."""
+    """A document that this client or the server refused."""
 
     error: RagfenceError
 
     @property
     def receipt(self) -> Receipt:
-        """What stands in the place of its receipt."""
+        """The receipt that is returned for it."""
         error = self.error
         decision = next((decision for kind, decision in _DECISIONS if isinstance(error, kind)), Decision.REFUSED)
-        receipt = refused(error, str(error.details.get("key") or ""), decision)
-        told = {"hint": error.hint, "retryable": error.retryable}
-        return receipt._replace(failure={**(receipt.failure or {}), **told})
+        receipt = refused_receipt(error, str(error.details.get("key") or ""), decision)
+        more = {"hint": error.hint, "retryable": error.retryable}
+        return receipt._replace(failure={**(receipt.failure or {}), **more})
 
 
 Outcome = Receipt | RefusedDocument
 Line = bytes | RefusedDocument
-"""A document as it is sent, or why it cannot be."""
+"""A document as it is sent, or why it cannot be sent."""
 
 
 @dataclass(slots=True)
-class _SmallBatch:
+class _PendingBatch:
     lines: list[Line] = field(default_factory=list)
     size: int = 0
 
@@ -151,31 +149,31 @@ def _line(given: object, position: int) -> Line:
     try:
         if isinstance(given, DocumentInvalid):
             raise given
-        return document_json(given, position=position)[1] + b"\n"  # type: ignore[arg-type]  # it is checked there
+        return document_json(given, position=position)[1] + b"\n"  # type: ignore[arg-type]  # checked there
     except DocumentInvalid as invalid:
         return RefusedDocument(invalid)
 
 
-def _answered(core: ClientCalls, held: _SmallBatch, wait_s: float) -> Steps[list[Outcome]]:
-    body = b"".join(line for line in held.lines if isinstance(line, bytes))
+def _send_batch(core: ClientCalls, pending: _PendingBatch, wait_s: float) -> Steps[list[Outcome]]:
+    body = b"".join(line for line in pending.lines if isinstance(line, bytes))
     if not body:
-        return [line for line in held.lines if isinstance(line, RefusedDocument)]
-    count = sum(isinstance(line, bytes) for line in held.lines)
+        return [line for line in pending.lines if isinstance(line, RefusedDocument)]
+    count = sum(isinstance(line, bytes) for line in pending.lines)
     sent = core.write(
         "POST",
         PATH,
         body,
-        lambda reply: _outcomes(reply, count, core.conduct.secret),
+        lambda reply: _outcomes(reply, count, core.settings.secret),
         key=None,
         headers=_NDJSON,
         budget_s=wait_s,
     )
     answers = iter((yield from sent))
-    return [next(answers) if isinstance(line, bytes) else line for line in held.lines]
+    return [next(answers) if isinstance(line, bytes) else line for line in pending.lines]
 
 
 def _outcomes(reply: Reply, count: int, secret: str) -> list[Outcome] | None:
-    """None: the answer was cut off."""
+    """Returns one outcome for each document, or None if the answer was cut off."""
     *lines, last = [line for line in reply.body.split(b"\n") if line] or [b""]
     try:
         end = json.loads(last)
@@ -184,23 +182,23 @@ def _outcomes(reply: Reply, count: int, secret: str) -> list[Outcome] | None:
     if not isinstance(end, dict) or end.get("done") is not True:
         return None
     try:
-        told = [json.loads(line) for line in lines]
-        if [each["line"] for each in told] != list(range(1, count + 1)):
-            raise ValueError(f"{len(told)} outcomes for {count} documents")
-        return [_outcome(each, secret) for each in told]
+        replies = [json.loads(line) for line in lines]
+        if [each["line"] for each in replies] != list(range(1, count + 1)):
+            raise ValueError(f"{len(replies)} outcomes for {count} documents")
+        return [_outcome(each, secret) for each in replies]
     except (ValueError, KeyError, TypeError, AttributeError) as broken:
         raise ApiRefused(
-            f"the server answered the batch, but not line by line: {broken!r}",
+            f"the server's answer to the batch has no outcome per line: {broken!r}",
             hint="is this server as new as this client?",
             status=reply.status,
             code="API.unreadable",
         ) from broken
 
 
-def _outcome(told: dict[str, Any], secret: str) -> Outcome:
-    if "receipt" in told:
-        return receipt_in(told["receipt"])
-    return RefusedDocument(error_of(told["problem"], secret, status=told["status"]))
+def _outcome(reply: dict[str, Any], secret: str) -> Outcome:
+    if "receipt" in reply:
+        return receipt_in(reply["receipt"])
+    return RefusedDocument(error_from_problem(reply["problem"], secret, status=reply["status"]))
 
 
 def _at(error: RagfenceError, position: int) -> RagfenceError:
@@ -209,7 +207,10 @@ def _at(error: RagfenceError, position: int) -> RagfenceError:
 
 
 def _entries(loader: Any, doc_id: Callable[[Any], str] | None) -> Iterator[Document | DocumentInvalid]:
-    """What a loader has, each as a document or as what is wrong with it."""
+    """Yields each document of a loader, or the error of one that is invalid."""
+    # Only here: a client that does not load from files needs none of the sources.
+    from ragfence.documents.sources import DocumentsSource, source_of
+
     with contextlib.ExitStack() as opened:
         if callable(lazy_load := getattr(loader, "lazy_load", None)):  # LangChain
             source: Any = DocumentsSource(lazy_load(), name=type(loader).__name__, doc_id=doc_id)

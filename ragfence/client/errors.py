@@ -1,12 +1,12 @@
-"""What went wrong, as the caller gets it: the errors of the library where the server names one, `ApiError` otherwise.
+"""The errors that a client raises: those of the library where the server names one, `ApiError` otherwise.
 
     ApiError             .status, .code, .retryable, .hint; .retry_after_s if the server said
     +-- ApiRefused       also a TerminalError: the same request will be refused again
         +-- ApiUnauthorized  401: the API key is missing, unknown, expired or revoked; .code says which
         +-- ApiForbidden     403: the API key lacks a scope; .needed_scopes
-    +-- ApiUnavailable   also a TransientError: no answer, or one that may be another later
+    +-- ApiUnavailable   also a TransientError: there was no answer, or a later one may be different
 
-The API key is in no message: what a server says is shown without it.
+No message contains the API key: it is removed from what a server says.
 """
 
 from __future__ import annotations
@@ -19,9 +19,23 @@ from typing import Any, Final
 
 from ragfence.client.steps import Lost, Reply
 from ragfence.core.backoff import retry_after_s
+from ragfence.core.http_errors import message_in
 from ragfence.errors import ApiForbidden, ApiRefused, ApiUnauthorized, ApiUnavailable, InFlight, RagfenceError
-from ragfence.indexes.embedders.answers import said_by
 from ragfence.wire.problems import ERRORS, REFUSALS
+
+_IN_PYTHON: Final = (
+    ("GET /v1/aliases/NAME", "client.resolve(NAME)"),
+    ("GET /v1/aliases", "client.aliases()"),
+    ("POST /v1/aliases/ALIAS:swap", "client.swap(ALIAS, index_hash)"),
+    ("POST /v1/builds", "client.build()"),
+    ("POST /v1/admin/keys/KEY:release", "client.release(KEY)"),
+    ("GET /v1/keys", "client.keys()"),
+    ('{"force": true, "reason": "..."}', 'client.swap(..., force=True, reason="...")'),
+    ('for example Idempotency-Key: "', 'for example idempotency_key="'),
+    ("Idempotency-Key", "idempotency_key"),
+    ("send Authorization: Bearer and an API key", "pass api_key=, or set RAGFENCE_API_KEY"),
+)
+"""Requests as a server's hints name them, and what a caller of this client writes instead."""
 
 SENT_AGAIN: Final = frozenset({429, 500, 502, 503, 504})
 NO_ANSWER: Final = "DEPENDENCY.unavailable"
@@ -35,7 +49,7 @@ _TAKEN: Final = frozenset({"self", "message", "hint"})
 
 
 def problem_in(reply: Reply) -> Mapping[str, Any] | None:
-    """The problem+json of an answer; None where somebody else than ragfence has answered, a proxy for instance."""
+    """Returns the problem+json of an answer; None if it is not from ragfence but, for instance, from a proxy."""
     try:
         problem = json.loads(reply.body)
     except ValueError:
@@ -43,8 +57,8 @@ def problem_in(reply: Reply) -> Mapping[str, Any] | None:
     return problem if isinstance(problem, dict) and isinstance(problem.get("code"), str) else None
 
 
-def may_pass(reply: Reply) -> bool:
-    """Whether it is sent again by itself: 429 and 5xx, unless the server says that this would be in vain."""
+def is_retryable(reply: Reply) -> bool:
+    """Returns whether the request is sent again: after 429 and 5xx, unless the server says `"retryable": false`."""
     if reply.status not in SENT_AGAIN:
         return False
     problem = problem_in(reply)
@@ -56,37 +70,37 @@ def is_in_flight(reply: Reply) -> bool:
     return problem is not None and problem["code"] == InFlight.code
 
 
-def asked_s(reply: Reply) -> float | None:
-    """Retry-After, in seconds from now. A date is taken from the server's own clock, if that is told."""
+def server_pause_s(reply: Reply) -> float | None:
+    """Returns Retry-After in seconds from now. A date is compared with the server's own clock, if it sends one."""
     header = reply.headers.get("retry-after")
     return None if header is None else retry_after_s(header, _now_at(reply))
 
 
 def error_in(reply: Reply, secret: str = "", *, where: str = "") -> RagfenceError:
-    """The error that an answer tells of."""
+    """Returns the error that an answer reports."""
     problem = problem_in(reply)
-    wait_s = asked_s(reply)
+    wait_s = server_pause_s(reply)
     if problem is not None:
-        return error_of(problem, secret, status=reply.status, retry_after_s=wait_s)
-    said = cleaned(said_by(reply.body[:4000].decode("utf-8", "replace")), secret)
+        return error_from_problem(problem, secret, status=reply.status, retry_after_s=wait_s)
+    said = without_secret(message_in(reply.body[:4000].decode("utf-8", "replace")), secret)
     kind = ApiUnavailable if reply.status in SENT_AGAIN else _REFUSED.get(reply.status, ApiRefused)
     return kind(
         f"{where or 'the server'} answered {reply.status}{said}",
-        hint="this is no answer of ragfence: look at the address, and at what stands between",
+        hint="the answer is not from ragfence: check the address, and any proxy in between",
         code=f"HTTP.{reply.status}",
         status=reply.status,
         retry_after_s=wait_s,
     )
 
 
-def error_of(
+def error_from_problem(
     problem: Mapping[str, Any], secret: str = "", *, status: int = 0, retry_after_s: float | None = None
 ) -> RagfenceError:
-    """The error that a problem is the form of."""
+    """Returns the error that a problem+json stands for."""
     code = str(problem.get("code") or "")
     status = status or _number(problem.get("status"))
-    message = cleaned(str(problem.get("detail") or problem.get("title") or code), secret)
-    hint = cleaned(str(problem.get("hint") or ""), secret)
+    message = without_secret(str(problem.get("detail") or problem.get("title") or code), secret)
+    hint = in_python(without_secret(str(problem.get("hint") or ""), secret))
     if retry_after_s is None and isinstance(problem.get("retry_after"), int | float):
         retry_after_s = float(problem["retry_after"])
     extras = {name: value for name, value in problem.items() if name not in _OF_THE_FORM | _TAKEN}
@@ -104,14 +118,14 @@ def error_of(
     return kind(message, hint=hint, code=code, **extras)
 
 
-def error_for(what: Lost, where: str, attempts: int, secret: str, url: str) -> ApiUnavailable:
-    """The error of a request that nobody answered."""
-    tries = "once" if attempts == 1 else f"{attempts} times"
+def unanswered_error(what: Lost, where: str, attempts: int, secret: str, url: str) -> ApiUnavailable:
+    """Returns the error of a request that got no answer."""
+    tries = "1 attempt" if attempts == 1 else f"{attempts} attempts"
     error = ApiUnavailable(
-        f"{where} was asked {tries}, and did not answer: {cleaned(what.what, secret)}",
+        f"{where} did not answer ({tries}): {without_secret(what.what, secret)}",
         hint=(
-            f"nothing listens at {url}, or it cannot be reached: start a server with `ragfence serve`, or give the "
-            "address of yours in RAGFENCE_URL"
+            f"nothing listens at {url}, or it cannot be reached: start a server with `ragfence serve`, or set "
+            "RAGFENCE_URL to the address of yours"
             if what.unconnected
             else "check that the server runs and can be reached, then call again"
         ),
@@ -121,7 +135,18 @@ def error_for(what: Lost, where: str, attempts: int, secret: str, url: str) -> A
     return error
 
 
-def cleaned(text: str, secret: str) -> str:
+def in_python(hint: str) -> str:
+    """Returns a server's hint, with its requests as calls of this client.
+
+    >>> in_python("build it first: POST /v1/builds")
+    'build it first: client.build()'
+    """
+    for request, call in _IN_PYTHON:
+        hint = hint.replace(request, call)
+    return hint
+
+
+def without_secret(text: str, secret: str) -> str:
     return text.replace(secret, "***") if secret else text
 
 

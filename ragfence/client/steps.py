@@ -1,7 +1,7 @@
-"""What a call wants done next, as values: the logic is written once, as generators, and does no I/O.
+"""The steps of a call, as values: the logic is written once, as generators, and does no I/O.
 
-A generator yields a step and is sent what came of it. Two shells perform the steps: `Client` blocks, `AsyncClient`
-awaits.
+A generator yields a step and is sent its result. `Client` executes the steps and blocks, `AsyncClient` executes them
+and awaits.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias, TypeVar
 
 GRACE_S: Final = 1.0
-"""A server that is told `X-Request-Timeout` says so when that is over, and its answer has to come through."""
+"""Added to `X-Request-Timeout`: when that has expired the server says so, and its answer needs time to arrive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """A request. Answered by a `Reply`, or by `Lost`."""
+    """A request. Its result is a `Reply` or `Lost`."""
 
     method: str
     url: str
-    """below the address of the server, or whole"""
+    """a path below the address of the server, or a whole URL"""
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes | None = None
     silence_s: float = 10.0
-    """how long nothing may be heard"""
+    """the longest time without a byte from the server"""
     whole_s: float = 10.0
-    """how long all of the answer may take"""
+    """the longest time until the answer is complete"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +36,14 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """The next thing of what the caller passed. Answered by it, or by `END`."""
+    """Reads the next item of what the caller passed. Its result is the item, or `END`."""
 
     source: Iterator[Any] | AsyncIterator[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Give:
-    """One of many results, for who iterates."""
+    """One of many results, for a caller that iterates."""
 
     value: Any
 
@@ -58,7 +58,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """No answer, or not all of one: nobody knows what the server did."""
+    """There was no answer, or only part of one: what the server did is unknown."""
 
     what: str
     cause: Exception | None = None
@@ -68,7 +68,7 @@ class Lost:
 
 
 class End:
-    """`END`, and nothing else."""
+    """The type of `END`."""
 
 
 END: Final = End()
@@ -76,4 +76,4 @@ END: Final = End()
 Result = TypeVar("Result")
 Step: TypeAlias = Send | Pause | Pull | Give
 Steps: TypeAlias = Generator[Step, Any, Result]
-"""`Any`, because what is sent depends on what was yielded: see the steps."""
+"""`Any`, because what is sent in depends on the step that was yielded."""

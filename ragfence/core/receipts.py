@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+from ragfence.errors import EffectFailed, RagfenceError
+
+OnError = Literal["return", "raise"]
+"""What a call with many documents does with one that fails: returns a receipt with `failure`, or raises."""
 
 
 class Decision(StrEnum):
@@ -95,3 +100,26 @@ _COMPARED = Receipt._fields.index("decision")
 def default_effect_id(key: bytes) -> str:
     """The effect_id of an effect that names none: a part of its key, so it needs no room in the stores."""
     return f"ef_{key[1:17].hex()}"
+
+
+def refused_receipt(error: Exception, key: str = "", decision: Decision = Decision.REFUSED) -> Receipt:
+    """What stands in the place of a receipt for a document that was not ingested. One that is invalid has no key."""
+    if isinstance(error, RagfenceError):
+        code, message = error.code, error.message
+    else:
+        code, message = EffectFailed.code, f"{type(error).__name__}: {error}"
+    return Receipt(
+        key, "", failure={"type": type(error).__name__, "code": code, "message": message[:2000]}, decision=decision
+    )
+
+
+def collect(receipts: Iterator[Receipt]) -> list[Receipt]:
+    """All of them. An error that one of the documents raised carries the receipts of those before it."""
+    collected: list[Receipt] = []
+    try:
+        collected.extend(receipts)
+    except RagfenceError as stopped:
+        if "position" in stopped.details:
+            stopped.details["receipts"] = tuple(collected)
+        raise
+    return collected

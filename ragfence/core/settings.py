@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 POLICY_FILE = "ragfence.yml"
 MAX_POLICY_BYTES = 256 * 1024
-SERVE_HOST, SERVE_PORT = "127.0.0.1", 8080
-"""where `ragfence serve` listens, and where a client looks for it, unless they are told otherwise"""
 CONTENT_SECRET = "RAGFENCE_CONTENT_SECRET"
 MIN_SECRET_BYTES, MAX_SECRET_BYTES = 32, 4096
 

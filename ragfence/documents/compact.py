@@ -22,10 +22,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from ragfence._progress import Meter
 from ragfence.core.operations import FenceNumber
 from ragfence.documents.log import INGEST
 from ragfence.documents.parquet import decode_snippets, whole_rows
-from ragfence.documents.progress import Meter
 from ragfence.documents.rewrite import (
     COMPACTED,
     NOTHING,

@@ -8,8 +8,10 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, get_args, overload
 
+from ragfence._progress import Meter, meter
 from ragfence.core.decisions import Replay
-from ragfence.core.receipts import Receipt
+from ragfence.core.document import Document, StoredSnippet
+from ragfence.core.receipts import OnError, Receipt, collect
 from ragfence.documents.chunking.chunker import Chunker
 from ragfence.documents.claims import (
     Caller,
@@ -23,17 +25,15 @@ from ragfence.documents.claims import (
 from ragfence.documents.claims import check as check_expected
 from ragfence.documents.compact import Compaction, CompactReport
 from ragfence.documents.corpus_digest import Corpus
-from ragfence.documents.document import Document
 from ragfence.documents.findings import Finding, Verification
 from ragfence.documents.head_moves import HeadMover, SnippetHook, effect_of, error_of, receipt_of
 from ragfence.documents.identity import Identity
-from ragfence.documents.ingest import BatchIngest, OnError, collect
+from ragfence.documents.ingest import BatchIngest
 from ragfence.documents.log import Layout
 from ragfence.documents.origins import Origins
 from ragfence.documents.parquet import ParquetCodec
-from ragfence.documents.progress import Meter, meter
 from ragfence.documents.purge import Purge, PurgeReport
-from ragfence.documents.reads import DocumentReads, StoredDocument, StoredSnippet
+from ragfence.documents.reads import DocumentReads, StoredDocument
 from ragfence.documents.repair import DocumentRepair
 from ragfence.documents.rewrite import LogRewrite, RowsTell, Switch
 from ragfence.documents.sinks.delivery import SinkDelivery, SinkWriter

@@ -11,7 +11,7 @@ from typing import Any
 
 from ragfence.core.decision_rows import METADATA_UPDATED, REVIVED, RowKind, row_for_answer
 from ragfence.core.decisions import ConflictVerdict, Granted, InFlightVerdict, Replay, StaleVerdict
-from ragfence.core.receipts import Decision, Flags, Receipt, default_effect_id
+from ragfence.core.receipts import Decision, Flags, Receipt, default_effect_id, refused_receipt
 from ragfence.core.records import HEADER_BYTES, TOKEN_BYTES, KeyRecord
 from ragfence.documents.chunking.chunker import pieces_of
 from ragfence.documents.claims import PreparedDocument, expecting
@@ -46,7 +46,7 @@ from ragfence.engine.batch_commit import (
     batch_tokens,
 )
 from ragfence.engine.segment_log import LogRow
-from ragfence.errors import CommitUncertain, EffectFailed, OriginConflict, Quarantined, RagfenceError
+from ragfence.errors import CommitUncertain, EffectFailed, OriginConflict, Quarantined
 from ragfence.errors import Conflict as ConflictError
 from ragfence.errors import InFlight as InFlightError
 from ragfence.errors import Stale as StaleError
@@ -258,7 +258,7 @@ def receipt_of(subject: PreparedDocument, answer: Answer, waited_s: float = 0.0)
         return _answered(key, answer.record, decision, _flags(answer.record.attempt, answer.takeover, answer.flags))
     error = error_of(subject, answer, waited_s)
     decision = _DECISIONS.get(type(answer), Decision.REFUSED)
-    return refused(error, key.hex(), Decision.CONFLICT if isinstance(error, OriginConflict) else decision)
+    return refused_receipt(error, key.hex(), Decision.CONFLICT if isinstance(error, OriginConflict) else decision)
 
 
 @lru_cache(maxsize=256)
@@ -323,17 +323,6 @@ def replayed(key: bytes, record: bytes) -> Receipt:
             seen << 32 | seen_low,
             sealed << 32 | sealed_low,
         ),
-    )
-
-
-def refused(error: Exception, key: str = "", decision: Decision = Decision.REFUSED) -> Receipt:
-    """What stands in the place of a receipt for a document that was not ingested. One that is invalid has no key."""
-    if isinstance(error, RagfenceError):
-        code, message = error.code, error.message
-    else:
-        code, message = EffectFailed.code, f"{type(error).__name__}: {error}"
-    return Receipt(
-        key, "", failure={"type": type(error).__name__, "code": code, "message": message[:2000]}, decision=decision
     )
 
 

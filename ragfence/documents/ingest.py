@@ -5,22 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Literal
 
+from ragfence._progress import Meter
 from ragfence.core.decisions import Replay
-from ragfence.core.receipts import STALE, Receipt
+from ragfence.core.document import Document
+from ragfence.core.receipts import STALE, OnError, Receipt, refused_receipt
 from ragfence.documents.claims import Asked, Caller, ClaimBuilder, GivenDocument, PreparedDocument, in_waves
-from ragfence.documents.document import Document
 from ragfence.documents.dry_run import DryRun
-from ragfence.documents.head_moves import HeadMover, error_of, receipt_of, refused, replayed
-from ragfence.documents.progress import Meter
+from ragfence.documents.head_moves import HeadMover, error_of, receipt_of, replayed
 from ragfence.engine import gc_pause
 from ragfence.engine.batch_commit import MovedHead, batch_tokens
 from ragfence.engine.refusals import Refusal
 from ragfence.errors import DocumentInvalid, RagfenceError, ValidationError
 from ragfence.stores.fences import FenceStore
-
-OnError = Literal["return", "raise"]
 
 _log = logging.getLogger("ragfence.documents")
 
@@ -103,7 +100,7 @@ class BatchIngest:
             try:
                 asks[at] = ask(document, next(tokens), caller, first + at)
             except DocumentInvalid as invalid:
-                receipts[at] = refused(invalid)
+                receipts[at] = refused_receipt(invalid)
                 invalid_ones.append(invalid)
                 if errors is not None:
                     errors[at] = invalid
@@ -147,18 +144,6 @@ class BatchIngest:
         finally:
             known.drop()
         return left
-
-
-def collect(receipts: Iterator[Receipt]) -> list[Receipt]:
-    """All of them. An error that one of the documents raised carries the receipts of those before it."""
-    collected: list[Receipt] = []
-    try:
-        collected.extend(receipts)
-    except RagfenceError as stopped:
-        if "position" in stopped.details:
-            stopped.details["receipts"] = tuple(collected)
-        raise
-    return collected
 
 
 def _at(error: Exception, position: int) -> Exception:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from ragfence.core.canonical import parse_json
 from ragfence.core.decisions import Mode
+from ragfence.core.document import StoredSnippet
 from ragfence.core.hashing import SHARDS
 from ragfence.core.operations import FenceNumber, checked_text
 from ragfence.core.records import Head, KeyRecord, SourceRecord
@@ -46,21 +47,6 @@ class StoredDocument:
     snippet_ids: tuple[str, ...]
     updated_ms: int
     fence: str
-
-
-@dataclass(frozen=True, slots=True)
-class StoredSnippet:
-    """A snippet of a live document: `text` is `document_text[start:end]` of its normalised text."""
-
-    snippet_id: str
-    doc_id: str
-    text: str
-    start: int
-    end: int
-    section_id: str
-    ordinal: int
-    tokens: int
-    source_url: str
 
 
 class SegmentMoved(Exception):

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, islice
 from typing import Any, NamedTuple
 
+from ragfence._progress import Meter
 from ragfence.core.decisions import Mode
 from ragfence.core.operations import FenceNumber
 from ragfence.core.records import Head, KeyRecord, SourceRecord
@@ -26,7 +27,6 @@ from ragfence.documents.findings import BEYOND_REPAIR, Finding, Trouble, Verific
 from ragfence.documents.identity import SNIPPET_BYTES, snippet_texts
 from ragfence.documents.log import INGEST, Positions, address_in, ids_in
 from ragfence.documents.parquet import decode_snippets, whole_rows
-from ragfence.documents.progress import Meter
 from ragfence.documents.rewrite import LogRewrite
 from ragfence.engine.epochs import Epochs
 from ragfence.engine.hydration import Hydrator

@@ -13,10 +13,10 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from itertools import islice
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, NamedTuple
 
+from ragfence.core.aliases import UNSET, ExpectedTarget
 from ragfence.engine import crash_points
 from ragfence.engine.engine import Engine
 from ragfence.engine.leases import leading_lease
@@ -59,18 +59,6 @@ ATTEMPTS = 64
 LOOKED_BACK = 200
 """so many changes of the catalog ago an attempt that was cut off is still found"""
 LONGEST_PAUSE_S = 0.25
-
-
-class Unset(Enum):
-    UNSET = "unset"
-
-    def __repr__(self) -> str:
-        return "UNSET"
-
-
-UNSET: Final = Unset.UNSET
-"""of `expect`: wherever the alias is. None is something else: there must be no such alias"""
-Expected = str | None | Literal[Unset.UNSET]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +131,7 @@ class Aliases:
         alias: str,
         index_hash: str,
         *,
-        expect: Expected = UNSET,
+        expect: ExpectedTarget = UNSET,
         force: bool = False,
         reason: str = "",
         gates: Gates | None = None,
@@ -167,7 +155,7 @@ class Aliases:
         return self._move(alias, asked, choose, expect, gates, forced=force, reason=reason, actor=actor)
 
     def rollback(
-        self, alias: str, *, to: str | None = None, expect: Expected = UNSET, reason: str = "", actor: str = ""
+        self, alias: str, *, to: str | None = None, expect: ExpectedTarget = UNSET, reason: str = "", actor: str = ""
     ) -> Swap:
         """Points the alias at the build before this one that is still sealed, or `to` one that it has had.
 
@@ -183,7 +171,7 @@ class Aliases:
         asked = AliasMove("rollback", to)
         return self._move(alias, asked, choose, expect, None, forced=False, reason=reason, actor=actor)
 
-    def remove(self, alias: str, reason: str = "", *, expect: Expected = UNSET, actor: str = "") -> Swap:
+    def remove(self, alias: str, reason: str = "", *, expect: ExpectedTarget = UNSET, actor: str = "") -> Swap:
         """Takes the alias away, and with it its claim on builds: gc may retire what only it has used."""
         check_alias(alias)
         reason = self._kept(reason)
@@ -257,7 +245,7 @@ class Aliases:
         alias: str,
         change: AliasMove,
         choose: Choose,
-        expect: Expected,
+        expect: ExpectedTarget,
         gates: Gates | None,
         *,
         forced: bool,
@@ -408,7 +396,7 @@ def unknown(alias: str) -> AliasUnknown:
     return AliasUnknown(f"there is no alias {alias!r}")
 
 
-def _check_expected(alias: str, held: Alias | None, expect: Expected) -> None:
+def _check_expected(alias: str, held: Alias | None, expect: ExpectedTarget) -> None:
     if expect is UNSET:
         return
     current = held.target.index_hash if held else None

@@ -14,9 +14,9 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ragfence._progress import Gauge
 from ragfence.core.operations import Operation
 from ragfence.core.receipts import Decision, Receipt
-from ragfence.documents.progress import Gauge
 from ragfence.engine import crash_points
 from ragfence.engine.claim_block import ClaimBlock
 from ragfence.engine.engine import Engine

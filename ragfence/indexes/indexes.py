@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from ragfence._progress import Gauge, gauge
 from ragfence.documents.documents import Documents
 from ragfence.documents.log import Layout
-from ragfence.documents.progress import Gauge, gauge
 from ragfence.engine.engine import Engine
 from ragfence.errors import BuildRetired, NotSealed, ObjectsRequired, SnapshotGone
 from ragfence.indexes.backends.backend import Backend

@@ -7,9 +7,8 @@ builds, whatever is swapped meanwhile.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
+from ragfence.core.aliases import Hit
 from ragfence.core.canonical import parse_json
 from ragfence.errors import BuildMissing, NotSealed, ValidationError
 from ragfence.indexes.aliases import Aliases
@@ -19,32 +18,8 @@ from ragfence.indexes.catalog import Target
 from ragfence.indexes.embedders.embedder import Embedder, EmbedderId, embedded
 from ragfence.indexes.ranking import nearest
 
-if TYPE_CHECKING:
-    pass
-
 MAX_K = 10_000
 MAX_TEXT = 100_000
-
-
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """A snippet, and where it is from: `document_text[start:end]`, in which section of which document and build."""
-
-    snippet_id: str
-    doc_id: str
-    section_id: str
-    ordinal: int
-    start: int
-    end: int
-    tokens: int
-    text: str
-    source_url: str
-    metadata: dict[str, Any]
-    score: float
-    """higher is nearer"""
-    index_hash: str
-    generation: int
-    """of the catalog"""
 
 
 class Search:

@@ -26,9 +26,9 @@ from ragfence.engine.claim_block import ClaimBlock, is_final
 from ragfence.errors import FencedOut, RagfenceError, ResultTooBig, TerminalError
 from ragfence.server import stored_response
 from ragfence.server.http_claims import KIND, RequestReader, operation_of, stored_key
-from ragfence.server.request_headers import format_key, parse_key
 from ragfence.server.responses import ContractResponses, HttpClaim, told_of
 from ragfence.server.streams import Outflow, Produce, Streamed
+from ragfence.wire.headers import format_key, parse_key
 from ragfence.wire.messages import Answer, Call
 from ragfence.wire.problems import RequestRefused, problem_of, refusal
 

@@ -17,9 +17,9 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ragfence.core.document import Document
 from ragfence.core.receipts import Receipt
 from ragfence.documents.claims import GivenDocument
-from ragfence.documents.document import Document
 from ragfence.engine.requests import acting_key
 from ragfence.errors import InFlight, TransientError
 from ragfence.wire.problems import RequestRefused, refusal

@@ -20,8 +20,8 @@ from ragfence.core.hashing import ContentKey, digest
 from ragfence.core.operations import Operation
 from ragfence.engine.requests import acting_key
 from ragfence.errors import RagfenceError
-from ragfence.server.request_headers import KEY_HEADER, budget_in, check_required, key_of, missing_key
 from ragfence.server.responses import MOST_KEPT_BYTES, HttpClaim, ReplayedResponse, told_of
+from ragfence.wire.headers import KEY_HEADER, budget_in, check_required, key_of, missing_key
 from ragfence.wire.messages import Answer, Call, Headers, first_of, headers_from
 from ragfence.wire.problems import RequestRefused, problem_of
 

@@ -21,9 +21,9 @@ from ragfence.server.asgi import (
     send_answer,
 )
 from ragfence.server.contract import Contract, StartedRequest
-from ragfence.server.request_headers import principal_from
 from ragfence.server.responses import HttpClaim, unexpected
 from ragfence.server.route_templates import path_in, template_of
+from ragfence.wire.headers import principal_from
 from ragfence.wire.messages import Answer, Call, headers_from
 from ragfence.wire.problems import refusal
 

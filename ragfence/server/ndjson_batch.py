@@ -22,11 +22,11 @@ import logging
 from collections.abc import AsyncIterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from ragfence.core.document import Document
 from ragfence.core.hashing import digest_part
 from ragfence.core.policy import Http
 from ragfence.core.receipts import Decision, Receipt
 from ragfence.documents.claims import GivenDocument
-from ragfence.documents.document import Document
 from ragfence.engine.leases import leading_lease
 from ragfence.errors import Conflict, InFlight, Quarantined, RagfenceError, Stale, TransientError
 from ragfence.server.contract import Contract

@@ -17,7 +17,7 @@ from ragfence.engine.claim_block import ReplayedClaim, failed
 from ragfence.engine.requests import Request
 from ragfence.errors import Conflict, InFlight, RagfenceError
 from ragfence.server import stored_response
-from ragfence.server.request_headers import KEY_HEADER, format_key, parse_key
+from ragfence.wire.headers import KEY_HEADER, format_key, parse_key
 from ragfence.wire.messages import Answer, Headers, values_of
 from ragfence.wire.problems import Problem, RequestRefused, problem_of, refusal, whole_seconds
 

@@ -10,12 +10,14 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ragfence import errors
-from ragfence.core.redaction import Redaction
 from ragfence.errors import RagfenceError, hint_on
 from ragfence.wire.messages import Answer
+
+if TYPE_CHECKING:  # its patterns take long to load, and a client redacts nothing
+    from ragfence.core.redaction import Redaction
 
 MEDIA_TYPE: Final = "application/problem+json"
 TYPE_PREFIX: Final = "urn:ragfence:problem:"

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from ragfence.core.document import MAX_CONTENT_TYPE_BYTES, MAX_URL_BYTES, PLAIN, Document
 from ragfence.core.operations import SEQUENCE_MAX, SEQUENCE_MIN
 from ragfence.core.receipts import Receipt
-from ragfence.documents.document import MAX_CONTENT_TYPE_BYTES, MAX_URL_BYTES, PLAIN, Document
 
 MAX_ID_CHARACTERS: Final = 1024
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ragfence import Document, errors
 from ragfence.client import ApiRefused, ApiUnavailable, AsyncClient, Client
 from ragfence.client.batches import ClientBatches, ingest_many
-from ragfence.client.session import core_of
+from ragfence.client.session import make_calls
 from ragfence.client.steps import END, Give, Pull, Reply, Send
 from ragfence.core.receipts import Decision, Receipt
 from ragfence.wire.problems import problem_of
@@ -134,7 +134,7 @@ def test_an_answer_that_is_cut_off_is_asked_for_again_under_the_same_key(
 def test_an_answer_that_does_not_fit_its_batch_is_refused(client: Asks, server: Scripted) -> None:
     for lines in ([outcome(1, "d0")], [outcome(2, "d1"), outcome(1, "d0")], [{"line": 1}, {"line": 2}]):
         server.script(ndjson(lines))
-        with pytest.raises(ApiRefused, match="line by line"):
+        with pytest.raises(ApiRefused, match="outcome per line"):
             client.ingest_many(documents(2))
 
 
@@ -287,7 +287,7 @@ def test_every_document_has_its_receipt_whatever_the_batches_are(
 ) -> None:
     """Receipts are those of a plain loop, in order; each batch keeps its limits. None: a document nobody can send."""
     given = [Document(f"d{n}" if size is not None else "", "x" * (size or 0)) for n, size in enumerate(sizes)]
-    core = core_of("http://localhost:1", "", 10, None, None, lambda: 0.0)
+    core = make_calls("http://localhost:1", "", 10, None, None, lambda: 0.0)
     steps = ingest_many(core, given, ClientBatches(batch=batch, max_batch_bytes=max_bytes))
     came: Any = None
     receipts = []

@@ -13,11 +13,11 @@ import pytest
 
 from ragfence import Document, IndexSpec, errors
 from ragfence.client import ApiError, ApiForbidden, ApiRefused, ApiUnauthorized, AsyncClient, Client
-from ragfence.client.errors import error_in
+from ragfence.client.errors import error_in, in_python
 from ragfence.client.steps import Reply
 from ragfence.indexes.embedders.functions import FunctionEmbedder
 from ragfence.server.scopes import KeyScope, missing_scope
-from ragfence.wire.problems import ERRORS, REFUSALS, refusal
+from ragfence.wire.problems import ERRORS, REFUSALS, problem_of, refusal
 from tests.client.conftest import Asks, Opening
 from tests.client.scripted import RECEIPT, Said, Scripted, problem, said
 
@@ -265,6 +265,24 @@ def test_a_missing_scope_is_named(client: Asks, server: Scripted) -> None:
         client.stats()
     assert refused.value.needed_scopes == ["swap", "audit"]
     assert (refused.value.code, refused.value.scopes) == ("AUTH.forbidden", ["search"])
+
+
+def test_hints_are_calls_of_this_client_not_requests() -> None:
+    kinds = [
+        kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.RagfenceError)
+    ]
+    hints = [problem_of(kind("what happened")).hint for kind in kinds] + [row.hint for row in REFUSALS.values()]
+    assert any("/v1/" in hint for hint in hints)
+    for hint in hints:
+        spoken = in_python(hint)
+        assert not any(word in spoken for word in ("/v1/", "Idempotency-Key", "Authorization", "POST ", "GET ")), spoken
+
+
+def test_a_closed_client_says_so(client: Asks, server: Scripted) -> None:
+    client.ingest(Document("a", "x"))
+    client.close()
+    with pytest.raises(errors.ValidationError, match="client was closed"):
+        client.ingest(Document("a", "x"))
 
 
 def test_no_message_shows_the_api_key(client: Asks, server: Scripted) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragfence import Document
-from ragfence.client.keys import KEY_HEADER, Keys, content_key
+from ragfence.client.retry import KEY_HEADER, Keys, content_key
 from ragfence.errors import ValidationError
 from tests.client.conftest import Asks, Opening
 from tests.client.scripted import Scripted, outcomes

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ragfence.core import normalization
+from ragfence.core.document import normalised
 from ragfence.core.normalization import SHORT, nfc
-from ragfence.documents.document import normalised
 
 ABOVE, BELOW = "\u0315", "\u0323"
 

@@ -10,9 +10,9 @@ from xml.etree import ElementTree
 import dagster as dg
 import pytest
 
+from ragfence.core.document import Document
 from ragfence.core.hashing import shard_of
 from ragfence.dagster import SHARD_PARTITIONS, build_alias_asset, build_index_asset, build_ingest_asset
-from ragfence.documents.document import Document
 from ragfence.documents.sources import DocumentsSource
 from ragfence.errors import ValidationError
 from ragfence.indexes.gates import Gates

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 
 import ragfence
+from ragfence.core.document import Document
 from ragfence.dagster import SHARD_PARTITIONS, IngestTable, build_ingest_asset
-from ragfence.documents.document import Document
 from ragfence.documents.sync.sync import PAGE
 from tests.dagster.table_job import Rows, job_of_table, rows_of
 from tests.dagster.test_assets import shards_of

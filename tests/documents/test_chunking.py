@@ -18,9 +18,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ragfence.core.canonical import JsonValue, parse_json
+from ragfence.core.document import normalised
 from ragfence.documents.chunking.boundaries import LINE, PARAGRAPH, Border, Span, cut
 from ragfence.documents.chunking.chunker import Chunker, MarkdownChunker, Piece, Recipe, TextChunker, pieces_of
-from ragfence.documents.document import normalised
 from ragfence.errors import ValidationError
 
 CHUNKERS: tuple[type[TextChunker] | type[MarkdownChunker], ...] = (TextChunker, MarkdownChunker)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragfence.core.canonical import canonical_json
-from ragfence.documents.document import CheckedDocument, Document, DocumentLimits, checked, normalised
+from ragfence.core.document import CheckedDocument, Document, DocumentLimits, checked, normalised
 from ragfence.errors import DocumentInvalid, ValidationError
 
 LIMITS = DocumentLimits(allow_empty_text=True)

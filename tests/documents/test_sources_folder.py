@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ragfence.documents.document import Document, DocumentLimits, checked
+from ragfence.core.document import Document, DocumentLimits, checked
 from ragfence.documents.sources import FileSource, FolderSource, Item, Source
 from ragfence.documents.sources.folder import IGNORE_FILE_BYTES
 from ragfence.errors import DocumentInvalid, StoreUnavailable, ValidationError, hint_on

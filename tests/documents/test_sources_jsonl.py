@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragfence.documents.document import Document
+from ragfence.core.document import Document
 from ragfence.documents.sources import Item, JsonlSource, source_of
 from ragfence.errors import DocumentInvalid, RagfenceError, ValidationError
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ragfence.documents.document import Document
+from ragfence.core.document import Document
 from ragfence.documents.sources import (
     DocumentsSource,
     FileSource,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ragfence.documents.document import Document
+from ragfence.core.document import Document
 from ragfence.documents.sources import S3Source, source_of
 from ragfence.errors import DocumentInvalid, StoreAuth, StoreUnavailable, UnknownStore
 from tests.faulty_http import Fault, FaultyProxy

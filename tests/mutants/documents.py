@@ -13,7 +13,7 @@ MUTANTS = [
     ),
     Mutant(
         "a StopIteration of a progress callback ends the generator around it",
-        "ragfence/documents/progress.py",
+        "ragfence/_progress.py",
         "        except StopIteration as stopped:\n",
         "        except GeneratorExit as stopped:\n",
         ("tests/documents/test_guard.py", "-k", "stops_iterating"),
@@ -216,9 +216,9 @@ MUTANTS = [
     ),
     Mutant(
         "a refused document is new",
-        "ragfence/documents/head_moves.py",
-        'def refused(error: Exception, key: str = "", decision: Decision = Decision.REFUSED)',
-        'def refused(error: Exception, key: str = "", decision: Decision = Decision.NEW)',
+        "ragfence/core/receipts.py",
+        'def refused_receipt(error: Exception, key: str = "", decision: Decision = Decision.REFUSED)',
+        'def refused_receipt(error: Exception, key: str = "", decision: Decision = Decision.NEW)',
         ("tests/documents/test_refused.py", "-k", "memory"),
     ),
     Mutant(
@@ -349,7 +349,7 @@ MUTANTS = [
     ),
     Mutant(
         "an empty text replaces what was there",
-        "ragfence/documents/document.py",
+        "ragfence/core/document.py",
         "if (not text or text.isspace()) and not limits.allow_empty_text:",
         "if False:",
         ("tests/documents/test_guard.py", "-k", "without_a_word"),

@@ -6,6 +6,7 @@ Every import counts: at the top, inside functions, under TYPE_CHECKING, relative
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ ROOT = Path(ragfence.__file__).parent
 # Lowest first. A module may import its own layer and those below it. Whoever adds a module to the package says here
 # where it belongs.
 LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
-    ("base", frozenset({"errors", "_extras", "_version"})),
+    ("base", frozenset({"errors", "_extras", "_progress", "_version"})),
     ("core", frozenset({"core"})),
     ("stores", frozenset({"stores"})),
     ("engine", frozenset({"engine"})),
@@ -55,6 +56,19 @@ EXCEPTIONS = {
     ("core/secret_patterns.py", "pyarrow"),
     ("core/secret_patterns.py", "pyarrow.compute"),
 }
+
+
+# Narrower than their layer: a program that only sends documents to a server loads neither stores nor engine.
+NARROW: dict[str, frozenset[str]] = {
+    "wire": frozenset({"wire", "core", "errors"}),
+    "client": frozenset({"client", "wire", "core", "errors", "_extras", "_progress", "_version"}),
+}
+NARROW_EXCEPTIONS = {
+    # Only when `load` is called: it reads what `documents.sync` reads.
+    ("client/batches.py", "ragfence.documents.sources"),
+}
+CLIENT_MODULES = 30
+"""`from ragfence.client import Client` loads fewer modules of the package."""
 
 
 class Import(NamedTuple):
@@ -102,6 +116,8 @@ def faults_in(found: Import) -> Iterator[str]:
         target = "__init__" if not _is_module(target) else target
     if target not in LAYER_OF:
         yield f"{found.file}:{found.line}: imports {found.name}, which is in no layer; say in LAYERS where it belongs"
+    elif own in NARROW and target not in NARROW[own] and (found.file, found.name) not in NARROW_EXCEPTIONS:
+        yield f"{found.file}:{found.line}: {own} must not import {found.name}"
     elif LAYER_OF[target] > LAYER_OF[own]:
         below, above = LAYERS[LAYER_OF[own]][0], LAYERS[LAYER_OF[target]][0]
         yield f"{found.file}:{found.line}: {below} must not import {found.name}, which is in {above}"
@@ -129,7 +145,16 @@ def test_every_module_of_the_package_is_in_one_layer() -> None:
 
 def test_every_exception_is_still_needed() -> None:
     used = {(found.file, found.name) for file, source in _sources() for found in imports_of(file, source)}
-    assert used >= EXCEPTIONS
+    assert used >= EXCEPTIONS | NARROW_EXCEPTIONS
+
+
+def test_the_client_loads_few_modules() -> None:
+    program = (
+        "import sys; from ragfence.client import Client; print(*(m for m in sys.modules if m.startswith('ragfence')))"
+    )
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert len(loaded) < CLIENT_MODULES, "\n".join(sorted(loaded))
+    assert {name.split(".")[1] for name in loaded if "." in name} <= NARROW["client"]
 
 
 @pytest.mark.parametrize(
@@ -152,6 +177,10 @@ def test_every_exception_is_still_needed() -> None:
         ("errors.py", "import pydantic_settings"),
         ("stores/fences_new.py", "from ragfence.engine import crash_points"),
         ("stores/fences_new.py", "from ragfence.testing.clock import VirtualClock"),
+        ("wire/schemas.py", "from ragfence.server.responses import replay"),
+        ("wire/schemas.py", "from ragfence.documents.claims import ANY"),
+        ("client/calls.py", "from ragfence.indexes.spec import IndexSpec"),
+        ("client/calls.py", "def lazily():\n    from ragfence.documents.sources import source_of"),
         ("engine/runner.py", "from ragfence.audit import check"),
         ("engine/runner.py", "from ragfence._open import open"),
         ("engine/runner.py", "from ragfence.unheard_of import thing"),
@@ -171,6 +200,7 @@ def test_a_forbidden_import_is_found(file: str, source: str) -> None:
         ("core/keys.py", '"""See ragfence.stores for more."""\nx = ["ragfence/stores", "ragfence.yml"]'),
         ("stores/fences_new.py", "import redis\nfrom ragfence.core import hashing\nfiles('ragfence.stores')"),
         ("engine/runner.py", "from ragfence.stores.fences import Lookup\nfrom ragfence.engine import crash_points"),
+        ("client/calls.py", "from ragfence.wire.schemas import BuildIn\nfrom ragfence.core.document import Document"),
         ("fence.py", "from ragfence.audit.audit import Audit\nfrom ragfence import errors, open"),
         ("testing/faults.py", "import pytest\nfrom ragfence.engine import crash_points"),
     ],

@@ -18,7 +18,7 @@ import xxhash
 
 import ragfence
 from ragfence import Document, Operation, Policy
-from ragfence.client.keys import content_key
+from ragfence.client.retry import content_key
 from ragfence.core.canonical import canonical_json
 from ragfence.core.hashing import Algorithm, content_hash
 from ragfence.core.settings import CONTENT_SECRET

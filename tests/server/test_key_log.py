@@ -72,7 +72,7 @@ def test_the_rows_of_a_build_tell_the_key_those_of_its_vectors_too(tmp_path: Pat
 def test_two_callers_of_one_group_are_told_apart(tmp_path: Path) -> None:
     import asyncio
 
-    from ragfence.documents.document import Document
+    from ragfence.core.document import Document
     from ragfence.engine.requests import acting_key
     from ragfence.server.group_commit import GroupCommit
 

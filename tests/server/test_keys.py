@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragfence.server.request_headers import budget_in, check_required, format_key, key_of, parse_key, principal_from
+from ragfence.wire.headers import budget_in, check_required, format_key, key_of, parse_key, principal_from
 from ragfence.wire.messages import Call
 from ragfence.wire.problems import RequestRefused
 

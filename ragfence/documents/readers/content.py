@@ -12,7 +12,7 @@ from os.path import splitext
 from types import MappingProxyType
 from typing import Any
 
-from ragfence.documents.document import PLAIN, Document
+from ragfence.core.document import PLAIN, Document
 from ragfence.documents.readers.html import text_of_html
 from ragfence.errors import DocumentInvalid, Hint, ValidationError
 

@@ -17,7 +17,7 @@ from functools import partial
 from unicodedata import normalize
 from urllib.parse import quote
 
-from ragfence.documents.document import Document
+from ragfence.core.document import Document
 from ragfence.documents.readers.content import LIMIT_BYTES, ContentReader, Skipped, reading
 from ragfence.documents.sources.ignore_rules import IGNORED, Ignore
 from ragfence.documents.sources.regular_files import NotRegularFileError, open_folder, open_regular_file, open_root

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NoReturn
 
-from ragfence.documents.document import Document
+from ragfence.core.document import Document
 from ragfence.documents.readers.content import as_doc_id
 from ragfence.documents.sources.source import Item
 from ragfence.errors import DocumentInvalid, ValidationError

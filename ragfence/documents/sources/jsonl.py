@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, BinaryIO, NoReturn
 from unicodedata import normalize
 
-from ragfence.documents.document import Document
+from ragfence.core.document import Document
 from ragfence.documents.readers.content import as_doc_id
 from ragfence.documents.sources.folder import shown, unusable
 from ragfence.documents.sources.regular_files import NotRegularFileError, open_regular_file

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from ragfence.core.document import Document
 from ragfence.core.urls import show_url
-from ragfence.documents.document import Document
 from ragfence.documents.sources.folder import FileSource, FolderSource, shown
 from ragfence.documents.sources.frameworks import DocumentsSource
 from ragfence.documents.sources.jsonl import JsonlSource

@@ -11,8 +11,8 @@ from unicodedata import normalize
 from urllib.parse import parse_qs
 
 from ragfence._extras import needs_extra
+from ragfence.core.document import Document
 from ragfence.core.urls import show_url
-from ragfence.documents.document import Document
 from ragfence.documents.readers.content import LIMIT_BYTES, Skipped, reading
 from ragfence.documents.sources.folder import patterns
 from ragfence.documents.sources.ignore_rules import IGNORED, Ignore

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from ragfence.documents.document import Document
+from ragfence.core.document import Document
 from ragfence.errors import DocumentInvalid
 
 

@@ -1,17 +1,14 @@
-"""What an OpenAI-compatible endpoint answered: its vectors in the order of the texts, or its complaint."""
+"""What an OpenAI-compatible endpoint answered: its vectors, in the order of the texts."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ragfence.errors import EmbedderInvalid
 
 if TYPE_CHECKING:
     from ragfence.indexes.embedders.embedder import Vectors
-
-COMPLAINT = 300
-"""characters of what a server says are shown"""
 
 
 def vectors_in(body: bytes, count: int, name: str) -> tuple[Vectors, str]:
@@ -39,20 +36,3 @@ def vectors_in(body: bytes, count: int, name: str) -> tuple[Vectors, str]:
     if vectors.ndim != 2 or not vectors.shape[1]:
         raise EmbedderInvalid(f"{name} returned no vectors: an array {vectors.shape}", hint="does it know floats?")
     return vectors, str(model)
-
-
-def said_by(body: str) -> str:
-    """The server's own words behind a colon, or nothing. OpenAI, vLLM, FastAPI and plain text."""
-    try:
-        said = _complaint(json.loads(body))
-    except ValueError:
-        said = body
-    words = " ".join("".join(each if each.isprintable() else " " for each in said).split())
-    return f": {words[:COMPLAINT]}" if words else ""
-
-
-def _complaint(answer: Any) -> str:
-    for field in ("error", "message", "detail"):
-        if isinstance(answer, dict) and answer.get(field):
-            return _complaint(answer[field])
-    return answer if isinstance(answer, str) else json.dumps(answer)

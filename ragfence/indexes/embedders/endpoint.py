@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import urlsplit
 
 from ragfence.core.backoff import Backoff, may_pass, retry_after_s
+from ragfence.core.http_errors import message_in
 from ragfence.documents.log import estimated_tokens
 from ragfence.errors import EmbedderInvalid, EmbedderUnavailable, RagfenceError, ValidationError
-from ragfence.indexes.embedders.answers import said_by, vectors_in
+from ragfence.indexes.embedders.answers import vectors_in
 from ragfence.indexes.embedders.packages import package
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ class EndpointEmbedder:
                 else:
                     if answer.is_success:
                         return self._vectors(answer, len(texts))
-                    said = self._clean(said_by(answer.text))
+                    said = self._clean(message_in(answer.text))
                     if not may_pass(answer.status_code):
                         self._refuse(answer.status_code, said)
                     trouble = f"it answered {answer.status_code}{said}"

@@ -15,13 +15,13 @@ from starlette.responses import Response, StreamingResponse
 
 from ragfence.audit.key_state import standing
 from ragfence.core.canonical import canonical_json
+from ragfence.core.document import Document, DocumentLimits
+from ragfence.core.document import checked as checked_document
 from ragfence.core.hashing import ContentKey, digest_part
 from ragfence.core.operations import SEQUENCE_MAX, SEQUENCE_MIN, checked_text
 from ragfence.core.receipts import Decision, Flags, Receipt, default_effect_id
 from ragfence.core.redaction import REDACTED, Redaction
 from ragfence.documents.claims import ANY, Expected
-from ragfence.documents.document import Document, DocumentLimits
-from ragfence.documents.document import checked as checked_document
 from ragfence.documents.identity import snippet_texts
 from ragfence.documents.log import RETRACT, ids_in
 from ragfence.documents.reads import StoredDocument

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import Response
 
-from ragfence.indexes.aliases import UNSET, Swap
+from ragfence.core.aliases import UNSET
+from ragfence.indexes.aliases import Swap
 from ragfence.indexes.build_log import BuildEntry
 from ragfence.indexes.catalog import CatalogEntry
 from ragfence.indexes.search import MAX_TEXT

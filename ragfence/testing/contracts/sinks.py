@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import ragfence
-from ragfence.documents.document import Document
+from ragfence.core.document import Document
 from ragfence.documents.documents import Documents
 from ragfence.documents.sinks.sink import PAGE, Settled, SinkSnippet
 

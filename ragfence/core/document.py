@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from ragfence.core.canonical import canonical_json
 from ragfence.core.normalization import nfc
 from ragfence.core.operations import SEQUENCE_MAX, SEQUENCE_MIN, checked_text
-from ragfence.core.redaction import CleanJson
 from ragfence.errors import DocumentInvalid, Hint, NotJson, ValidationError
 
 if TYPE_CHECKING:  # the client has documents, and no policy, which takes long to load
     from ragfence.core.policy import DocumentRules
+    from ragfence.core.redaction import CleanJson
 
 MAX_URL_BYTES = 4096
 MAX_CONTENT_TYPE_BYTES = 255
@@ -52,6 +52,21 @@ class Document(NamedTuple):
     source_url: str = ""
     sequence: int | None = None
     content_type: str = PLAIN
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSnippet:
+    """A snippet of a live document: `text` is `document_text[start:end]` of its normalised text."""
+
+    snippet_id: str
+    doc_id: str
+    text: str
+    start: int
+    end: int
+    section_id: str
+    ordinal: int
+    tokens: int
+    source_url: str
 
 
 @dataclass(frozen=True, slots=True)
