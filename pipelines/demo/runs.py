@@ -117,7 +117,7 @@ def _digest(table: IngestTable) -> str:
 
 def _take_documents(facts: Facts, told: Mapping[str, Any]) -> None:
     facts.documents = {str(row.data["decision"]): int(row.data["documents"]) for row in told["decisions"].records}
-    facts.unread = told["not_even_read"].value
+    facts.unread = told["unread"].value
     facts.snippets_made = told["snippets_made"].value
     facts.snippets_saved = told["snippets_saved"].value
     facts.characters_saved = told["characters_saved"].value

@@ -92,7 +92,7 @@ class Story:
         self._show(table)
         self._say(
             f"saved: {facts.snippets_saved:,} snippets not cut and not embedded, {facts.characters_saved:,} characters "
-            f"of {facts.unread} files not even read"
+            f"of {facts.unread} files left unread"
         )
 
     def _one_edit(self) -> None:
@@ -232,7 +232,7 @@ class Story:
 
 _EFFECTS: tuple[tuple[str, Callable[[Facts], str]], ...] = (
     ("documents ingested", lambda facts: f"{facts.new:,}"),
-    ("files not even read", lambda facts: f"{facts.unread:,}"),
+    ("files left unread", lambda facts: f"{facts.unread:,}"),
     ("snippets made", lambda facts: f"{facts.snippets_made:,}"),
     ("snippets embedded", lambda facts: f"{facts.embedded:,}"),
     ("snippet_ids of all documents (digest)", lambda facts: facts.snippet_ids[:12]),

@@ -80,7 +80,7 @@ def ingest(
         bool, typer.Option("--strict", help="End with 1 if files were skipped because nothing can read them.")
     ] = False,
 ) -> None:
-    """Ingests what is new or changed, and does not even read the rest.
+    """Ingests what is new or changed, and leaves the rest unread.
 
     Ends with 0 if all is fine, with 1 if some documents failed (with --strict: or were skipped), with 2 if nothing was
     done.
@@ -228,7 +228,7 @@ def _print(report: SyncReport) -> None:
 
 def _remarks(report: SyncReport) -> dict[str, str]:
     counted = (
-        (report.unread, "not even read"),
+        (report.unread, "unread"),
         (report.revived, "revived"),
         (report.metadata_updated, "with other metadata"),
     )

@@ -233,7 +233,7 @@ def _of_report(report: SyncReport) -> dict[str, Any]:
     told: dict[str, Any] = {
         "decisions": _metadata.decisions(report.decisions | {"retracted": report.pruned, "failed": report.failed}),
         "listed": report.listed,
-        "not_even_read": report.unread,
+        "unread": report.unread,
         "skipped": report.skipped,
         "snippets_made": report.snippets_made,
         "snippets_saved": report.snippets_saved,
@@ -294,7 +294,7 @@ def _every_document(report: SyncReport) -> dg.AssetCheckResult:
 
 def _log(context: dg.AssetExecutionContext, report: SyncReport) -> None:
     counted = ", ".join(f"{count} {name}" for name, count in report.decisions.items() if count) or "nothing"
-    context.log.info("%s: %s; %d not even read", report.source, counted, report.unread)
+    context.log.info("%s: %s; %d unread", report.source, counted, report.unread)
     for each in report.failures[:SHOWN]:
         context.log.warning("%s: %s [%s]", each.doc_id, each.message, each.code)
     if report.random_ids:

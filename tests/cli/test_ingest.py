@@ -413,7 +413,7 @@ def test_as_a_user_would(embedded: Site) -> None:
     Path("docs/bad.md").unlink()
     second = process("ingest", "docs")
     assert (second.returncode, second.stderr) == (0, "")
-    assert "12 not even read" in second.stdout
+    assert "12 unread" in second.stdout
     assert process("ingest", "nowhere").returncode == 2
     told = json.loads(process("snippets", "003.md", "--json").stdout)
     assert told["snippets"][0]["text"] == Path("docs/003.md").read_text()

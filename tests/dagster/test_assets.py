@@ -50,7 +50,7 @@ def test_a_second_run_does_nothing_and_has_the_data_versions_of_the_first(world:
         assert version(first, name) == version(again, name)
     documents = told(again, "documents")
     assert documents["decisions"] == [{"decision": "duplicate", "documents": 3}]
-    assert (documents["not_even_read"], documents["snippets_made"], documents["snippets_saved"]) == (3, 0, 9)
+    assert (documents["unread"], documents["snippets_made"], documents["snippets_saved"]) == (3, 0, 9)
     assert documents["characters_saved"] == sum(len(text_of(name)) for name in NAMES)
     index = told(again, "vector_index")
     assert (index["decision"], index["embedded"], index["embedded_before"]) == ("duplicate", 0, 9)
@@ -269,7 +269,7 @@ def test_a_prefix_is_part_of_the_doc_id_that_chooses_the_shard(world: World) -> 
     for key, inside in list(by_shard.items())[:3]:
         for new in (len(inside), 0):
             metadata = told(world.run(documents, partition_key=key), "documents")
-            assert (metadata["listed"], metadata["not_even_read"]) == (len(inside), len(inside) - new)
+            assert (metadata["listed"], metadata["unread"]) == (len(inside), len(inside) - new)
     with world.opened() as fence:
         wanted = {f"{name}.txt" for inside in list(by_shard.values())[:3] for name in inside}
         assert {head.doc_id for head in fence.documents.heads()} == wanted
@@ -322,7 +322,7 @@ def test_a_backfill_of_all_shards_run_twice_ingests_every_document_once(world: W
     cut = len(world.chunker.cut)
     again = world.run(documents, tags=tags).asset_materializations_for_node("documents")
     assert plain(again[0].metadata)["decisions"] == [{"decision": "duplicate", "documents": 90}]
-    assert again[0].metadata["not_even_read"].value == 90
+    assert again[0].metadata["unread"].value == 90
     assert {(each.tags or {})["dagster/data_version"] for each in (*events, *again)} == {
         events[0].metadata["corpus_digest"].value
     }
@@ -330,7 +330,7 @@ def test_a_backfill_of_all_shards_run_twice_ingests_every_document_once(world: W
     # A shard by itself knows what the backfill knew of it.
     key = next(iter(shards_of(names)))
     alone = told(world.run(documents, partition_key=key), "documents")
-    assert alone["not_even_read"] == alone["listed"] == len(shards_of(names)[key])
+    assert alone["unread"] == alone["listed"] == len(shards_of(names)[key])
     with world.opened() as fence:
         assert sorted(head.doc_id for head in fence.documents.heads()) == sorted(f"{name}.txt" for name in names)
         assert fence.audit.check().ok

@@ -131,7 +131,7 @@ assert not list(Path.cwd().iterdir())
 for _ in range(2):
     ran = defs.resolve_job_def("ingest").execute_in_process()
     (documents,) = ran.asset_materializations_for_node("documents")
-    print(documents.metadata["listed"].value, documents.metadata["not_even_read"].value)
+    print(documents.metadata["listed"].value, documents.metadata["unread"].value)
 """
 
 

@@ -55,7 +55,7 @@ class TestTheDemo:
         documents = str(count_documents(folder / CORPUS))
         assert "0 new effects" in printed
         assert cells(printed, "documents ingested") == [documents, "0"]
-        assert cells(printed, "files not even read") == ["0", documents]
+        assert cells(printed, "files left unread") == ["0", documents]
         made, stored = cells(printed, "snippets made")[0], cells(printed, "vectors in the store")[0]
         assert cells(printed, "snippets embedded")[0] == made
         assert stored == made
