@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from ragfence.core.key_strategies import KeyStrategy
 from ragfence.core.operations import Operation, key_from_text
 from ragfence.core.policy import Policy
-from ragfence.engine.claim_block import ClaimBlock
+from ragfence.engine.claim_block import BatchedClaims, ClaimBlock
 from ragfence.engine.engine import Engine
 from ragfence.engine.expiry import Purged
 from ragfence.engine.hydration import Progress
+from ragfence.engine.inspector import Inspector
 from ragfence.engine.journal import JournalReconciled
 from ragfence.engine.once import Key, OnceOptions, Recovered
 from ragfence.engine.releases import Released, ReleaseQuery
@@ -47,6 +48,11 @@ class Fence:
     @property
     def policy(self) -> Policy:
         return self._engine.policy
+
+    @cached_property
+    def inspector(self) -> Inspector:
+        """The stores and records of this tenant, for reading; see `Inspector`."""
+        return Inspector(self._engine)
 
     @cached_property
     def documents(self) -> Documents:
@@ -158,6 +164,10 @@ class Fence:
             operation, payload, event_id=event_id, correlation_id=correlation_id, route=route
         )
         return self._engine.claim(request, wait_s=wait_s, verdict=verdict)
+
+    def batched_claims(self) -> BatchedClaims:
+        """Claims for an event loop that serves many callers, such as an HTTP server; see `BatchedClaims`."""
+        return BatchedClaims(self._engine)
 
     def release(self, operation: Operation | str) -> bool:
         """New attempts for a key that is quarantined, stuck, or sealed as a failure. False: nothing to release."""

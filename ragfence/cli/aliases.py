@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from ragfence.cli import output
-from ragfence.cli.options import Json, Objects, PolicyFile, Store, StoreOptions, Tenant, engine_of, opened
+from ragfence.cli.options import Json, Objects, PolicyFile, Store, StoreOptions, Tenant, opened
 from ragfence.errors import GateFailed
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ def _number(value: float | None) -> str | None:
 
 
 def _tell_all(fence: Fence, *, as_json: bool) -> None:
-    head, now_ms = fence.aliases.head(), engine_of(fence).fences.now_ms()
+    head, now_ms = fence.aliases.head(), fence.inspector.now_ms()
     found = [_columns(fence, name, held) for name, held in sorted(head.state.aliases.items())]
     if as_json:
         output.document({"generation": head.number, "aliases": [_dated(one) for one in found]})
@@ -268,7 +268,7 @@ def _tell_one(fence: Fence, name: str, limit: int, *, as_json: bool) -> None:
     from ragfence.indexes.aliases import unknown
     from ragfence.indexes.catalog import check_alias
 
-    now_ms, held = engine_of(fence).fences.now_ms(), fence.aliases.head().state.aliases.get(check_alias(name))
+    now_ms, held = fence.inspector.now_ms(), fence.aliases.head().state.aliases.get(check_alias(name))
     # An alias that was removed still has its history.
     entries = fence.aliases.history(name, limit) if limit else []
     if held is None and not entries:

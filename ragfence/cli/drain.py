@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ragfence.cli import output
-from ragfence.cli.options import Json, Objects, PolicyFile, Store, StoreOptions, Tenant, engine_of, opened
+from ragfence.cli.options import Json, Objects, PolicyFile, Store, StoreOptions, Tenant, opened
 from ragfence.errors import TransientError
 
 if TYPE_CHECKING:
@@ -41,11 +41,8 @@ def drain(
     ] = False,
 ) -> None:
     """Moves the decision rows into the ledger: Parquet in the object store, by day. Compacts it; old days expire."""
-    from ragfence.audit.audit import Audit
-
     with opened(StoreOptions(store, objects, tenant, policy)) as fence:
-        engine = engine_of(fence)
-        audit = Audit(engine.fences, engine.objects, fence.policy)
+        audit = fence.audit
         while True:
             try:
                 with output.progress("draining"):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ragfence.cli import output
-from ragfence.cli.options import Json, Objects, PolicyFile, Store, StoreOptions, Tenant, engine_of, opened
+from ragfence.cli.options import Json, Objects, PolicyFile, Store, StoreOptions, Tenant, opened
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,9 +33,8 @@ def explain(
     from ragfence.errors import ValidationError
 
     with opened(StoreOptions(store, objects, tenant, policy)) as fence:
-        engine = engine_of(fence)
-        told = [(story, present(engine, story)) for story in find_stories(engine, what, every=every)]
-        now_ms = engine.fences.now_ms()
+        told = [(story, present(fence, story)) for story in find_stories(fence, what, every=every)]
+        now_ms = fence.inspector.now_ms()
     if all(not story.events and now.record is None and now.commit is None for story, now in told):
         raise ValidationError(
             f"nothing is known of {what}", hint="`ragfence keys` lists what is held; rows may be gone"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ragfence.cli import output
-from ragfence.cli.options import Json, Objects, PolicyFile, Store, StoreOptions, Tenant, _moment, engine_of, opened
+from ragfence.cli.options import Json, Objects, PolicyFile, Store, StoreOptions, Tenant, _moment, opened
 from ragfence.errors import BuildRetired
 
 # Not only for type checkers: typer makes the choices of --metric out of it.
@@ -104,7 +104,7 @@ def build(
             else:
                 _print_explained(explained, alias, fence)
             return
-        began, began_ms = time.monotonic(), engine_of(fence).fences.now_ms()
+        began, began_ms = time.monotonic(), fence.inspector.now_ms()
         with _progress() as told:
             made = fence.indexes.build(spec, wait_s=wait, progress=told)
         seconds = time.monotonic() - began
@@ -127,7 +127,7 @@ def builds(
     from ragfence.cli.build_lookup import sealed_at_ms
 
     with opened(StoreOptions(store, objects, tenant, policy)) as fence:
-        now_ms, head, log = engine_of(fence).fences.now_ms(), fence.aliases.head(), fence.indexes.builds_log
+        now_ms, head, log = fence.inspector.now_ms(), fence.aliases.head(), fence.indexes.builds_log
         states = list(output.counted(fence.indexes.builds(), "reading builds"))
         sealed = {(build.index_hash, build.entry.token) for build in states}
         attempts = [each for each in log.attempts() if (each.index_hash, each.token) not in sealed]
@@ -165,7 +165,7 @@ def gc(
     from ragfence.audit.audit import _moment_ms
 
     with opened(StoreOptions(store, objects, tenant, policy)) as fence:
-        now_ms = engine_of(fence).fences.now_ms()
+        now_ms = fence.inspector.now_ms()
         age_s = max(now_ms - _moment_ms(min_age, now_ms, now_ms), 0) / 1000
         report = fence.indexes.gc(dry_run=not yes, min_age_s=age_s)
     ok = not report.failed and not report.missing

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ragfence.cli import output
-from ragfence.cli.options import Json, Objects, PolicyFile, Store, StoreOptions, Tenant, engine_of
+from ragfence.cli.options import Json, Objects, PolicyFile, Store, StoreOptions, Tenant
 from ragfence.errors import RagfenceError, ValidationError
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def ingest(
             fresh = _is_nowhere(place)
             fence = stack.enter_context(_opened(place, in_passing=fresh and dry_run))
             if fresh and not dry_run and not as_json:
-                output.err().print(output.plain(f"made a new fence store: {engine_of(fence).fences.url}"))
+                output.err().print(output.plain(f"made a new fence store: {fence.inspector.fences.url}"))
             told = stack.enter_context(output.progress("ingesting"))
             report = fence.documents.using(allow_empty_text=allow_empty_text or None).sync(
                 source,
@@ -173,8 +173,8 @@ def _source(what: str, name: str | None, reading: dict[str, Any]) -> Source:
 
 
 def _stores(fence: Fence) -> dict[str, str | None]:
-    engine = engine_of(fence)
-    return {"store": engine.fences.url, "objects": engine.objects.url if engine.objects is not None else None}
+    inspector = fence.inspector
+    return {"store": inspector.fences.url, "objects": inspector.objects.url if inspector.objects is not None else None}
 
 
 def _stopped(error: RagfenceError, *, as_json: bool) -> None:

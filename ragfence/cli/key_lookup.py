@@ -6,18 +6,15 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ragfence.audit.key_state import standing
 from ragfence.audit.timeline import EventType, Timeline, tell
 from ragfence.cli import output
-from ragfence.cli.options import rows_of
 from ragfence.cli.records import NamedSource
 from ragfence.core.decision_rows import Row
-from ragfence.core.operations import KEY_BYTES, Operation, encoded
+from ragfence.core.operations import KEY_BYTES, Operation
 from ragfence.core.records import KeyRecord
 from ragfence.engine.commits import Commit
-from ragfence.engine.engine import Engine
-from ragfence.engine.results import _REFERENCE
 from ragfence.errors import ValidationError
+from ragfence.fence import Fence
 from ragfence.stores.fences import FenceStore
 
 LEAST_DIGITS = 8
@@ -38,19 +35,19 @@ class KeyPresent:
     """False: the shard does not answer before it is hydrated, so nothing can be said of its records"""
 
 
-def find_stories(engine: Engine, text: str, *, every: bool = False) -> list[Timeline]:
+def find_stories(fence: Fence, text: str, *, every: bool = False) -> list[Timeline]:
     """Of a key, of a unique beginning of one, or of all keys of a source_id; a source_id that is meant literally wins.
 
     Raises when nothing is known by that name.
     """
     prefix = _as_prefix(text)
-    of_source, of_prefix = _rows_about(engine, text, prefix)
+    of_source, of_prefix = _rows_about(fence, text, prefix)
     if prefix is not None and len(prefix) == 2 * KEY_BYTES:
         return [_told(bytes.fromhex(prefix), of_prefix, every)]
     if of_source:
         return tell(of_source, every=every)
     if prefix is not None:
-        key = _only(prefix, {row.key for row in of_prefix} | _held_keys(engine.fences, prefix))
+        key = _only(prefix, {row.key for row in of_prefix} | _held_keys(fence.inspector.fences, prefix))
         return [_told(key, [row for row in of_prefix if row.key == key], every)]
     raise ValidationError(
         f"nothing is known of {text!r}",
@@ -59,7 +56,7 @@ def find_stories(engine: Engine, text: str, *, every: bool = False) -> list[Time
     )
 
 
-def find_key(engine: Engine, text: str) -> bytes:
+def find_key(fence: Fence, text: str) -> bytes:
     """The key that is meant; what is done to it cannot be undone, so nothing is guessed."""
     prefix = _as_prefix(text)
     if prefix is None:
@@ -69,11 +66,11 @@ def find_key(engine: Engine, text: str) -> bytes:
         )
     if len(prefix) == 2 * KEY_BYTES:
         return bytes.fromhex(prefix)
-    named = {row.key for row in output.counted(rows_of(engine), "reading rows") if row.key.hex().startswith(prefix)}
-    return _only(prefix, named | _held_keys(engine.fences, prefix))
+    named = {row.key for row in output.counted(fence.audit.rows(), "reading rows") if row.key.hex().startswith(prefix)}
+    return _only(prefix, named | _held_keys(fence.inspector.fences, prefix))
 
 
-def operation_of(engine: Engine, story: Timeline) -> Operation | None:
+def operation_of(fence: Fence, story: Timeline) -> Operation | None:
     """The operation behind a story; None when no row told enough of it."""
     if not story.source_id or not story.kind:
         return None
@@ -85,20 +82,20 @@ def operation_of(engine: Engine, story: Timeline) -> Operation | None:
         index_hash=story.index_hash,
         action=story.action,
         sequence=int(story.sequence) if story.sequence else None,
-        tenant=engine.tenant,
+        tenant=fence.tenant,
     )
     return operation if operation.key.hex() == story.key else None
 
 
-def present(engine: Engine, story: Timeline) -> KeyPresent:
-    key, operation = bytes.fromhex(story.key), operation_of(engine, story)
-    now = standing(engine, key, operation)
+def present(fence: Fence, story: Timeline) -> KeyPresent:
+    key, operation = bytes.fromhex(story.key), operation_of(fence, story)
+    now = fence.inspector.key_state(key, operation)
     outcome = now.record if now.record is not None and now.record.ended else now.commit
     return KeyPresent(
         now.record,
-        _expiry(engine.fences, story, key, now.record) if now.own else None,
+        _expiry(fence.inspector.fences, story, key, now.record) if now.own else None,
         now.commit,
-        _result_bytes(engine, outcome.result) if outcome else None,
+        fence.inspector.result_size(outcome.result) if outcome else None,
         ready=now.ready,
     )
 
@@ -108,12 +105,12 @@ def _as_prefix(text: str) -> str | None:
     return lowered if _HEX.fullmatch(lowered) and int(lowered[:2], 16) < SHARDS else None
 
 
-def _rows_about(engine: Engine, text: str, prefix: str | None) -> tuple[list[Row], list[Row]]:
+def _rows_about(fence: Fence, text: str, prefix: str | None) -> tuple[list[Row], list[Row]]:
     """One pass over the rows: those of the source, and those of keys that begin like this."""
     named = NamedSource(text)
     of_source: list[Row] = []
     of_prefix: list[Row] = []
-    for row in output.counted(rows_of(engine), "reading rows"):
+    for row in output.counted(fence.audit.rows(), "reading rows"):
         if prefix is not None and row.key.hex().startswith(prefix):
             of_prefix.append(row)
         if named.has(row):
@@ -154,14 +151,3 @@ def _expiry(fences: FenceStore, story: Timeline, key: bytes, record: KeyRecord |
         if found.key == key:
             return found.expires_ms
     return None
-
-
-def _result_bytes(engine: Engine, stored: bytes) -> int | None:
-    """How large the result is; a large one stands in an object of its own, of which the record has the digest."""
-    if stored[:1] != _REFERENCE:
-        return max(len(stored) - 1, 0)
-    if engine.objects is None:
-        return None
-    name = f"{encoded(engine.tenant)}/results/{stored[1:].hex()}"
-    entry = next(iter(engine.objects.list(name, limit=1)), None)
-    return entry.size if entry else None

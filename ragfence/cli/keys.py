@@ -20,14 +20,12 @@ from ragfence.cli.options import (
     StoreOptions,
     Tenant,
     _moment,
-    engine_of,
     opened,
-    rows_of,
 )
 
 if TYPE_CHECKING:
     from ragfence.cli.records import Holding
-    from ragfence.engine.engine import Engine
+    from ragfence.fence import Fence
 
 
 class StateName(StrEnum):
@@ -68,8 +66,7 @@ def keys(
     from ragfence.audit.audit import _moment_ms
 
     with opened(StoreOptions(store, objects, tenant, policy)) as fence:
-        engine = engine_of(fence)
-        now_ms = engine.fences.now_ms()
+        now_ms = fence.inspector.now_ms()
         before, since = _moment_ms(older_than, now_ms, 2**62), _moment_ms(younger_than, now_ms, 0)
 
         def wanted(held: Holding) -> bool:
@@ -81,7 +78,7 @@ def keys(
             )
 
         shard = int(prefix[:2], 16) if prefix else None
-        chosen = _Chosen(engine, wanted, limit)
+        chosen = _Chosen(fence, wanted, limit)
         found = chosen.of_source(source_id, shard) if source_id else chosen.of_all(shard)
     if as_json:
         for held in found.shown:
@@ -99,8 +96,8 @@ class KeyPage:
 class _Chosen:
     """The oldest `limit` of the records that are wanted, and how many there are."""
 
-    def __init__(self, engine: Engine, wanted: Callable[[Holding], bool], limit: int) -> None:
-        self._engine = engine
+    def __init__(self, fence: Fence, wanted: Callable[[Holding], bool], limit: int) -> None:
+        self._fence = fence
         self._wanted = wanted
         self._limit = limit
         self._matching = 0
@@ -108,9 +105,11 @@ class _Chosen:
     def of_all(self, shard: int | None) -> KeyPage:
         from ragfence.cli.records import scanned
 
-        oldest = self._oldest(self._matched(output.counted(scanned(self._engine.fences, shard), "reading records")))
+        oldest = self._oldest(
+            self._matched(output.counted(scanned(self._fence.inspector.fences, shard), "reading records"))
+        )
         names = {held.key: held.source_id for held in oldest}
-        for row in output.counted(rows_of(self._engine), "reading rows"):
+        for row in output.counted(self._fence.audit.rows(), "reading rows"):
             if names.get(row.key) == "":
                 names[row.key] = str(row.columns()["source_id"] or "")
         return KeyPage([replace(held, source_id=names[held.key]) for held in oldest], self._matching)
@@ -120,14 +119,14 @@ class _Chosen:
 
         named = NamedSource(source_id)
         theirs: set[bytes] = set()
-        for row in output.counted(rows_of(self._engine), "reading rows"):
+        for row in output.counted(self._fence.audit.rows(), "reading rows"):
             if named.has(row):
                 theirs.add(row.key)
         if theirs and shard is None:
             shard = next(iter(theirs))[0]  # all keys of a source are in one shard
         kept = [
             replace(held, source_id=named.source_id)
-            for held in output.counted(scanned(self._engine.fences, shard), "reading records")
+            for held in output.counted(scanned(self._fence.inspector.fences, shard), "reading records")
             if held.key in theirs and self._wanted(held)
         ]
         return KeyPage(self._oldest(kept), len(kept))

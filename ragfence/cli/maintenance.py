@@ -15,7 +15,6 @@ from ragfence.cli.options import (
     StoreCommands,
     StoreOptions,
     Tenant,
-    engine_of,
     opened,
 )
 
@@ -43,7 +42,7 @@ def hydrate(
             told(done)
 
         fence.hydrate(progress)
-        markers = [marker for marker in engine_of(fence).fences.markers() if marker is not None]
+        markers = [marker for marker in fence.inspector.markers() if marker is not None]
         epoch = max((marker.epoch for marker in markers), default=0)
         ready = sum(marker.usable for marker in markers)
     if as_json:
@@ -68,7 +67,7 @@ def purge_expired(
     with opened(StoreOptions(store, objects, tenant, policy)) as fence, output.progress("purging") as told:
         while more and (limit is None or steps < limit):
             if steps and not total.after:  # the objects are done; the fence file may hold more than a step took
-                purged = Purged(engine_of(fence).fences.purge_expired(batch), 0, 0, "")
+                purged = Purged(fence.inspector.fences.purge_expired(batch), 0, 0, "")
             else:
                 purged = fence.purge_expired(batch, after=total.after)
             steps += 1

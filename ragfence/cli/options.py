@@ -22,8 +22,6 @@ from ragfence.errors import UnknownStore
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ragfence.core.decision_rows import Row
-    from ragfence.engine.engine import Engine
     from ragfence.fence import Fence
 
 JSON_WANTED = "ragfence-json"
@@ -142,18 +140,6 @@ def opened(place: StoreOptions, *, rebuild: bool = False) -> Iterator[Fence]:
     fence = ragfence.open(place.store, objects=place.objects, tenant=place.tenant, policy=place.policy)
     with fence:
         yield fence
-
-
-def rows_of(engine: Engine) -> Iterator[Row]:
-    """Every decision row: those in the fence store, and those that were drained from it."""
-    from ragfence.audit.audit import Audit
-
-    return Audit(engine.fences, engine.objects, engine.policy).rows()
-
-
-def engine_of(fence: Fence) -> Engine:
-    """The stores behind a fence: the facade has nothing for looking at single records."""
-    return fence._engine
 
 
 MAX_FILE_BYTES = 64 * 1024

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ragfence.cli import output
 from ragfence.cli.explain import present_text
-from ragfence.cli.options import Json, Objects, PolicyFile, Store, StoreOptions, Tenant, engine_of, opened
+from ragfence.cli.options import Json, Objects, PolicyFile, Store, StoreOptions, Tenant, opened
 
 if TYPE_CHECKING:
     from ragfence.engine.releases import Released
@@ -45,7 +46,6 @@ def release(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Gives new attempts to a key that is quarantined, stuck, or sealed as a failure; or to all keys that match."""
-    from ragfence.engine.releases import ReleaseQuery
     from ragfence.errors import ValidationError
 
     queried = state is not None or error is not None or kind is not None
@@ -58,10 +58,11 @@ def release(
         if key is not None:
             _release_one(fence, key, as_json=as_json, yes=yes, dry_run=dry_run)
             return
-        query = ReleaseQuery((state or ReleasableState.QUARANTINED).value, error or "*", kind)
+        queried_state = (state or ReleasableState.QUARANTINED).value
+        release_keys = partial(fence.release_matching, state=queried_state, error=error or "*", kind=kind, limit=limit)
         asks = not (yes or as_json or dry_run) and output.is_interactive()
         if dry_run or asks:
-            found = engine_of(fence).release_matching(query, limit=limit, dry_run=True)
+            found = release_keys(dry_run=True)
             if dry_run:
                 _print(found, released=False, as_json=as_json)
                 return
@@ -69,7 +70,7 @@ def release(
             if found.keys and not typer.confirm(f"Release {_counted(found)}?", err=True):
                 output.err().print("nothing was released")
                 raise typer.Exit(1)
-        done = engine_of(fence).release_matching(query, limit=limit, dry_run=False)
+        done = release_keys()
         _print(done, released=True, as_json=as_json)
 
 
@@ -78,11 +79,10 @@ def _release_one(fence: Fence, key: str, *, as_json: bool, yes: bool, dry_run: b
     from ragfence.core.records import State
     from ragfence.errors import ValidationError
 
-    engine = engine_of(fence)
-    found = find_key(engine, key).hex()
+    found = find_key(fence, key).hex()
     story = fence.audit.explain(found)
-    now = present(engine, story)
-    now_ms = engine.fences.now_ms()
+    now = present(fence, story)
+    now_ms = fence.inspector.now_ms()
     record = now.record or (now.commit.record() if now.commit else None)
     before = present_text(record, now.expires_ms, now_ms) if record else "not known to the fence store"
     live = record is not None and record.state is State.HELD and record.when_ms > now_ms

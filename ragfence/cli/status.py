@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ragfence.cli import output
-from ragfence.cli.options import Json, Objects, PolicyFile, Since, Store, StoreOptions, Tenant, engine_of, opened
+from ragfence.cli.options import Json, Objects, PolicyFile, Since, Store, StoreOptions, Tenant, opened
 
 if TYPE_CHECKING:
     from ragfence.audit.statistics import FenceStats
@@ -23,14 +23,14 @@ def status(
 ) -> None:
     """What the stores are and hold, what is stuck, and how much was saved since the full hour of --since."""
     with opened(StoreOptions(store, objects, tenant, policy)) as fence:
-        engine = engine_of(fence)
-        now_ms = engine.fences.now_ms()
+        inspector = fence.inspector
+        now_ms = inspector.now_ms()
         counted = fence.stats(since)
         document = {
-            "tenant": engine.tenant,
-            "store": engine.fences.url,
-            "objects": engine.objects.url if engine.objects is not None else None,
-            **_shards(engine.fences.markers()),
+            "tenant": inspector.tenant,
+            "store": inspector.fences.url,
+            "objects": inspector.objects.url if inspector.objects is not None else None,
+            **_shards(inspector.markers()),
             "documents": counted.documents,
             "keys": counted.keys,
             "records": [

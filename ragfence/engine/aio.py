@@ -60,17 +60,17 @@ async def despite_cancelling(work: asyncio.Future[R]) -> R:
 
 
 async def acquire_async(
-    performer: Runner, request: Request, wait_ms: int | None, first: PendingClaim | None = None
+    runner: Runner, request: Request, wait_ms: int | None, first: PendingClaim | None = None
 ) -> WonClaim | Receipt:
-    """As `Performer.acquire`, but who waits needs no thread: the owner needs one to seal what they wait for."""
-    steps = performer.acquiring(request, wait_ms=wait_ms, first=first)
+    """As `Runner.acquire`, but who waits needs no thread: the owner needs one to seal what they wait for."""
+    steps = runner.acquiring(request, wait_ms=wait_ms, first=first)
     while True:
-        step = _Step(performer, steps)
+        step = _Step(runner, steps)
         try:
             answer = await to_the_end(step.take)
         except asyncio.CancelledError:
             if won := step.abandon():
-                await to_the_end(performer.give_back, won, CANCELLED)
+                await to_the_end(runner.give_back, won, CANCELLED)
             raise
         if not isinstance(answer, float):
             return answer
@@ -80,8 +80,8 @@ async def acquire_async(
 class _Step:
     """One step of a claim. What it wins for a caller who is gone is given back, by whichever of the two is later."""
 
-    def __init__(self, performer: Runner, steps: Iterator[WonClaim | Receipt | float]) -> None:
-        self._performer = performer
+    def __init__(self, runner: Runner, steps: Iterator[WonClaim | Receipt | float]) -> None:
+        self._runner = runner
         self._steps = steps
         self._lock = threading.Lock()
         self._abandoned = False
@@ -93,7 +93,7 @@ class _Step:
             self._won = answer if isinstance(answer, WonClaim) else None
             too_late = self._won if self._abandoned else None
         if too_late:
-            self._performer.give_back(too_late, CANCELLED)
+            self._runner.give_back(too_late, CANCELLED)
         return answer
 
     def abandon(self) -> WonClaim | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from types import TracebackType
-from typing import NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 from ragfence.core.decisions import Claim
 from ragfence.core.receipts import Decision, Receipt
@@ -31,6 +31,9 @@ from ragfence.errors import (
     ValidationError,
 )
 
+if TYPE_CHECKING:
+    from ragfence.engine.engine import Engine
+
 _DECISIONS: dict[type[RagfenceError], Decision] = {
     Conflict: Decision.CONFLICT,
     Stale: Decision.STALE,
@@ -42,13 +45,13 @@ _DECISIONS: dict[type[RagfenceError], Decision] = {
 class ReplayedClaim(NamedTuple):
     """A claim that was answered with a sealed record."""
 
-    performer: Runner
+    runner: Runner
     request: Request
     claim: Claim
     record: KeyRecord
 
     def receipt(self) -> Receipt:
-        return self.performer.replayed(self.request, self.claim, self.record)
+        return self.runner.replayed(self.request, self.claim, self.record)
 
 
 class ClaimBlock:
@@ -60,17 +63,17 @@ class ClaimBlock:
 
     def __init__(
         self,
-        performer: Runner,
+        runner: Runner,
         request: Request,
         *,
         wait_ms: int | None,
         verdict: bool,
-        joint: ClaimBatcher | None = None,
+        batcher: ClaimBatcher | None = None,
         repeatable: bool = False,
     ) -> None:
-        """`joint`: how `async with` asks for it together with others. `repeatable`: an outage uses up no attempt."""
-        self._performer = performer
-        self._joint = joint
+        """`batcher`: sends the claims of `async with` in batches. `repeatable`: an outage uses up no attempt."""
+        self._runner = runner
+        self._batcher = batcher
         self._asking: QueuedClaim | None = None
         self._request = request
         self._wait_ms = wait_ms
@@ -117,7 +120,7 @@ class ClaimBlock:
         """Commits and seals. Raises `FencedOut`, with the winner's receipt, when another attempt won."""
         won, outcome = self._outcome(effect_id, result)
         try:
-            self._receipt = self._performer.complete(won, outcome)
+            self._receipt = self._runner.complete(won, outcome)
         except FencedOut as lost:
             self._receipt = lost.receipt
             raise
@@ -130,7 +133,7 @@ class ClaimBlock:
 
     async def seal_soon(self, *, effect_id: str | None = None, result: object = None) -> Receipt | None:
         """As `seal`, without a thread. None: that cannot be, or nobody knows; `seal` it."""
-        if not self._performer.seals_soon:
+        if not self._runner.seals_soon:
             return None
         won, outcome = self._outcome(effect_id, result)
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -139,7 +142,7 @@ class ClaimBlock:
             self._receipt = receipt
             ended.set_result(None)
 
-        if self._performer.complete_soon(won, outcome, told):
+        if self._runner.complete_soon(won, outcome, told):
             try:
                 await despite_cancelling(ended)
             except asyncio.CancelledError:
@@ -160,12 +163,12 @@ class ClaimBlock:
                 f"{self.key} was given back when its block ended", hint="call op.seal(...) inside the with block"
             )
         crash_points.reach(crash_points.AFTER_EFFECT)
-        return self._won, EffectOutcome(checked_effect_id(effect_id), self._performer.results.store(result, self.key))
+        return self._won, EffectOutcome(checked_effect_id(effect_id), self._runner.results.store(result, self.key))
 
     def __enter__(self) -> ClaimBlock:
         self._refuse_second_use()
         try:
-            answer = self._performer.acquire(self._request, wait_ms=self._wait_ms)
+            answer = self._runner.acquire(self._request, wait_ms=self._wait_ms)
         except (Conflict, Stale, InFlight, Quarantined) as refused:
             return self._refused(refused)
         return self._answered(answer)
@@ -174,7 +177,7 @@ class ClaimBlock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if won := self._leave():
-            end_without_receipt(self._performer, won, error or self.failure)
+            end_without_receipt(self._runner, won, error or self.failure)
 
     async def ask(self, timeout_s: float | None = None) -> ReplayedClaim | None:
         """What is replayed, if that is near at hand and known within that time. Else `async with` goes on from there.
@@ -182,16 +185,14 @@ class ClaimBlock:
         Whoever asked and does not enter the block calls `let_go`.
         """
         self._refuse_second_use()
-        if self._joint is None:
+        if self._batcher is None:
             return None
         if self._asking is None:
-            self._asking = self._joint.ask(self._request)
+            self._asking = self._batcher.ask(self._request)
         asked = await self._asking.wait(timeout_s)
-        record = None if asked is None else self._performer.at_once(asked)
+        record = None if asked is None else self._runner.at_once(asked)
         return (
-            None
-            if asked is None or record is None
-            else ReplayedClaim(self._performer, self._request, asked.claim, record)
+            None if asked is None or record is None else ReplayedClaim(self._runner, self._request, asked.claim, record)
         )
 
     def let_go(self) -> None:
@@ -209,9 +210,9 @@ class ClaimBlock:
             asked = await asking.wait() if asking else None
             answer: WonClaim | Receipt | None = None
             if asked is not None:
-                answer = self._performer.won_at_once(self._request, asked)
+                answer = self._runner.won_at_once(self._request, asked)
             if answer is None:
-                answer = await acquire_async(self._performer, self._request, self._wait_ms, asked)
+                answer = await acquire_async(self._runner, self._request, self._wait_ms, asked)
         except (Conflict, Stale, InFlight, Quarantined) as refused:
             return self._refused(refused)
         return self._answered(answer)
@@ -221,9 +222,9 @@ class ClaimBlock:
     ) -> None:
         if won := self._leave():
             if isinstance(error, GeneratorExit):  # the loop is gone, and with it all waiting
-                end_without_receipt(self._performer, won, error)
+                end_without_receipt(self._runner, won, error)
             else:
-                await to_the_end(end_without_receipt, self._performer, won, error or self.failure)
+                await to_the_end(end_without_receipt, self._runner, won, error or self.failure)
 
     def _refuse_second_use(self) -> None:
         if self._won or self._receipt or self.error:
@@ -256,14 +257,42 @@ class ClaimBlock:
         return None if self._receipt or self._unsure else self._won
 
 
-def end_without_receipt(performer: Runner, won: WonClaim, error: BaseException | None) -> Receipt | None:
+class BatchedClaims:
+    """Claims for an event loop that serves many callers: those that arrive together share a call to the store.
+
+    >>> claims = fence.batched_claims()  # doctest: +SKIP
+    >>> async with claims.block(claims.request(operation, payload)) as op: ...  # doctest: +SKIP
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.tenant = engine.tenant
+        self.request = engine.request
+        self.with_call = engine.with_call
+        self.content_key = engine.content_hash.key
+        self._runner = engine.runner
+        self._batcher = ClaimBatcher(engine.fences)
+
+    def block(self, request: Request, *, wait_ms: int | None = None, repeatable: bool = False) -> ClaimBlock:
+        """As `fence.claim(..., verdict=True)`.
+
+        Args:
+            request: What to claim.
+            wait_ms: How long to wait for another owner; the policy's deadline, unless given.
+            repeatable: The effect may run again without harm, so an outage does not use up attempts.
+        """
+        return ClaimBlock(
+            self._runner, request, wait_ms=wait_ms, verdict=True, batcher=self._batcher, repeatable=repeatable
+        )
+
+
+def end_without_receipt(runner: Runner, won: WonClaim, error: BaseException | None) -> Receipt | None:
     """A terminal failure is sealed and replayed; anything else gives the key back.
 
     Returns a receipt only when another attempt had succeeded first: then that is everybody's answer.
     """
     if is_final(error) and not won.commit_sent and not won.lease.inherited:
         try:
-            receipt = performer.complete(won, failure_of(error, performer))
+            receipt = runner.complete(won, failure_of(error, runner))
             return None if receipt.failed else receipt
         except FencedOut as lost:
             winner: Receipt | None = lost.receipt
@@ -272,12 +301,12 @@ def end_without_receipt(performer: Runner, won: WonClaim, error: BaseException |
             return None  # committed or not, the record stays; whoever comes next finds out
         except (TransientError, Conflict, Stale) as unsettled:
             # The caller is told of the effect's own error; this one only means that it is not final yet.
-            performer.give_back(won, code_of(unsettled))
+            runner.give_back(won, code_of(unsettled))
             return None
         except BaseException as broken:
-            performer.give_back(won, code_of(broken))
+            runner.give_back(won, code_of(broken))
             raise
-    performer.give_back(won, "RELEASED" if error is None else code_of(error), outage=is_outage(error))
+    runner.give_back(won, "RELEASED" if error is None else code_of(error), outage=is_outage(error))
     return None
 
 
@@ -291,9 +320,9 @@ def _is_ours(kind: type) -> bool:
     return kind.__module__ == TerminalError.__module__
 
 
-def failure_of(error: TerminalError, performer: Runner) -> EffectOutcome:
+def failure_of(error: TerminalError, runner: Runner) -> EffectOutcome:
     kind = type(error).__name__
-    message = performer.redact_text(error.message or kind)
+    message = runner.redact_text(error.message or kind)
     return EffectOutcome(result=failure_bytes(kind, error.code, message), failed=True, error=error.code[:100])
 
 

@@ -90,7 +90,7 @@ class Engine:
             hydrator = Hydrator(fences, epochs, SegmentLoader(objects, codec or PlainCodec()))
             commits, notes = Commits(self.tenant, objects), EffectNotes(self.tenant, objects)
             self.backing = RunnerStores(commits, notes, epochs, hydrator, EpochWatch(fences, epochs))
-        self.performer = Runner(fences, self.backing, results, policy)
+        self.runner = Runner(fences, self.backing, results, policy)
         self.journal = Journal(journal, self.tenant, results)
         self._reconciling = threading.Lock()
         self._settling_journal = threading.Lock()
@@ -133,8 +133,8 @@ class Engine:
             store_tells_conflicts=self.backing is None,
         )
 
-    def retold(self, request: Request, *, correlation_id: str, route: str) -> Request:
-        """The same request, of another call: its rows tell which."""
+    def with_call(self, request: Request, *, correlation_id: str, route: str) -> Request:
+        """The same request, made by another call: its decision rows name that call."""
         context = self._context(request.operation, request.owner, "", correlation_id, route)
         return request._replace(context=context)
 
@@ -154,7 +154,7 @@ class Engine:
     def claim(self, request: Request, *, wait_s: float | None, verdict: bool, repeatable: bool = False) -> ClaimBlock:
         """`repeatable`: the effect may be performed again without harm, so an outage does not use up attempts."""
         wait_ms = None if wait_s is None else int(wait_s * 1000)
-        return ClaimBlock(self.performer, request, wait_ms=wait_ms, verdict=verdict, repeatable=repeatable)
+        return ClaimBlock(self.runner, request, wait_ms=wait_ms, verdict=verdict, repeatable=repeatable)
 
     def once(self, function: Callable[..., Any], options: OnceOptions) -> Callable[..., Any]:
         return Once(self, function, options).wrap()
@@ -278,13 +278,13 @@ class Engine:
         request = self.request(entry.operation, None)._replace(fingerprint=entry.fingerprint)
         won: WonClaim | None = None
         try:
-            answer = self.performer.acquire(request, wait_ms=0, token=entry.token)
+            answer = self.runner.acquire(request, wait_ms=0, token=entry.token)
             if isinstance(answer, Receipt):
                 # An earlier reconciliation may have got this far.
                 return "sealed" if self._sealed_by(request, entry.token) else "doubled"
             won = answer
             won.journaled = True
-            receipt = self.performer.complete(won, EffectOutcome(entry.effect_id, entry.result))
+            receipt = self.runner.complete(won, EffectOutcome(entry.effect_id, entry.result))
             return "doubled" if receipt.flags.fenced_out else "sealed"
         except (Conflict, Stale):
             return "doubled"  # another payload, or a newer sequence: ours happened besides it
@@ -292,7 +292,7 @@ class Engine:
             return "left" if lost.receipt is None else "doubled"
         except BaseException as unsettled:
             if won is not None:
-                self.performer.give_back(won, code_of(unsettled))
+                self.runner.give_back(won, code_of(unsettled))
             if not isinstance(unsettled, RagfenceError):
                 raise
             # A store that is away or refuses the login, a lease, a quarantine: nothing is known to be double.

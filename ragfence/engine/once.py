@@ -78,7 +78,7 @@ class Once:
                 f"recover= of {self._name} is async, the function is not", hint="make both async, or neither"
             )
         self._engine = engine
-        self._performer = engine.performer
+        self._runner = engine.runner
         self._fail_open = (options.on_store_error or engine.policy.on_store_error) == "open"
         self._wait_ms = None if options.wait_s is None else int(options.wait_s * 1000)
         self._function = function
@@ -108,11 +108,11 @@ class Once:
         while True:
             known = self._engine.journal.find(request) if self._fail_open else None
             try:
-                answer = known or self._performer.acquire(request, wait_ms=self._wait_ms)
+                answer = known or self._runner.acquire(request, wait_ms=self._wait_ms)
             except StoreUnavailable as away:
                 if not self._fail_open or isinstance(away, StoreClosed):
                     raise
-                if committed := self._performer.committed(request):
+                if committed := self._runner.committed(request):
                     return _successful(committed)
                 token, asks = self._prepare_alone(request)
                 found = self._checked(recover(*args, **kwargs)) if asks and recover else None
@@ -127,7 +127,7 @@ class Once:
             entered(answer.lease)
             try:
                 found = None
-                asks = recover is not None and self._performer.announce(answer)
+                asks = recover is not None and self._runner.announce(answer)
                 answer.entered = True
                 if asks and recover:
                     found = self._checked(recover(*args, **kwargs))
@@ -151,11 +151,11 @@ class Once:
         while True:
             known = await to_the_end(self._engine.journal.find, request) if self._fail_open else None
             try:
-                answer = known or await acquire_async(self._performer, request, self._wait_ms)
+                answer = known or await acquire_async(self._runner, request, self._wait_ms)
             except StoreUnavailable as away:
                 if not self._fail_open or isinstance(away, StoreClosed):
                     raise
-                if committed := await to_the_end(self._performer.committed, request):
+                if committed := await to_the_end(self._runner.committed, request):
                     return _successful(committed)
                 token, asks = await to_the_end(self._prepare_alone, request)
                 found = None
@@ -173,7 +173,7 @@ class Once:
             entered(answer.lease)
             try:
                 found = None
-                asks = recover is not None and await to_the_end(self._performer.announce, answer)
+                asks = recover is not None and await to_the_end(self._runner.announce, answer)
                 answer.entered = True
                 if asks and recover:
                     told = await to_the_end(recover, *args, **kwargs)
@@ -209,7 +209,7 @@ class Once:
         effect_id, make = done.effect_id, self._options.effect_id
         if effect_id is None and make and (isinstance(done, _Returned) or done.result is not None):
             effect_id = make(done.result)
-        stored = self._performer.results.store(done.result, request.key_text)
+        stored = self._runner.results.store(done.result, request.key_text)
         return EffectOutcome(checked_effect_id(effect_id), stored)
 
     def _complete(self, won: WonClaim, done: Recovered) -> Receipt | None:
@@ -218,7 +218,7 @@ class Once:
         try:
             outcome = self._outcome(won.request, done)
             crash_points.reach(crash_points.AFTER_EFFECT)
-            return _successful(self._performer.complete(won, outcome))
+            return _successful(self._runner.complete(won, outcome))
         except FencedOut as lost:
             receipt: Receipt | None = lost.receipt
             return _successful(receipt) if receipt is not None else None
@@ -230,20 +230,20 @@ class Once:
                 return _successful(committed)
             return self._engine.journal.add(won.request, outcome, token=won.granted.record.token)
         except BaseException as error:
-            self._performer.give_back(won, code_of(error))
+            self._runner.give_back(won, code_of(error))
             raise
 
     def _failed(self, won: WonClaim, error: BaseException) -> Receipt | None:
         """A receipt, when another attempt had succeeded first: then the failure of this one counts for nothing."""
         if isinstance(error, self._options.terminal) and not isinstance(error, TerminalError):
             error = TerminalError(f"{type(error).__name__}: {error}")
-        return end_without_receipt(self._performer, won, error)
+        return end_without_receipt(self._runner, won, error)
 
     def _prepare_alone(self, request: Request) -> tuple[bytes, bool]:
         """Before an effect without a lease: its token, and whether `recover=` has to be asked first."""
         self._engine.journal.prepare()
         token = os.urandom(TOKEN_BYTES)
-        return token, self._options.recover is not None and self._performer.announce_alone(request, token)
+        return token, self._options.recover is not None and self._runner.announce_alone(request, token)
 
     def _journal(self, request: Request, done: Recovered, token: bytes) -> Receipt:
         return self._engine.journal.add(request, self._outcome(request, done), token=token)

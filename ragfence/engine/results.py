@@ -92,6 +92,15 @@ class Results:
             )
         return json.loads(found)
 
+    def size(self, stored: bytes) -> int | None:
+        """The bytes of a stored result. None: it is an object, and the object is missing."""
+        if stored[:1] != _REFERENCE:
+            return max(len(stored) - 1, 0)
+        if self._objects is None:
+            return None
+        entry = next(iter(self._objects.list(f"{self._folder}/{stored[1:].hex()}", limit=1)), None)
+        return entry.size if entry else None
+
     def is_inline(self, stored: bytes) -> bool:
         """Whether a receipt can be made of it without the object store."""
         return stored[:1] != _REFERENCE

@@ -4,7 +4,7 @@
 was kept of the first time, or with a problem. One *effect* per key, not one execution: a handler that outlives its
 lease may run beside its successor, but one answer is kept, and both get that one.
 
-Requests that arrive together ask the store together; see `engine.joint`. A replay is then answered on the spot. A
+Requests that arrive together ask the store together; see `engine.aio`. A replay is then answered on the spot. A
 handler runs in a task of its own: a client that gives up, or whose budget is spent, ends the waiting, never the work,
 which is sealed or given back. One that gives up before the store has answered has claimed nothing.
 """
@@ -20,8 +20,8 @@ from urllib.parse import parse_qs
 
 from ragfence.core.hashing import ContentKey
 from ragfence.core.operations import Operation
-from ragfence.core.receipts import Decision, Flags, Receipt
-from ragfence.engine.aio import ClaimBatcher, to_the_end
+from ragfence.core.receipts import Receipt
+from ragfence.engine.aio import to_the_end
 from ragfence.engine.claim_block import ClaimBlock, is_final
 from ragfence.errors import FencedOut, RagfenceError, ResultTooBig, TerminalError
 from ragfence.server import stored_response
@@ -89,11 +89,11 @@ class Contract:
     """
 
     def __init__(self, fence: Fence, *, status_path: str = "", repeatable: bool = False) -> None:
-        self._engine = fence._engine  # the facade has neither joint claims nor a look at single records
-        self._joint = ClaimBatcher(self._engine.fences)
+        self._claims = fence.batched_claims()
+        self._inspector = fence.inspector
         self._policy = fence.policy
         self._repeatable = repeatable
-        self.reading = RequestReader(self._engine, fence.policy)
+        self.reading = RequestReader(self._claims, fence.policy)
         self._telling = ContractResponses(fence.policy, fence.policy.for_kind(KIND).ttl_ms, status_path)
         self._tasks: set[asyncio.Task[Answer]] = set()
         self._left: set[asyncio.Task[Answer]] = set()
@@ -110,7 +110,7 @@ class Contract:
 
     def content_key(self) -> ContentKey | None:
         """Of a tenant whose digests of content are keyed: a route that compares digests of its own keys them too."""
-        return self._engine.content_hash.key()
+        return self._claims.content_key()
 
     async def begin(self, asked: HttpClaim | Answer | None) -> StartedRequest | Answer | None:
         """Asks for the key of what was read. The answer, if it is known already, as that of most retries is."""
@@ -289,14 +289,7 @@ class Contract:
         wait_s = self._policy.http.wait_s
         if asked.budget_s is not None:
             wait_s = min(wait_s, asked.budget_s)
-        return ClaimBlock(
-            self._engine.performer,
-            asked.request,
-            wait_ms=int(wait_s * 1000),
-            verdict=True,
-            joint=self._joint,
-            repeatable=self._repeatable,
-        )
+        return self._claims.block(asked.request, wait_ms=int(wait_s * 1000), repeatable=self._repeatable)
 
     async def _answer_of(self, perform: Perform) -> Answer:
         try:
@@ -314,17 +307,14 @@ class Contract:
             raise RequestRefused(refusal("VALIDATION.idempotency.key_unknown", "the address is not one a 202 told"))
         key = parse_key(format_key(key))
         stored_as = stored_key(key, self.content_key())
-        return operation_of(stored_as, principal, method, route, self._engine.tenant), key
+        return operation_of(stored_as, principal, method, route, self._claims.tenant), key
 
     def _look_up(self, operation: Operation) -> Receipt | bool:
         """The outcome, or whether it is being performed. Only looks: it claims nothing and leaves no row."""
-        engine = self._engine
-        request = engine.request(operation, None)
-        (held,) = engine.fences.read([request.lookup])
-        record = held.record
+        record = self._inspector.record(operation)
         if record is not None and record.ended:
-            return engine.performer.results.receipt(request.key, record, Decision.DUPLICATE, Flags())
-        return record is not None and record.held_at(engine.fences.now_ms())
+            return self._inspector.receipt(operation, record)
+        return record is not None and record.held_at(self._inspector.now_ms())
 
 
 async def _sealed(op: ClaimBlock, answer: Answer, limit: int) -> Receipt:

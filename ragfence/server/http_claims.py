@@ -27,7 +27,7 @@ from ragfence.wire.problems import RequestRefused, problem_of
 
 if TYPE_CHECKING:
     from ragfence.core.policy import Policy
-    from ragfence.engine.engine import Engine
+    from ragfence.engine.claim_block import BatchedClaims
 
 KIND: Final = "http"
 """the kind of these operations; the policy may have rules for it under `kinds`"""
@@ -60,8 +60,8 @@ class _Remembered(NamedTuple):
 class RequestReader:
     """Reads the requests of one tenant."""
 
-    def __init__(self, engine: Engine, policy: Policy, *, most_bytes: int = MOST_BYTES) -> None:
-        self._engine = engine
+    def __init__(self, claims: BatchedClaims, policy: Policy, *, most_bytes: int = MOST_BYTES) -> None:
+        self._claims = claims
         self._required = policy.require_headers
         conflict = policy.on_conflict
         # Over HTTP a conflict shows what differs, unless the policy says otherwise.
@@ -126,11 +126,11 @@ class RequestReader:
             if any(name.lower() == KEY_HEADER for name in self._required):
                 raise missing_key()
             return None
-        stored = stored_key(key, self._engine.content_hash.key())
-        operation = operation_of(stored, principal, call.method, call.template, self._engine.tenant)
+        stored = stored_key(key, self._claims.content_key())
+        operation = operation_of(stored, principal, call.method, call.template, self._claims.tenant)
         payload = call.payload()
         try:
-            request = self._engine.request(
+            request = self._claims.request(
                 operation,
                 payload,
                 route=operation.action,
@@ -147,7 +147,7 @@ class RequestReader:
         return asked if budget_s is None else asked._replace(budget_s=budget_s, give_up_at=_now() + budget_s)
 
     def _correlated(self, asked: HttpClaim, correlation_id: str) -> HttpClaim:
-        request = self._engine.retold(
+        request = self._claims.with_call(
             asked.request, correlation_id=correlation_id, route=asked.request.operation.action
         )
         return asked._replace(request=request)

@@ -84,7 +84,7 @@ class Site:
         """The stores as the judge sees them: past every proxy."""
         objects = self._objects()
         with ragfence.open(self.store, objects=objects, tenant=self.tenant, policy=ragfence.Policy()) as fence:
-            yield fence, fence._engine.fences, objects
+            yield fence, fence.inspector.fences, objects
 
     def _objects(self) -> ObjectStore | None:
         if self.s3 is not None:

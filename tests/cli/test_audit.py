@@ -45,7 +45,7 @@ def test_rows_are_drained_and_told_as_before(site: Site) -> None:
         return
     told = json.loads(drained(site, "--json").stdout)
     assert (told["rows"], told["objects"], told["busy"]) == (5, 1, False)
-    assert list(fence._engine.fences.rows()) == []
+    assert list(fence.inspector.fences.rows()) == []
     assert site.json("decisions") == before
     assert site.json("audit", "check")["rows"] == 5
     assert "0 rows into 0 objects" in drained(site).stdout
@@ -54,7 +54,7 @@ def test_rows_are_drained_and_told_as_before(site: Site) -> None:
 def test_whoever_finds_another_drainer_says_so(embedded: Site) -> None:
     fence = embedded.open()
     perform(fence, "a")
-    assert fence._engine.fences.lock("drain", "somebody", 60_000)
+    assert fence.inspector.fences.lock("drain", "somebody", 60_000)
     assert "somebody else is draining" in drained(embedded).stdout
 
 

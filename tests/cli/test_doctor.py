@@ -122,8 +122,8 @@ def test_a_file_without_wal_is_a_warning(embedded: Site) -> None:
 
 def test_a_strict_doctor_takes_a_warning_for_a_failure(embedded: Site) -> None:
     perform(embedded.open(), "a")
-    embedded.opened[0]._engine.fences.forget_markers(2**60)
-    assert embedded.opened[0]._engine.fences.begin_epoch(9)
+    embedded.opened[0].inspector.fences.forget_markers(2**60)
+    assert embedded.opened[0].inspector.fences.begin_epoch(9)
     assert level_of(found("--strict", code=1), "64 being hydrated") == "warn"
     assert level_of(found(), "64 being hydrated") == "warn"
 

@@ -159,7 +159,7 @@ def test_text_of_callers_cannot_steer_the_terminal(embedded: Site) -> None:
 def test_a_store_that_waits_for_hydration_says_so(embedded: Site) -> None:
     fence = embedded.open()
     key = perform(fence, "a")
-    fence._engine.fences.forget_markers(2**60)
+    fence.inspector.fences.forget_markers(2**60)
     (told,) = embedded.json("explain", key)["keys"]
     assert told["now"] == {"state": "not_ready"}
     assert told["commit"]["attempt"] == 1

@@ -194,7 +194,7 @@ def forge(place: Site, index_hash: str, number: int = 1) -> str:
 
 def test_builds_are_listed_with_their_aliases(place: Site) -> None:
     retired = forge(place, "ab" * 32)
-    attempt = Attempt("cd" * 32, "t0", "rf-cd-t0", "lance", 1, place.open()._engine.fences.now_ms(), "worker-8")
+    attempt = Attempt("cd" * 32, "t0", "rf-cd-t0", "lance", 1, place.open().inspector.fences.now_ms(), "worker-8")
     place.open().indexes.builds_log.begin(attempt)
     told = place.json("builds")
     first, second = told["builds"]

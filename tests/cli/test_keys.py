@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from ragfence import Fence, Operation
-from ragfence.cli.options import engine_of
 from ragfence.cli.records import scanned
 from tests.cli.conftest import Site, fail_until_quarantined, key_of, perform
 from tests.engine.worlds import Wrapped, abandon, eventually
@@ -91,8 +90,8 @@ def test_records_are_filtered_by_the_beginning_of_their_key(full: Site) -> None:
 
 
 def a_millisecond_later(fence: Fence) -> None:
-    before = fence._engine.fences.now_ms()
-    eventually(lambda: fence._engine.fences.now_ms() > before)
+    before = fence.inspector.fences.now_ms()
+    eventually(lambda: fence.inspector.fences.now_ms() > before)
 
 
 def test_a_limit_shows_the_oldest_and_says_that_there_are_more(site: Site) -> None:
@@ -130,8 +129,8 @@ def test_a_key_that_the_server_shows_twice_is_listed_once(site: Site) -> None:
     fence = site.open()
     perform(fence, "a")
     perform(fence, "b")
-    assert len({found.key for found in scanned(Rehashing(engine_of(fence).fences))}) == 2
-    assert len(list(scanned(Rehashing(engine_of(fence).fences)))) == 2
+    assert len({found.key for found in scanned(Rehashing(fence.inspector.fences))}) == 2
+    assert len(list(scanned(Rehashing(fence.inspector.fences)))) == 2
 
 
 @pytest.mark.parametrize(
@@ -170,7 +169,7 @@ def test_the_status_counts_what_is_held_and_what_was_saved(full: Site) -> None:
     assert told["decisions"] == {"since": "24h", "new": 2, "duplicates": 3, "hit_rate": 0.6, "counted_since": None}
     assert told["rows"] == len(list(fence.audit.rows()))
     assert told["bytes"] > 1000
-    assert told["store"] == engine_of(fence).fences.url
+    assert told["store"] == fence.inspector.fences.url
     assert told["shards"]["total"] == 64
     if full.name == "valkey alone":
         assert told["objects"] is None
@@ -202,10 +201,10 @@ def test_the_hit_rate_is_that_of_the_time_asked_for(embedded: Site) -> None:
 def test_the_status_does_not_hydrate_and_tells_what_waits(embedded: Site) -> None:
     fence = embedded.open()
     perform(fence, "a")
-    fence._engine.fences.forget_markers(2**60)
+    fence.inspector.fences.forget_markers(2**60)
     told = embedded.json("status")
     assert told["shards"] == {"total": 64, "ready": 0, "hydrating": 0}
-    assert fence._engine.fences.begin_epoch(7)
+    assert fence.inspector.fences.begin_epoch(7)
     told = embedded.json("status")
     assert (told["epoch"], told["shards"]) == (7, {"total": 64, "ready": 0, "hydrating": 64})
     assert "64 being hydrated" in embedded.run("status").stdout

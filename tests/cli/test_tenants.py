@@ -119,7 +119,7 @@ def test_every_tenant_of_either_store_is_listed(town: Town) -> None:
         town.fill(tenant, documents)
     ApiKeys(town.kept).create("only-keys")
     with town.open("only-fences") as fence:
-        fence._engine.fences.begin_epoch(1)
+        fence.inspector.fences.begin_epoch(1)
     with standing(town.store) as fences:
         found = {each.name: each for each in tenants(fences, town.kept)}
         sized = {each.name: each for each in tenants(fences, town.kept, sizes=True)}
@@ -328,7 +328,7 @@ def test_a_drop_leaves_nothing_of_a_tenant_and_everything_of_the_others(town: To
         town.fill(tenant)
     others = {tenant: (town.names(tenant), town.held(tenant)) for tenant in ("acme-2", "other")}
     with town.open("acme") as fence, standing(town.store) as fences:
-        fence._engine.fences.lock("some", "token", 60_000)
+        fence.inspector.fences.lock("some", "token", 60_000)
         would = TenantRemoval(fence, fences).look()
     assert (would.dry_run, would.objects, would.fences) == (True, len(town.names("acme")), town.held("acme"))
     done = town.drop("acme")

@@ -158,7 +158,7 @@ def test_the_audit_passes_on_what_is_honest(site: Site) -> None:
 def test_the_audit_ends_with_1_and_names_what_is_broken(site: Site) -> None:
     fence = site.open()
     key = bytes.fromhex(perform(fence, "a"))
-    now_ms = fence._engine.fences.now_ms()
+    now_ms = fence.inspector.fences.now_ms()
     (sealed,) = [row for row in fence.audit.rows() if row.position == SEAL_POSITION]
     forged = Row(
         token=b"x" * TOKEN_BYTES,
@@ -171,7 +171,7 @@ def test_the_audit_ends_with_1_and_names_what_is_broken(site: Site) -> None:
         sealed_at_ms=now_ms,
         winner=b"x" * TOKEN_BYTES,
     )
-    fence._engine.fences.record([forged])
+    fence.inspector.fences.record([forged])
     told = site.json("audit", "check", code=1)
     assert not told["ok"]
     assert "one_seal" in {finding["invariant"] for finding in told["findings"]}

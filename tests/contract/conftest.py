@@ -12,8 +12,8 @@ import pytest
 
 pytest.register_assert_rewrite(
     "ragfence.testing.contracts.fences",
-    "ragfence.testing.contracts.keeping",
-    "ragfence.testing.contracts.counting",
+    "ragfence.testing.contracts.retention",
+    "ragfence.testing.contracts.counts",
 )
 
 

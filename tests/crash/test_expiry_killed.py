@@ -81,7 +81,7 @@ def test_after_a_killed_purger_callers_find_whole_commits_or_none(folder: Path, 
             assert (receipt.is_new, receipt.flags.attempt) == (not stands, 1)
         with pytest.raises(Stale):
             perform(fence, LOWER)
-        assert not [found for found in fence._engine.fences.scan() if not found.record.ended]
+        assert not [found for found in fence.inspector.fences.scan() if not found.record.ended]
         assert_audited(fence)
 
 

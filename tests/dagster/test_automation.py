@@ -90,7 +90,7 @@ def test_verify_fails_on_a_broken_promise(world: World) -> None:
     world.write_all()
     world.run()
     with world.opened() as fence:
-        objects = fence._engine.objects
+        objects = fence.inspector.objects
         (entry,) = objects.list("default/catalog/")
         broken = (objects.get(entry.name) or b"").replace(world.seal().index_hash.encode(), b"0" * 64)
         objects.delete([entry.name])

@@ -91,7 +91,7 @@ def test_an_index_that_somebody_dropped_is_found(built: World) -> None:
 
 def test_a_promise_that_the_auditor_finds_broken_fails_it(built: World) -> None:
     with built.opened() as fence:
-        objects = fence._engine.objects
+        objects = fence.inspector.objects
         (entry,) = objects.list("default/catalog/")
         broken = (objects.get(entry.name) or b"").replace(fence.aliases.resolve(ALIAS).index_hash.encode(), b"0" * 64)
         objects.delete([entry.name])

@@ -254,7 +254,7 @@ def test_a_process_that_is_killed_leaves_a_log_that_the_next_completes(tmp_path:
         documents.compact()
         assert [documents.ingest(Document(f"d{at_}", f"{A}\n\n{at_}")) for at_ in range(6)] == first
         assert documents.verify().ok
-        names = [entry.name for entry in fence._engine.objects.list("default/segments/")]  # type: ignore[union-attr]
+        names = [entry.name for entry in fence.inspector.objects.list("default/segments/")]  # type: ignore[union-attr]
         assert len(names) == 1
 
 

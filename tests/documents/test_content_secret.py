@@ -259,7 +259,7 @@ def test_without_an_object_store_nothing_can_be_fixed(valkey_server: Any) -> Non
 
 def test_settings_of_a_newer_ragfence_are_refused(tmp_path: Path) -> None:
     with opened(tmp_path, {}) as fence:
-        fence._engine.objects.put_new("acme/documents/settings", b'{"version": 3}')  # type: ignore[union-attr]
+        fence.inspector.objects.put_new("acme/documents/settings", b'{"version": 3}')  # type: ignore[union-attr]
         with pytest.raises(FormatTooNew, match="format 3; this ragfence knows 2"):
             fence.documents.ingest(Document("a", "text"))
     with pytest.raises(FormatTooNew):

@@ -122,8 +122,8 @@ def rows(documents: Documents) -> list[dict[str, Any]]:
 def noted(fence: Fence, source: str) -> list[str]:
     """The objects that hold what a source was like, the newest first."""
     prefix = f"{fence.tenant}/sources/{sha256(source.encode()).hexdigest()}/"
-    assert fence._engine.objects is not None
-    return [entry.name for entry in fence._engine.objects.list(prefix)]
+    assert fence.inspector.objects is not None
+    return [entry.name for entry in fence.inspector.objects.list(prefix)]
 
 
 def test_a_folder_that_did_not_change_is_not_read_again(documents: Documents, folder: Path) -> None:
@@ -285,8 +285,8 @@ def test_the_notes_are_parquet_that_others_can_read(open_fence: Open, folder: Pa
     write(folder, "a.md", "text")
     synced(fence.documents, folder)
     (name,) = noted(fence, f"folder:{folder}")
-    assert fence._engine.objects is not None
-    table = pq.read_table(pa.BufferReader(fence._engine.objects.get(name)))
+    assert fence.inspector.objects is not None
+    table = pq.read_table(pa.BufferReader(fence.inspector.objects.get(name)))
     found = fence.documents.get("a.md")
     assert found is not None
     (row,) = table.to_pylist()
@@ -720,8 +720,8 @@ def test_documents_without_a_state_are_noted_by_their_ids_and_asked_about_like_k
     given = [Document("a", "one"), Document("b", "two")]
     assert fence.documents.sync(given).decisions["new"] == 2
     (first,) = noted(fence, "documents")
-    assert fence._engine.objects is not None
-    states = SyncStates(fence.tenant, "documents", fence._engine.objects, fence._engine.policy.documents.content_fields)
+    assert fence.inspector.objects is not None
+    states = SyncStates(fence.tenant, "documents", fence.inspector.objects, fence.policy.documents.content_fields)
     assert states.newest().of(["a", "b"]) == [SyncNote("a"), SyncNote("b")]
     report = fence.documents.sync([*given, Document("c", "three")])
     assert (report.decisions["new"], report.decisions["duplicate"], report.unread) == (1, 2, 0)

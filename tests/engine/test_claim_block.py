@@ -47,7 +47,7 @@ def revision(sequence: int, name: str = "", **more: Any) -> Operation:
 
 
 def record_of(fence: Fence, operation: Operation = EVENT) -> Any:
-    (held,) = fence._engine.fences.read([Lookup(operation.key)])
+    (held,) = fence.inspector.fences.read([Lookup(operation.key)])
     return held.record
 
 

@@ -63,7 +63,7 @@ def jobs(count: int) -> list[Operation]:
 
 
 def record_of(fence: Fence, operation: Operation = JOB) -> Any:
-    (held,) = fence._engine.fences.read([Lookup(operation.key)])
+    (held,) = fence.inspector.fences.read([Lookup(operation.key)])
     return held.record
 
 
@@ -90,7 +90,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 def test_all_leases_of_a_store_are_renewed_in_one_call(world: World) -> None:
     fence = world.open(fences=Renewals, **SHORT)
-    store: Renewals = fence._engine.fences  # type: ignore[assignment]
+    store: Renewals = fence.inspector.fences  # type: ignore[assignment]
     with ExitStack() as blocks:
         for operation in jobs(5):
             blocks.enter_context(fence.claim(operation))
@@ -101,7 +101,7 @@ def test_all_leases_of_a_store_are_renewed_in_one_call(world: World) -> None:
 def test_every_store_is_asked_for_its_own_leases(memory: World, tmp_path: Path, monkeypatch: Any) -> None:
     with make_world("solo", tmp_path / "other", monkeypatch, clock=PassingClock()) as other:
         fences = [memory.open(fences=Renewals, **SHORT), other.open(fences=Renewals, **SHORT)]
-        stores: list[Any] = [fence._engine.fences for fence in fences]
+        stores: list[Any] = [fence.inspector.fences for fence in fences]
         one, two = jobs(2)
         with fences[0].claim(one), fences[1].claim(two):
             eventually(lambda: all(store.batches for store in stores))
@@ -111,7 +111,7 @@ def test_every_store_is_asked_for_its_own_leases(memory: World, tmp_path: Path, 
 
 def test_a_lease_is_renewed_for_as_long_as_its_effect_takes(world: World) -> None:
     fence = world.open(fences=Renewals, **SHORT)
-    store: Renewals = fence._engine.fences  # type: ignore[assignment]
+    store: Renewals = fence.inspector.fences  # type: ignore[assignment]
     with fence.claim(JOB) as op:
         first_expiry = record_of(fence).when_ms
         eventually(lambda: store.kept >= 4)
@@ -243,7 +243,7 @@ def test_whatever_is_wrong_with_one_store_the_leases_of_others_are_renewed(
 
     with make_world("solo", tmp_path / "other", monkeypatch, clock=PassingClock()) as other:
         broken, fine = other.open(fences=Broken, **SHORT), memory.open(fences=Renewals, **SHORT)
-        store: Renewals = fine._engine.fences  # type: ignore[assignment]
+        store: Renewals = fine.inspector.fences  # type: ignore[assignment]
         one, two = jobs(2)
         with broken.claim(one) as op, fine.claim(two):
             eventually(lambda: op.lease.lost)
@@ -372,7 +372,7 @@ def test_an_effect_that_forks_is_sealed_by_the_parent_alone(embedded: World) -> 
 
 def test_a_forked_child_renews_its_own_leases(embedded: World) -> None:
     fence = embedded.open(fences=Renewals, **SHORT)
-    store: Renewals = fence._engine.fences  # type: ignore[assignment]
+    store: Renewals = fence.inspector.fences  # type: ignore[assignment]
     mine, childs = jobs(2)
 
     def in_child() -> bool:

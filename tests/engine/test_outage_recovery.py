@@ -36,10 +36,10 @@ def test_the_journal_is_reconciled_by_itself_when_the_store_is_back(tmp_path: Pa
             create("before")
             server.stop()
             assert create("during").flags.journaled
-            assert fence._engine.journal.has_entries()
+            assert fence.inspector.journal.has_entries()
             server.start()
             assert create("after").decision.value == "new"
-            wait_until(lambda: not fence._engine.journal.has_entries(), "the journal is reconciled")
+            wait_until(lambda: not fence.inspector.journal.has_entries(), "the journal is reconciled")
             receipt = create("during")
         assert (receipt.decision.value, receipt.flags.journaled, done) == (
             "duplicate",
@@ -99,7 +99,7 @@ def test_a_server_purges_what_expired_without_being_told(tmp_path: Path, monkeyp
     served = api.create_app(tmp_path / "fences.db", objects=tmp_path / "objects", insecure_dev=True)
     with ragfence.open(tmp_path / "fences.db", objects=tmp_path / "objects") as fence:
         fence.once(kind="ticket", key=lambda name: name)(lambda name: name)("a")
-        store = fence._engine.fences
+        store = fence.inspector.fences
         with store._transaction() as shelf:
             shelf.db.execute("UPDATE records SET expires_ms = 1")
         with TestClient(served, base_url="http://localhost") as client:
@@ -109,8 +109,8 @@ def test_a_server_purges_what_expired_without_being_told(tmp_path: Path, monkeyp
 
 def test_one_process_purges_at_a_time(tmp_path: Path) -> None:
     with ragfence.open(tmp_path / "fences.db", objects=tmp_path / "objects") as fence:
-        assert fence._engine.fences.lock("purge-expired", "another", 60_000)
+        assert fence.inspector.fences.lock("purge-expired", "another", 60_000)
         assert not fence.purge_expired_once()
-        fence._engine.fences.unlock("purge-expired", "another")
+        fence.inspector.fences.unlock("purge-expired", "another")
         assert fence.purge_expired_once()
         assert fence.purge_expired_once()  # the lock was given back

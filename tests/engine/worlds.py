@@ -189,7 +189,7 @@ class Tickets:
 
 
 def record_of(fence: Fence, key: str) -> Any:
-    (held,) = fence._engine.fences.read([Lookup(bytes.fromhex(key))])
+    (held,) = fence.inspector.fences.read([Lookup(bytes.fromhex(key))])
     return held.record
 
 

@@ -73,7 +73,7 @@ class GuardWorld(DocumentWorld):
             prepared = preparing.retract(DOC_ID, sequence, next(tokens), caller)
         else:
             document = Document(DOC_ID, text_of(value), sequence=sequence)
-            (known,) = documents._engine.fences.replays([preparing.ask(document, next(tokens), caller)[0]]).settled()
+            (known,) = documents.inspector.fences.replays([preparing.ask(document, next(tokens), caller)[0]]).settled()
             if known is not None:
                 return known
             prepared = preparing.ingest(document, next(batch_tokens()), caller)

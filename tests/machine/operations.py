@@ -1,4 +1,4 @@
-"""Arbitrary effects through `Performer`: plain and sequenced operations whose every execution is told apart."""
+"""Arbitrary effects through `Runner`: plain and sequenced operations whose every execution is told apart."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class OperationWorld(World):
         self.events.append((source, event))
 
         def work(worker: Worker) -> None:
-            performer = self._performer(worker)
+            runner = self._runner(worker)
             rules = POLICY.for_kind("ticket")
             request = Request.of(operation, fingerprint_of(payload)[0], rules, context=b"{}")
             try:
-                receipt = self._perform(worker, performer, request)
+                receipt = self._perform(worker, runner, request)
             except (Conflict, Stale):
                 event.ended, event.outcome = self.now, "stale"
             except TransientError:
@@ -64,30 +64,30 @@ class OperationWorld(World):
 
         return self.spawn(work)
 
-    def _perform(self, worker: Worker, performer: Runner, request: Request) -> Receipt:
+    def _perform(self, worker: Worker, runner: Runner, request: Request) -> Receipt:
         while True:
-            answer = performer.acquire(request, wait_ms=10**12)
+            answer = runner.acquire(request, wait_ms=10**12)
             if isinstance(answer, Receipt):
                 return answer
             execution = f"{request.key_text[:6]}#{next(self._numbers)}"
             worker.pause()
             self.executions.append(request.key_text)
             try:
-                return self._complete(performer, answer, execution)
+                return self._complete(runner, answer, execution)
             except FencedOut as lost:
                 if lost.receipt is not None:
                     return lost.receipt
 
-    def _complete(self, performer: Runner, won: WonClaim, execution: str) -> Receipt:
+    def _complete(self, runner: Runner, won: WonClaim, execution: str) -> Receipt:
         try:
-            return performer.complete(won, EffectOutcome(result=b'j"' + execution.encode() + b'"'))
+            return runner.complete(won, EffectOutcome(result=b'j"' + execution.encode() + b'"'))
         except FencedOut:
             raise
         except RagfenceError:
-            performer.give_back(won, "ERROR")
+            runner.give_back(won, "ERROR")
             raise
 
-    def _performer(self, worker: Worker) -> Runner:
+    def _runner(self, worker: Worker) -> Runner:
         fences, objects = self.fences_of(worker), self.objects_of(worker)
         results = Results(TENANT, POLICY, objects)
         backing: Any = None

@@ -203,7 +203,7 @@ MUTANTS = [
     Mutant(
         "recover= is not asked while the fence store is away",
         "ragfence/engine/once.py",
-        "self._options.recover is not None and self._performer.announce_alone(request, token)",
+        "self._options.recover is not None and self._runner.announce_alone(request, token)",
         "False",
         ("tests/engine/test_notes.py", "-k", "is_away or without_the_fence_store"),
     ),

@@ -76,7 +76,7 @@ def _do_everything(url: str, folder: Path, policy: ragfence.Policy | None = None
         tenant = f"rights-{objects is None}"
         with ragfence.open(url, objects=objects, tenant=tenant, journal=folder, policy=policy) as fence:
             _use(fence)
-            store = fence._engine.fences
+            store = fence.inspector.fences
             assert store.stats().records
             assert len(list(store.scan())) == 3
             assert fence.audit.check().ok

@@ -94,7 +94,7 @@ def test_a_journal_is_private(umask: int, tmp_path: Path) -> None:
     assert create("a").flags.journaled
     assert create("b").flags.journaled
     assert modes(tmp_path / "kept") == PRIVATE
-    fence._engine.journal.drop({entry.token for entry in fence._engine.journal.entries()[:1]})  # written anew
+    fence.inspector.journal.drop({entry.token for entry in fence.inspector.journal.entries()[:1]})  # written anew
     assert modes(tmp_path / "kept") == PRIVATE
 
 

@@ -221,14 +221,14 @@ def test_lines_are_told_while_the_others_are_worked_on_and_the_last_after_the_se
     fence: Fence, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_seal, sealing = threading.Event(), threading.Event()
-    seal = fence._engine.performer.complete
+    seal = fence._engine.runner.complete
 
     def held(*given: Any) -> Any:
         sealing.set()
         may_seal.wait(30)
         return seal(*given)
 
-    monkeypatch.setattr(fence._engine.performer, "complete", held)
+    monkeypatch.setattr(fence._engine.runner, "complete", held)
 
     async def story() -> None:
         server = Server(fence)

@@ -322,13 +322,13 @@ def test_who_is_out_of_time_before_the_claim_is_decided_is_not_told_202(
     fence: Fence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     contract, handler, may_claim = Contract(fence), Handler(), threading.Event()
-    claim = fence._engine.fences.claim
+    claim = fence.inspector.fences.claim
 
     def slow_store(claims: Any) -> Any:
         may_claim.wait()
         return claim(claims)
 
-    monkeypatch.setattr(fence._engine.fences, "claim", slow_store)
+    monkeypatch.setattr(fence.inspector.fences, "claim", slow_store)
 
     async def story() -> None:
         late = await contract.answer(call(headers=(("x-request-timeout", "20ms"),)), "me", handler)
@@ -399,7 +399,7 @@ def test_a_store_that_is_away_is_told_as_503(fence: Fence, monkeypatch: pytest.M
         raise StoreUnavailable("the store did not answer")
 
     handler = Handler()
-    monkeypatch.setattr(fence._engine.fences, "claim", away)
+    monkeypatch.setattr(fence.inspector.fences, "claim", away)
     (answer,) = answers(Contract(fence), handler, call())
     problem = json.loads(answer.body)
     assert (answer.status, problem["code"], problem["retryable"]) == (503, "DEPENDENCY.unavailable", True)
@@ -439,7 +439,7 @@ def test_a_seal_that_cannot_be_written_is_told_and_found_by_the_retry(
         raise StoreUnavailable("the store did not answer")
 
     with monkeypatch.context() as patch:
-        patch.setattr(fence._engine.fences, "seal", away)
+        patch.setattr(fence.inspector.fences, "seal", away)
         (unsure,) = answers(contract, handler, call())
     problem = json.loads(unsure.body)
     assert (unsure.status, problem["code"], problem["retryable"]) == (503, "LEASE.seal_uncertain", True)
@@ -453,7 +453,7 @@ def test_a_client_that_goes_away_before_the_claim_is_decided_has_claimed_nothing
 ) -> None:
     contract, handler, asked, may_claim = Contract(fence), Handler(), threading.Event(), threading.Event()
     fence.hydrate()
-    claim = fence._engine.fences.claim
+    claim = fence.inspector.fences.claim
 
     def slow_store(claims: Any) -> Any:
         asked.set()
@@ -469,7 +469,7 @@ def test_a_client_that_goes_away_before_the_claim_is_decided_has_claimed_nothing
             await gone
 
     with monkeypatch.context() as patch:
-        patch.setattr(fence._engine.fences, "claim", slow_store)
+        patch.setattr(fence.inspector.fences, "claim", slow_store)
         asyncio.run(story())
     assert handler.times == 0
     (answer,) = answers(contract, handler, call())
@@ -494,13 +494,13 @@ def test_a_server_that_ends_before_the_handler_has_begun_gives_the_key_back(fenc
 
 def test_requests_that_arrive_together_are_claimed_together(fence: Fence, monkeypatch: pytest.MonkeyPatch) -> None:
     fence.hydrate()
-    contract, sizes, claim = Contract(fence), list[int](), fence._engine.fences.claim
+    contract, sizes, claim = Contract(fence), list[int](), fence.inspector.fences.claim
 
     def counted(claims: Any) -> Any:
         sizes.append(len(claims))
         return claim(claims)
 
-    monkeypatch.setattr(fence._engine.fences, "claim", counted)
+    monkeypatch.setattr(fence.inspector.fences, "claim", counted)
 
     async def story() -> None:
         for status in ("stored", "replayed"):

@@ -33,7 +33,7 @@ def fence(valkey_server: RedisServer, tmp_path: Path) -> Iterator[Fence]:
 
 
 def redis_of(fence: Fence) -> RedisFences:
-    fences = fence._engine.fences
+    fences = fence.inspector.fences
     assert isinstance(fences, RedisFences)
     return fences
 
@@ -129,7 +129,7 @@ def test_trouble_is_told_as_nothing_and_a_thread_sees_to_it(
     fence: Fence, valkey_server: RedisServer, trouble: Callable[[RedisServer], None]
 ) -> None:
     async def story() -> None:
-        fences, joint = redis_of(fence), ClaimBatcher(fence._engine.fences)
+        fences, joint = redis_of(fence), ClaimBatcher(fence.inspector.fences)
         await connected(fences)
         trouble(valkey_server)
         assert fences._loop_lines is not None
@@ -165,7 +165,7 @@ def test_a_server_that_is_gone_is_an_error_and_none_that_hangs(tmp_path: Path) -
     with servers.valkey() as server, ragfence.open(server.url, tenant="gone") as fence:
 
         async def story() -> None:
-            joint = ClaimBatcher(fence._engine.fences)
+            joint = ClaimBatcher(fence.inspector.fences)
             await connected(redis_of(fence))
             server.stop()
             with pytest.raises(StoreUnavailable):
@@ -176,7 +176,7 @@ def test_a_server_that_is_gone_is_an_error_and_none_that_hangs(tmp_path: Path) -
 
 def test_who_gives_up_meanwhile_holds_nothing(fence: Fence) -> None:
     async def story() -> None:
-        joint = ClaimBatcher(fence._engine.fences)
+        joint = ClaimBatcher(fence.inspector.fences)
         await connected(redis_of(fence))
         waiting = asyncio.create_task(joint.ask(request(fence, "k")).wait())
         await asyncio.sleep(0)
@@ -186,7 +186,7 @@ def test_who_gives_up_meanwhile_holds_nothing(fence: Fence) -> None:
             await waiting
         give_up_at = time.monotonic() + 10
         while time.monotonic() < give_up_at:  # given back by a thread, right after
-            (verdict,) = await asyncio.to_thread(fence._engine.fences.claim, [claim_of(fence, "k")])
+            (verdict,) = await asyncio.to_thread(fence.inspector.fences.claim, [claim_of(fence, "k")])
             if isinstance(verdict, Granted):
                 return
             await asyncio.sleep(0.02)

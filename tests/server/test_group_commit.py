@@ -30,8 +30,8 @@ from tests.servers import RedisServer
 
 
 def segments_of(fence: Fence) -> int:
-    assert fence._engine.objects is not None
-    return sum("/segments/" in f"/{each.name}" for each in fence._engine.objects.list(""))
+    assert fence.inspector.objects is not None
+    return sum("/segments/" in f"/{each.name}" for each in fence.inspector.objects.list(""))
 
 
 async def outcome(grouping: GroupCommit, document: Document) -> Receipt | Exception:

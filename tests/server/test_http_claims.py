@@ -64,7 +64,7 @@ def known(reading: RequestReader, asked: dict[str, Any], body: bytes = BODY, pri
 
 @pytest.fixture
 def reading(fence: Fence) -> RequestReader:
-    return RequestReader(fence._engine, fence.policy)
+    return RequestReader(fence.batched_claims(), fence.policy)
 
 
 def test_the_same_request_is_known_and_asks_for_the_same(reading: RequestReader) -> None:
@@ -109,7 +109,7 @@ def test_neither_is_another_body_or_another_principal(reading: RequestReader) ->
 
 def test_a_header_that_the_policy_requires_decides(open_fence: OpenFence) -> None:
     fence = open_fence(require_headers=["Idempotency-Key", "X-Team"])
-    reading = RequestReader(fence._engine, fence.policy)
+    reading = RequestReader(fence.batched_claims(), fence.policy)
     read(reading, scope(headers={b"x-team": b"people"}))
     assert known(reading, scope(headers={b"x-team": b"people"})) is not None
     assert known(reading, scope()) is None
@@ -134,7 +134,7 @@ def test_what_cannot_be_read_is_left_to_whoever_refuses_it(reading: RequestReade
 
 
 def test_no_more_is_remembered_than_there_is_room_for(fence: Fence) -> None:
-    reading = RequestReader(fence._engine, fence.policy, most_bytes=50_000)
+    reading = RequestReader(fence.batched_claims(), fence.policy, most_bytes=50_000)
     requests = [scope(headers={b"idempotency-key": b"k%d" % number}) for number in range(50)]
     for each in requests:
         read(reading, each)

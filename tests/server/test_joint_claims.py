@@ -33,7 +33,7 @@ class Counting:
         self.error: Callable[[Sequence[Claim]], Exception | None] = lambda claims: None
         self.after = False
         """whether the error comes after the store has done its part"""
-        claim = fence._engine.fences.claim
+        claim = fence.inspector.fences.claim
 
         def counted(claims: Sequence[Claim]) -> list[Verdict]:
             self.sizes.append(len(claims))
@@ -47,7 +47,7 @@ class Counting:
                 raise error
             return verdicts
 
-        monkeypatch.setattr(fence._engine.fences, "claim", counted)
+        monkeypatch.setattr(fence.inspector.fences, "claim", counted)
 
 
 @pytest.fixture
@@ -68,9 +68,7 @@ def request(fence: Fence, name: str, payload: object = None) -> Request:
 
 
 def claimed(fence: Fence, joint: ClaimBatcher, name: str, payload: object = None, wait_ms: int = 0) -> ClaimBlock:
-    return ClaimBlock(
-        fence._engine.performer, request(fence, name, payload), wait_ms=wait_ms, verdict=True, joint=joint
-    )
+    return ClaimBlock(fence._engine.runner, request(fence, name, payload), wait_ms=wait_ms, verdict=True, batcher=joint)
 
 
 async def performed(op: ClaimBlock, result: object = "done") -> tuple[str, Any]:
@@ -84,7 +82,7 @@ async def performed(op: ClaimBlock, result: object = "done") -> tuple[str, Any]:
 
 
 def record(fence: Fence, name: str) -> Any:
-    (held,) = fence._engine.fences.read([request(fence, name).lookup])
+    (held,) = fence.inspector.fences.read([request(fence, name).lookup])
     return held.record
 
 
@@ -94,7 +92,7 @@ def rows(fence: Fence) -> list[tuple[str, str]]:
 
 
 def test_claims_that_arrive_together_are_one_call(fence: Fence, counting: Counting) -> None:
-    joint = ClaimBatcher(fence._engine.fences)
+    joint = ClaimBatcher(fence.inspector.fences)
 
     async def story() -> None:
         first = await asyncio.gather(*(performed(claimed(fence, joint, f"k{n}"), n) for n in range(20)))
@@ -109,7 +107,7 @@ def test_claims_that_arrive_together_are_one_call(fence: Fence, counting: Counti
 def test_what_arrives_during_a_call_leaves_with_the_next_and_no_call_is_too_long(
     fence: Fence, counting: Counting
 ) -> None:
-    joint = ClaimBatcher(fence._engine.fences, most=8)
+    joint = ClaimBatcher(fence.inspector.fences, most=8)
 
     async def story() -> None:
         counting.open.clear()
@@ -129,7 +127,7 @@ def test_every_claim_leaves_the_row_that_it_leaves_alone(open_fence: OpenFence) 
     names = ["a", "b", "a", "c", "a"]
 
     async def jointly() -> None:
-        joint = ClaimBatcher(together._engine.fences)
+        joint = ClaimBatcher(together.inspector.fences)
         await asyncio.gather(*(performed(claimed(together, joint, name, wait_ms=0)) for name in set(names)))
         await asyncio.gather(*(performed(claimed(together, joint, name, wait_ms=0)) for name in names))
 
@@ -146,7 +144,7 @@ def test_every_claim_leaves_the_row_that_it_leaves_alone(open_fence: OpenFence) 
 @pytest.mark.parametrize("store", ["sqlite", "valkey"])
 def test_twins_in_one_call_have_one_effect(store: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     with opened(store, tmp_path, request) as fence:
-        joint = ClaimBatcher(fence._engine.fences)
+        joint = ClaimBatcher(fence.inspector.fences)
 
         async def story() -> None:
             twins = [performed(claimed(fence, joint, f"k{n % 4}", wait_ms=20_000), n) for n in range(24)]
@@ -169,7 +167,7 @@ def opened(store: str, tmp_path: Path, request: pytest.FixtureRequest) -> Fence:
 
 @pytest.mark.parametrize("times", [1, 3])
 def test_who_is_cancelled_during_the_call_holds_nothing(fence: Fence, counting: Counting, times: int) -> None:
-    joint = ClaimBatcher(fence._engine.fences)
+    joint = ClaimBatcher(fence.inspector.fences)
 
     async def story() -> None:
         counting.open.clear()
@@ -195,7 +193,7 @@ def test_who_is_cancelled_during_the_call_holds_nothing(fence: Fence, counting: 
 
 
 def test_a_verdict_that_nobody_acts_upon_is_given_back(fence: Fence) -> None:
-    joint = ClaimBatcher(fence._engine.fences)
+    joint = ClaimBatcher(fence.inspector.fences)
 
     async def story() -> None:
         op = claimed(fence, joint, "k")
@@ -211,7 +209,7 @@ def test_a_verdict_that_nobody_acts_upon_is_given_back(fence: Fence) -> None:
 
 
 def test_who_cannot_wait_any_longer_may_go_on_waiting_later(fence: Fence, counting: Counting) -> None:
-    joint = ClaimBatcher(fence._engine.fences)
+    joint = ClaimBatcher(fence.inspector.fences)
 
     async def story() -> None:
         counting.open.clear()
@@ -226,7 +224,7 @@ def test_who_cannot_wait_any_longer_may_go_on_waiting_later(fence: Fence, counti
 
 
 def test_a_store_that_is_away_is_told_to_everybody(fence: Fence, counting: Counting) -> None:
-    joint = ClaimBatcher(fence._engine.fences)
+    joint = ClaimBatcher(fence.inspector.fences)
     counting.error = lambda claims: StoreUnavailable("the store did not answer")
 
     async def story() -> Any:
@@ -242,7 +240,7 @@ def test_a_store_that_is_away_is_told_to_everybody(fence: Fence, counting: Count
 @pytest.mark.parametrize("after", [False, True])
 def test_one_that_cannot_be_read_spoils_nobody_else(fence: Fence, counting: Counting, after: bool) -> None:
     """Also if the store had granted the others by then: they ask again with their tokens."""
-    joint = ClaimBatcher(fence._engine.fences)
+    joint = ClaimBatcher(fence.inspector.fences)
     bad = request(fence, "bad").key
     counting.after = after
 
@@ -263,7 +261,7 @@ def test_one_that_cannot_be_read_spoils_nobody_else(fence: Fence, counting: Coun
 
 def test_a_store_that_forgot_is_made_ready_first(tmp_path: Path, valkey_server: RedisServer) -> None:
     with ragfence.open(valkey_server.url, objects=tmp_path / "objects", tenant=tmp_path.name) as fence:
-        joint = ClaimBatcher(fence._engine.fences)
+        joint = ClaimBatcher(fence.inspector.fences)
         assert asyncio.run(performed(claimed(fence, joint, "k"))) == ("new", "done")
         with valkey_server.client() as client:
             client.flushall()
@@ -276,7 +274,7 @@ def test_a_store_that_forgot_is_made_ready_first(tmp_path: Path, valkey_server: 
 
 
 def test_a_verdict_is_known_without_a_second_look_only_if_its_result_is_near(fence: Fence) -> None:
-    joint = ClaimBatcher(fence._engine.fences)
+    joint = ClaimBatcher(fence.inspector.fences)
     large = "x" * 600_000
 
     async def story() -> None:
@@ -293,7 +291,7 @@ def test_a_verdict_is_known_without_a_second_look_only_if_its_result_is_near(fen
 
 
 def test_two_loops_share_nothing_but_the_store(fence: Fence) -> None:
-    joint = ClaimBatcher(fence._engine.fences)
+    joint = ClaimBatcher(fence.inspector.fences)
     answers: list[Any] = []
 
     def in_a_loop() -> None:
@@ -313,7 +311,7 @@ def test_two_loops_share_nothing_but_the_store(fence: Fence) -> None:
 
 
 def test_verdicts_are_those_of_the_store(fence: Fence) -> None:
-    joint = ClaimBatcher(fence._engine.fences)
+    joint = ClaimBatcher(fence.inspector.fences)
 
     async def story() -> None:
         asking = joint.ask(request(fence, "k"))

@@ -141,4 +141,4 @@ def test_a_malformed_request_gets_a_clear_4xx_and_stores_nothing(tmp_path: Path)
         assert fence.audit.decisions().column("kind").to_pylist() == ["apikey"]
         assert list(fence.documents.heads()) == []
         assert list(fence.aliases.names()) == []
-        assert fence._engine.fences.stats().records == {}
+        assert fence.inspector.fences.stats().records == {}

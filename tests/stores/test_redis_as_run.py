@@ -91,7 +91,7 @@ def test_many_hosts_behind_tls_and_passwords(kind: str) -> None:
     start = servers.valkey_cluster if kind == "cluster" else servers.valkey_pair
     with start(tls="server", password="secret") as server:
         _works(server.url, None)
-        assert "secret" not in ragfence.open(server.url)._engine.fences.url
+        assert "secret" not in ragfence.open(server.url).inspector.fences.url
 
 
 @pytest.fixture(scope="module")

@@ -85,7 +85,7 @@ def exposed(tmp_path_factory, valkey_server):
                 op.seal()
             with pytest.raises(FencedOut):
                 late.seal()
-            assert other._engine.fences.renew([late.lease.ref]) == [False]
+            assert other.inspector.fences.renew([late.lease.ref]) == [False]
             metrics.count_refusal("invalid")
             metrics.count_request("grafana", "abcdefghij234567")
             families = list(registry.collect())

@@ -103,8 +103,8 @@ def test_what_a_store_has_besides_is_found_as_well(tmp_path):
 
 
 def test_without_listeners_there_is_no_wrapper(open_fence):
-    assert isinstance(open_fence(observe=())._engine.fences, SqliteFences)
-    assert isinstance(open_fence()._engine.fences, SqliteFences)
+    assert isinstance(open_fence(observe=()).inspector.fences, SqliteFences)
+    assert isinstance(open_fence().inspector.fences, SqliteFences)
 
 
 def test_a_listener_sees_claims_seals_keys_and_failures(open_fence):
@@ -142,11 +142,11 @@ def test_a_broken_listener_changes_no_answer_and_is_complained_of_once(open_fenc
 def test_the_environment_names_listeners_and_an_argument_overrules_it(open_fence, monkeypatch, capsys):
     monkeypatch.setenv("RAGFENCE_OBSERVE", " logs , traces, logs")
     fence = open_fence()
-    assert [type(listener).__name__ for listener in fence._engine.fences._listeners] == ["Logs", "Traces"]
+    assert [type(listener).__name__ for listener in fence.inspector.fences._listeners] == ["Logs", "Traces"]
     with fence.claim(Operation(kind="double", source_id="3")) as op:
         op.seal()
     assert '"event": "sealed"' in capsys.readouterr().err
-    assert isinstance(open_fence(observe=())._engine.fences, SqliteFences)
+    assert isinstance(open_fence(observe=()).inspector.fences, SqliteFences)
 
 
 @pytest.mark.parametrize("wrong", ["metric", ("logs", 7), 7.5])

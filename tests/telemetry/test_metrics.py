@@ -253,7 +253,7 @@ def test_redis_tells_its_memory(valkey_server, registry, value, open_fence):
     fence = open_fence(valkey_server.url, tenant=f"telemetry-{os.getpid()}", observe=Metrics(registry))
     perform(fence, ticket("a"))
     assert 0 < value("ragfence_redis_memory_used_ratio") < 1
-    assert value("ragfence_storage_bytes", store=fence._engine.fences.url) > 0
+    assert value("ragfence_storage_bytes", store=fence.inspector.fences.url) > 0
     assert value("ragfence_undrained_rows") == 2
     assert value("ragfence_expiry_backlog") == 0
 

@@ -13,7 +13,6 @@ from fastapi import APIRouter, Path, Query, Request
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
-from ragfence.audit.key_state import standing
 from ragfence.core.canonical import canonical_json
 from ragfence.core.document import Document, DocumentLimits
 from ragfence.core.document import checked as checked_document
@@ -295,7 +294,7 @@ def _moved_to(fence: Fence, doc_id: str, event_id: str) -> Receipt | None:
         return None
     ids = b""
     if json.loads(row.context).get("action") != RETRACT:
-        record = standing(fence._engine, row.key, fence.audit.operation_of(row.key)).record
+        record = fence.inspector.key_state(row.key, fence.audit.operation_of(row.key)).record
         if record is None or not record.ended:  # compacted or purged since: it is new again
             return None
         ids = ids_in(record.result)

@@ -85,7 +85,7 @@ class Readiness:
         try:
             if self._fence is None:
                 self._fence = self._open_fence()
-            self._fence._engine.fences.markers()
+            self._fence.inspector.markers()
         except RagfenceError:
             return "the fence store does not answer"
         return ""

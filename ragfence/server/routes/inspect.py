@@ -12,14 +12,13 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import Response
 
-from ragfence.audit.key_state import standing
 from ragfence.core.decision_rows import Phase
 from ragfence.core.hashing import SHARDS
 from ragfence.core.operations import key_from_text
 from ragfence.core.records import State
 from ragfence.documents.identity import snippet_texts
 from ragfence.documents.log import ids_in
-from ragfence.engine.engine import Engine
+from ragfence.engine.inspector import Inspector
 from ragfence.errors import ValidationError
 from ragfence.fence import Fence
 from ragfence.server.dependencies import (
@@ -39,7 +38,6 @@ from ragfence.server.dependencies import (
 from ragfence.server.fair_shares import run_in_turn
 from ragfence.server.scopes import ROUTES
 from ragfence.server.tenant_pool import STATUS_PATH
-from ragfence.stores.fences import all_of
 from ragfence.wire.messages import Answer
 from ragfence.wire.problems import RequestRefused, refusal
 from ragfence.wire.schemas import (
@@ -134,8 +132,8 @@ async def get_keys(
     cursor: Cursor = "",
 ) -> Response:
     """Records of operations other than documents, in the order of their keys."""
-    engine, after = session_of(request).fence._engine, _cursor(cursor, KEY)
-    return read_answer(await looked_up(lambda: _keys(engine, kind, state, limit, after[1] if after else "")))
+    inspector, after = session_of(request).fence.inspector, _cursor(cursor, KEY)
+    return read_answer(await looked_up(lambda: _keys(inspector, kind, state, limit, after[1] if after else "")))
 
 
 @router.get("/stats", summary="Hit rate, sizes, duplicates per endpoint", responses=answers(StatsOut))
@@ -201,14 +199,13 @@ async def post_purge(request: Request) -> Response:
 
 
 def _outcome(fence: Fence, key: str) -> dict[str, Any]:
-    engine = fence._engine
     try:
         operation = fence.audit.operation_of(key_from_text(key))
     except ValidationError as unknown:
         raise RequestRefused(
             refusal("VALIDATION.not_found", f"nothing is known of {key}", hint=unknown.hint)
         ) from unknown
-    record = standing(engine, key_from_text(key), operation).record
+    record = fence.inspector.key_state(key_from_text(key), operation).record
     if record is None:
         raise RequestRefused(
             refusal("VALIDATION.not_found", f"nothing is held under {key}", hint="it may have expired")
@@ -227,11 +224,11 @@ def _outcome(fence: Fence, key: str) -> dict[str, Any]:
     }
 
 
-def _keys(engine: Engine, kind: str | None, state: str | None, limit: int, after: str) -> dict[str, Any]:
+def _keys(inspector: Inspector, kind: str | None, state: str | None, limit: int, after: str) -> dict[str, Any]:
     def found() -> Iterator[dict[str, Any]]:
         # A shard at a time, since a store has no order of its own: bounded by the largest shard.
         for shard in range(int(after[:2], 16) if after else 0, SHARDS):
-            for each in sorted(all_of(engine.fences, shard), key=lambda each: each.key):
+            for each in sorted(inspector.records(shard), key=lambda each: each.key):
                 record, key = each.record, each.key.hex()
                 told = State(record.state).name.lower()
                 if key > after and (kind is None or record.kind == kind) and (state is None or told == state):

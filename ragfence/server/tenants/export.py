@@ -66,7 +66,7 @@ class TenantExport:
         from ragfence.stores.local import LocalObjects
 
         self._fence = fence
-        if (objects := fence._engine.objects) is None:
+        if (objects := fence.inspector.objects) is None:
             raise ObjectsRequired("export: needs an object store, and this fence was opened without one")
         self._from = objects
         self._root = f"{encoded(fence.tenant)}/"

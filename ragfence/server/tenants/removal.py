@@ -73,8 +73,8 @@ class TenantRemoval:
         """`leave_indexes`: for backends that are gone for good. `servers_notice_s`: how long they may know a key."""
         self._fence = fence
         self._fences = fences
-        self._objects = fence._engine.objects
-        self._journal = fence._engine.journal
+        self._objects = fence.inspector.objects
+        self._journal = fence.inspector.journal
         self._root = f"{encoded(fence.tenant)}/"
         self._leave_indexes = leave_indexes
         self._servers_notice_s = servers_notice_s

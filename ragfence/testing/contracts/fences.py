@@ -8,7 +8,7 @@
 Call `pytest.register_assert_rewrite("ragfence.testing")` in your conftest for readable failures.
 
 The rules stand in `core/decisions.py` as pure functions; here they are told one behaviour at a time, through a real
-store. `contract_fences_keeping.py` holds the other half: epochs, batches, rows, expiry and upkeep.
+store. `retention.py` holds the other half: epochs, batches, rows, expiry and upkeep.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from ragfence.testing.contracts.fence_calls import (
     sealed,
     verdict,
 )
-from ragfence.testing.contracts.keeping import KeepingContract
+from ragfence.testing.contracts.retention import RetentionContract
 
 __all__ = ["FenceStoreContract", "FencesUnderTest"]
 
@@ -755,7 +755,7 @@ class DocumentContract:
 
 
 class FenceStoreContract(
-    ClaimContract, AttemptContract, SealContract, SourceContract, DocumentContract, KeepingContract
+    ClaimContract, AttemptContract, SealContract, SourceContract, DocumentContract, RetentionContract
 ):
     """Subclass it and provide the fixture `fences`: a `FencesUnderTest` for each test, its store ready at epoch 1."""
 

@@ -65,7 +65,7 @@ class DocumentWorker:
             {"lease": {"ttl_s": job.lease_s, "max_attempts": 1000}, "wait": {"deadline_s": 60.0}}
         )
         plain = ragfence.open(job.store, objects=job.objects, tenant=job.tenant, policy=policy)
-        fences, objects = CutSeals(plain._engine.fences), WatchedObjects(plain._engine.objects)
+        fences, objects = CutSeals(plain.inspector.fences), WatchedObjects(plain.inspector.objects)
         return ragfence.open(fences, objects=objects, tenant=job.tenant, policy=policy)  # type: ignore[arg-type]
 
     def _struck(self, fence: Any) -> contextlib.AbstractContextManager[None]:

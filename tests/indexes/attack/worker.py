@@ -117,7 +117,7 @@ class IndexWorker(DocumentWorker):
 
     def _struck(self, fence: Any) -> contextlib.AbstractContextManager[None]:
         assert self._todo.strike is not None
-        return struck(self._todo.strike, fence._engine.fences)
+        return struck(self._todo.strike, fence.inspector.fences)
 
     def _opened(self) -> ragfence.Fence:
         job = self._todo
@@ -129,8 +129,8 @@ class IndexWorker(DocumentWorker):
             }
         )
         plain = ragfence.open(job.store, objects=job.objects, tenant=job.tenant, policy=policy)
-        fences: Any = OneAtATime(plain._engine.fences)
-        return ragfence.open(fences, objects=plain._engine.objects, tenant=job.tenant, policy=policy)
+        fences: Any = OneAtATime(plain.inspector.fences)
+        return ragfence.open(fences, objects=plain.inspector.objects, tenant=job.tenant, policy=policy)
 
     def _build(self, spec: dict[str, Any]) -> Build:
         made = IndexSpec(embedder=self._embedder, **spec)

@@ -86,7 +86,7 @@ class Client:
                 self._notes.met["lost"] += 1
                 time.sleep(self._pause_s)
                 continue
-            if status_url and reply.status == 404:  # its performer is gone, and nobody performs it: send it again
+            if status_url and reply.status == 404:  # its runner is gone, and nobody performs it: send it again
                 self._notes.met["status 404"] += 1
                 status_url = ""
                 continue

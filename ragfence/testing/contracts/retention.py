@@ -38,8 +38,7 @@ from ragfence.core.operations import FenceNumber
 from ragfence.core.records import MAX_EPOCH, TOKEN_BYTES, Head, KeyRecord, SourceLease, SourceRecord, State, park
 from ragfence.errors import FormatTooNew, StoreClosed, StoreUnsafe
 from ragfence.stores.fences import FenceStore, Loaded, LoadedReceipt, LoadedSource, Lookup, Marker, RowEntry
-from ragfence.testing.contracts.counting import CountContract
-from ragfence.testing.contracts.draining import DrainContract
+from ragfence.testing.contracts.counts import CountContract
 from ragfence.testing.contracts.fence_calls import (
     ALL_MODES,
     DAY_MS,
@@ -60,6 +59,7 @@ from ragfence.testing.contracts.fence_calls import (
     start_epoch,
     verdict,
 )
+from ragfence.testing.contracts.row_drain import DrainContract
 
 FROM_THE_LOG = KeyRecord(State.SEALED, b"f" * 16, NOBODY, FenceNumber(1, 9), 1, 0, 0, effect_id="ef_log", result=b"j1")
 
@@ -1057,7 +1057,7 @@ class ClosingContract:
             assert len(told) == len(threads)
 
 
-class KeepingContract(
+class RetentionContract(
     EpochContract,
     SoloContract,
     BatchContract,
