@@ -40,7 +40,7 @@ with needs_extra("api", "The HTTP API"):
 
 from ragfence.core.policy import for_strangers
 from ragfence.server.apikeys import ApiCaller, ApiKeys, CachedKeys
-from ragfence.server.asgi import App, Receive, Scope, Send
+from ragfence.server.asgi import App, Receive, Scope, Send, path_in
 from ragfence.server.auth import OPEN, AuthMiddleware
 from ragfence.server.dependencies import invalid, response_of
 from ragfence.server.edge import EdgeMiddleware
@@ -50,7 +50,6 @@ from ragfence.server.load_shedding import LoadShedding
 from ragfence.server.quotas import Quotas
 from ragfence.server.replay import ReplayMiddleware
 from ragfence.server.responses import unexpected as unexpected_answer
-from ragfence.server.route_templates import path_in
 from ragfence.server.routes import documents, health, indexes, inspect
 from ragfence.server.scopes import MEANINGS, ROUTES, KeyScope, allowed_methods, check_listed
 from ragfence.server.tenant_pool import TenantPool
@@ -133,11 +132,11 @@ def create_app(
     metrics, last_use = Metrics(), LastUse(shared)
     writing: set[asyncio.Future[None]] = set()
 
-    def served_for(asker: ApiCaller) -> None:
-        metrics.count_request(asker.tenant, asker.key_id)
-        if last_use.is_due(asker.tenant, asker.key_id):
+    def served_for(caller: ApiCaller) -> None:
+        metrics.count_request(caller.tenant, caller.key_id)
+        if last_use.is_due(caller.tenant, caller.key_id):
             # Beside the request, which does not wait for it.
-            work = asyncio.ensure_future(to_the_end(last_use.write, asker.tenant, asker.key_id))
+            work = asyncio.ensure_future(to_the_end(last_use.write, caller.tenant, caller.key_id))
             writing.add(work)
             work.add_done_callback(writing.discard)
 
@@ -210,7 +209,7 @@ def create_app(
         max_batch_bytes=http.max_batch_bytes,
         body_timeout_s=http.body_grace_s,
         min_rate=http.min_body_rate,
-        beside=sessions.left_behind,
+        beside=sessions.abandoned,
     )
     app.front = EdgeMiddleware(shedding, local_only=insecure_dev)
     _answer_errors(app)

@@ -1,8 +1,9 @@
-"""An ASGI application that performs one request, with its answer held back until the contract has settled it.
+"""ASGI: paths and route templates of a request, and an application that executes one request for the contract.
 
-The application runs in a task of its own. Its answer is collected up to a limit; the message that completes it (or goes
-beyond the limit) is not acknowledged before the answer is settled and sent, so that background tasks, which Starlette
-runs after it, run only for an attempt whose answer was given: once where it is kept.
+The application runs in a task of its own, and its answer is held back until the contract has settled it. The answer is
+collected up to a limit; the message that completes it (or exceeds the limit) is not acknowledged before the answer is
+settled and sent. So background tasks, which Starlette runs after that message, run only for an attempt whose answer was
+given: once, if it is stored.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, TypeAlias
+import re
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any, Final, TypeAlias
 
 from ragfence.wire.messages import Answer, headers_from
 
@@ -21,6 +23,7 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+_PORT: Final = re.compile(r":\d*$")
 _log = logging.getLogger("ragfence.server")
 _running: set[asyncio.Task[None]] = set()
 
@@ -30,11 +33,11 @@ class BodyTooLarge(Exception):
 
 
 class ClientGone(Exception):
-    """before its request was complete: nothing was claimed"""
+    """The client disconnected before its request was complete: nothing was claimed."""
 
 
 class Superseded(Exception):
-    """Raised into an application whose answer is not the one that is given."""
+    """Raised into an application whose answer is not the one that is sent."""
 
 
 async def read_body(receive: Receive, *, limit: int | None = None) -> bytes:
@@ -60,12 +63,12 @@ async def send_answer(send: Send, answer: Answer) -> None:
 
 
 class RequestRun:
-    """One run of the application, if the contract asks for it."""
+    """One run of the application, if the contract executes the request."""
 
     def __init__(self, app: App, scope: Scope, body: bytes, *, limit: int) -> None:
         self._app = app
-        # Without extensions the answer comes in two kinds of messages, which can be kept. In place: what is outside of
-        # this middleware reads out of the scope what the router has put there.
+        # Without extensions the answer consists of two kinds of messages, which can be stored. In place, because
+        # middleware outside of this one reads from the scope what the router has put there.
         scope["extensions"] = {}
         self._scope = scope
         self._body: bytes | None = body
@@ -79,59 +82,59 @@ class RequestRun:
         self._answered: asyncio.Future[Answer] = loop.create_future()
         self._settled: asyncio.Future[bool] = loop.create_future()
         self._client: asyncio.Future[Send | None] = loop.create_future()
-        self._over = asyncio.Event()
+        self._is_complete = asyncio.Event()
 
     async def perform(self) -> Answer:
-        """The answer of the application, or its beginning; what the application raised before it had one."""
+        """Returns the answer of the application, or its beginning. Raises what the application raised before it."""
         self._task = task = asyncio.create_task(self._run())
         _running.add(task)
         task.add_done_callback(_running.discard)
         task.add_done_callback(self._ended)
         try:
             return await asyncio.shield(self._answered)
-        except asyncio.CancelledError:  # the server ends: so does the work, and its key is given back
+        except asyncio.CancelledError:  # the server stops: so does the work, and its key is released
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await task
             raise
 
-    def settle(self, kept: bool) -> None:
+    def settle(self, own: bool) -> None:
         if not self._settled.done():
-            self._settled.set_result(kept)
+            self._settled.set_result(own)
 
-    def go_on(self, send: Send | None) -> None:
-        """What the application still sends goes there; to nobody, if the client is gone."""
+    def send_rest(self, send: Send | None) -> None:
+        """Sends the rest of what the application sends; None discards it, because the client has disconnected."""
         if not self._client.done():
             self._client.set_result(send)
 
-    async def ended(self) -> None:
-        """Once the background tasks are through. A client that goes meanwhile does not end them."""
+    async def wait(self) -> None:
+        """Waits for the background tasks. A client that disconnects meanwhile does not cancel them."""
         if self._task is not None:
             await asyncio.shield(self._task)
 
-    def forget(self) -> None:
-        """Nobody will ask how it ends."""
-        self.go_on(None)
+    def discard(self) -> None:
+        """Lets the application end without a client; its errors are logged."""
+        self.send_rest(None)
         if self._task is None:
             return
         if not self._task.done():
-            self._task.add_done_callback(_tell)
+            self._task.add_done_callback(_log_failure)
         elif not self._task.cancelled():
-            self._task.exception()  # looked at, or asyncio complains that nobody did
+            self._task.exception()  # retrieved, or asyncio logs that it never was
 
     @property
     def is_the_answer(self) -> bool:
         return self._settled.done() and self._settled.result()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Whoever waits for an answer of an application that has ended waits no longer."""
+        """Ends the wait for the answer of an application that has ended without one."""
         if self._answered.done():
             return
         if task.cancelled():
             self._answered.cancel()
         else:
             self._answered.set_exception(task.exception() or RuntimeError("the application ended without an answer"))
-            self._answered.exception()  # looked at, in case that nobody waits any more
+            self._answered.exception()  # retrieved, in case no one waits any more
 
     async def _run(self) -> None:
         await self._app(self._scope, self._receive, self._send)
@@ -140,13 +143,13 @@ class RequestRun:
         if self._body is not None:
             body, self._body = self._body, None
             return {"type": "http.request", "body": body, "more_body": False}
-        # A client that is gone changes nothing: the work is finished, and kept for its retry.
-        await self._over.wait()
+        # The application does not see that a client disconnects: its answer is stored for the retry.
+        await self._is_complete.wait()
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Message) -> None:
         if self._answered.done():
-            await self._pass_on(message)
+            await self._forward(message)
         elif message["type"] == "http.response.start":
             self._status, self._headers = message["status"], list(message.get("headers", ()))
         elif message["type"] == "http.response.body":
@@ -155,32 +158,82 @@ class RequestRun:
             self._size += len(piece)
             complete = not message.get("more_body", False)
             if complete or self._size > self._limit:
-                await self._give(complete=complete)
+                await self._answer(complete=complete)
 
-    async def _give(self, *, complete: bool) -> None:
+    async def _answer(self, *, complete: bool) -> None:
         body, self._pieces = b"".join(self._pieces), []
         headers = headers_from(self._headers)
         self._answered.set_result(Answer(self._status, headers, body, complete=complete))
-        await self._may_go_on()
+        await self._wait_for_client()
         if complete:
-            self._over.set()
+            self._is_complete.set()
 
-    async def _may_go_on(self) -> Send | None:
+    async def _wait_for_client(self) -> Send | None:
         if not await asyncio.shield(self._settled):
             raise Superseded
         return await asyncio.shield(self._client)
 
-    async def _pass_on(self, message: Message) -> None:
-        send = await self._may_go_on()
+    async def _forward(self, message: Message) -> None:
+        send = await self._wait_for_client()
         if message["type"] != "http.response.body":
             return
         if send is not None:
             await send(message)
         if not message.get("more_body", False):
-            self._over.set()
+            self._is_complete.set()
 
 
-def _tell(task: asyncio.Task[None]) -> None:
+def _log_failure(task: asyncio.Task[None]) -> None:
     if task.cancelled() or (error := task.exception()) is None or isinstance(error, Superseded):
         return
     _log.error("an application failed after its client had stopped waiting", exc_info=error)
+
+
+def path_in(scope: Scope) -> str:
+    """Returns the path as the application knows it: without the prefix under which it is mounted."""
+    path: str = scope["path"]
+    root = scope.get("root_path", "")
+    return path.removeprefix(root) if path.startswith(f"{root}/") else path
+
+
+def template_of(scope: Scope) -> str:
+    """Returns the template that a request will be matched to (`/refunds/{id}`), before the router has run.
+
+    Starlette's routes say which one matches; FastAPI keeps included routers as branches, which are searched. A request
+    without a template is scoped by its path, which is safe: the same key on two paths is then two operations instead of
+    a conflict. The template has the prefix of every mount, and the host where routes belong to one (`Host`): the same
+    path on another host is another operation.
+    """
+    routes = getattr(scope.get("app"), "routes", None)
+    return _found(routes, scope, "") if routes else ""
+
+
+def _found(routes: Iterable[Any], scope: Scope, prefix: str) -> str:
+    from starlette.routing import Host, Match
+
+    for route in routes:
+        branches = getattr(route, "effective_candidates", None)
+        if callable(branches):
+            if inner := _found(branches(), scope, prefix):
+                return inner
+            continue
+        try:
+            match, child = route.matches(scope)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            continue  # a route of another framework
+        if match is not Match.FULL:
+            continue
+        if isinstance(route, Host):
+            # The host of the request, since `{team}.example` is another host for every team.
+            here = f"{prefix}//{_host_in(scope)}"
+            return _found(route.routes, {**scope, **child}, here) or here + path_in(scope)
+        here = prefix + str(getattr(getattr(route, "starlette_route", None) or route, "path", ""))
+        below = getattr(route, "routes", None)
+        # A mount: the mounted application has the rest.
+        return _found(below, {**scope, **child}, here) or here if below else here
+    return ""
+
+
+def _host_in(scope: Scope) -> str:
+    host = next((value for name, value in scope["headers"] if name == b"host"), b"")
+    return _PORT.sub("", host.decode("latin-1").lower())

@@ -13,9 +13,8 @@ from ragfence.engine.aio import to_the_end
 from ragfence.engine.requests import acting_key
 from ragfence.errors import RagfenceError
 from ragfence.server.apikeys import UNKNOWN, ApiCaller, CachedKeys, Denial, parsed
-from ragfence.server.asgi import App, Message, Receive, Scope, Send, send_answer
+from ragfence.server.asgi import App, Message, Receive, Scope, Send, path_in, send_answer
 from ragfence.server.quotas import Quotas
-from ragfence.server.route_templates import path_in
 from ragfence.server.scopes import missing_scope, scopes_for
 from ragfence.server.tenant_pool import TenantPool
 from ragfence.server.throttle import FailureThrottle, address_of
@@ -40,7 +39,7 @@ class AuthMiddleware:
         everybody: ApiCaller | None = None,
         throttle: FailureThrottle | None = None,
         refused: Callable[[str], None] = lambda reason: None,
-        used: Callable[[ApiCaller], None] = lambda asker: None,
+        used: Callable[[ApiCaller], None] = lambda caller: None,
     ) -> None:
         self._app = app
         self._keys = keys
@@ -55,37 +54,37 @@ class AuthMiddleware:
         if scope["type"] != "http" or path_in(scope) in OPEN:
             await self._app(scope, receive, send)
             return
-        asker = await self._asker(scope)
-        if isinstance(asker, Answer):
-            await send_answer(send, asker)
+        caller = await self._caller(scope)
+        if isinstance(caller, Answer):
+            await send_answer(send, caller)
             return
         needed = scopes_for(scope["method"], path_in(scope))
         if needed is None:
             # Whatever the router may have there: nobody said which scope it needs.
             await send_answer(send, refusal("VALIDATION.not_found").answer())
             return
-        if (forbidden := missing_scope(asker.scopes, needed)) is not None:
+        if (forbidden := missing_scope(caller.scopes, needed)) is not None:
             self._refused("forbidden")
-            self._throttle.fail(address_of(scope.get("client")), "missing scope", asker.key_id, spend=False)
+            self._throttle.fail(address_of(scope.get("client")), "missing scope", caller.key_id, spend=False)
             await send_answer(send, forbidden.answer())
             return
-        refused, told = await self._quotas.spend(asker.tenant)
+        refused, told = await self._quotas.spend(caller.tenant)
         if refused is not None:
             await send_answer(send, refused)
             return
-        self._used(asker)
-        acting = acting_key.set(asker.key_id)
+        self._used(caller)
+        acting = acting_key.set(caller.key_id)
         try:
-            with await self._sessions.of(asker.tenant) as session:
+            with await self._sessions.of(caller.tenant) as session:
                 state = scope.setdefault("state", {})
-                state["asker"], state["session"] = asker, session
+                state["caller"], state["session"] = caller, session
                 await self._app(scope, receive, _with_headers(send, told) if told else send)
         except RagfenceError as error:  # of opening: what a route raises is answered there
             await send_answer(send, problem_of(error).answer())
         finally:
             acting_key.reset(acting)
 
-    async def _asker(self, scope: Scope) -> ApiCaller | Answer:
+    async def _caller(self, scope: Scope) -> ApiCaller | Answer:
         if self._everybody is not None:
             return self._everybody
         token = bearer_of(scope)

@@ -23,6 +23,7 @@ from ragfence.wire.problems import MEDIA_TYPE, Problem, RequestRefused, problem_
 from ragfence.wire.schemas import InProgress, ProblemOut
 
 if TYPE_CHECKING:
+    from ragfence.server.replay import Write
     from ragfence.server.tenant_pool import TenantSession
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -36,10 +37,6 @@ MAX_FIELDS: Final = 32
 """more than any model has"""
 MAX_ERRORS: Final = 50
 MAX_PLACE_CHARACTERS: Final = 200
-HEAD: Final = "ragfence.head"
-"""in the state of a write: by which it is known when it comes again"""
-BEGUN: Final = "ragfence.begun"
-"""in the state of a retry that has asked for its key; taken out by whoever answers it"""
 
 
 def session_of(request: Request) -> TenantSession:
@@ -47,14 +44,14 @@ def session_of(request: Request) -> TenantSession:
     return found
 
 
-def asker_of(request: Request) -> ApiCaller:
-    found: ApiCaller = request.state.asker
+def caller_of(request: Request) -> ApiCaller:
+    found: ApiCaller = request.state.caller
     return found
 
 
 def require(request: Request, needed: frozenset[KeyScope], what: str) -> None:
     """For what a route does only for some: raises `Refused` unless the key has one of these scopes, too."""
-    if (problem := missing_scope(asker_of(request).scopes, needed, what)) is not None:
+    if (problem := missing_scope(caller_of(request).scopes, needed, what)) is not None:
         raise RequestRefused(problem)
 
 
@@ -145,23 +142,21 @@ def _place(parts: Sequence[Any]) -> str:
     return text if len(text) <= MAX_PLACE_CHARACTERS else f"{text[:MAX_PLACE_CHARACTERS]}..."
 
 
-async def written(
+async def execute_write(
     request: Request, work: Work, body: bytes = b"", *, compared: object = None, kept: object = None
 ) -> Response:
-    """Performs a write once for its key, and answers it as the contract says."""
-    session, state = session_of(request), request.scope["state"]
-    contract, begun = session.contract, state.pop(BEGUN, None)
-    if begun is None:
-        asked = contract.reading.checked(
-            call_of(request, body, compared=compared, kept=kept),
-            asker_of(request).principal,
-            head=state.get(HEAD),
-            within_s=session.answer_within_s,
-        )
-        begun = await contract.begin(asked)
-    if isinstance(begun, Answer):
-        return response_of(begun)
-    return response_of(await contract.go_on(begun, lambda: _outcome(work)))
+    """Executes a write once for its key, and answers it as the contract says.
+
+    Args:
+        request: The request.
+        work: Executes it.
+        body: Its body.
+        compared: What is compared with a later request of the same key, instead of the body.
+        kept: What of `compared` may be stored, if not all of it.
+    """
+    write: Write = request.state.write
+    call = call_of(request, body, compared=compared, kept=kept)
+    return response_of(await write.answer(call, lambda: _outcome(work)))
 
 
 def call_of(request: Request, body: bytes = b"", *, compared: object = None, kept: object = None) -> Call:

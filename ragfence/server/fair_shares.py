@@ -124,17 +124,17 @@ class TenantShares:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = scope.get("state", {})
-        asker = state.get("asker") if scope["type"] == "http" else None
-        if asker is None:
+        caller = state.get("caller") if scope["type"] == "http" else None
+        if caller is None:
             await self._app(scope, receive, send)
             return
-        tenant: str = asker.tenant
+        tenant: str = caller.tenant
         # Held by this request: the dictionary forgets it with the last one.
         turns = self._turns.get(tenant)
         if turns is None:
             turns = self._turns[tenant] = Turns(self._threads)
-        left_behind = state["session"].contract.left_behind
-        held = _Held(self, tenant, left_behind)
+        abandoned = state["session"].contract.abandoned
+        held = _Held(self, tenant, abandoned)
         exchange: BoundedExchange = state[EXCHANGE]
         if (problem := held.enter(has_body=scope["method"] not in READS and body_length(scope) != 0)) is not None:
             exchange.refuse(problem)
@@ -194,10 +194,10 @@ class UnfinishedBatch:
 class _Held:
     """What one request holds: a place among the arriving bodies, then one among the requests under way."""
 
-    def __init__(self, limits: TenantShares, tenant: str, left_behind: int) -> None:
+    def __init__(self, limits: TenantShares, tenant: str, abandoned: int) -> None:
         self._limits = limits
         self._tenant = tenant
-        self._left_behind = left_behind
+        self._left_behind = abandoned
         self._place: Shares | None = None
         self._size = 0
         self.came = 0

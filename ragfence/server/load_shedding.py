@@ -22,9 +22,8 @@ import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from typing import Any, Final
 
-from ragfence.server.asgi import App, Message, Receive, Scope, Send, send_answer
+from ragfence.server.asgi import App, Message, Receive, Scope, Send, path_in, send_answer
 from ragfence.server.responses import unexpected
-from ragfence.server.route_templates import path_in
 from ragfence.wire.messages import Answer, headers_from
 from ragfence.wire.problems import Problem, refusal
 

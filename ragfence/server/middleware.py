@@ -17,12 +17,13 @@ from ragfence.server.asgi import (
     RequestRun,
     Scope,
     Send,
+    path_in,
     read_body,
     send_answer,
+    template_of,
 )
 from ragfence.server.contract import Contract, StartedRequest
 from ragfence.server.responses import HttpClaim, unexpected
-from ragfence.server.route_templates import path_in, template_of
 from ragfence.wire.headers import principal_from
 from ragfence.wire.messages import Answer, Call, headers_from
 from ragfence.wire.problems import refusal
@@ -42,13 +43,15 @@ Principal = Callable[[HTTPConnection], "str | Awaitable[str]"]
 class IdempotencyMiddleware:
     """One effect per `Idempotency-Key`, and the same answer for every retry.
 
-    fence        the fence; its tenant is part of every key's scope
-    methods      what is fenced; the rest passes through
-    paths        patterns (`/refunds`, `/v1/*`) of the paths that are fenced; all, unless given
-    exclude      patterns of paths that are not
-    principal    tells who asks, out of the connection; a digest of the Authorization header, unless given
-    route        tells the template of a request; asked of the application's routes, unless given
-    status_path  where a 202 is asked how far it is; None: nowhere
+    Args:
+        app: The application.
+        fence: Its tenant is part of every key's scope.
+        methods: Methods that are fenced; requests with others pass through.
+        paths: Patterns (`/refunds`, `/v1/*`) of the paths that are fenced. Default: all.
+        exclude: Patterns of paths that are not fenced.
+        principal: Returns the caller of a connection. Default: a digest of the Authorization header.
+        route: Returns the template of a request. Default: that of the application's routes.
+        status_path: The Location of a 202; None: it has none.
 
     >>> app.add_middleware(IdempotencyMiddleware, fence=ragfence.open())  # doctest: +SKIP
     """
@@ -69,7 +72,7 @@ class IdempotencyMiddleware:
         self._methods = frozenset(method.upper() for method in methods)
         if safe := sorted(self._methods & SAFE):
             raise ValidationError(
-                f"{', '.join(safe)} changes nothing and needs no key", hint="leave it out of methods="
+                f"{', '.join(safe)}: a method that changes nothing needs no key", hint="leave it out of methods="
             )
         self._paths = None if paths is None else _patterns("paths", paths)
         self._exclude = _patterns("exclude", exclude)
@@ -86,7 +89,7 @@ class IdempotencyMiddleware:
             await self._fenced(scope, receive, send)
         elif self._status_path and scope["method"] == "GET" and path_in(scope) == self._status_path:
             query = scope.get("query_string", b"").decode("latin-1")
-            answer = await self.contract.status(query, await self._who(scope), root=scope.get("root_path", ""))
+            answer = await self.contract.status(query, await self._caller(scope), root=scope.get("root_path", ""))
             await send_answer(send, answer)
         else:
             await self._app(scope, receive, send)
@@ -108,11 +111,11 @@ class IdempotencyMiddleware:
             return
         except ClientGone:
             return
-        principal, template = await self._who(scope), self._route(scope)
-        reading = self.contract.reading
-        head = reading.head_of(scope, principal, template)
-        asked: HttpClaim | Answer | None = reading.known(head, body)
-        if asked is None:
+        principal, template = await self._caller(scope), self._route(scope)
+        reader = self.contract.reader
+        head = reader.head_of(scope, principal, template)
+        claim: HttpClaim | Answer | None = reader.known(head, body)
+        if claim is None:
             call = Call(
                 method=scope["method"],
                 path=scope["path"],
@@ -122,49 +125,49 @@ class IdempotencyMiddleware:
                 body=body,
                 root=scope.get("root_path", ""),
             )
-            asked = reading.checked(call, principal, head=head)
-        begun = await self.contract.begin(asked)
-        if isinstance(begun, Answer):
-            await send_answer(send, begun)
+            claim = reader.checked(call, principal, head=head)
+        started = await self.contract.start(claim)
+        if isinstance(started, Answer):
+            await send_answer(send, started)
         else:
-            performance = RequestRun(self._app, scope, body, limit=self._limits.max_stored_bytes)
-            await self._performed(begun, performance, scope, send)
+            run = RequestRun(self._app, scope, body, limit=self._limits.max_stored_bytes)
+            await self._execute(started, run, scope, send)
 
-    async def _performed(self, begun: StartedRequest | None, performance: RequestRun, scope: Scope, send: Send) -> None:
+    async def _execute(self, started: StartedRequest | None, run: RequestRun, scope: Scope, send: Send) -> None:
         try:
             try:
-                answer = await self.contract.go_on(begun, performance.perform, performance.settle)
+                answer = await self.contract.execute(started, run.perform, run.settle)
             except Exception:
-                if begun is not None and not _handles_errors(scope):
-                    # Whoever is outside sees that there is an answer, logs the error, and sends none of its own.
+                if started is not None and not _handles_errors(scope):
+                    # Middleware outside of this one sees that there is an answer: it logs the error and sends none.
                     await send_answer(send, unexpected(headers_from(scope["headers"])))
                 raise
-            # Asked at once: otherwise it is a replay, a problem, or came too late for a client with little time.
-            own = performance.is_the_answer
+            # Read now: otherwise the answer is a replay, a problem, or came too late for a client with little time.
+            own = run.is_the_answer
             await send_answer(send, answer)
         except BaseException:
-            performance.forget()
+            run.discard()
             raise
         if own:
-            performance.go_on(send)
-            await performance.ended()
+            run.send_rest(send)
+            await run.wait()
         else:
-            performance.forget()
+            run.discard()
 
-    async def _who(self, scope: Scope) -> str:
-        told = self._principal(HTTPConnection(scope))
-        who = await told if inspect.isawaitable(told) else told
-        if not isinstance(who, str):
-            raise TypeError(f"principal= must tell who asks as text, not as {type(who).__name__}")
-        return who
+    async def _caller(self, scope: Scope) -> str:
+        found = self._principal(HTTPConnection(scope))
+        principal = await found if inspect.isawaitable(found) else found
+        if not isinstance(principal, str):
+            raise TypeError(f"principal= must return text, not {type(principal).__name__}")
+        return principal
 
     def _too_large(self) -> Answer:
         most = self._limits.max_body_bytes
-        return refusal("VALIDATION.body_too_large", f"at most {most:,} bytes are taken").answer()
+        return refusal("VALIDATION.body_too_large", f"at most {most:,} bytes are accepted").answer()
 
 
 def _handles_errors(scope: Scope) -> bool:
-    """Whether the application answers unhandled exceptions itself: it is asked outside of this middleware."""
+    """Returns whether the application answers unhandled exceptions itself, outside of this middleware."""
     app = scope.get("app")
     handlers = getattr(app, "exception_handlers", {})
     return bool(getattr(app, "debug", False)) or 500 in handlers or Exception in handlers

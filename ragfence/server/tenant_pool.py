@@ -1,7 +1,7 @@
-"""One fence per tenant, opened when the first request comes and closed when others need the room.
+"""One fence per tenant, opened for its first request and closed when other tenants need the room.
 
-A request holds its tenant's session until it is answered, so nothing is closed under it. What goes on for a client that
-has left (a build that takes longer than its budget) is waited for before the fence is closed.
+A request holds its tenant's session until it is answered, so its fence stays open. Work that continues for a client
+that has disconnected (a build that takes longer than its budget) is finished before the fence is closed.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _log = logging.getLogger("ragfence.server")
 
 
 class TenantSession:
-    """What the routes need of a tenant."""
+    """What the routes need of a tenant: its fence, the contract, and its batches."""
 
     def __init__(self, fence: Fence) -> None:
         self.fence = fence
         self.contract = Contract(fence, status_path=STATUS_PATH, repeatable=True)
         self.answer_within_s = fence.policy.http.answer_within_s
-        """how long a write is waited for whose client does not say"""
+        """How long a write may take whose client does not say."""
         self.held = 0
 
     def __enter__(self) -> TenantSession:
-        self.held += 1  # nobody closes it meanwhile
+        self.held += 1  # it is not closed meanwhile
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -50,7 +50,7 @@ class TenantSession:
 
     async def finish(self) -> None:
         await self.contract.finish()
-        if "grouping" in self.__dict__:  # a cached property that was used
+        if "grouping" in self.__dict__:  # only if the cached property was used
             await self.grouping.finish()
 
     async def close(self) -> None:
@@ -59,17 +59,17 @@ class TenantSession:
 
 
 class TenantPool:
-    def __init__(self, open_fence: Callable[[str], Fence], *, most: int = 64) -> None:
+    def __init__(self, open_fence: Callable[[str], Fence], *, max_open: int = 64) -> None:
         self._open_fence = open_fence
-        self._most = most
+        self._max_open = max_open
         self._open: OrderedDict[str, TenantSession] = OrderedDict()
         self._opening: dict[str, asyncio.Future[TenantSession]] = {}
         self._awaited: Counter[str] = Counter()
-        """tenants whose session is opened for somebody who does not hold it yet"""
+        """Tenants whose session is awaited by requests that do not hold it yet."""
         self._closing: set[asyncio.Task[None]] = set()
 
     async def of(self, tenant: str) -> TenantSession:
-        """To be held, by `with`, before anything else is awaited."""
+        """Returns the session of a tenant. The caller enters it, by `with`, before awaiting anything else."""
         session = self._open.get(tenant)
         if session is None:
             return await self._opened(tenant)
@@ -77,39 +77,39 @@ class TenantPool:
         return session
 
     async def each(self, work: Callable[[Fence], object]) -> None:
-        """Something that is to be done for every tenant whose fence is open, one after the other, in a thread."""
+        """Calls `work` with the fence of every open tenant, one after the other, in a thread."""
         for tenant in list(self._open):
             if (session := self._open.get(tenant)) is None:
-                continue  # closed while it was the turn of another
+                continue  # closed meanwhile
             with session:
                 try:
                     await to_the_end(work, session.fence)
-                except Exception:  # noqa: BLE001  # the others are served all the same
+                except Exception:  # noqa: BLE001  # the others are still served
                     _log.exception("%s failed for tenant %r", getattr(work, "__name__", work), session.fence.tenant)
 
-    def left_behind(self) -> int:
-        """How much is being performed for clients that have left."""
-        return sum(session.contract.left_behind for session in self._open.values())
+    def abandoned(self) -> int:
+        """Returns how many requests are being executed for clients that have disconnected."""
+        return sum(session.contract.abandoned for session in self._open.values())
 
     async def close(self) -> None:
         while self._open:
             _, session = self._open.popitem()
             try:
                 await session.close()
-            except Exception:  # noqa: BLE001  # the others are to be closed all the same
+            except Exception:  # noqa: BLE001  # the others still have to be closed
                 _log.exception("a tenant's fence could not be closed")
         if self._closing:
             await asyncio.wait(set(self._closing))
 
     async def _opened(self, tenant: str) -> TenantSession:
-        under_way = self._opening.get(tenant)
-        if under_way is None:
-            under_way = self._opening[tenant] = asyncio.ensure_future(self._open_one(tenant))
-            under_way.add_done_callback(lambda done: self._opening.pop(tenant, None))
+        opening = self._opening.get(tenant)
+        if opening is None:
+            opening = self._opening[tenant] = asyncio.ensure_future(self._open_one(tenant))
+            opening.add_done_callback(lambda done: self._opening.pop(tenant, None))
         self._awaited[tenant] += 1
         try:
-            # Shielded: who leaves must not take the opening away from those who wait for it too.
-            return await asyncio.shield(under_way)
+            # Shielded: a request that is cancelled must not cancel the opening for others that wait for it.
+            return await asyncio.shield(opening)
         finally:
             self._awaited[tenant] -= 1
             if not self._awaited[tenant]:
@@ -119,7 +119,7 @@ class TenantPool:
         fence = await to_the_end(self._open_fence, tenant)
         session = TenantSession(fence)
         try:
-            await to_the_end(session.contract.content_key)  # it reads the object store: here, and not on the loop
+            await to_the_end(session.contract.content_key)  # it reads the object store, so not on the event loop
         except BaseException:
             await to_the_end(fence.close)
             raise
@@ -128,9 +128,9 @@ class TenantPool:
         return session
 
     def _make_room(self) -> None:
-        # Others that were opened at the same time may be awaited still, beside the newest.
+        # Other sessions that were opened at the same time may still be awaited, besides the newest.
         idle = [name for name, session in self._open.items() if not session.held and name not in self._awaited]
-        for name in idle[: max(len(self._open) - self._most, 0)]:
+        for name in idle[: max(len(self._open) - self._max_open, 0)]:
             task = asyncio.create_task(self._open.pop(name).close())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)

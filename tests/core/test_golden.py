@@ -46,7 +46,7 @@ from ragfence.errors import FormatCorrupt, FormatTooNew
 from ragfence.indexes.build_log import BuildEntry
 from ragfence.indexes.snapshots import Snapshots
 from ragfence.indexes.spec import index_hash_of
-from ragfence.server.http_claims import stored_key
+from ragfence.server.replay import stored_key
 from ragfence.stores.object_log import Numbered
 from ragfence.stores.redis.codec import Names
 from ragfence.testing.memory import MemoryObjects

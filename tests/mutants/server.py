@@ -125,7 +125,7 @@ MUTANTS = [
     ),
     Mutant(
         "api: a retry is told as one of the key that came first",
-        "ragfence/server/http_claims.py",
+        "ragfence/server/replay.py",
         "        name.append(acting_key.get())",
         '        name.append("")',
         KEY_LOG,
@@ -237,7 +237,7 @@ MUTANTS = [
     ),
     Mutant(
         "keys that are digests of the content are stored as they are",
-        "ragfence/server/http_claims.py",
+        "ragfence/server/replay.py",
         "if content_key is None or not _DIGEST.fullmatch(key):",
         "if True:",
         KEYED_HASHES,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ragfence import Fence
-from ragfence.server.http_claims import RequestHead, RequestReader
+from ragfence.server.replay import RequestHead, RequestReader
 from ragfence.server.responses import HttpClaim
 from ragfence.wire.messages import Call, headers_from
 from tests.server.conftest import OpenFence
@@ -134,7 +134,7 @@ def test_what_cannot_be_read_is_left_to_whoever_refuses_it(reading: RequestReade
 
 
 def test_no_more_is_remembered_than_there_is_room_for(fence: Fence) -> None:
-    reading = RequestReader(fence.batched_claims(), fence.policy, most_bytes=50_000)
+    reading = RequestReader(fence.batched_claims(), fence.policy, max_bytes=50_000)
     requests = [scope(headers={b"idempotency-key": b"k%d" % number}) for number in range(50)]
     for each in requests:
         read(reading, each)

@@ -24,7 +24,7 @@ from starlette.websockets import WebSocket
 from ragfence import Fence, current_lease
 from ragfence.errors import ValidationError
 from ragfence.server import IdempotencyMiddleware
-from ragfence.server.route_templates import template_of
+from ragfence.server.asgi import template_of
 from tests.server.calls import ask, asking, post
 from tests.server.conftest import OpenFence
 

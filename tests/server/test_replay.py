@@ -11,7 +11,7 @@ import pytest
 
 import ragfence
 from ragfence import Document
-from ragfence.server.http_claims import operation_of
+from ragfence.server.replay import operation_of
 from ragfence.server.routes.documents import _compared
 from ragfence.server.scopes import Role
 from tests.server.processes import Served, served
@@ -136,7 +136,7 @@ def test_what_fails_before_the_routes_is_told_as_a_problem(tmp_path: Path, monke
         def broken(*_: object) -> bool:
             raise RuntimeError("a secret of another tenant")
 
-        monkeypatch.setattr("ragfence.server.http_claims.RequestReader.may_know", broken)
+        monkeypatch.setattr("ragfence.server.replay.RequestReader.may_know", broken)
         answer = caller.post("/v1/documents", DOCUMENT, "k1")
         assert (answer.status_code, answer.json()["code"]) == (500, "TRANSIENT.unexpected")
         assert "secret" not in answer.text

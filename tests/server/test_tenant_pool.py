@@ -45,7 +45,7 @@ def test_what_is_opened_together_is_not_closed_before_it_is_used(
             return done
 
         monkeypatch.setattr(module, "to_the_end", to_the_end)
-        sessions = TenantPool(opener(tmp_path), most=2)
+        sessions = TenantPool(opener(tmp_path), max_open=2)
 
         async def request(tenant: str) -> None:
             with await sessions.of(tenant) as session:
@@ -70,7 +70,7 @@ def test_what_is_opened_together_is_not_closed_before_it_is_used(
 
 def test_the_session_that_was_used_least_lately_makes_room(tmp_path: Path, closed: list[str]) -> None:
     async def story() -> None:
-        sessions = TenantPool(opener(tmp_path), most=2)
+        sessions = TenantPool(opener(tmp_path), max_open=2)
 
         async def request(tenant: str) -> None:
             with await sessions.of(tenant):
@@ -91,7 +91,7 @@ def test_the_session_that_was_used_least_lately_makes_room(tmp_path: Path, close
 
 def test_what_is_closed_meanwhile_is_left_out_of_what_is_done_for_each(tmp_path: Path, closed: list[str]) -> None:
     async def story() -> None:
-        sessions, done = TenantPool(opener(tmp_path), most=2), []
+        sessions, done = TenantPool(opener(tmp_path), max_open=2), []
         loop = asyncio.get_running_loop()
         for tenant in ("a", "b"):
             await sessions.of(tenant)

@@ -28,11 +28,12 @@ from ragfence.engine.leases import leading_lease
 from ragfence.fence import Fence
 from ragfence.server.dependencies import (
     answers,
-    asker_of,
     body_of,
     body_schema,
     call_of,
+    caller_of,
     checked,
+    execute_write,
     json_answer,
     looked_up,
     moment,
@@ -40,7 +41,6 @@ from ragfence.server.dependencies import (
     read_answer,
     response_of,
     session_of,
-    written,
 )
 from ragfence.server.fair_shares import UnfinishedBatch, run_in_turn
 from ragfence.server.load_shedding import EXCHANGE, BoundedExchange
@@ -109,7 +109,7 @@ async def post_batch(request: Request) -> Response:
         raise RequestRefused(refusal("VALIDATION.media_type", f"a batch is {NDJSON}", hint=f"Content-Type: {NDJSON}"))
     session = session_of(request)
     try:
-        unfinished = UnfinishedBatch(request.app.state.unfinished_bytes, asker_of(request).tenant)
+        unfinished = UnfinishedBatch(request.app.state.unfinished_bytes, caller_of(request).tenant)
         body = await read_body(request.stream(), session.fence.policy.http, unfinished)
     except RequestRefused as refused:
         exchange: BoundedExchange = request.scope["state"][EXCHANGE]
@@ -118,10 +118,10 @@ async def post_batch(request: Request) -> Response:
     except ClientDisconnect:
         raise RequestRefused(refusal("VALIDATION.slow_client", "the batch ended before it was complete")) from None
     # The request itself was paid for before its lines could be counted.
-    spent = await request.app.state.quotas.spend(asker_of(request).tenant, body.lines - 1, paid=1)
+    spent = await request.app.state.quotas.spend(caller_of(request).tenant, body.lines - 1, paid=1)
     if spent.refused is not None:
         return response_of(spent.refused)
-    answer = await session.batches.answer(call_of(request), asker_of(request).principal, body)
+    answer = await session.batches.answer(call_of(request), caller_of(request).principal, body)
     if isinstance(answer, Answer):
         return response_of(answer)
     streamed = StreamingResponse(answer.pieces, answer.status)
@@ -168,7 +168,7 @@ async def delete_document(
             )
         return json_answer(receipt_out(receipt, doc_id) | {"etag": None})
 
-    return await written(request, work)
+    return await execute_write(request, work)
 
 
 @router.get(
@@ -272,7 +272,7 @@ async def _ingested(request: Request, doc_id: str | None, body: bytes, expect: E
             receipt = await run_in_turn(session.fence.documents.ingest, document, expect=expect, event_id=event_id)
         return receipt_answer(receipt, document.doc_id)
 
-    return await written(request, work, body, compared=compared, kept=kept)
+    return await execute_write(request, work, body, compared=compared, kept=kept)
 
 
 async def _earlier(fence: Fence, doc_id: str) -> tuple[str, Receipt | None]:

@@ -16,20 +16,19 @@ from ragfence.indexes.catalog import CatalogEntry
 from ragfence.indexes.search import MAX_TEXT
 from ragfence.indexes.spec import IndexSpec
 from ragfence.server.dependencies import (
-    BEGUN,
     answers,
-    asker_of,
     body_of,
     body_schema,
     call_of,
+    caller_of,
     checked,
+    execute_write,
     json_answer,
     looked_up,
     moment,
     read_answer,
     require,
     session_of,
-    written,
 )
 from ragfence.server.fair_shares import run_in_turn
 from ragfence.server.scopes import KeyScope
@@ -59,11 +58,11 @@ async def post_build(request: Request) -> Response:
     _check_allowed("embedder", given.embedder, rules.embedders)
     spec = IndexSpec(given.embedder, given.backend, given.metric, given.index, given.parameters)
 
-    tenant, pool = asker_of(request).tenant, request.app.state.builds
+    tenant, pool = caller_of(request).tenant, request.app.state.builds
     place = pool.reserve(tenant)
-    if place is None and BEGUN not in request.scope["state"]:
+    if place is None and not request.state.write.is_claimed:
         # A replay, or who asks again for a build that is under way, is no further build.
-        known = await session.contract.is_known(call_of(request, body), asker_of(request).principal)
+        known = await session.contract.is_known(call_of(request, body), caller_of(request).principal)
         if not known:
             raise pool.refusal()
 
@@ -82,7 +81,7 @@ async def post_build(request: Request) -> Response:
         return json_answer(told, 201 if build.receipt.is_new else 200, {"location": f"/v1/builds/{build.index_hash}"})
 
     try:
-        return await written(request, work, body)
+        return await execute_write(request, work, body)
     finally:
         if place is not None and not place.running:
             place.end()
@@ -130,7 +129,7 @@ async def post_swap(request: Request, alias: AliasInPath) -> Response:
             expect=expect,
             force=given.force,
             reason=given.reason,
-            actor=asker_of(request).principal,
+            actor=caller_of(request).principal,
         ),
     )
 
@@ -150,7 +149,7 @@ async def post_rollback(request: Request, alias: AliasInPath) -> Response:
         request,
         body,
         lambda: aliases.rollback(
-            alias, to=given.to, expect=expect, reason=given.reason, actor=asker_of(request).principal
+            alias, to=given.to, expect=expect, reason=given.reason, actor=caller_of(request).principal
         ),
     )
 
@@ -231,7 +230,7 @@ async def _moved(request: Request, body: bytes, move: Callable[[], Swap]) -> Res
             }
         )
 
-    return await written(request, work, body)
+    return await execute_write(request, work, body)
 
 
 def _entry(each: CatalogEntry) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from ragfence.server.dependencies import (
     body_of,
     body_schema,
     checked,
+    execute_write,
     json_answer,
     looked_up,
     moment,
@@ -33,7 +34,6 @@ from ragfence.server.dependencies import (
     require,
     response_of,
     session_of,
-    written,
 )
 from ragfence.server.fair_shares import run_in_turn
 from ragfence.server.scopes import ROUTES
@@ -78,7 +78,7 @@ async def get_status(
     if (needed := ROUTES.get((method.upper(), route))) is not None:
         require(request, needed, f"the status of {method.upper()} {route}")
     session, query = session_of(request), request.scope["query_string"].decode("latin-1")
-    principal = request.state.asker.principal
+    principal = request.state.caller.principal
     return response_of(await session.contract.status(query, principal, root=request.scope.get("root_path", "")))
 
 
@@ -157,7 +157,7 @@ async def post_release(request: Request, key: KeyInPath) -> Response:
     async def work() -> Answer:
         return json_answer({"key": key, "released": await run_in_turn(fence.release, key)})
 
-    return await written(request, work, body)
+    return await execute_write(request, work, body)
 
 
 @admin.post(
@@ -176,7 +176,7 @@ async def post_purge_expired(request: Request) -> Response:
         purged = await run_in_turn(fence.purge_expired, given.limit, after=given.after)
         return json_answer({"records": purged.records, "commits": purged.objects, "after": purged.after})
 
-    return await written(request, work, body)
+    return await execute_write(request, work, body)
 
 
 @admin.post(
@@ -195,7 +195,7 @@ async def post_purge(request: Request) -> Response:
         report = await run_in_turn(fence.documents.purge, given.doc_id)
         return json_answer({"doc_id": report.doc_id, "found": report.known, "report": asdict(report)})
 
-    return await written(request, work, body)
+    return await execute_write(request, work, body)
 
 
 def _outcome(fence: Fence, key: str) -> dict[str, Any]:
