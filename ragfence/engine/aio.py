@@ -1,15 +1,12 @@
-"""Claims that arrive together are asked together: one call to the fence store, in one thread, for all of them.
+"""The engine for coroutines: its blocking calls in threads, safe to be cancelled at any moment, and claims in batches.
 
-Where the store can be asked by the event loop itself (`SoonFences`) there is no thread in between.
+Claims that arrive together share one call to the fence store, in one thread. No claim waits for others: one that finds
+no call in progress leaves at once, with whatever else the event loop has ready; claims that arrive during a call leave
+with the next one. So a single caller pays nothing for it, and many callers share the cost of a call: a thread, a round
+trip, a transaction with its flush to disk.
 
-Nobody waits for company. A claim that finds no call under way leaves at once, with whatever else the event loop has
-ready; what arrives during a call leaves with the next one. So a single caller pays nothing for it, and many share what
-a call costs: a thread, a round trip, a transaction with its flush to the disk.
-
-Every claim gets the verdict, and leaves the decision row, that it would have got alone. The same key may stand twice in
+Every claim gets the verdict, and leaves the decision row, that it would have got alone. The same key may occur twice in
 a call: the store answers a batch in its order, and grants a key once.
-
-The engine's blocking calls, for coroutines: in threads, and safe to be cancelled at any moment.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
 from ragfence.core.decisions import Claim, Granted, NotReadyVerdict, Verdict
 from ragfence.core.receipts import Receipt
@@ -33,44 +30,48 @@ from ragfence.core.records import TOKEN_BYTES
 from ragfence.engine.requests import Request
 from ragfence.engine.runner import PendingClaim, Runner, WonClaim, refuse
 from ragfence.errors import TransientError
-from ragfence.stores.fences import FenceStore, SoonFences
+from ragfence.stores.fences import FenceStore
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-CANCELLED = "CANCELLED"
+CANCELLED: Final = "CANCELLED"
+MAX_CLAIMS: Final = 256
+"""Claims in one call: with more, the first would wait for the last."""
+MAX_CALLS: Final = 1
+"""Calls at a time: a second one would compete with the first for the interpreter, and for SQLite's one writer."""
 
 
-async def to_the_end(call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """In a thread. A caller who is cancelled meanwhile is cancelled once the call has ended."""
+async def run_blocking(call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Calls a function in a thread, to its end. A caller that is cancelled meanwhile is cancelled after that."""
     run = functools.partial(contextvars.copy_context().run, call, *args, **kwargs)
-    # Not `to_thread`: that is a task, which a closing loop cancels before it has begun.
-    return await despite_cancelling(asyncio.get_running_loop().run_in_executor(None, run))
+    # Not `to_thread`: that is a task, which a closing loop cancels before it has started.
+    return await shield_until_done(asyncio.get_running_loop().run_in_executor(None, run))
 
 
-async def despite_cancelling(work: asyncio.Future[R]) -> R:
-    """Its result. A caller who is cancelled meanwhile is cancelled once it has ended."""
+async def shield_until_done(work: asyncio.Future[R]) -> R:
+    """Returns the result of `work`. A caller that is cancelled meanwhile is cancelled once `work` is done."""
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
         await asyncio.wait([work])
         if not work.cancelled():
-            work.exception()  # looked at, or asyncio complains that nobody did
+            work.exception()  # retrieved, or asyncio logs that it never was
         raise
 
 
 async def acquire_async(
     runner: Runner, request: Request, wait_ms: int | None, first: PendingClaim | None = None
 ) -> WonClaim | Receipt:
-    """As `Runner.acquire`, but who waits needs no thread: the owner needs one to seal what they wait for."""
+    """Like `Runner.acquire`, but waiting takes no thread: the owner needs one to seal what others wait for."""
     steps = runner.acquiring(request, wait_ms=wait_ms, first=first)
     while True:
         step = _Step(runner, steps)
         try:
-            answer = await to_the_end(step.take)
+            answer = await run_blocking(step.take)
         except asyncio.CancelledError:
             if won := step.abandon():
-                await to_the_end(runner.give_back, won, CANCELLED)
+                await run_blocking(runner.give_back, won, CANCELLED)
             raise
         if not isinstance(answer, float):
             return answer
@@ -78,7 +79,7 @@ async def acquire_async(
 
 
 class _Step:
-    """One step of a claim. What it wins for a caller who is gone is given back, by whichever of the two is later."""
+    """One step of a claim. A claim won for a caller that is cancelled is released by the later of the two threads."""
 
     def __init__(self, runner: Runner, steps: Iterator[WonClaim | Receipt | float]) -> None:
         self._runner = runner
@@ -97,218 +98,181 @@ class _Step:
         return answer
 
     def abandon(self) -> WonClaim | None:
-        """What the step has won; None when it is still under way and will see for itself."""
+        """Returns the claim that the step has won; None if it is still running, and will release the claim itself."""
         with self._lock:
             self._abandoned = True
             return self._won
 
 
-MOST = 256
-"""claims in one call: of more, the first would wait for the last"""
-CALLS = 1
-"""at the same time: a second one would take turns with the first, for the interpreter and for SQLite's one writer"""
-
-
 class ClaimBatcher:
-    """For any number of coroutines in any number of event loops; those of one loop are asked together."""
+    """Claims for any number of coroutines in any number of event loops; those of one loop share calls."""
 
-    def __init__(self, fences: FenceStore, *, most: int = MOST, calls: int = CALLS) -> None:
+    def __init__(self, fences: FenceStore, *, max_claims: int = MAX_CLAIMS, max_calls: int = MAX_CALLS) -> None:
         self._fences = fences
-        self._most = most
-        self._calls = calls
+        self._max_claims = max_claims
+        self._max_calls = max_calls
         self._queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, ClaimQueue] = weakref.WeakKeyDictionary()
 
-    def ask(self, request: Request) -> QueuedClaim:
-        """Sends the claim on its way. Whoever asks either waits for it or drops it."""
+    def submit(self, request: Request) -> QueuedClaim:
+        """Queues a claim. The caller either waits for it or discards it."""
         refuse(request)
         loop = asyncio.get_running_loop()
         queue = self._queues.get(loop)
         if queue is None:
-            queue = self._queues[loop] = ClaimQueue(self._fences, self._most, self._calls)
-        asking = QueuedClaim(request, queue, loop.create_future())
-        queue.add(asking, loop)
-        return asking
+            queue = self._queues[loop] = ClaimQueue(self._fences, self._max_claims, self._max_calls)
+        claim = QueuedClaim(request, queue, loop.create_future())
+        queue.add(claim)
+        return claim
 
 
 class QueuedClaim:
-    """One claim on its way."""
+    """One claim, from the queue to its verdict."""
 
     __slots__ = (
-        "abandoned",
-        "answered",
-        "asked_at",
-        "back",
         "claim",
         "ended",
         "error",
-        "left",
+        "is_abandoned",
+        "is_answered",
+        "is_sent",
         "queue",
         "request",
+        "sent_at",
         "verdict",
+        "wakeup",
     )
 
-    def __init__(self, request: Request, queue: ClaimQueue, answered: asyncio.Future[None]) -> None:
+    def __init__(self, request: Request, queue: ClaimQueue, wakeup: asyncio.Future[None]) -> None:
         self.request = request
         self.queue = queue
         self.claim: Claim = request.claim(os.urandom(TOKEN_BYTES), 0, 0)
-        self.answered = answered
+        self.wakeup = wakeup
         self.ended: asyncio.Future[None] | None = None
-        """for a caller who is gone and only wants to know that nothing is held for him"""
-        self.left = self.back = self.abandoned = False
-        self.asked_at = 0.0
+        """For a caller that was cancelled, and only needs to know that nothing is claimed for it."""
+        self.is_sent = self.is_answered = self.is_abandoned = False
+        self.sent_at = 0.0
         self.verdict: Verdict | None = None
         self.error: TransientError | None = None
 
     async def wait(self, timeout_s: float | None = None) -> PendingClaim | None:
-        """None: not within that time; it may be waited for again. Raises what the store raised.
+        """Returns the verdict, or None if there is none within that time; it may be waited for again.
 
-        Whoever is cancelled meanwhile has claimed nothing: what was won for him is given back.
+        Raises what the store raised. If the caller is cancelled meanwhile, what was won is released.
         """
         timer = None
-        if timeout_s is not None and not self.answered.done():
-            timer = self.answered.get_loop().call_later(timeout_s, self._wake)
+        if timeout_s is not None and not self.wakeup.done():
+            timer = self.wakeup.get_loop().call_later(timeout_s, self._time_out)
         try:
-            await self.answered
+            await self.wakeup
         except asyncio.CancelledError:
-            await self.queue.give_up(self)
+            await self.queue.cancel(self)
             raise
         finally:
             if timer is not None:
                 timer.cancel()
-        if not self.back:
+        if not self.is_answered:
             return None
         if self.error is not None:
-            raise copy.copy(self.error) from self.error  # each his own: it gathers a traceback as it rises
-        # NotReady: whoever asks alone makes it ready first.
+            raise copy.copy(self.error) from self.error  # a copy each: it gets a traceback as it is raised
+        # NotReady: a caller that claims alone makes the shard ready first.
         return PendingClaim(
-            self.claim, None if isinstance(self.verdict, NotReadyVerdict) else self.verdict, self.asked_at
+            self.claim, None if isinstance(self.verdict, NotReadyVerdict) else self.verdict, self.sent_at
         )
 
-    def _wake(self) -> None:
-        waiting = self.answered
-        if not waiting.done():
-            self.answered = waiting.get_loop().create_future()
-            waiting.set_result(None)
+    def _time_out(self) -> None:
+        expired = self.wakeup
+        if not expired.done():
+            self.wakeup = expired.get_loop().create_future()
+            expired.set_result(None)
 
-    def drop(self) -> None:
-        """Nobody will act upon the verdict. Does not wait; a closing loop waits for its threads."""
+    def discard(self) -> None:
+        """Releases what the claim wins. Does not wait for it; a closing loop waits for its threads."""
         if self.queue.abandon(self) and isinstance(self.verdict, Granted):
-            asyncio.get_running_loop().run_in_executor(None, self.queue.give_back, [self])
+            asyncio.get_running_loop().run_in_executor(None, self.queue.release, [self])
 
 
 class ClaimQueue:
-    """Of one event loop. Only `_call` and `give_back` run in threads."""
+    """The claims of one event loop. Only `_claim` and `release` run in threads."""
 
-    def __init__(self, fences: FenceStore, most: int, calls: int) -> None:
+    def __init__(self, fences: FenceStore, max_claims: int, max_calls: int) -> None:
         self._fences = fences
-        self._soon = fences if isinstance(fences, SoonFences) else None
-        self._most = most
-        self._free = calls
-        self._waiting: deque[QueuedClaim] = deque()
-        self._leaving = False
+        self._max_claims = max_claims
+        self._free_calls = max_calls
+        self._pending: deque[QueuedClaim] = deque()
+        self._is_scheduled = False
         self._lock = threading.Lock()
-        """between a caller who gives up and the thread that brings his verdict: exactly one of them gives it back"""
+        """Between a cancelled caller and the thread with its verdict: exactly one of them releases the claim."""
 
-    def add(self, asking: QueuedClaim, loop: asyncio.AbstractEventLoop) -> None:
-        self._waiting.append(asking)
-        if self._free and not self._leaving:
-            # Not here and now: what else the loop has ready in this turn comes along.
-            self._leaving = True
-            loop.call_soon(self._leave, loop)
+    def add(self, claim: QueuedClaim) -> None:
+        self._pending.append(claim)
+        if self._free_calls and not self._is_scheduled:
+            # Not at once: claims that the loop has ready in this turn share the call.
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._send)
 
-    def abandon(self, asking: QueuedClaim) -> bool:
-        """Whether its verdict is here. If not, the thread that brings it gives back what was won."""
+    def abandon(self, claim: QueuedClaim) -> bool:
+        """Returns whether the verdict has arrived. If not, the thread that brings it releases what was won."""
         with self._lock:
-            asking.abandoned = True
-            return asking.back
+            claim.is_abandoned = True
+            return claim.is_answered
 
-    async def give_up(self, asking: QueuedClaim) -> None:
-        if self.abandon(asking):
-            await to_the_end(self.give_back, [asking])
-        elif asking.left:
-            asking.ended = asyncio.get_running_loop().create_future()
-            await asking.ended
+    async def cancel(self, claim: QueuedClaim) -> None:
+        """Abandons a claim, and returns once nothing is claimed for it."""
+        if self.abandon(claim):
+            await run_blocking(self.release, [claim])
+        elif claim.is_sent:
+            claim.ended = asyncio.get_running_loop().create_future()
+            await claim.ended
 
-    def _leave(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._leaving = False
-        while self._free and self._waiting:
-            together: list[QueuedClaim] = []
-            while self._waiting and len(together) < self._most:
-                asking = self._waiting.popleft()
-                if not asking.abandoned:
-                    asking.left = True
-                    together.append(asking)
-            if together:
-                self._free -= 1
-                if not self._ask_soon(loop, together):
-                    self._ask_in_thread(loop, together)
-
-    def _ask_soon(self, loop: asyncio.AbstractEventLoop, together: Sequence[QueuedClaim]) -> bool:
-        asked_at = time.monotonic()
-
-        def told(verdicts: Sequence[Verdict] | None) -> None:
-            if (
-                verdicts is None
-            ):  # a thread finds out what is wrong; by his token everybody gets what he was granted now
-                self._ask_in_thread(loop, together)
-                return
-            if gone := self._arrived(together, verdicts, None, asked_at):
-                loop.run_in_executor(None, self.give_back, gone)
-            self._back(loop, together)
-
-        return self._soon is not None and self._soon.claim_soon([asking.claim for asking in together], told)
-
-    def _ask_in_thread(self, loop: asyncio.AbstractEventLoop, together: Sequence[QueuedClaim]) -> None:
-        def done(call: asyncio.Future[None]) -> None:
-            if not call.cancelled():
-                call.exception()  # looked at, or asyncio complains that nobody did
-            self._back(loop, together)
-
-        loop.run_in_executor(None, self._call, together).add_done_callback(done)
-
-    def _call(self, together: Sequence[QueuedClaim]) -> None:
-        verdicts: Sequence[Verdict | None] = [None] * len(together)
-        error, asked_at = None, time.monotonic()
-        try:
-            verdicts = self._fences.claim([asking.claim for asking in together])
-        except TransientError as away:
-            error = away
-        finally:
-            # Whatever else was wrong, such as one record that cannot be read, is found again by the one it belongs to:
-            # everybody asks again, alone, and by his token gets what he was granted now.
-            gone = self._arrived(together, verdicts, error, asked_at)
-        self.give_back(gone)
-
-    def _arrived(
-        self,
-        together: Sequence[QueuedClaim],
-        verdicts: Sequence[Verdict | None],
-        error: TransientError | None,
-        asked_at: float,
-    ) -> list[QueuedClaim]:
-        """Returns those who are gone, and must not keep what was granted to them."""
-        with self._lock:
-            for asking, verdict in zip(together, verdicts, strict=True):
-                asking.asked_at, asking.verdict, asking.error, asking.back = asked_at, verdict, error, True
-            return [asking for asking in together if asking.abandoned]
-
-    def _back(self, loop: asyncio.AbstractEventLoop, together: Sequence[QueuedClaim]) -> None:
-        self._free += 1
-        for asking in together:
-            if not asking.answered.done():
-                asking.answered.set_result(None)
-            if asking.ended is not None and not asking.ended.done():
-                asking.ended.set_result(None)
-        if self._waiting and not self._leaving:
-            self._leave(loop)
-
-    def give_back(self, gone: Sequence[QueuedClaim]) -> None:
-        """What was granted to them. If that cannot be said to the store, the leases run out by themselves."""
+    def release(self, claims: Sequence[QueuedClaim]) -> None:
+        """Releases what was granted. If the store cannot be reached, the leases expire."""
         refs = [
-            asking.request.lease_ref(asking.verdict.record.token, epoch=asking.verdict.record.fence.epoch)
-            for asking in gone
-            if isinstance(asking.verdict, Granted)
+            claim.request.lease_ref(claim.verdict.record.token, epoch=claim.verdict.record.fence.epoch)
+            for claim in claims
+            if isinstance(claim.verdict, Granted)
         ]
         if refs:
             with contextlib.suppress(TransientError):
                 self._fences.release(refs, CANCELLED, refund=True)
+
+    def _send(self) -> None:
+        self._is_scheduled = False
+        while self._free_calls and self._pending:
+            batch: list[QueuedClaim] = []
+            while self._pending and len(batch) < self._max_claims:
+                claim = self._pending.popleft()
+                if not claim.is_abandoned:
+                    claim.is_sent = True
+                    batch.append(claim)
+            if batch:
+                self._free_calls -= 1
+                call = asyncio.get_running_loop().run_in_executor(None, self._claim, batch)
+                call.add_done_callback(functools.partial(self._wake, batch))
+
+    def _claim(self, batch: Sequence[QueuedClaim]) -> None:
+        verdicts: Sequence[Verdict | None] = [None] * len(batch)
+        error, sent_at = None, time.monotonic()
+        try:
+            verdicts = self._fences.claim([claim.claim for claim in batch])
+        except TransientError as unavailable:
+            error = unavailable
+        finally:
+            # Any other error, such as one record that cannot be read, is found again by the claim that it belongs to:
+            # each claims again, alone, and its token gets what it was granted now.
+            with self._lock:
+                for claim, verdict in zip(batch, verdicts, strict=True):
+                    claim.sent_at, claim.verdict, claim.error, claim.is_answered = sent_at, verdict, error, True
+                abandoned = [claim for claim in batch if claim.is_abandoned]
+        self.release(abandoned)
+
+    def _wake(self, batch: Sequence[QueuedClaim], call: asyncio.Future[None]) -> None:
+        if not call.cancelled():
+            call.exception()  # retrieved, or asyncio logs that it never was
+        self._free_calls += 1
+        for claim in batch:
+            if not claim.wakeup.done():
+                claim.wakeup.set_result(None)
+            if claim.ended is not None and not claim.ended.done():
+                claim.ended.set_result(None)
+        if self._pending and not self._is_scheduled:
+            self._send()

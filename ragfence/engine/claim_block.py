@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
@@ -11,7 +9,7 @@ from ragfence.core.decisions import Claim
 from ragfence.core.receipts import Decision, Receipt
 from ragfence.core.records import KeyRecord
 from ragfence.engine import crash_points
-from ragfence.engine.aio import ClaimBatcher, QueuedClaim, acquire_async, despite_cancelling, to_the_end
+from ragfence.engine.aio import ClaimBatcher, QueuedClaim, acquire_async, run_blocking
 from ragfence.engine.leases import Lease, entered, left
 from ragfence.engine.refusals import code_of, is_outage
 from ragfence.engine.requests import Request
@@ -131,27 +129,6 @@ class ClaimBlock:
             raise FencedOut(f"{self.key} was committed by another attempt", key=self.key, receipt=self._receipt)
         return self._receipt
 
-    async def seal_soon(self, *, effect_id: str | None = None, result: object = None) -> Receipt | None:
-        """As `seal`, without a thread. None: that cannot be, or nobody knows; `seal` it."""
-        if not self._runner.seals_soon:
-            return None
-        won, outcome = self._outcome(effect_id, result)
-        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def told(receipt: Receipt | None) -> None:
-            self._receipt = receipt
-            ended.set_result(None)
-
-        if self._runner.complete_soon(won, outcome, told):
-            try:
-                await despite_cancelling(ended)
-            except asyncio.CancelledError:
-                if self._receipt is None:  # the effect happened: a key that was given back now would repeat it
-                    with contextlib.suppress(RagfenceError):
-                        await to_the_end(self.seal, effect_id=effect_id, result=result)
-                raise
-        return self._receipt
-
     def _outcome(self, effect_id: str | None, result: object) -> tuple[WonClaim, EffectOutcome]:
         """What is to be sealed, if it may be."""
         if self._won is None:
@@ -188,7 +165,7 @@ class ClaimBlock:
         if self._batcher is None:
             return None
         if self._asking is None:
-            self._asking = self._batcher.ask(self._request)
+            self._asking = self._batcher.submit(self._request)
         asked = await self._asking.wait(timeout_s)
         record = None if asked is None else self._runner.at_once(asked)
         return (
@@ -199,7 +176,7 @@ class ClaimBlock:
         """Gives back what `ask` was granted, unless the block was entered."""
         if self._asking is not None:
             asking, self._asking = self._asking, None
-            asking.drop()
+            asking.discard()
 
     async def __aenter__(self) -> ClaimBlock:
         self._refuse_second_use()
@@ -224,7 +201,7 @@ class ClaimBlock:
             if isinstance(error, GeneratorExit):  # the loop is gone, and with it all waiting
                 end_without_receipt(self._runner, won, error)
             else:
-                await to_the_end(end_without_receipt, self._runner, won, error or self.failure)
+                await run_blocking(end_without_receipt, self._runner, won, error or self.failure)
 
     def _refuse_second_use(self) -> None:
         if self._won or self._receipt or self.error:

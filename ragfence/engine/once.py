@@ -15,7 +15,7 @@ from ragfence.core.operations import Operation
 from ragfence.core.receipts import Receipt
 from ragfence.core.records import TOKEN_BYTES
 from ragfence.engine import crash_points
-from ragfence.engine.aio import acquire_async, to_the_end
+from ragfence.engine.aio import acquire_async, run_blocking
 from ragfence.engine.claim_block import end_without_receipt, failed
 from ragfence.engine.leases import entered, left
 from ragfence.engine.refusals import code_of
@@ -149,23 +149,23 @@ class Once:
         request, recover = self._request(args, kwargs), self._options.recover
         found: Recovered | None
         while True:
-            known = await to_the_end(self._engine.journal.find, request) if self._fail_open else None
+            known = await run_blocking(self._engine.journal.find, request) if self._fail_open else None
             try:
                 answer = known or await acquire_async(self._runner, request, self._wait_ms)
             except StoreUnavailable as away:
                 if not self._fail_open or isinstance(away, StoreClosed):
                     raise
-                if committed := await to_the_end(self._runner.committed, request):
+                if committed := await run_blocking(self._runner.committed, request):
                     return _successful(committed)
-                token, asks = await to_the_end(self._prepare_alone, request)
+                token, asks = await run_blocking(self._prepare_alone, request)
                 found = None
                 if asks and recover:
-                    told = await to_the_end(recover, *args, **kwargs)
+                    told = await run_blocking(recover, *args, **kwargs)
                     found = self._checked(await told if inspect.isawaitable(told) else told)
                 if found is None:
                     crash_points.reach(crash_points.IN_EFFECT)
                     found = _Returned(await self._function(*args, **kwargs))
-                return await to_the_end(self._journal, request, found, token)
+                return await run_blocking(self._journal, request, found, token)
             if self._fail_open and known is None:
                 self._engine.reconcile_soon()
             if isinstance(answer, Receipt):
@@ -173,10 +173,10 @@ class Once:
             entered(answer.lease)
             try:
                 found = None
-                asks = recover is not None and await to_the_end(self._runner.announce, answer)
+                asks = recover is not None and await run_blocking(self._runner.announce, answer)
                 answer.entered = True
                 if asks and recover:
-                    told = await to_the_end(recover, *args, **kwargs)
+                    told = await run_blocking(recover, *args, **kwargs)
                     found = self._checked(await told if inspect.isawaitable(told) else told)
                     answer.entered = found is None
                 if found is None:
@@ -187,13 +187,13 @@ class Once:
                 raise
             except BaseException as error:
                 # Waited for even when the task is cancelled: the key must be given back.
-                if winner := await to_the_end(self._failed, answer, error):
+                if winner := await run_blocking(self._failed, answer, error):
                     return winner
                 raise
             finally:
                 left(answer.lease)
             # The effect has happened: from here on a cancelled task is cancelled after the seal.
-            receipt = await to_the_end(self._complete, answer, found)
+            receipt = await run_blocking(self._complete, answer, found)
             if receipt is not None:
                 return receipt
 

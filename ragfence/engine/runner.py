@@ -62,7 +62,7 @@ from ragfence.errors import (
     StoreUnavailable,
     TransientError,
 )
-from ragfence.stores.fences import FenceStore, SoonFences
+from ragfence.stores.fences import FenceStore
 
 LAST_CLAIM_POSITION = 240
 
@@ -127,7 +127,6 @@ class Runner:
         self.redact_text = policy.redactor.redact_text
         self.fences = fences
         self.backing = backing
-        self._soon = fences if backing is None and isinstance(fences, SoonFences) else None
         self.results = results
         self._policy = policy
         self._refusals = Refusals(fences, results, policy)
@@ -276,30 +275,6 @@ class Runner:
         # The object is ours, so the outcome is ours for ever, whoever holds the record by now.
         self._unsealed(won, sealed, commit.record(), RowKind.NEW)
         return self.results.receipt(won.request.key, commit.record(), NEW, flags)
-
-    @property
-    def seals_soon(self) -> bool:
-        """Whether it is worth while to try `complete_soon`."""
-        return self._soon is not None
-
-    def complete_soon(self, won: WonClaim, outcome: EffectOutcome, told: Callable[[Receipt | None], None]) -> bool:
-        """As `complete`, for the running event loop, where a seal is all there is to do, and no thread is needed.
-
-        False, or told None: `complete` it as well. A token that has sealed seals again with the same outcome.
-        """
-        if self._soon is None or won.lease.inherited:
-            return False
-
-        def answered(outcomes: list[SealOutcome] | None) -> None:
-            receipt = None
-            if outcomes and isinstance(outcomes[0], Sealed):
-                crash_points.reach(crash_points.AFTER_SEAL)
-                heartbeat.remove(won.lease)
-                receipt = self.results.receipt(won.request.key, outcomes[0].record, NEW, self._flags(won))
-            told(receipt)
-
-        crash_points.reach(crash_points.BEFORE_SEAL)
-        return self._soon.seal_soon([_seal_of(won, outcome)], answered)
 
     def won_at_once(self, request: Request, asked: PendingClaim) -> WonClaim | None:
         """What a granted claim has won, if no earlier effect has to be looked for. None: as `at_once`."""

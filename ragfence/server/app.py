@@ -25,7 +25,7 @@ from ragfence._open import open as open_fence
 from ragfence._version import __version__
 from ragfence.core.policy import Policy
 from ragfence.core.settings import Settings, load_policy
-from ragfence.engine.aio import to_the_end
+from ragfence.engine.aio import run_blocking
 from ragfence.errors import ObjectsRequired, RagfenceError
 from ragfence.fence import Fence
 
@@ -136,7 +136,7 @@ def create_app(
         metrics.count_request(caller.tenant, caller.key_id)
         if last_use.is_due(caller.tenant, caller.key_id):
             # Beside the request, which does not wait for it.
-            work = asyncio.ensure_future(to_the_end(last_use.write, caller.tenant, caller.key_id))
+            work = asyncio.ensure_future(run_blocking(last_use.write, caller.tenant, caller.key_id))
             writing.add(work)
             work.add_done_callback(writing.discard)
 

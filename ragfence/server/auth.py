@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from ragfence.engine.aio import to_the_end
+from ragfence.engine.aio import run_blocking
 from ragfence.engine.requests import acting_key
 from ragfence.errors import RagfenceError
 from ragfence.server.apikeys import UNKNOWN, ApiCaller, CachedKeys, Denial, parsed
@@ -97,7 +97,7 @@ class AuthMiddleware:
             if (wait_s := self._throttle.wait_s(address)) and not self._keys.let_in_before(token):
                 return self._slowed(address, wait_s)
             try:
-                found = await to_the_end(self._keys.check, token)
+                found = await run_blocking(self._keys.check, token)
             except RagfenceError as error:
                 return problem_of(error).answer()
         if isinstance(found, ApiCaller):

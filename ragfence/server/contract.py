@@ -22,7 +22,7 @@ from urllib.parse import parse_qs
 from ragfence.core.hashing import ContentKey
 from ragfence.core.operations import Operation
 from ragfence.core.receipts import Receipt
-from ragfence.engine.aio import to_the_end
+from ragfence.engine.aio import run_blocking
 from ragfence.engine.claim_block import ClaimBlock, is_final
 from ragfence.errors import FencedOut, RagfenceError, ResultTooBig, TerminalError
 from ragfence.server.replay import KIND, RequestReader, operation_of, stored_key
@@ -42,9 +42,6 @@ from ragfence.wire.problems import RequestRefused, problem_of, refusal
 
 if TYPE_CHECKING:
     from ragfence.fence import Fence
-
-SMALL_ANSWER = 64 << 10
-"""Bytes of an answer that is encoded on the event loop."""
 
 _log = logging.getLogger("ragfence.server")
 
@@ -201,7 +198,7 @@ class Contract:
         except RagfenceError as refused:
             return problem_of(refused).answer()
         try:
-            found = await to_the_end(self._look_up, operation)
+            found = await run_blocking(self._look_up, operation)
         except RagfenceError as error:
             return problem_of(error, key=key).answer()
         if isinstance(found, Receipt):
@@ -213,7 +210,7 @@ class Contract:
     async def is_known(self, call: Call, principal: str) -> bool:
         """Returns whether a write has an outcome, is being executed, or is refused. Claims nothing."""
         claim = self.reader.checked(call, principal)
-        return not isinstance(claim, HttpClaim) or bool(await to_the_end(self._look_up, claim.request.operation))
+        return not isinstance(claim, HttpClaim) or bool(await run_blocking(self._look_up, claim.request.operation))
 
     @property
     def abandoned(self) -> int:
@@ -301,7 +298,7 @@ class Contract:
             headers = key_headers(claim.key, "MISS")
             if is_stored(answer.status):
                 try:
-                    receipt = await _seal(block, answer, handler.limit)
+                    receipt = await run_blocking(_seal, block, answer, handler.limit)
                 except FencedOut as lost:
                     winner: Receipt | None = lost.receipt
                     if winner is None:  # another attempt took over and has no outcome yet
@@ -346,15 +343,7 @@ class Contract:
         return record is not None and record.held_at(self._inspector.now_ms())
 
 
-async def _seal(block: ClaimBlock, answer: Answer, limit: int) -> Receipt:
-    if answer.complete and len(answer.body) <= min(limit, SMALL_ANSWER):
-        with contextlib.suppress(ResultTooBig):
-            if (receipt := await block.seal_soon(result=to_result(answer))) is not None:
-                return receipt
-    return await to_the_end(_seal_blocking, block, answer, limit)
-
-
-def _seal_blocking(block: ClaimBlock, answer: Answer, limit: int) -> Receipt:
+def _seal(block: ClaimBlock, answer: Answer, limit: int) -> Receipt:
     if answer.complete and len(answer.body) <= limit:
         with contextlib.suppress(ResultTooBig):
             return block.seal(result=to_result(answer))

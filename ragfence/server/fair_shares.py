@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
-from ragfence.engine.aio import despite_cancelling, to_the_end
+from ragfence.engine.aio import run_blocking, shield_until_done
 from ragfence.server.asgi import App, Message, Receive, Scope, Send
 from ragfence.server.load_shedding import EXCHANGE, READS, BoundedExchange, body_length
 from ragfence.wire.problems import Problem, RequestRefused, refusal
@@ -241,16 +241,16 @@ async def run_in_turn(call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -
     """A blocking call in a thread of the server, once the tenant of this request has one left."""
     turns = _turns.get()
     if turns is None:
-        return await to_the_end(call, *args, **kwargs)
+        return await run_blocking(call, *args, **kwargs)
     async with turns.threads:
-        return await to_the_end(call, *args, **kwargs)
+        return await run_blocking(call, *args, **kwargs)
 
 
 async def run_large(call: Callable[[], R]) -> R:
     """As `run_in_turn`, but one at a time of the tenant: what is made of a large body."""
     turns = _turns.get()
     if turns is None:
-        return await to_the_end(call)
+        return await run_blocking(call)
     async with turns.large:
         return await run_in_turn(call)
 
@@ -272,7 +272,7 @@ class BuildPool:
 
     async def run(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         run = functools.partial(contextvars.copy_context().run, call, *args, **kwargs)
-        return await despite_cancelling(asyncio.get_running_loop().run_in_executor(self._executor, run))
+        return await shield_until_done(asyncio.get_running_loop().run_in_executor(self._executor, run))
 
     def close(self) -> None:
         self._executor.shutdown(wait=False)

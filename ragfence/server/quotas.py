@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from ragfence._extras import needs_extra
 from ragfence.core.operations import encoded
 from ragfence.core.urls import show_url
-from ragfence.engine.aio import to_the_end
+from ragfence.engine.aio import run_blocking
 from ragfence.errors import PolicyError, RagfenceError
 from ragfence.wire.messages import Answer, Headers
 from ragfence.wire.problems import problem_of, refusal
@@ -135,7 +135,7 @@ class Quotas:
 
     async def close(self) -> None:
         if self._counters is not None:
-            await to_the_end(self._counters.close)
+            await run_blocking(self._counters.close)
 
 
 def wait_s(window: Window, *, limit: int, cost: int, window_s: int) -> float:
@@ -239,7 +239,7 @@ class _OnRedis:
         self._limiter = SlidingWindowCounterRateLimiter(self._storage)
 
     async def take(self, quotas: tuple[Quota, ...], tenant: str, cost: int) -> Full | None:
-        return await to_the_end(self._take, quotas, tenant, cost)
+        return await run_blocking(self._take, quotas, tenant, cost)
 
     def close(self) -> None:
         self._link.close()

@@ -12,7 +12,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from functools import cached_property
 
-from ragfence.engine.aio import to_the_end
+from ragfence.engine.aio import run_blocking
 from ragfence.fence import Fence
 from ragfence.server.contract import Contract
 from ragfence.server.group_commit import GroupCommit
@@ -55,7 +55,7 @@ class TenantSession:
 
     async def close(self) -> None:
         await self.finish()
-        await to_the_end(self.fence.close)
+        await run_blocking(self.fence.close)
 
 
 class TenantPool:
@@ -83,7 +83,7 @@ class TenantPool:
                 continue  # closed meanwhile
             with session:
                 try:
-                    await to_the_end(work, session.fence)
+                    await run_blocking(work, session.fence)
                 except Exception:  # noqa: BLE001  # the others are still served
                     _log.exception("%s failed for tenant %r", getattr(work, "__name__", work), session.fence.tenant)
 
@@ -116,12 +116,12 @@ class TenantPool:
                 del self._awaited[tenant]
 
     async def _open_one(self, tenant: str) -> TenantSession:
-        fence = await to_the_end(self._open_fence, tenant)
+        fence = await run_blocking(self._open_fence, tenant)
         session = TenantSession(fence)
         try:
-            await to_the_end(session.contract.content_key)  # it reads the object store, so not on the event loop
+            await run_blocking(session.contract.content_key)  # it reads the object store, so not on the event loop
         except BaseException:
-            await to_the_end(fence.close)
+            await run_blocking(fence.close)
             raise
         self._open[tenant] = session
         self._make_room()

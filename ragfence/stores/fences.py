@@ -7,9 +7,9 @@ step. Expiry is decided by the store's own clock. `ragfence.testing.FenceStoreCo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 from ragfence.core.decision_rows import Row
 from ragfence.core.decisions import Ask, Claim, HeldRecords, LeaseRef, Mode, Seal, SealOutcome, Verdict
@@ -298,22 +298,6 @@ class FenceStore(Protocol):
 
     def close(self) -> None:
         """Calls that are under way end, or raise `StoreClosed`, as every later one does. Nothing is left open."""
-        ...
-
-
-@runtime_checkable
-class SoonFences(Protocol):
-    """A fence store that event loops can ask without a thread."""
-
-    def claim_soon(self, claims: Sequence[Claim], told: Callable[[list[Verdict] | None], None]) -> bool:
-        """As `claim`, for the running event loop, which is told the verdicts later, and never before this returns.
-
-        False: not possible now. Who is told None has to `claim` as well, with the same tokens: some may be granted.
-        """
-        ...
-
-    def seal_soon(self, seals: Sequence[Seal], told: Callable[[list[SealOutcome] | None], None]) -> bool:
-        """As `seal`, in the same way."""
         ...
 
 

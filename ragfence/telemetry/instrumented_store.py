@@ -20,7 +20,7 @@ from ragfence.core.tallies import Tallies
 from ragfence.engine.engine import Engine
 from ragfence.engine.refusals import Refusal
 from ragfence.engine.requests import Request
-from ragfence.stores.fences import FenceStore, Loaded, Lookup, Marker, Replays, RowEntry, Scanned, SoonFences, Stats
+from ragfence.stores.fences import FenceStore, Loaded, Lookup, Marker, Replays, RowEntry, Scanned, Stats
 from ragfence.telemetry.events import (
     CallFailed,
     CallFinished,
@@ -64,8 +64,6 @@ class InstrumentedStore:
         self.inner = inner
         self._listeners = tuple(listeners)
         self._surrounding = [listener for listener in self._listeners if isinstance(listener, Surrounding)]
-        quick = all(getattr(listener, "quick", False) for listener in self._listeners)
-        self._soon = inner if quick and isinstance(inner, SoonFences) else None
         self._solo = bool(getattr(inner, "solo", False))
         self._complained: set[int] = set()
         self.tell(StoreOpened(self))
@@ -94,31 +92,6 @@ class InstrumentedStore:
         return self._watched(
             "claim", lambda: self.inner.claim(claims), lambda call, verdicts: ClaimsAnswered(call, claims, verdicts)
         )
-
-    def claim_soon(self, claims: Sequence[Claim], told: Callable[[list[Verdict] | None], None]) -> bool:
-        """Not for listeners that take their time, or stand around a call: those are for threads."""
-        if self._soon is None:
-            return False
-        started = time.perf_counter()
-
-        def answered(verdicts: list[Verdict] | None) -> None:
-            if verdicts is not None:
-                self.tell(ClaimsAnswered(self._call("claim", started), claims, verdicts))
-            told(verdicts)
-
-        return self._soon.claim_soon(claims, answered)
-
-    def seal_soon(self, seals: Sequence[Seal], told: Callable[[list[SealOutcome] | None], None]) -> bool:
-        if self._soon is None:
-            return False
-        started = time.perf_counter()
-
-        def answered(outcomes: list[SealOutcome] | None) -> None:
-            if outcomes is not None:
-                self.tell(SealsAnswered(self._call("seal", started), seals, outcomes))
-            told(outcomes)
-
-        return self._soon.seal_soon(seals, answered)
 
     def replays(self, asks: Sequence[Ask]) -> Replays:
         found = self._watched(

@@ -257,9 +257,6 @@ _lock = threading.Lock()
 class Metrics:
     """Tells Prometheus. Any number of fences may share one, and those with the same registry share the metrics."""
 
-    quick = True
-    """only counts: it may be told by an event loop"""
-
     def __init__(
         self,
         registry: CollectorRegistry | None = None,

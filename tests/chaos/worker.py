@@ -70,7 +70,7 @@ class Worker:
                     with _struck(self._job) if strike and strike.task == at else contextlib.nullcontext():
                         self._answer(fence, perform, task)
             current = SETTLING
-            self._settle(fence, to_the_end=True)
+            self._settle(fence, run_blocking=True)
             fence.close()
             return ANSWERED
         except OutOfPatience:
@@ -124,12 +124,12 @@ class Worker:
 
         engine.reconcile_journal = reconcile_and_record
 
-    def _settle(self, fence: Any, *, to_the_end: bool = False) -> None:
+    def _settle(self, fence: Any, *, run_blocking: bool = False) -> None:
         """Seals what ran while the store was down; what cannot be settled yet is tried again at the next answer."""
         while self._journaled:
             settled = fence.reconcile_journal()
             self._journaled = bool(settled.left)
-            if not to_the_end:
+            if not run_blocking:
                 return
             if time.monotonic() >= self._give_up_at:
                 raise OutOfPatience

@@ -107,7 +107,7 @@ def test_claims_that_arrive_together_are_one_call(fence: Fence, counting: Counti
 def test_what_arrives_during_a_call_leaves_with_the_next_and_no_call_is_too_long(
     fence: Fence, counting: Counting
 ) -> None:
-    joint = ClaimBatcher(fence.inspector.fences, most=8)
+    joint = ClaimBatcher(fence.inspector.fences, max_claims=8)
 
     async def story() -> None:
         counting.open.clear()
@@ -314,13 +314,13 @@ def test_verdicts_are_those_of_the_store(fence: Fence) -> None:
     joint = ClaimBatcher(fence.inspector.fences)
 
     async def story() -> None:
-        asking = joint.ask(request(fence, "k"))
+        asking = joint.submit(request(fence, "k"))
         asked = await asking.wait()
         assert asked is not None
         assert isinstance(asked.verdict, Granted)
-        asking.drop()
+        asking.discard()
         await performed(claimed(fence, joint, "l"))
-        known = await joint.ask(request(fence, "l")).wait()
+        known = await joint.submit(request(fence, "l")).wait()
         assert known is not None
         assert isinstance(known.verdict, Replay)
 

@@ -39,12 +39,12 @@ def test_what_is_opened_together_is_not_closed_before_it_is_used(
     async def story() -> None:
         at_once = asyncio.Event()
 
-        async def to_the_end(work: Callable[..., Any], *given: Any) -> Any:
+        async def run_blocking(work: Callable[..., Any], *given: Any) -> Any:
             done = work(*given)
             await at_once.wait()  # all openings end in the same moment
             return done
 
-        monkeypatch.setattr(module, "to_the_end", to_the_end)
+        monkeypatch.setattr(module, "run_blocking", run_blocking)
         sessions = TenantPool(opener(tmp_path), max_open=2)
 
         async def request(tenant: str) -> None:

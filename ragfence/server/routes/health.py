@@ -13,7 +13,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from ragfence.engine.aio import to_the_end
+from ragfence.engine.aio import run_blocking
 from ragfence.errors import RagfenceError
 from ragfence.fence import Fence
 from ragfence.server.auth import bearer_of
@@ -118,7 +118,7 @@ async def metrics(request: Request) -> Response:
         )
     from ragfence.telemetry import exposition
 
-    page, _ = await to_the_end(exposition)
+    page, _ = await run_blocking(exposition)
     return MetricsPage(page)
 
 

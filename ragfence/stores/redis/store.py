@@ -10,8 +10,7 @@ process that answers. After a restart, failover or flush they are hydrated from 
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -41,9 +40,9 @@ from ragfence.core.records import (
     unpark,
 )
 from ragfence.core.tallies import HOUR_MS, Tallies, label_of_row
-from ragfence.errors import RagfenceError, StoreUnavailable
+from ragfence.errors import StoreUnavailable
 from ragfence.stores.fences import Loaded, LoadedSource, Lookup, Marker, Replays, RowEntry, Scanned, Stats, stats_of
-from ragfence.stores.redis.bulk import BulkReplays, Item, ScriptBatches
+from ragfence.stores.redis.bulk import BulkReplays, ScriptBatches
 from ragfence.stores.redis.calls import Needed, RedisCalls, always
 from ragfence.stores.redis.codec import (
     REPLAYED,
@@ -56,7 +55,6 @@ from ragfence.stores.redis.codec import (
     verdict_of,
 )
 from ragfence.stores.redis.connection import Link, RedisCall, ServerLink
-from ragfence.stores.redis.event_loop import LoopConnections
 from ragfence.stores.redis.replies import REDIS_ERRORS, in_our_words, list_of, number, understood
 from ragfence.stores.redis.requirements import Confirmation, refuse_unsafe, refuse_without_aof
 from ragfence.stores.redis.row_streams import NewRows, RowStreams
@@ -115,7 +113,6 @@ class RedisFences:
         self._rows = RowStreams(self._asking, self._names, self._most_rows, real_clock=test_clock is None)
         self._bulk = BulkReplays(self._reader, self._names, self._rows, self._held)
         self._counts = StoreCounts(self._asking, self._reader, self._names, solo=solo)
-        self._loop_lines = LoopConnections(self._server.lines, patience_s) if self._server else None
         try:
             self._refuse_unsafe_servers()
         except BaseException:
@@ -134,12 +131,6 @@ class RedisFences:
         confirm = always if rows.encoded else _tells_of_a_seal
         rest = iter(self._batches.run("claim", misses, pack_claim, verdict_of, b"", rows=rows, confirm=confirm))
         return [hit or next(rest) for hit in hits]
-
-    def claim_soon(self, claims: Sequence[Claim], told: Callable[[list[Verdict] | None], None]) -> bool:
-        return self._soon("claim", claims, pack_claim, verdict_of, told)
-
-    def seal_soon(self, seals: Sequence[Seal], told: Callable[[list[SealOutcome] | None], None]) -> bool:
-        return self._soon("seal", seals, pack_seal, outcome_of, told)
 
     def replays(self, asks: Sequence[Ask]) -> Replays:
         return self._bulk.of_documents(asks) if asks else Replays([])
@@ -325,8 +316,6 @@ class RedisFences:
                 client.delete(key)
 
     def close(self) -> None:
-        if self._loop_lines is not None:
-            self._loop_lines.close()
         self._link.close()
 
     def _snapshot(self, asked: Sequence[Lookup] | Sequence[Claim]) -> RecordSnapshot:
@@ -378,30 +367,6 @@ class RedisFences:
             Alone.of(self._scripts[script], keys, prefix, self._common, (*args, *_FOR_ONE[script]))
             for (keys, args), prefix in zip(self._heads[script], self._names.records, strict=True)
         ]
-
-    def _soon(
-        self,
-        script: str,
-        items: Sequence[Item],
-        pack: Callable[[Item], bytes],
-        read: Callable[[bytes], Answered],
-        told: Callable[[list[Answered] | None], None],
-    ) -> bool:
-        line = self._loop_lines.of_this_loop() if self._loop_lines else None
-        if line is None or any(item.mode is not KEYED for item in items):
-            return False
-        commands = [line.run_id.join(self._around_run_id(script, item, pack(item))) for item in items]
-
-        def answered(replies: list[Any] | None) -> None:
-            found = None
-            if replies is not None:
-                with contextlib.suppress(RagfenceError):  # a record that cannot be read: found again, one by one
-                    # One string; of a connection that does not know its server, a list of one.
-                    found = [read(reply if type(reply) is bytes else reply[0]) for reply in replies]
-            told(found)
-
-        line.send(commands, answered)
-        return True
 
     def _around_run_id(self, script: str, item: Claim | Seal | LeaseRef, packed: bytes) -> tuple[bytes, bytes]:
         """The call of a batch of one, packed, in two parts: the run_id of the server goes between them."""
