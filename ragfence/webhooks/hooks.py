@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from ragfence.core.operations import Operation
 from ragfence.core.policy import Policy
 from ragfence.core.receipts import Decision, Receipt
-from ragfence.engine.aio import to_the_end
+from ragfence.engine.aio import run_blocking
 from ragfence.engine.claim_block import ClaimBlock, is_final
 from ragfence.errors import (
     Conflict,
@@ -220,7 +220,7 @@ class Webhooks:
         if events is None:
             return _unknown_provider(name)
         if self._inbox is not None:
-            return await to_the_end(self._enqueue, self._inbox, name, events)
+            return await run_blocking(self._enqueue, self._inbox, name, events)
         return _reply([await self._handle(event, correlation_id) for event in events])
 
     def read(self, name: str, headers: Iterable[tuple[str, str]], body: bytes) -> list[WebhookEvent] | None:
@@ -288,8 +288,8 @@ class Webhooks:
                     if handler.is_async:
                         result = await self._apply_async(handler, event)
                     else:
-                        result = await to_the_end(self.apply, event)
-                    await to_the_end(seal, claim, result)
+                        result = await run_blocking(self.apply, event)
+                    await run_blocking(seal, claim, result)
         except FencedOut as lost:
             if lost.receipt is None:
                 return EventResult(event, 503, "in_flight", error=lost)
@@ -310,7 +310,7 @@ class Webhooks:
         async with self._order(order, event) as claim:
             if claim.is_new:
                 result = storable(await handler.function(event))
-                await to_the_end(seal, claim, result)
+                await run_blocking(seal, claim, result)
                 return result
         return _ordered(claim)
 
