@@ -3,10 +3,11 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+DOCS_READY := $(VENV)/.docs
 SEED   ?= 1
 WORKERS ?= 3
 
-.PHONY: demo ui test slow lint format chaos drills mutants bench notebooks screenshots clean
+.PHONY: demo ui test slow lint format chaos drills mutants bench docs notebooks screenshots clean
 .DEFAULT_GOAL := test
 
 $(BIN)/uv:
@@ -64,6 +65,13 @@ $(PEERS)/powertools/.ready $(PEERS)/documents/.ready $(PEERS)/api/.ready: | $(BI
 
 bench: $(READY) $(PEERS)/powertools/.ready $(PEERS)/documents/.ready $(PEERS)/api/.ready  ## beside what one would use instead; goals met or missed; PART=2 for one part
 	$(BIN)/python -m tests.bench $(if $(PART),--part $(PART))
+
+$(DOCS_READY): pyproject.toml $(READY)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[docs]'
+	touch $(DOCS_READY)
+
+docs: $(DOCS_READY)  ## the documentation as a site in out/site; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 notebooks: $(READY)  ## run anew, on a sample made anew, and stored with what they show
 	$(BIN)/python -m tests.notebooks.execution
