@@ -20,8 +20,8 @@ from ragfence.audit.ledger import Wanted
 from ragfence.audit.queries import _flagged
 from ragfence.audit.row_reader import Rows
 from ragfence.core.decision_rows import Phase
+from ragfence.core.layout import State
 from ragfence.core.policy import Policy
-from ragfence.core.records import State
 from ragfence.stores.fences import FenceStore, all_of
 
 if TYPE_CHECKING:

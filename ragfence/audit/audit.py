@@ -18,8 +18,9 @@ from ragfence.audit.auditor import AuditFinding, AuditReport, check, keys_in_log
 from ragfence.audit.ledger import Ledger, Wanted
 from ragfence.audit.row_reader import Rows
 from ragfence.audit.timeline import Timeline, tell
-from ragfence.core.decision_rows import FENCED_OUT, SEAL_POSITION, Row, RowKind
+from ragfence.core.decision_rows import Row
 from ragfence.core.hashing import SHARDS, shard_of
+from ragfence.core.layout import FENCED_OUT, SEAL_POSITION, RowKind
 from ragfence.core.operations import Operation, key_from_text
 from ragfence.core.policy import Policy
 from ragfence.documents.rewrite import RevisionFact

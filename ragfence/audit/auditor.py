@@ -26,9 +26,9 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from ragfence.core.decision_rows import HEALED, RELEASE_POSITION, SEAL_POSITION, Row, RowKind
-from ragfence.core.decisions import NOBODY
+from ragfence.core.decision_rows import Row
 from ragfence.core.hashing import shard_of
+from ragfence.core.layout import HEALED, NO_TOKEN, RELEASE_POSITION, SEAL_POSITION, RowKind
 from ragfence.core.operations import FenceNumber, Operation
 from ragfence.engine.requests import DOCUMENT_ACTIONS
 from ragfence.errors import ValidationError
@@ -143,7 +143,7 @@ def _check_key(key: bytes, rows: list[Row]) -> Iterable[AuditFinding]:
             if life.seal is not None and _expired(life.seal, row.ts_ms):
                 life = _Life(ended=life.ended)
             # The head of a document moves to one key again and again, by other attempts: its receipt is the key's.
-            answer = (row.effect_id, NOBODY if document else row.winner)
+            answer = (row.effect_id, NO_TOKEN if document else row.winner)
             if life.answers and answer not in life.answers:
                 other = next(iter(life.answers.values()))
                 yield AuditFinding(
@@ -305,7 +305,7 @@ def _is_seal(row: Row) -> bool:
 
 
 def _is_answer(row: Row) -> bool:
-    if row.winner == NOBODY or row.sealed_at_ms == 0:
+    if row.winner == NO_TOKEN or row.sealed_at_ms == 0:
         return False
     return row.kind is RowKind.DUPLICATE or _is_seal(row)
 

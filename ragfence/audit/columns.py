@@ -15,20 +15,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ragfence.core.decision_rows import (
-    DECISION_TEXT,
-    FENCED_OUT,
-    FLAG_TEXT,
-    NO_FENCE,
-    Row,
-    RowKind,
-    decode_rows,
-    phase_of,
-)
-from ragfence.core.decisions import NOBODY
+from ragfence.core.decision_rows import DECISION_TEXT, FLAG_TEXT, NO_FENCE, Row, decode_rows, phase_of
+from ragfence.core.layout import FENCED_OUT, NO_TOKEN, TOKEN_BYTES, RowKind
 from ragfence.core.operations import FenceNumber
 from ragfence.core.receipts import default_effect_id
-from ragfence.core.records import TOKEN_BYTES
 from ragfence.errors import FormatCorrupt, FormatTooNew
 
 if TYPE_CHECKING:
@@ -231,7 +221,7 @@ def _values(row: Row, tenant: str) -> tuple[Any, ...]:
     told = _told(row.context)
     text = {name: _text(told[name]) for name in told if name in _TEXTS}
     number = {name: _number(told[name]) for name in told if name in _NUMBERS}
-    answered = row.sealed_at_ms > 0 and row.winner != NOBODY
+    answered = row.sealed_at_ms > 0 and row.winner != NO_TOKEN
     default = default_effect_id(row.key)
     duplicate = row.kind is RowKind.DUPLICATE and not row.flags & FENCED_OUT
     exact = (
@@ -267,7 +257,7 @@ def _values(row: Row, tenant: str) -> tuple[Any, ...]:
         get("route"),
         get("origin"),
         get("api_key"),
-        row.winner.hex() if row.winner != NOBODY else None,
+        row.winner.hex() if row.winner != NO_TOKEN else None,
         row.first_seen_ms or None,
         row.sealed_at_ms or None,
         row.expires_ms or None,
@@ -302,7 +292,7 @@ def _row(values: dict[str, Any]) -> Row:
         sealed_at_ms=values["sealed_at"] or 0,
         expires_ms=values["expires_at"] or 0,
         waited_ms=values["waited_ms"],
-        winner=bytes.fromhex(values["winner"]) if values["winner"] else NOBODY,
+        winner=bytes.fromhex(values["winner"]) if values["winner"] else NO_TOKEN,
         effect_id="" if effect_id == default_effect_id(key) else effect_id,
         error_code=values["error_code"] or "",
         context=_context(told),

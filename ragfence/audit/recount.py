@@ -16,7 +16,8 @@ from cachetools import FIFOCache
 
 from ragfence.audit.ledger import Ledger, Wanted
 from ragfence.audit.row_reader import Rows
-from ragfence.core.decision_rows import DECISION_TEXT, FENCED_OUT, FLAG_TEXT, Phase, RowKind
+from ragfence.core.decision_rows import DECISION_TEXT, FLAG_TEXT, Phase
+from ragfence.core.layout import FENCED_OUT, RowKind
 from ragfence.core.tallies import HOUR_MS, KEPT_DAYS, MAX_ROUTE_BYTES
 from ragfence.stores.objects import ObjectStore
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ragfence.audit import columns
 from ragfence.audit.ledger import Ledger, Part, Wanted, by_day, day_of, is_flat, once, parts_by_day
-from ragfence.core.decision_rows import FENCED_POSITION, RELEASE_POSITION, SEAL_POSITION, Row
+from ragfence.core.decision_rows import Row
+from ragfence.core.layout import FENCED_POSITION, RELEASE_POSITION, SEAL_POSITION
 from ragfence.stores.fences import FenceStore
 
 if TYPE_CHECKING:

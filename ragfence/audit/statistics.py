@@ -10,7 +10,8 @@ from typing import Any
 
 from ragfence.audit.audit import _moment_ms
 from ragfence.audit.recount import Recount
-from ragfence.core.records import ENDED, State
+from ragfence.core.layout import State
+from ragfence.core.records import ENDED
 from ragfence.errors import RagfenceError
 from ragfence.stores.checkups.disk import expired_records
 from ragfence.stores.fences import FenceStore, Scanned

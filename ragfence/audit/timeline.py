@@ -24,18 +24,18 @@ from enum import StrEnum
 from itertools import groupby
 from typing import Any
 
-from ragfence.core.decision_rows import (
+from ragfence.core.decision_rows import FLAG_TEXT, Row
+from ragfence.core.decisions import QUARANTINED
+from ragfence.core.layout import (
     FENCED_OUT,
     FENCED_POSITION,
-    FLAG_TEXT,
     HEALED,
+    NO_TOKEN,
     RELEASE_POSITION,
     SEAL_POSITION,
     TAKEOVER,
-    Row,
     RowKind,
 )
-from ragfence.core.decisions import NOBODY, QUARANTINED
 from ragfence.core.receipts import default_effect_id
 
 
@@ -131,7 +131,7 @@ def _story(key: bytes, rows: list[Row], every: bool) -> Timeline:
 
 def _event(row: Row) -> TimelineEvent:
     values = row.columns()
-    answered = row.sealed_at_ms > 0 and row.winner != NOBODY
+    answered = row.sealed_at_ms > 0 and row.winner != NO_TOKEN
     return TimelineEvent(
         what=what_of(row),
         ts_ms=row.ts_ms,

@@ -28,11 +28,11 @@ from typing import Final, NamedTuple
 from ragfence.audit import columns
 from ragfence.audit.drain import LOCK, LOCK_MS, Drainer
 from ragfence.audit.ledger import PACKED, Ledger, Part, Wanted
-from ragfence.core.decision_rows import Row, RowKind
+from ragfence.core.decision_rows import Row
 from ragfence.core.hashing import digest
+from ragfence.core.layout import FINGERPRINT_BYTES, RowKind
 from ragfence.core.operations import Operation, encoded, key_from_text
 from ragfence.core.policy import AuditRules
-from ragfence.core.records import FINGERPRINT_BYTES
 from ragfence.core.secret_patterns import REDACTED
 from ragfence.engine.commits import Commit, Commits
 from ragfence.engine.crash_points import reach

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ragfence.core.decision_rows import Row
-from ragfence.core.records import KeyRecord, State
+from ragfence.core.layout import State
+from ragfence.core.records import KeyRecord
 from ragfence.stores.fences import FenceStore, all_of
 
 _BATCH = 500

@@ -76,7 +76,7 @@ def release(
 
 def _release_one(fence: Fence, key: str, *, as_json: bool, yes: bool, dry_run: bool) -> None:
     from ragfence.cli.key_lookup import find_key, present
-    from ragfence.core.records import State
+    from ragfence.core.layout import State
     from ragfence.errors import ValidationError
 
     found = find_key(fence, key).hex()

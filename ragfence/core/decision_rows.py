@@ -1,15 +1,10 @@
-"""Decision rows: what was decided, for whom, and why. One binary form, written by Python and by the Lua scripts.
+"""Decision rows: what was decided, for which caller, and why; in one binary form that Python and Lua write.
 
-    version:1 token:12 position:1 ts_ms:6 decision:1 flags:1 waited_ms:4 expires_ms:6 key:33
-    fingerprint:16 winner:12 epoch:7 counter:5 attempt:2 first_seen_ms:6 sealed_at_ms:6
-    then effect_id and error_code (length:1 + bytes), context (length:4 + bytes)
+`layout.py` says where its bytes are. `row_id` is the token of the attempt and the position of the call within it, so a
+row that is written twice (a lost reply, a repeated drain) is the same row. `context` is the canonical JSON of what only
+the caller knows.
 
-The second line is the header of the record that was answered with, byte for byte from its fingerprint on, so that a
-row is cut and joined rather than decoded and encoded.
-`row_id` is the token of the attempt and the position of the call within it, so a row that is written twice (a lost
-reply, a replayed drain) is the same row. `context` is the canonical JSON of what only the caller knows.
-
-Which decision row each answer leaves behind. Pure; the Lua scripts write the same rows.
+This module also decides which row each answer leaves behind. Pure; the Lua scripts write the same rows.
 """
 
 from __future__ import annotations
@@ -18,12 +13,11 @@ import json
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from enum import IntEnum, StrEnum
+from enum import StrEnum
 from functools import lru_cache
 from typing import Any
 
 from ragfence.core.decisions import (
-    NOBODY,
     QUARANTINED,
     Claim,
     ConflictVerdict,
@@ -39,34 +33,37 @@ from ragfence.core.decisions import (
     StaleVerdict,
     Verdict,
 )
-from ragfence.core.operations import KEY_BYTES, FenceNumber, Operation
+from ragfence.core.layout import (
+    FENCED_OUT,
+    FENCED_POSITION,
+    HEALED,
+    JOURNALED,
+    MAX_SHORT_BYTES,
+    METADATA_UPDATED,
+    NO_TOKEN,
+    RELEASE_POSITION,
+    REVIVED,
+    ROW_VERSION,
+    SEAL_POSITION,
+    TAKEOVER,
+    RowKind,
+    fence_fields,
+    fence_from_fields,
+    from_six_bytes,
+    long_at,
+    long_size,
+    row_header,
+    short_at,
+    six_bytes,
+)
+from ragfence.core.operations import FenceNumber, Operation
 from ragfence.core.receipts import Decision
-from ragfence.core.records import FINGERPRINT_BYTES, TOKEN_BYTES, KeyRecord, fence_fields
+from ragfence.core.records import KeyRecord
 from ragfence.errors import FencedOut, FormatCorrupt, FormatTooNew
 
-FENCED_POSITION = 249
-"""of a seal that came too late. Whoever sent it is told what stands there, or what its commit decided: another row"""
-SEAL_POSITION = 250
-RELEASE_POSITION = 251
-CONFLICT_POSITION = 252
-END_POSITION = 253
-
-VERSION = 1
 _quoted: Callable[[str], str] = json.encoder.encode_basestring
 """as json.dumps(..., ensure_ascii=False) does it; a row is written for every call, and that costs three times"""
-_ROW = struct.Struct(f">B{TOKEN_BYTES}sBHIBBIHI{KEY_BYTES}s{FINGERPRINT_BYTES}s{TOKEN_BYTES}sQIHHIHI")
-
 NO_FENCE = FenceNumber(0, 0)
-
-
-class RowKind(IntEnum):
-    NEW = 1
-    DUPLICATE = 2
-    CONFLICT = 3
-    IN_FLIGHT = 4
-    STALE = 5
-    ENDED = 6
-    """no answer to a caller: the life of a sealed key ended (expired, purged, released), it may be new again"""
 
 
 DECISION_TEXT = {
@@ -119,7 +116,6 @@ def phase_of(kind: RowKind, position: int) -> Phase:
     return _ELSEWHERE[kind]
 
 
-TAKEOVER, HEALED, REVIVED, METADATA_UPDATED, FENCED_OUT, JOURNALED = 1, 2, 4, 8, 16, 32
 FLAG_TEXT = {
     TAKEOVER: "takeover",
     HEALED: "healed",
@@ -163,7 +159,7 @@ class Row:
     sealed_at_ms: int = 0
     expires_ms: int = 0
     waited_ms: int = 0
-    winner: bytes = NOBODY
+    winner: bytes = NO_TOKEN
     effect_id: str = ""
     error_code: str = ""
     context: bytes = b"{}"
@@ -177,8 +173,8 @@ class Row:
         return phase_of(self.kind, self.position)
 
     def encode(self) -> bytes:
-        head = _ROW.pack(
-            VERSION,
+        head = row_header.pack(
+            ROW_VERSION,
             self.token,
             self.position,
             *six_bytes(self.ts_ms),
@@ -194,7 +190,7 @@ class Row:
             *six_bytes(self.first_seen_ms),
             *six_bytes(self.sealed_at_ms),
         )
-        effect_id, error = self.effect_id.encode()[:255], self.error_code.encode()[:255]
+        effect_id, error = self.effect_id.encode()[:MAX_SHORT_BYTES], self.error_code.encode()[:MAX_SHORT_BYTES]
         return b"".join(
             (
                 head,
@@ -202,7 +198,7 @@ class Row:
                 effect_id,
                 bytes((len(error),)),
                 error,
-                len(self.context).to_bytes(4, "big"),
+                long_size(len(self.context)),
                 self.context,
             )
         )
@@ -222,7 +218,7 @@ class Row:
             effect_id=self.effect_id or None,
             attempt=self.attempt,
             fence=str(self.fence) if self.fence.epoch else None,
-            winner=self.winner.hex() if self.winner != NOBODY else None,
+            winner=self.winner.hex() if self.winner != NO_TOKEN else None,
             first_seen=self.first_seen_ms or None,
             sealed_at=self.sealed_at_ms or None,
             expires_at=self.expires_ms or None,
@@ -240,43 +236,39 @@ def decode_rows(data: bytes) -> Iterator[Row]:
             row, at = _decode_one(data, at)
             yield row
     except (struct.error, IndexError, ValueError) as broken:
-        raise FormatCorrupt(f"{len(data)} bytes are no decision rows: {broken}") from broken
+        raise FormatCorrupt(f"{len(data)} bytes are not valid decision rows: {broken}") from broken
 
 
 def _decode_one(data: bytes, at: int) -> tuple[Row, int]:
-    if data[at] > VERSION:
-        raise FormatTooNew(f"a decision row has format {data[at]}; this ragfence knows {VERSION}")
-    (_, token, position, th, tl, kind, flags, waited, eh, el, key, fingerprint, winner, *rest) = _ROW.unpack_from(
+    if data[at] > ROW_VERSION:
+        raise FormatTooNew(f"a decision row has format {data[at]}; this ragfence knows {ROW_VERSION}")
+    _, token, position, th, tl, kind, flags, waited, eh, el, key, fingerprint, winner, *rest = row_header.unpack_from(
         data, at
     )
     high, low, attempt, fh, fl, sh, sl = rest
-    at += _ROW.size
-    texts = []
-    for _ in range(2):
-        end = at + 1 + data[at]
-        texts.append(data[at + 1 : end].decode(errors="replace"))
-        at = end
-    end = at + 4 + int.from_bytes(data[at : at + 4], "big")
+    effect_id, at = short_at(data, at + row_header.size)
+    error_code, at = short_at(data, at)
+    context, end = long_at(data, at)
     if end > len(data):
         raise IndexError("cut off")
     row = Row(
         token=token,
         position=position,
-        ts_ms=th << 32 | tl,
+        ts_ms=from_six_bytes(th, tl),
         kind=RowKind(kind),
         key=key,
         fingerprint=fingerprint,
         flags=flags,
         attempt=attempt,
-        fence=FenceNumber(high >> 8, (high & 0xFF) << 32 | low),
-        first_seen_ms=fh << 32 | fl,
-        sealed_at_ms=sh << 32 | sl,
-        expires_ms=eh << 32 | el,
+        fence=fence_from_fields(high, low),
+        first_seen_ms=from_six_bytes(fh, fl),
+        sealed_at_ms=from_six_bytes(sh, sl),
+        expires_ms=from_six_bytes(eh, el),
         waited_ms=waited,
         winner=winner,
-        effect_id=texts[0],
-        error_code=texts[1],
-        context=data[at + 4 : end],
+        effect_id=effect_id.decode(errors="replace"),
+        error_code=error_code.decode(errors="replace"),
+        context=context,
     )
     return row, end
 
@@ -306,11 +298,6 @@ def with_context(row: Row, **known: str | int | None) -> Row:
     """The row with more of what only the caller knows."""
     values = json.loads(row.context) | {field: value for field, value in known.items() if value}
     return replace(row, context=json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode())
-
-
-def six_bytes(number: int) -> tuple[int, int]:
-    """A number for two fields of a struct, `HI`: Python has no six-byte format, Lua has."""
-    return number >> 32, number & 0xFFFFFFFF
 
 
 FENCED_CODE = FencedOut.code
@@ -352,7 +339,7 @@ def row_for_answer(
         # A claim that is granted has sealed nothing yet, whatever the key's earlier life was.
         sealed_at_ms=record.when_ms if record and sealed and kind is not RowKind.NEW else 0,
         waited_ms=claim.waited_ms,
-        winner=record.token if record and kind is not RowKind.CONFLICT else NOBODY,
+        winner=record.token if record and kind is not RowKind.CONFLICT else NO_TOKEN,
         effect_id=record.effect_id if record and sealed else "",
         error_code=error,
         context=claim.context,
@@ -365,7 +352,7 @@ def performed_twice(seal: Seal, standing: KeyRecord | None, *, solo: bool) -> bo
     With an object store the commit decides: a lease that was merely taken over is no sign yet, since the next owner
     finds the commit. Nor is what stands there any, if it is the very effect that was to be sealed.
     """
-    own = seal.token if seal.winner == NOBODY else seal.winner
+    own = seal.token if seal.winner == NO_TOKEN else seal.winner
     return standing is not None and standing.token != own and (solo or standing.ended)
 
 

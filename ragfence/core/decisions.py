@@ -20,19 +20,11 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import NamedTuple
 
+from ragfence.core.layout import NO_METADATA, NO_TOKEN, State
 from ragfence.core.operations import FenceNumber
-from ragfence.core.records import (
-    NO_METADATA,
-    TOKEN_BYTES,
-    Head,
-    KeyRecord,
-    SourceLease,
-    SourceRecord,
-    State,
-)
+from ragfence.core.records import Head, KeyRecord, SourceLease, SourceRecord
 
 QUARANTINED = "QUARANTINED"
-NOBODY = bytes(TOKEN_BYTES)
 
 
 class Mode(IntEnum):
@@ -336,7 +328,7 @@ class Seal(NamedTuple):
     context: bytes = b""
     duplicate: bool = False
     """the decision row says `duplicate`: the effect was found or had been done before"""
-    winner: bytes = NOBODY
+    winner: bytes = NO_TOKEN
     """the token of the attempt whose effect this is, when it is not the sealing one"""
 
     @property
@@ -415,7 +407,7 @@ def _ended(record: KeyRecord, seal: Seal, now_ms: int) -> KeyRecord:
     return record._replace(
         state=State.FAILED if seal.failed else State.SEALED,
         # Whoever committed it may still come to seal it: the token of the effect, not of its healer, is the one kept.
-        token=record.token if seal.winner == NOBODY else seal.winner,
+        token=record.token if seal.winner == NO_TOKEN else seal.winner,
         when_ms=now_ms,
         owner="",
         error=seal.error,
@@ -494,14 +486,14 @@ def settle_pardon(held: HeldRecords, lease: LeaseRef, now_ms: int) -> tuple[KeyR
     if lease.mode is not Mode.KEYED and place and place.digest == lease.digest:
         after = place.record._replace(
             state=State.HELD if place.may_hide_a_commit else State.RELEASED,
-            token=NOBODY,
+            token=NO_TOKEN,
             when_ms=now_ms,
             attempt=0,
         )
         return after, _replaced(held, lease, after)
     if held.record is None or held.record.ended:
         return None, None
-    after = held.record._replace(state=State.RELEASED, token=NOBODY, when_ms=now_ms, attempt=0)
+    after = held.record._replace(state=State.RELEASED, token=NO_TOKEN, when_ms=now_ms, attempt=0)
     return after, Change(record=after)
 
 

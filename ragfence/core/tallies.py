@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 
-from ragfence.core.decision_rows import FENCED_OUT, SEAL_POSITION, Row, RowKind
+from ragfence.core.decision_rows import Row
 from ragfence.core.decisions import QUARANTINED
+from ragfence.core.layout import FENCED_OUT, SEAL_POSITION, RowKind
 
 HOUR_MS = 3_600_000
 KEPT_DAYS = 35

@@ -17,9 +17,10 @@ from ragfence.core.canonical import canonical_json, parse_json
 from ragfence.core.decisions import Ask, Claim, Granted, Mode
 from ragfence.core.document import CheckedDocument, Document, DocumentLimits, checked
 from ragfence.core.hashing import ContentKey, framed
+from ragfence.core.layout import NO_METADATA
 from ragfence.core.operations import checked_text
 from ragfence.core.policy import DocumentRules, KindRules
-from ragfence.core.records import NO_METADATA, Head
+from ragfence.core.records import Head
 from ragfence.core.redaction import CleanJson, Redaction
 from ragfence.documents.chunking.chunker import Chunker, MarkdownChunker, Recipe, TextChunker
 from ragfence.documents.identity import INGEST, KIND, RETRACT, Content, Identity, key_tail

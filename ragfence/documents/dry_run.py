@@ -19,7 +19,7 @@ from ragfence.core.decisions import (
     settle_seal,
 )
 from ragfence.core.receipts import Receipt
-from ragfence.core.records import Head, KeyRecord, SourceRecord
+from ragfence.core.records import Head, SourceRecord, decode_record
 from ragfence.documents.claims import PreparedDocument
 from ragfence.documents.head_moves import as_answered, effect_of, receipt_of
 from ragfence.documents.identity import SourcePlace
@@ -90,7 +90,7 @@ class DryRun:
     def _by_now(self, claim: Claim, stored: HeldRecords) -> HeldRecords:
         source, record = self._sources.get(_place(claim)), self._parked.get(claim.key)
         return HeldRecords(
-            stored.record if record is None else KeyRecord.decode(record) if record != _GONE else None,
+            stored.record if record is None else decode_record(record) if record != _GONE else None,
             stored.source if source is None else SourceRecord.decode(source),
         )
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from ragfence.core.decision_rows import METADATA_UPDATED, REVIVED, RowKind, row_for_answer
+from ragfence.core.decision_rows import row_for_answer
 from ragfence.core.decisions import ConflictVerdict, Granted, InFlightVerdict, Replay, StaleVerdict
+from ragfence.core.layout import METADATA_UPDATED, REVIVED, TOKEN_BYTES, RowKind, ending_in, result_in
 from ragfence.core.receipts import Decision, Flags, Receipt, default_effect_id, refused_receipt
-from ragfence.core.records import HEADER_BYTES, TOKEN_BYTES, KeyRecord
+from ragfence.core.records import KeyRecord
 from ragfence.documents.chunking.chunker import pieces_of
 from ragfence.documents.claims import PreparedDocument, expecting
 from ragfence.documents.identity import SNIPPET_BYTES, snippet_ids, snippet_texts
@@ -301,28 +301,23 @@ def _answered(key: bytes, record: KeyRecord | None, decision: Decision, flags: F
     )
 
 
-_SEALED_HEADER = struct.Struct(">QIHHIHI")
 _ANSWERED = Decision.DUPLICATE
 
 
 def replayed(key: bytes, record: bytes) -> Receipt:
     """The receipt of a document that is live as it was sent: out of its record's bytes, since most are."""
-    high, low, _, seen, seen_low, sealed, sealed_low = _SEALED_HEADER.unpack_from(record, 30)
-    text, stored = key.hex(), record[HEADER_BYTES + 1 + record[HEADER_BYTES] :]
-    return _tuple(
-        Receipt,
-        (
-            text,
-            "ef_" + text[2:34],
-            snippet_texts(ids_in(stored)),
-            None,
-            None,
-            _ANSWERED,
-            _DUPLICATE,
-            f"{high >> 8}.{(high & 0xFF) << 32 | low}",
-            seen << 32 | seen_low,
-            sealed << 32 | sealed_low,
-        ),
+    epoch, counter, first_seen_ms, sealed_at_ms = ending_in(record)
+    return Receipt(
+        key.hex(),
+        default_effect_id(key),
+        snippet_texts(ids_in(result_in(record))),
+        None,
+        None,
+        _ANSWERED,
+        _DUPLICATE,
+        f"{epoch}.{counter}",
+        first_seen_ms,
+        sealed_at_ms,
     )
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
+from ragfence.core.layout import fence_fields, sealed_head, short, split_keys
 from ragfence.core.operations import FenceNumber
-from ragfence.core.records import fence_fields, sealed_head, short
 from ragfence.documents.identity import KIND, SNIPPET_BYTES, snippet_texts
 from ragfence.documents.log import PLAIN, Address, Detail, Positions, Snippet, address_in, result_of
 from ragfence.engine.batch_commit import BATCH_BYTES
@@ -92,7 +91,7 @@ def _packed(name: str, table: Any) -> Iterator[Packed]:
         shard,
         digest,
     ), source, epoch, counter, token, live, fingerprint, described, sequence, origin, owner, ids, at_ms in zip(
-        struct.iter_unpack("1s32s", _held(table, "key")),
+        split_keys(_held(table, "key")),
         fixed_values(table, "source"),
         numbers(table, "epoch"),
         numbers(table, "counter"),

@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
+from ragfence.core.layout import NO_METADATA
 from ragfence.core.operations import SEQUENCE_MIN
-from ragfence.core.records import NO_METADATA
 from ragfence.documents.findings import (
     BEYOND_REPAIR,
     IN_THE_FENCE_STORE,

@@ -23,8 +23,9 @@ from itertools import islice
 from typing import NamedTuple, TypeVar
 
 from ragfence.core.decision_rows import Row, context_of
+from ragfence.core.layout import FINGERPRINT_BYTES, State
 from ragfence.core.operations import FenceNumber
-from ragfence.core.records import FINGERPRINT_BYTES, KeyRecord, State
+from ragfence.core.records import KeyRecord
 from ragfence.documents.identity import SNIPPET_BYTES, operation_of
 from ragfence.documents.log import INGEST, Address, Layout, Snippet, address_in
 from ragfence.documents.parquet import (

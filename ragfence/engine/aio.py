@@ -25,8 +25,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, ParamSpec, TypeVar
 
 from ragfence.core.decisions import Claim, Granted, NotReadyVerdict, Verdict
+from ragfence.core.layout import TOKEN_BYTES
 from ragfence.core.receipts import Receipt
-from ragfence.core.records import TOKEN_BYTES
 from ragfence.engine.requests import Request
 from ragfence.engine.runner import PendingClaim, Runner, WonClaim, refuse
 from ragfence.errors import TransientError

@@ -19,9 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from ragfence.core.decision_rows import METADATA_UPDATED, REVIVED
 from ragfence.core.decisions import (
-    NOBODY,
     Claim,
     ConflictVerdict,
     Granted,
@@ -35,7 +33,8 @@ from ragfence.core.decisions import (
     StaleVerdict,
     Verdict,
 )
-from ragfence.core.records import TOKEN_BYTES, KeyRecord, State
+from ragfence.core.layout import METADATA_UPDATED, NO_TOKEN, REVIVED, TOKEN_BYTES, State
+from ragfence.core.records import KeyRecord
 from ragfence.engine import crash_points
 from ragfence.engine.epochs import Epochs
 from ragfence.engine.hydration import Hydrator
@@ -409,7 +408,7 @@ class BatchCommitter:
             0,
             claim.context,
             prior is not None,
-            NOBODY,
+            NO_TOKEN,
         )
         return _tuple(Seal, sealing)
 

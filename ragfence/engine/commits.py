@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from itertools import groupby
 from urllib.parse import unquote
 
-from ragfence.core.decision_rows import RowKind, row_for_answer
+from ragfence.core.decision_rows import row_for_answer
 from ragfence.core.decisions import Claim, Mode
+from ragfence.core.layout import RowKind, State
 from ragfence.core.operations import KEY_BYTES, SEQUENCE_MIN, FenceNumber, Operation, encoded
-from ragfence.core.records import Head, KeyRecord, State
+from ragfence.core.records import Head, KeyRecord
 from ragfence.engine.refusals import Refusals
 from ragfence.engine.requests import Request
 from ragfence.errors import FormatCorrupt, FormatTooNew, ValidationError

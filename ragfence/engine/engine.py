@@ -15,11 +15,12 @@ from typing import Any, Literal
 
 from ragfence.core.canonical import canonical_json, canonical_payload, parse_json
 from ragfence.core.decision_rows import context_of
-from ragfence.core.decisions import NOBODY, Mode
+from ragfence.core.decisions import Mode
+from ragfence.core.layout import NO_TOKEN, State
 from ragfence.core.operations import Operation
 from ragfence.core.policy import Policy
 from ragfence.core.receipts import Receipt
-from ragfence.core.records import KeyRecord, State
+from ragfence.core.records import KeyRecord
 from ragfence.engine.claim_block import ClaimBlock
 from ragfence.engine.commits import Commits
 from ragfence.engine.content_hash import ContentHash, Secret
@@ -167,7 +168,7 @@ class Engine:
         if ended is not None and failed:
             self._end_life(request, ended, "release")
         # A pending record too: what was committed under it will be healed, what was not gets new attempts.
-        (pardoned,) = self.fences.pardon([request.lease_ref(NOBODY, epoch=0)])
+        (pardoned,) = self.fences.pardon([request.lease_ref(NO_TOKEN, epoch=0)])
         if ended is not None and not failed and not pardoned:
             raise ValidationError(
                 f"{request.key_text} is sealed: its effect happened and cannot be released",

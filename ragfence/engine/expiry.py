@@ -37,11 +37,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from ragfence.core.decision_rows import END_POSITION, Row, RowKind
+from ragfence.core.decision_rows import Row
 from ragfence.core.decisions import Claim, Granted, HeldRecords, LeaseRef, Mode, NotReadyVerdict, Verdict
+from ragfence.core.layout import END_POSITION, TOKEN_BYTES, RowKind
 from ragfence.core.operations import FenceNumber
 from ragfence.core.policy import KindRules, Policy
-from ragfence.core.records import TOKEN_BYTES, KeyRecord
+from ragfence.core.records import KeyRecord
 from ragfence.engine.commits import Commit, CommitPage, Commits, KeyCommits
 from ragfence.engine.hydration import Hydrator
 from ragfence.engine.leases import Lease, heartbeat

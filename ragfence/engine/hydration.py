@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
-from ragfence.core.records import checked_epoch
+from ragfence.core.layout import checked_epoch
 from ragfence.engine import crash_points
 from ragfence.engine.epochs import Epochs
 from ragfence.errors import NotReady, RagfenceError, SegmentUnreadable, StoreUnavailable

@@ -20,9 +20,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from ragfence.core.layout import TOKEN_BYTES
 from ragfence.core.operations import Operation, encoded, key_to_text
 from ragfence.core.receipts import Decision, Flags, Receipt, default_effect_id
-from ragfence.core.records import TOKEN_BYTES
 from ragfence.engine.requests import Request
 from ragfence.engine.results import Results
 from ragfence.engine.runner import EffectOutcome

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 
 from ragfence.core.json_values import to_jsonable
 from ragfence.core.key_strategies import KeyStrategy
+from ragfence.core.layout import TOKEN_BYTES
 from ragfence.core.operations import Operation
 from ragfence.core.receipts import Receipt
-from ragfence.core.records import TOKEN_BYTES
 from ragfence.engine import crash_points
 from ragfence.engine.aio import acquire_async, run_blocking
 from ragfence.engine.claim_block import end_without_receipt, failed

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
-from ragfence.core.decision_rows import CONFLICT_POSITION, RowKind, row_for_answer, with_context
+from ragfence.core.decision_rows import row_for_answer, with_context
 from ragfence.core.decisions import DOCUMENT, Claim, InFlightVerdict
 from ragfence.core.diffs import payload_diff
+from ragfence.core.layout import CONFLICT_POSITION, RowKind
 from ragfence.core.policy import Policy
 from ragfence.core.receipts import Decision, Flags
 from ragfence.core.records import KeyRecord

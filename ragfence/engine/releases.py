@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from ragfence.core.decisions import NOBODY, HeldRecords, LeaseRef, Mode
+from ragfence.core.decisions import HeldRecords, LeaseRef, Mode
+from ragfence.core.layout import NO_TOKEN, State
 from ragfence.core.policy import Policy
-from ragfence.core.records import KeyRecord, State
+from ragfence.core.records import KeyRecord
 from ragfence.errors import ValidationError
 from ragfence.stores.fences import FenceStore, Lookup, Scanned, all_of
 
@@ -97,8 +98,8 @@ def _ref(policy: Policy, each: Scanned) -> LeaseRef:
     if each.source:
         mode = Mode.DOCUMENT if each.record.kind == "document" else Mode.SEQUENCED
     if mode is Mode.DOCUMENT:  # kept for ever
-        return LeaseRef(each.key, NOBODY, mode, each.source)
-    return LeaseRef(each.key, NOBODY, mode, each.source, rules.lease_ms, rules.pending_ttl_ms, rules.source_ttl_ms)
+        return LeaseRef(each.key, NO_TOKEN, mode, each.source)
+    return LeaseRef(each.key, NO_TOKEN, mode, each.source, rules.lease_ms, rules.pending_ttl_ms, rules.source_ttl_ms)
 
 
 def _told(each: Scanned) -> ReleasedKey:

@@ -8,11 +8,11 @@ from contextvars import ContextVar
 from typing import NamedTuple
 
 from ragfence.core.canonical import canonical_payload
-from ragfence.core.decisions import DOCUMENT, KEYED, NOBODY, SEQUENCED, Claim, Granted, LeaseRef, Mode, Seal
+from ragfence.core.decisions import DOCUMENT, KEYED, SEQUENCED, Claim, Granted, LeaseRef, Mode, Seal
 from ragfence.core.hashing import ContentKey, digest, digest_payload
+from ragfence.core.layout import FINGERPRINT_BYTES, NO_METADATA, NO_TOKEN
 from ragfence.core.operations import Operation, key_to_text
 from ragfence.core.policy import KindRules
-from ragfence.core.records import FINGERPRINT_BYTES, NO_METADATA
 from ragfence.stores.fences import SOURCE_BYTES, Lookup
 
 acting_key: ContextVar[str] = ContextVar("ragfence_api_key", default="")
@@ -136,7 +136,7 @@ class Request(NamedTuple):
         error: str,
         flags: int = 0,
         waited_ms: int = 0,
-        winner: bytes = NOBODY,
+        winner: bytes = NO_TOKEN,
     ) -> Seal:
         record = granted.record
         return _tuple(
@@ -159,7 +159,7 @@ class Request(NamedTuple):
                 flags,
                 waited_ms,
                 self.context,
-                winner != NOBODY,
+                winner != NO_TOKEN,
                 winner,
             ),
         )

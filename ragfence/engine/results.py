@@ -11,10 +11,11 @@ from hashlib import sha256
 from typing import Any
 
 from ragfence.core.json_values import to_jsonable
+from ragfence.core.layout import FAILED
 from ragfence.core.operations import encoded
 from ragfence.core.policy import Policy
 from ragfence.core.receipts import Decision, Flags, Receipt, default_effect_id
-from ragfence.core.records import FAILED, KeyRecord
+from ragfence.core.records import KeyRecord
 from ragfence.errors import FormatCorrupt, NotJson, ObjectsRequired, ResultTooBig, ValidationError
 from ragfence.stores.objects import ObjectStore
 

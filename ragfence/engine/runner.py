@@ -15,18 +15,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ragfence.core.decision_rows import (
-    CONFLICT_POSITION,
-    FENCED_OUT,
-    HEALED,
-    JOURNALED,
-    NO_FENCE,
-    SEAL_POSITION,
-    RowKind,
-    row_for_answer,
-)
+from ragfence.core.decision_rows import NO_FENCE, row_for_answer
 from ragfence.core.decisions import (
-    NOBODY,
     SEQUENCED,
     Claim,
     ConflictVerdict,
@@ -41,9 +31,20 @@ from ragfence.core.decisions import (
     StaleVerdict,
     Verdict,
 )
+from ragfence.core.layout import (
+    CONFLICT_POSITION,
+    FENCED_OUT,
+    HEALED,
+    JOURNALED,
+    NO_TOKEN,
+    SEAL_POSITION,
+    TOKEN_BYTES,
+    RowKind,
+    State,
+)
 from ragfence.core.policy import Policy
 from ragfence.core.receipts import DUPLICATE, NEW, Flags, Receipt, flags_of
-from ragfence.core.records import TOKEN_BYTES, KeyRecord, State
+from ragfence.core.records import KeyRecord
 from ragfence.engine import crash_points
 from ragfence.engine.commits import Commit, Commits, EarlierCommits
 from ragfence.engine.epochs import Epochs
@@ -197,7 +198,7 @@ class Runner:
                     raise self._refusals.stale(request, newest)
                 case InFlightVerdict(quarantined=True):
                     if self._known_to_objects(request, claim) is not None:
-                        self.fences.pardon([request.lease_ref(NOBODY, epoch=0)])  # no new attempt: it will be healed
+                        self.fences.pardon([request.lease_ref(NO_TOKEN, epoch=0)])  # no new attempt: it will be healed
                         continue
                     raise self._refusals.quarantined(request, verdict)
                 case InFlightVerdict():
@@ -448,7 +449,9 @@ class Runner:
         self.give_back(answer, FencedOut.code)
         raise FencedOut(f"{won.lease.key} lost its lease and its commit cannot be found", key=won.lease.key)
 
-    def _sealed(self, won: WonClaim, outcome: EffectOutcome, *, flags: int = 0, winner: bytes = NOBODY) -> SealOutcome:
+    def _sealed(
+        self, won: WonClaim, outcome: EffectOutcome, *, flags: int = 0, winner: bytes = NO_TOKEN
+    ) -> SealOutcome:
         """Tries for as long as the policy says: the effect has happened, and only a seal can tell everybody."""
         seal = _seal_of(won, outcome, flags=flags, winner=winner)
         give_up_at = time.monotonic() + self._policy.lease.seal_retry_s
@@ -519,7 +522,7 @@ class Runner:
         return flags_of(lease.attempt, won.waited_ms, takeover=lease.takeover, journaled=won.journaled)
 
 
-def _seal_of(won: WonClaim, outcome: EffectOutcome, *, flags: int = 0, winner: bytes = NOBODY) -> Seal:
+def _seal_of(won: WonClaim, outcome: EffectOutcome, *, flags: int = 0, winner: bytes = NO_TOKEN) -> Seal:
     return won.request.seal(
         won.granted,
         effect_id=outcome.effect_id,

@@ -7,9 +7,9 @@ from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from ragfence.core.decisions import NOBODY
+from ragfence.core.layout import NO_TOKEN, State, digest_in, is_live_head, record_in
 from ragfence.core.operations import FenceNumber
-from ragfence.core.records import Head, KeyRecord, State, digest_in, live_in, record_in
+from ragfence.core.records import Head, KeyRecord, decode_record
 from ragfence.errors import FormatTooNew, SegmentUnreadable, StoreUnavailable
 from ragfence.stores.fences import Loaded, LoadedReceipt, LoadedSource
 from ragfence.stores.objects import ObjectStore
@@ -30,7 +30,7 @@ class LogRow(NamedTuple):
     metadata_hash: bytes
     effect_id: str
     result: bytes
-    token: bytes = NOBODY
+    token: bytes = NO_TOKEN
     detail: Any = None
     """what the guard adds, for its own codec"""
     kind: str = ""
@@ -142,7 +142,7 @@ class SegmentLoader:
                     continue
                 older = min(known, (fence, head))
                 heads[at] = max(known, (fence, head))
-                if live_in(older[1]):
+                if is_live_head(older[1]):
                     key = at[:1] + digest_in(older[1])
                     receipts[key] = max(older, receipts.get(key, older))
         for at, (_, head) in heads.items():
@@ -150,7 +150,7 @@ class SegmentLoader:
                 receipts.pop(at[:1] + digest_in(head), None)
             yield LoadedSource(at[0], at[1:], head)
         for key, (_, head) in receipts.items():
-            yield LoadedReceipt(key, record_in(head))
+            yield LoadedReceipt(key, decode_record(record_in(head)))
 
     def check(self, segments: Iterable[str]) -> None:
         for name, data in self._read(segments):

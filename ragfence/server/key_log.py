@@ -18,10 +18,10 @@ from typing import Final, Literal
 
 from cachetools import LRUCache
 
-from ragfence.core.decision_rows import SEAL_POSITION, Row, RowKind, context_of
+from ragfence.core.decision_rows import Row, context_of
 from ragfence.core.hashing import digest
+from ragfence.core.layout import FINGERPRINT_BYTES, SEAL_POSITION, TOKEN_BYTES, RowKind
 from ragfence.core.operations import Operation, encoded
-from ragfence.core.records import FINGERPRINT_BYTES, TOKEN_BYTES
 from ragfence.errors import RagfenceError
 from ragfence.stores.objects import ObjectStore
 

@@ -13,7 +13,8 @@ from typing import NamedTuple, Protocol
 
 from ragfence.core.decision_rows import Row
 from ragfence.core.decisions import Ask, Claim, HeldRecords, LeaseRef, Mode, Seal, SealOutcome, Verdict
-from ragfence.core.records import TOKEN_BYTES, Head, KeyRecord, State
+from ragfence.core.layout import ROW_ID, State
+from ragfence.core.records import Head, KeyRecord
 from ragfence.core.tallies import Tallies
 
 SOURCE_BYTES = 20
@@ -70,7 +71,7 @@ class RowEntry(NamedTuple):
     @property
     def first_row_id(self) -> str:
         """A row starts with its version, the token and the position."""
-        return self.data[1 : TOKEN_BYTES + 2].hex()
+        return self.data[ROW_ID].hex()
 
 
 @dataclass(frozen=True, slots=True)

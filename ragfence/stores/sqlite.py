@@ -23,15 +23,8 @@ from pathlib import Path
 
 from ragfence.core.decision_rows import Row, decode_rows
 from ragfence.core.hashing import SHARDS
-from ragfence.core.records import (
-    Head,
-    KeyRecord,
-    head_of_source,
-    is_parked_below,
-    lease_of_source,
-    mark_of_source,
-    unpark,
-)
+from ragfence.core.layout import SOURCE_STAMP, is_parked_below, mark_of_source, stamp_of
+from ragfence.core.records import Head, KeyRecord, decode_record, head_of_source, lease_of_source, unpark
 from ragfence.core.tallies import HOUR_MS, KEPT_DAYS, Tallies, label_of_row
 from ragfence.errors import FormatCorrupt, FormatTooNew, StoreUnavailable
 from ragfence.stores import transactional
@@ -158,7 +151,7 @@ class SqliteFences(TransactionalFences):
                     (self.tenant, after, end, shelf.now_ms),
                 ).fetchall()
             for key, parked, expires_ms, data in page:
-                record = unpark(data, None) if parked else KeyRecord.decode(data)
+                record = unpark(data, None) if parked else decode_record(data)
                 if record:
                     yield Scanned(key, record, expires_ms)
             if len(page) < 500:
@@ -174,7 +167,7 @@ class SqliteFences(TransactionalFences):
                 if is_parked_below(data, below):
                     shelf.drop_record(key)
                 # Parked records start with their stamp, whose first byte is 0; they go with their document.
-                elif data[0] and (record := KeyRecord.decode(data)).ended:
+                elif data[0] and (record := decode_record(data)).ended:
                     shelf.drop_record(key)
                     transactional.tally_forgotten(shelf, record, expires_ms)
                 elif data[0] and pending and not record.held_at(shelf.now_ms):
@@ -222,14 +215,14 @@ class SqliteFences(TransactionalFences):
             f"SELECT key, expires_ms, data FROM records INDEXED BY records_pending WHERE {live} LIMIT ?",
             (self.tenant, shelf.now_ms, PENDING_SEEN),
         ).fetchall()
-        seen = [Scanned(key, KeyRecord.decode(data), expires_ms) for key, expires_ms, data in found]
+        seen = [Scanned(key, decode_record(data), expires_ms) for key, expires_ms, data in found]
         for shard, data in query(
             f"SELECT shard, data FROM sources INDEXED BY sources_leased WHERE {_WITH_LEASE} AND tenant = ? "
             "AND (expires_ms IS NULL OR expires_ms > ?)",
             (self.tenant, shelf.now_ms),
         ):
             stamp = None if self.solo else _stamp(transactional.ready_epoch(shelf, shard))
-            if stamp is None or data[2:10] == stamp:
+            if stamp is None or data[SOURCE_STAMP] == stamp:
                 count += 1
                 if len(seen) < PENDING_SEEN and (lease := lease_of_source(data, stamp)):
                     seen.append(Scanned(bytes((shard,)) + lease.digest, lease.record, None))
@@ -377,7 +370,7 @@ class SqliteFences(TransactionalFences):
 
 def _stamp(epoch: int | None) -> bytes:
     """What a record of the epoch carries. Of a shard that may not answer: the empty stamp, which none carries."""
-    return b"" if epoch is None else epoch.to_bytes(8, "big")
+    return stamp_of(epoch)
 
 
 def _tallies(shelf: _SqliteTransaction, first_hour: int) -> Tallies:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from ragfence.core.decision_rows import Row, RowKind, row_for_answer, row_for_claim, row_for_release, row_for_seal
+from ragfence.core.decision_rows import Row, row_for_answer, row_for_claim, row_for_release, row_for_seal
 from ragfence.core.decisions import (
     Ask,
     Change,
@@ -32,19 +32,9 @@ from ragfence.core.decisions import (
     settle_seal,
 )
 from ragfence.core.hashing import SHARDS
+from ragfence.core.layout import RowKind, checked_epoch, free_head, is_live_head, short, source_with, stamp_of
 from ragfence.core.operations import FenceNumber
-from ragfence.core.records import (
-    Head,
-    KeyRecord,
-    SourceRecord,
-    checked_epoch,
-    free_head,
-    live_in,
-    park,
-    short,
-    source_with,
-    unpark,
-)
+from ragfence.core.records import Head, KeyRecord, SourceRecord, decode_record, park, unpark
 from ragfence.core.tallies import (
     BEGUN,
     HOUR_MS,
@@ -129,14 +119,14 @@ def replay_all(shelf: Transaction, asks: Sequence[Ask]) -> list[bytes | None]:
         epoch = ready_epoch(shelf, shard)
         data = shelf.get_source(shard, ask.source) if epoch is not None and ask.source not in unclear else None
         if data is not None and epoch is not None:
-            stamp = None if shelf.solo else epoch.to_bytes(8, "big")
+            stamp = None if shelf.solo else stamp_of(epoch)
             record = free_head(data, stamp, ask.key[1:], ask.fingerprint, ask.metadata_hash, ask.sequence)
         records.append(record)
         if record is None:
             unclear.add(ask.source)
             continue
         answered = Claim(ask.key, ask.fingerprint, ask.token, Mode.DOCUMENT, ask.source, context=ask.context)
-        held = KeyRecord.decode(record)
+        held = decode_record(record)
         row = row_for_answer(answered, RowKind.DUPLICATE, held, shelf.now_ms)
         shelf.add_row(row)
         _tally(shelf, TallyOutcome.DUPLICATE, "0", held.kind, row)
@@ -286,7 +276,7 @@ def read_one(shelf: Transaction, what: Addressed, epoch: int) -> HeldRecords:
     data = shelf.get_record(what.key)
     record = None
     if data is not None:
-        record = unpark(data, stamp) if what.mode is Mode.DOCUMENT else KeyRecord.decode(data)
+        record = unpark(data, stamp) if what.mode is Mode.DOCUMENT else decode_record(data)
     source = None
     if what.mode is not Mode.KEYED:
         raw = shelf.get_source(what.key[0], what.source)
@@ -351,7 +341,8 @@ def load_all(shelf: Transaction, epoch: int, items: Sequence[Loaded]) -> bool:
             before = shelf.get_source(shard, item.source)
             counted = before is not None and SourceRecord.decode(before).stamp == epoch
             shelf.put_source(shard, item.source, source_with(epoch, item.head), 0)
-            if moved := live_in(item.head) - (counted and before is not None and _is_live(SourceRecord.decode(before))):
+            was_live = counted and before is not None and _is_live(SourceRecord.decode(before))
+            if moved := is_live_head(item.head) - was_live:
                 shelf.count_documents(shard, moved)
         else:
             shelf.put_record(item.key, park(epoch, item.record), 0, item.record, parked=True)

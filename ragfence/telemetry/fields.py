@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-from ragfence.core.decision_rows import RELEASE_POSITION, Row, RowKind, row_for_claim, row_for_seal
+from ragfence.core.decision_rows import Row, row_for_claim, row_for_seal
 from ragfence.core.decisions import (
-    NOBODY,
     Ask,
     Claim,
     ConflictVerdict,
@@ -27,9 +26,10 @@ from ragfence.core.decisions import (
     SealOutcome,
     Verdict,
 )
+from ragfence.core.layout import NO_TOKEN, RELEASE_POSITION, RowKind
 from ragfence.core.policy import Policy
 from ragfence.core.receipts import default_effect_id
-from ragfence.core.records import KeyRecord
+from ragfence.core.records import KeyRecord, decode_record
 from ragfence.telemetry.events import (
     ClaimsAnswered,
     Event,
@@ -74,7 +74,7 @@ class DecisionFields:
             case ReplaysAnswered(_, asks, records):
                 for ask, record in zip(asks, records, strict=True):
                     if record is not None:
-                        yield _of_replay(ask, KeyRecord.decode(record), now_ms)
+                        yield _of_replay(ask, decode_record(record), now_ms)
             case SealsAnswered(call, seals, outcomes):
                 for seal, outcome in zip(seals, outcomes, strict=True):
                     if (row := row_for_seal(seal, outcome, now_ms, solo=call.solo)) is not None:
@@ -178,7 +178,7 @@ def _of_release(lease: LeaseRef, error: str, expire: bool, now_ms: int) -> Decis
 
 
 def _answered(row: Row) -> bool:
-    return row.sealed_at_ms > 0 and row.winner != NOBODY
+    return row.sealed_at_ms > 0 and row.winner != NO_TOKEN
 
 
 def _name(record: KeyRecord) -> str:

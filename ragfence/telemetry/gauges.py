@@ -20,7 +20,7 @@ from typing import Any
 from ragfence._extras import needs_extra
 from ragfence.audit.statistics import count_expired
 from ragfence.core.decision_rows import decode_rows
-from ragfence.core.records import State
+from ragfence.core.layout import State
 from ragfence.stores.fences import FenceStore
 from ragfence.telemetry.instrumented_store import InstrumentedStore
 

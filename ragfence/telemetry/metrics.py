@@ -23,15 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from ragfence._extras import needs_extra
-from ragfence.core.decision_rows import (
-    DECISION_TEXT,
-    FENCED_OUT,
-    HEALED,
-    RELEASE_POSITION,
-    Row,
-    RowKind,
-    performed_twice,
-)
+from ragfence.core.decision_rows import DECISION_TEXT, Row, performed_twice
 from ragfence.core.decisions import (
     Claim,
     ConflictVerdict,
@@ -45,8 +37,9 @@ from ragfence.core.decisions import (
     StaleVerdict,
     Verdict,
 )
+from ragfence.core.layout import FENCED_OUT, HEALED, RELEASE_POSITION, RowKind
 from ragfence.core.receipts import Decision
-from ragfence.core.records import KeyRecord
+from ragfence.core.records import decode_record
 from ragfence.errors import RagfenceError
 from ragfence.telemetry.events import (
     CallFailed,
@@ -372,7 +365,7 @@ class Metrics:
             # One at random: the distribution is as good, and a thousand observations cost more than the call.
             one = random.choice(records)
             if one is not None:
-                self._sent_again(DOCUMENT, DUPLICATE, self._now_ms() - KeyRecord.decode(one).first_seen_ms)
+                self._sent_again(DOCUMENT, DUPLICATE, self._now_ms() - decode_record(one).first_seen_ms)
 
     def _seals(self, event: SealsAnswered) -> None:
         told = self._told

@@ -18,7 +18,8 @@ from typing import Generic, Literal, TypeVar
 
 from ragfence.core.decision_rows import Row
 from ragfence.core.decisions import Ask, Claim, HeldRecords, LeaseRef, Seal, SealOutcome, Verdict
-from ragfence.core.records import Head, digest_in
+from ragfence.core.layout import digest_in
+from ragfence.core.records import Head
 from ragfence.core.tallies import Tallies
 from ragfence.errors import StoreUnavailable
 from ragfence.stores.fences import FenceStore, Loaded, LoadedSource, Lookup, Marker, Replays, RowEntry, Scanned, Stats

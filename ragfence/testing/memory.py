@@ -24,7 +24,8 @@ from typing import Literal
 
 from ragfence.core.decision_rows import Row
 from ragfence.core.hashing import SHARDS
-from ragfence.core.records import Head, KeyRecord, SourceRecord, is_parked_below, unpark
+from ragfence.core.layout import is_parked_below
+from ragfence.core.records import Head, KeyRecord, SourceRecord, decode_record, unpark
 from ragfence.core.tallies import HOUR_MS, Tallies
 from ragfence.errors import CommitUncertain
 from ragfence.stores import transactional
@@ -121,7 +122,7 @@ class MemoryFences(TransactionalFences):
             found = [(key, shelf.get_record(key), *self.content.records[key][1:]) for key in keys]
         for key, data, expires_ms, parked in found:
             if data is not None and (shard is None or key[0] == shard):
-                record = unpark(data, None) if parked else KeyRecord.decode(data)
+                record = unpark(data, None) if parked else decode_record(data)
                 if record:
                     yield Scanned(key, record, expires_ms)
 
@@ -131,7 +132,7 @@ class MemoryFences(TransactionalFences):
                 data, expires_ms, parked = self.content.records.get(key, (b"", None, True))
                 if data and is_parked_below(data, below):
                     del self.content.records[key]
-                elif not parked and (record := KeyRecord.decode(data)).ended:
+                elif not parked and (record := decode_record(data)).ended:
                     del self.content.records[key]
                     transactional.tally_forgotten(self._shelf(), record, expires_ms)
                 elif not parked and pending and not record.held_at(self._clock()):

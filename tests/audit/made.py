@@ -7,9 +7,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from ragfence.core.decision_rows import NO_FENCE, SEAL_POSITION, Row, RowKind, context_of
+from ragfence.core.decision_rows import NO_FENCE, Row, context_of
+from ragfence.core.layout import FINGERPRINT_BYTES, SEAL_POSITION, TOKEN_BYTES, RowKind
 from ragfence.core.operations import KEY_BYTES, FenceNumber, Operation
-from ragfence.core.records import FINGERPRINT_BYTES, TOKEN_BYTES
 from ragfence.documents.claims import Caller
 from ragfence.testing.clock import START_MS
 

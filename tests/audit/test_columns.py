@@ -12,17 +12,15 @@ from hypothesis import strategies as st
 from ragfence.audit import columns
 from ragfence.audit.ledger import day_of
 from ragfence.audit.ledger_compaction import LedgerCompaction
-from ragfence.core.decision_rows import (
+from ragfence.core.decision_rows import Row, context_of, decode_rows
+from ragfence.core.layout import (
     CONFLICT_POSITION,
     END_POSITION,
     FENCED_OUT,
     FENCED_POSITION,
     RELEASE_POSITION,
     SEAL_POSITION,
-    Row,
     RowKind,
-    context_of,
-    decode_rows,
 )
 from ragfence.core.operations import Operation
 from ragfence.core.policy import ROW_FIELDS, AuditRules

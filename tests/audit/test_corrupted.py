@@ -15,9 +15,9 @@ from ragfence.audit import AuditReport
 from ragfence.audit.audit import Audit
 from ragfence.audit.columns import table_of
 from ragfence.audit.ledger import DRAINED, Ledger, by_day
-from ragfence.core.decision_rows import END_POSITION, SEAL_POSITION, Row, RowKind
+from ragfence.core.decision_rows import Row
+from ragfence.core.layout import END_POSITION, SEAL_POSITION, TOKEN_BYTES, RowKind
 from ragfence.core.operations import FenceNumber
-from ragfence.core.records import TOKEN_BYTES
 from ragfence.errors import Conflict, FencedOut
 from ragfence.testing.clock import VirtualClock
 from ragfence.testing.memory import MemoryFences, MemoryObjects

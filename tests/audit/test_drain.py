@@ -11,7 +11,8 @@ import ragfence
 from ragfence import Operation
 from ragfence.audit import drain as draining
 from ragfence.audit.audit import Audit
-from ragfence.core.decision_rows import SEAL_POSITION, decode_rows
+from ragfence.core.decision_rows import decode_rows
+from ragfence.core.layout import SEAL_POSITION
 from ragfence.errors import CommitUncertain, ObjectsRequired, StoreUnavailable
 from ragfence.testing.clock import START_MS
 from ragfence.testing.faults import FaultyFences

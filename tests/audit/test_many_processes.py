@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ragfence.core.decision_rows import FENCED_POSITION, SEAL_POSITION, RowKind
+from ragfence.core.layout import FENCED_POSITION, SEAL_POSITION, RowKind
 from tests import servers
 from tests.audit.many.judge import Verdict, gathered, missing
 from tests.audit.many.plan import Plan

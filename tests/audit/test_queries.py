@@ -12,15 +12,8 @@ import pytest
 from ragfence import Document, Fence, Operation
 from ragfence.audit.anomalies import Anomaly
 from ragfence.audit.audit import Audit
-from ragfence.core.decision_rows import (
-    CONFLICT_POSITION,
-    FENCED_OUT,
-    SEAL_POSITION,
-    TAKEOVER,
-    Row,
-    RowKind,
-    with_context,
-)
+from ragfence.core.decision_rows import Row, with_context
+from ragfence.core.layout import CONFLICT_POSITION, FENCED_OUT, SEAL_POSITION, TAKEOVER, RowKind
 from ragfence.errors import Conflict, ValidationError
 from ragfence.testing.clock import START_MS
 from tests.audit.conftest import Place

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 import redis
 
 from ragfence.core.decisions import Claim, Granted, Replay, Seal, Sealed
+from ragfence.core.layout import TOKEN_BYTES
 from ragfence.core.policy import Policy
 from ragfence.core.receipts import Decision, Flags, Receipt
-from ragfence.core.records import TOKEN_BYTES
 from ragfence.engine.results import Results
 from ragfence.stores.redis.store import RedisFences
 from tests.bench.rounds import Subject, clocked

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import ragfence
-from ragfence.core.decision_rows import Row, RowKind
+from ragfence.core.decision_rows import Row
+from ragfence.core.layout import RowKind
 from tests import servers
 from tests.bench.machine import redis_server
 from tests.bench.scale import Scale

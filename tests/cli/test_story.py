@@ -10,21 +10,22 @@ import pytest
 
 from ragfence import Fence, Operation
 from ragfence.audit.timeline import ANSWERS, EventType, Timeline, tell, what_of
-from ragfence.core.decision_rows import (
+from ragfence.core.decision_rows import Row
+from ragfence.core.decisions import QUARANTINED
+from ragfence.core.layout import (
     CONFLICT_POSITION,
     END_POSITION,
     FENCED_OUT,
+    FINGERPRINT_BYTES,
     HEALED,
     RELEASE_POSITION,
     SEAL_POSITION,
     TAKEOVER,
-    Row,
+    TOKEN_BYTES,
     RowKind,
 )
-from ragfence.core.decisions import QUARANTINED
 from ragfence.core.operations import FenceNumber as FenceNumber
 from ragfence.core.receipts import default_effect_id
-from ragfence.core.records import FINGERPRINT_BYTES, TOKEN_BYTES
 from ragfence.errors import Conflict, FencedOut, InFlight, Quarantined, Stale, TerminalError
 from tests.engine.worlds import World, abandon, elsewhere
 from tests.engine.worlds import world as make_world

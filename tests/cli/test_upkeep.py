@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import ragfence
-from ragfence.core.decision_rows import SEAL_POSITION, Row, RowKind
+from ragfence.core.decision_rows import Row
+from ragfence.core.layout import FINGERPRINT_BYTES, SEAL_POSITION, TOKEN_BYTES, RowKind
 from ragfence.core.operations import FenceNumber
-from ragfence.core.records import FINGERPRINT_BYTES, TOKEN_BYTES
 from ragfence.stores.local import LocalObjects
 from ragfence.stores.sqlite import SqliteFences
 from tests.cli.conftest import Site, key_of, perform

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ragfence.core.decision_rows import Row, RowKind
-from ragfence.core.records import TOKEN_BYTES
+from ragfence.core.decision_rows import Row
+from ragfence.core.layout import TOKEN_BYTES, RowKind
 from ragfence.stores.fences import FenceStore
 from ragfence.testing.contracts.fences import FenceStoreContract, FencesUnderTest
 from ragfence.testing.faults import FaultyFences

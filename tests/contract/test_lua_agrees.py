@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
 from ragfence.core.decisions import Claim, LeaseRef, Mode, Seal
+from ragfence.core.layout import TOKEN_BYTES
 from ragfence.core.operations import FenceNumber
-from ragfence.core.records import TOKEN_BYTES
 from ragfence.stores.fences import Lookup
 from ragfence.stores.redis.store import RedisFences
 from ragfence.testing.clock import VirtualClock

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 import ragfence
-from ragfence.core.decision_rows import SEAL_POSITION, Row, RowKind
+from ragfence.core.decision_rows import Row
 from ragfence.core.decisions import Claim, Granted, HeldRecords, Mode, Replay, Sealed
+from ragfence.core.layout import MAX_COUNTER, MAX_EPOCH, SEAL_POSITION, TOKEN_BYTES, RowKind, State
 from ragfence.core.operations import FenceNumber
-from ragfence.core.records import MAX_COUNTER, MAX_EPOCH, TOKEN_BYTES, KeyRecord, State
+from ragfence.core.records import KeyRecord, decode_record
 from ragfence.engine.epochs import Epochs
 from ragfence.engine.hydration import Hydrator
 from ragfence.engine.segment_log import PlainCodec, SegmentLoader
@@ -101,7 +102,7 @@ def twins(any_redis: RedisServer) -> Iterator[Twins]:
 def test_a_record_comes_back_as_it_was(optional: dict[str, Any], state: State, result: bytes) -> None:
     record = RECORD._replace(state=state, result=result, **optional)
     data = record.encode()
-    assert KeyRecord.decode(data) == record
+    assert decode_record(data) == record
     lengths = sum(4 if field == "payload" else 1 for field in optional)
     values = sum(len(value if isinstance(value, bytes) else value.encode()) for value in optional.values())
     assert len(data) == 56 + 1 + len("ticket") + lengths + values + len(result)
@@ -112,7 +113,7 @@ def test_a_record_that_was_cut_off_is_refused(optional: dict[str, Any]) -> None:
     data = RECORD._replace(**optional).encode()
     for size in range(len(data)):
         with pytest.raises(FormatCorrupt):
-            KeyRecord.decode(data[:size])
+            decode_record(data[:size])
 
 
 @COMBINED
@@ -174,7 +175,7 @@ def test_a_batch_is_written_as_single_calls_are(twins: Twins, optional: dict[str
         twins.stored(each)
     twins.call("seal", [seal(each, answer, **ending) for each, answer in zip(asked, answers, strict=True)])
     for each in asked:
-        assert KeyRecord.decode(twins.stored(each)).payload == optional.get("payload", b"")
+        assert decode_record(twins.stored(each)).payload == optional.get("payload", b"")
         assert twins.row(each.token, SEAL_POSITION).effect_id == optional.get("effect_id", "")
 
 
@@ -193,7 +194,7 @@ def test_a_sealed_record_takes_at_most_200_bytes(any_redis: RedisServer, tmp_pat
             assert create({"id": number}).result == f"{number:036d}"
         names = list(client.scan_iter(NAMES.pattern(b"k")))
         assert len(names) == 100
-        assert {KeyRecord.decode(client.get(name)).state for name in names} == {State.SEALED}
+        assert {decode_record(client.get(name)).state for name in names} == {State.SEALED}
         # Not every one: these servers were built with libc's malloc, which hands out a larger piece now and then.
         assert statistics.median(client.memory_usage(name, samples=0) for name in names) <= BYTES_IN_REDIS
         fence.close()

@@ -17,21 +17,20 @@ from typing import Any, cast
 import pytest
 
 import ragfence
-from ragfence.core.decision_rows import HEALED, TAKEOVER, Row, RowKind, context_of, decode_rows
+from ragfence.core.decision_rows import Row, context_of, decode_rows
 from ragfence.core.hashing import ContentKey, content_hash, digest, digest_part, shard_of
 from ragfence.core.key_strategies import KeyStrategy
+from ragfence.core.layout import HEALED, TAKEOVER, TOKEN_BYTES, RowKind, State, mark_of_source
 from ragfence.core.operations import FenceNumber, Operation, encoded, key_from_text, key_to_text
 from ragfence.core.policy import Policy
 from ragfence.core.receipts import default_effect_id
 from ragfence.core.records import (
-    TOKEN_BYTES,
     Head,
     KeyRecord,
     SourceLease,
     SourceRecord,
-    State,
+    decode_record,
     head_of_source,
-    mark_of_source,
     park,
     unpark,
 )
@@ -227,7 +226,7 @@ def test_keys_of_named_fields_never_change(vector: dict[str, Any]) -> None:
 def test_key_records_never_change(name: str) -> None:
     stored = bytes.fromhex(GOLDEN["records"][name])
     assert RECORDS[name].encode() == stored
-    assert KeyRecord.decode(stored) == RECORDS[name]
+    assert decode_record(stored) == RECORDS[name]
 
 
 @pytest.mark.parametrize("name", SOURCES)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError as PydanticValidationError
 
-from ragfence.core.decision_rows import Row, RowKind
-from ragfence.core.decisions import NOBODY
+from ragfence.core.decision_rows import Row
+from ragfence.core.layout import NO_TOKEN, RowKind
 from ragfence.core.policy import ROW_FIELDS, KindRules, Policy
 from ragfence.core.retention import SHORTEST_HOURS, WEBHOOK_HORIZONS_HOURS
 from ragfence.core.settings import load_policy
@@ -304,7 +304,7 @@ def test_a_policy_is_frozen_and_crosses_process_boundaries() -> None:
 
 
 def test_every_column_of_a_decision_row_can_be_logged() -> None:
-    row = Row(token=NOBODY, position=0, ts_ms=1, kind=RowKind.NEW, key=bytes(33), fingerprint=bytes(16))
+    row = Row(token=NO_TOKEN, position=0, ts_ms=1, kind=RowKind.NEW, key=bytes(33), fingerprint=bytes(16))
     assert set(row.columns()) <= ROW_FIELDS
     assert "tenant" in ROW_FIELDS
 

@@ -18,7 +18,7 @@ ORIGINS = st.sampled_from(["one", "two"])
 NAMES = st.sampled_from("abcd")
 TEXTS = st.sampled_from(["red", "green"])
 PRUNES = st.sampled_from([False, "scoped", "full"])
-NOBODY = ""
+NO_TOKEN = ""
 
 
 class TwoOrigins(RuleBasedStateMachine):
@@ -48,7 +48,7 @@ class TwoOrigins(RuleBasedStateMachine):
     @rule(name=NAMES, text=TEXTS)
     def ingest_by_hand(self, name: str, text: str) -> None:
         self.fence.documents.ingest(Document(name, text))
-        self.owners.setdefault(name, NOBODY)
+        self.owners.setdefault(name, NO_TOKEN)
         self.live[name] = text
         self.sealed.add((name, text))
 
@@ -95,7 +95,7 @@ class TwoOrigins(RuleBasedStateMachine):
             doomed = {name for name in considered if self.owners[name] == origin}
         else:
             considered = outside
-            doomed = {name for name in considered if take_over or self.owners[name] in (NOBODY, origin)}
+            doomed = {name for name in considered if take_over or self.owners[name] in (NO_TOKEN, origin)}
         other = "two" if origin == "one" else "one"
         shared = set() if take_over else doomed & self.noted[other]
         self.noted[origin] -= missing - shared
@@ -105,7 +105,7 @@ class TwoOrigins(RuleBasedStateMachine):
         if self.live.get(name) == text:
             self.noted[origin].add(name)
             return "duplicate"
-        if self.owners.get(name, NOBODY) not in (NOBODY, origin) and not take_over:
+        if self.owners.get(name, NO_TOKEN) not in (NO_TOKEN, origin) and not take_over:
             return "conflict"
         self.noted[origin].add(name)
         self.live[name], self.owners[name] = text, origin

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ragfence.core.layout import State
 from ragfence.core.operations import FenceNumber
-from ragfence.core.records import KeyRecord, State
+from ragfence.core.records import KeyRecord
 from ragfence.documents.log import (
     Address,
     Detail,

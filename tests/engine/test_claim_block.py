@@ -14,7 +14,7 @@ import pytest
 
 import ragfence
 from ragfence import Decision, Fence, Operation, Receipt
-from ragfence.core.records import State
+from ragfence.core.layout import State
 from ragfence.errors import (
     Conflict,
     EffectFailed,

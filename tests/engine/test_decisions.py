@@ -12,20 +12,20 @@ import pytest
 
 from ragfence import Decision, Fence, Operation
 from ragfence.audit import AuditReport, check
-from ragfence.core.decision_rows import (
+from ragfence.core.decision_rows import Row
+from ragfence.core.layout import (
     END_POSITION,
     FENCED_OUT,
     HEALED,
+    NO_TOKEN,
     RELEASE_POSITION,
     SEAL_POSITION,
     TAKEOVER,
-    Row,
+    TOKEN_BYTES,
     RowKind,
 )
-from ragfence.core.decisions import NOBODY
 from ragfence.core.operations import FenceNumber
 from ragfence.core.policy import ROW_FIELDS
-from ragfence.core.records import TOKEN_BYTES
 from ragfence.errors import Conflict, FencedOut, TerminalError, ValidationError
 from ragfence.testing.clock import START_MS
 from tests.engine.worlds import World, Wrapped, abandon, elsewhere
@@ -371,7 +371,7 @@ def test_the_auditor_finds(rows: list[Row], found: list[str]) -> None:
         pytest.param([row(1, A), row(2, B, key=b"\x08" + b"k" * 32)], id="the same fence in another shard"),
         pytest.param([row(1, A, fence=(1, 9)), row(2, B, fence=(2, 1))], id="a new epoch with a new counter"),
         pytest.param(
-            [row(1, A, fence=(1, 2)), row(2, B, RowKind.CONFLICT, fence=(1, 1), winner=NOBODY)], id="a conflict"
+            [row(1, A, fence=(1, 2)), row(2, B, RowKind.CONFLICT, fence=(1, 1), winner=NO_TOKEN)], id="a conflict"
         ),
     ],
 )

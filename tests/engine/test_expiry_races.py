@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from ragfence import Fence
-from ragfence.core.decision_rows import END_POSITION, HEALED, SEAL_POSITION, Row, RowKind
+from ragfence.core.decision_rows import Row
 from ragfence.core.decisions import HeldRecords
-from ragfence.core.records import TOKEN_BYTES
+from ragfence.core.layout import END_POSITION, HEALED, SEAL_POSITION, TOKEN_BYTES, RowKind
 from ragfence.engine.commits import Commit
 from ragfence.engine.leases import Lease
 from ragfence.errors import Conflict, EffectFailed, InFlight, Stale, StoreUnavailable, TerminalError

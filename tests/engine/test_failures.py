@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from ragfence import Decision, Operation, Receipt
-from ragfence.core.decision_rows import FENCED_OUT, FENCED_POSITION, HEALED, RELEASE_POSITION, SEAL_POSITION, RowKind
 from ragfence.core.decisions import Granted
-from ragfence.core.records import State
+from ragfence.core.layout import FENCED_OUT, FENCED_POSITION, HEALED, RELEASE_POSITION, SEAL_POSITION, RowKind, State
 from ragfence.errors import (
     CommitUncertain,
     Conflict,

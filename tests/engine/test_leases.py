@@ -17,9 +17,9 @@ import pytest
 
 import ragfence
 from ragfence import Decision, Fence, Operation, Receipt
-from ragfence.core.decisions import NOBODY, LeaseRef
+from ragfence.core.decisions import LeaseRef
+from ragfence.core.layout import NO_TOKEN, State
 from ragfence.core.operations import FenceNumber
-from ragfence.core.records import State
 from ragfence.engine import leases
 from ragfence.engine.leases import Heartbeat, Lease
 from ragfence.errors import FencedOut, LeaseLost, StoreUnavailable
@@ -68,7 +68,7 @@ def record_of(fence: Fence, operation: Operation = JOB) -> Any:
 
 
 def a_lease(ttl_ms: int = 300, max_runtime_ms: int = 60_000, granted_at: float = 0.0) -> Lease:
-    ref = LeaseRef(key=JOB.key, token=NOBODY, lease_ms=ttl_ms, epoch=1)
+    ref = LeaseRef(key=JOB.key, token=NO_TOKEN, lease_ms=ttl_ms, epoch=1)
     return Lease(
         ref,
         fence=FenceNumber(1, 1),

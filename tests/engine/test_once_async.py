@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ragfence import Receipt
-from ragfence.core.records import State
+from ragfence.core.layout import State
 from tests.engine.worlds import REQUEST, Request, Tickets, World, Wrapped, eventually, key_of, record_of, rows_of
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ragfence import Decision, Operation, Recovered
-from ragfence.core.records import State
+from ragfence.core.layout import State
 from ragfence.errors import (
     Conflict,
     EffectFailed,

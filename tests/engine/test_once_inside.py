@@ -13,7 +13,7 @@ import pytest
 
 import ragfence
 from ragfence import Operation, Receipt
-from ragfence.core.records import State
+from ragfence.core.layout import State
 from ragfence.errors import (
     LeaseLost,
     NestedClaim,

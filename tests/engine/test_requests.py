@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ragfence.core.decisions import Claim, Granted, LeaseRef, Mode, Seal
+from ragfence.core.layout import State
 from ragfence.core.operations import FenceNumber, Operation
 from ragfence.core.policy import Policy
-from ragfence.core.records import KeyRecord, State
+from ragfence.core.records import KeyRecord
 from ragfence.engine.requests import Request
 
 RULES = Policy.from_mapping({"kinds": {"ticket": {"ttl_hours": 200, "max_attempts": 7}}}).for_kind("ticket")

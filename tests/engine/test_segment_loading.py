@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from ragfence.core.layout import source_with
 from ragfence.core.operations import FenceNumber
-from ragfence.core.records import SourceRecord, source_with
+from ragfence.core.records import SourceRecord
 from ragfence.engine.segment_log import LogRow, PlainCodec, SegmentLoader
 from ragfence.stores.fences import LoadedReceipt, LoadedSource
 from ragfence.stores.local import LocalObjects

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ragfence.core.decisions import NOBODY, Claim, ConflictVerdict, Granted, Mode, Replay, StaleVerdict
+from ragfence.core.decisions import Claim, ConflictVerdict, Granted, Mode, Replay, StaleVerdict
 from ragfence.core.hashing import digest
+from ragfence.core.layout import NO_TOKEN
 from ragfence.engine.batch_commit import BatchCommitter, FinishedEffect, Move, MovedHead, batch_tokens
 from ragfence.engine.epochs import Epochs
 from ragfence.engine.segment_log import Codec, PlainCodec, SegmentLoader
@@ -70,7 +71,7 @@ class DocumentWorld(World):
             claim = Claim(
                 key=key_of(value or RETRACT),
                 fingerprint=(value or "none").encode().ljust(16, b"."),
-                token=NOBODY,
+                token=NO_TOKEN,
                 mode=Mode.DOCUMENT,
                 source=SOURCE,
                 sequence=sequence,

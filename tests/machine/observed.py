@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ragfence.core.decisions import Granted, Mode, Sealed
-from ragfence.core.records import State
+from ragfence.core.layout import State
 from ragfence.stores.fences import Lookup
 
 

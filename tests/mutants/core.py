@@ -105,7 +105,7 @@ MUTANTS = [
     Mutant(
         "a pardon leaves the owner its token",
         "ragfence/core/decisions.py",
-        "            token=NOBODY,\n            when_ms=now_ms,\n            attempt=0,\n",
+        "            token=NO_TOKEN,\n            when_ms=now_ms,\n            attempt=0,\n",
         "            when_ms=now_ms,\n            attempt=0,\n",
         MEMORY_CONTRACT,
     ),
@@ -245,9 +245,9 @@ MUTANTS = [
     ),
     Mutant(
         "Redis: the description is no part of the corpus digest",
-        "ragfence/core/records.py",
-        "return data[10:42] + data[50:66]",
-        "return data[10:42]",
+        "ragfence/core/layout.py",
+        "return data[_DIGEST] + data[_METADATA_HASH]",
+        "return data[_DIGEST]",
         REDIS_CONTRACT,
     ),
     Mutant(
@@ -266,9 +266,9 @@ MUTANTS = [
     ),
     Mutant(
         "an operation with a sequence changes the corpus digest",
-        "ragfence/core/records.py",
-        "if data[66:_RECORD_AT] == _NO_RECORD:",
-        "if data[66:_RECORD_AT] == b'':",
+        "ragfence/core/layout.py",
+        "if data[_HEAD_SIZE] == _NO_RECORD:",
+        "if data[_HEAD_SIZE] == b'':",
         ("tests/contract/test_fences.py", "-k", "TestSqlite and is_no_document"),
     ),
     Mutant(

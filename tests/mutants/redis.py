@@ -63,7 +63,7 @@ MUTANTS = [
     Mutant(
         "lua: a sealed key stays pending",
         "ragfence/stores/redis/lua/seal_alone.lua",
-        "    redis.call('ZREM', ARGV[6] .. 'p', sub(seal, 15, 46))\n",
+        "    redis.call('ZREM', ARGV[6] .. 'p', sub(seal, $seal.digest))\n",
         "",
         ("tests/contract/test_fences.py", "-k", "TestRedis and valkey and no_longer_pending"),
     ),
@@ -77,35 +77,37 @@ MUTANTS = [
     Mutant(
         "no token check at the seal, in Lua's short path",
         "ragfence/stores/redis/lua/seal_cut.lua",
-        "flags % 16 == 1 and sub(data, 19, 30) == sub(seal, 3, 14)",
-        "flags % 16 == 1",
+        "$state(flags) == $HELD and sub(data, $record.token) == sub(seal, $seal.token)",
+        "$state(flags) == $HELD",
         REDIS_CONTRACT,
     ),
     Mutant(
         "no epoch check at the seal, in Lua's short path",
         "ragfence/stores/redis/lua/seal.lua",
-        "elseif mode ~= SEQUENCED and sub(seal, 47, 53) == epoch_bytes then",
+        "elseif mode ~= SEQUENCED and sub(seal, $seal.epoch) == epoch_bytes then",
         "elseif mode ~= SEQUENCED then",
         REDIS_CONTRACT,
     ),
     Mutant(
         "fingerprint ignored, in Lua's short path",
         "ragfence/stores/redis/lua/claim_cut.lua",
-        "(state == 4 or state == 5) and sub(data, 3, 18) == sub(claim, 52, 67)",
-        "(state == 4 or state == 5)",
+        "(state == $SEALED or state == $FAILED) and\n"
+        "    sub(data, $record.fingerprint) == sub(claim, $claim.fingerprint)",
+        "(state == $SEALED or state == $FAILED)",
         REDIS_CONTRACT,
     ),
     Mutant(
         "run_id not compared for a single first claim, in Lua",
         "ragfence/stores/redis/lua/claim_alone.lua",
-        "elseif sub(marker, -40) == run_id() then",
+        "elseif sub(marker, $MARKER_RUN) == run_id() then",
         "else",
         REDIS_CONTRACT,
     ),
     Mutant(
         "no epoch check at a single seal, in Lua",
         "ragfence/stores/redis/lua/seal_alone.lua",
-        "owned(data, seal) and\n    struct.pack('>I7', tonumber(sub(marker, 3, -42))) == sub(seal, 47, 53) then",
+        "owned(data, seal) and\n"
+        "    $pack(seal.epoch, tonumber(sub(marker, $MARKER_EPOCH))) == sub(seal, $seal.epoch) then",
         "owned(data, seal) then",
         REDIS_CONTRACT,
     ),
@@ -147,8 +149,8 @@ MUTANTS = [
     Mutant(
         "run_id not compared, in Lua",
         "ragfence/stores/redis/lua/base.lua",
-        "byte(text) == 82 and sub(text, -40) == run then",
-        "byte(text) == 82 then",
+        "byte(text) == $code(R) and sub(text, $MARKER_RUN) == run then",
+        "byte(text) == $code(R) then",
         REDIS_CONTRACT,
     ),
     Mutant(
@@ -218,7 +220,7 @@ MUTANTS = [
     Mutant(
         "a record whose lease is live is forgotten",
         "ragfence/stores/redis/lua/epoch.lua",
-        "and (state % 16 ~= HELD or now() >= struct.unpack('>I6', data, 51)) then",
+        "and ($state(state) ~= HELD or now() >= $unpack(record.when, data)) then",
         "then",
         ("tests/contract/test_fences.py", "-k", "TestRedis and valkey and nobody_holds"),
     ),

@@ -57,8 +57,8 @@ MUTANTS = [
     Mutant(
         "a document that is loaded twice counts twice",
         "ragfence/stores/transactional.py",
-        "live_in(item.head) - (counted and before is not None and _is_live(SourceRecord.decode(before)))",
-        "live_in(item.head)",
+        "is_live_head(item.head) - was_live",
+        "is_live_head(item.head)",
         MEMORY_COUNTS,
     ),
     Mutant(

@@ -13,7 +13,7 @@ import pytest
 import ragfence
 from ragfence import Fence, Operation, Policy
 from ragfence.core.decisions import Claim, Granted, Replay, Verdict
-from ragfence.core.records import State
+from ragfence.core.layout import State
 from ragfence.engine.aio import ClaimBatcher
 from ragfence.engine.claim_block import ClaimBlock
 from ragfence.engine.requests import Request

@@ -13,8 +13,8 @@ import pytest
 
 import ragfence
 from ragfence.core.decisions import Claim
+from ragfence.core.layout import TOKEN_BYTES
 from ragfence.core.operations import Operation
-from ragfence.core.records import TOKEN_BYTES
 from ragfence.engine.requests import fingerprint_of
 from ragfence.errors import PolicyError, RagfenceError, SealUncertain, StoreUnavailable, StoreUnsafe, TransientError
 from ragfence.stores.redis.requirements import Confirmation

@@ -12,10 +12,10 @@ import pytest
 import redis
 from redis.connection import AbstractConnection
 
-from ragfence.core.decision_rows import RowKind
-from ragfence.core.decisions import NOBODY, Fenced, Granted, HeldRecords, Mode, NotReadyVerdict, Replay, Sealed
+from ragfence.core.decisions import Fenced, Granted, HeldRecords, Mode, NotReadyVerdict, Replay, Sealed
+from ragfence.core.layout import NO_TOKEN, RowKind, State
 from ragfence.core.operations import FenceNumber
-from ragfence.core.records import KeyRecord, State
+from ragfence.core.records import KeyRecord
 from ragfence.errors import RagfenceError, StoreAuth, StoreUnavailable, StoreUnsafe
 from ragfence.stores.fences import LoadedReceipt, Marker
 from ragfence.stores.redis.bulk import PART
@@ -38,7 +38,7 @@ from ragfence.testing.contracts.fence_calls import (
 from tests import servers
 
 SECRET = "hunter2"
-RECEIPT = KeyRecord(State.SEALED, b"f" * 16, NOBODY, FenceNumber(1, 1), 1, 0, 0)
+RECEIPT = KeyRecord(State.SEALED, b"f" * 16, NO_TOKEN, FenceNumber(1, 1), 1, 0, 0)
 
 
 @pytest.fixture(params=["valkey", "redis-6.2"])

@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from ragfence.core.decisions import Claim, Granted, InFlightVerdict
-from ragfence.core.records import TOKEN_BYTES
+from ragfence.core.layout import TOKEN_BYTES
 from ragfence.stores.redis.store import RedisFences
 
 

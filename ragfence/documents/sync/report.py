@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ragfence import errors
-from ragfence.core.decision_rows import METADATA_UPDATED, REVIVED
+from ragfence.core.layout import METADATA_UPDATED, REVIVED, result_in
 from ragfence.core.receipts import DUPLICATE, Decision, Receipt
-from ragfence.core.records import HEADER_BYTES, Head
+from ragfence.core.records import Head
 from ragfence.documents.identity import SNIPPET_BYTES, snippet_texts
 from ragfence.documents.log import ids_in, stored_in
 from ragfence.documents.readers.content import Skipped
@@ -272,4 +272,4 @@ def failure_of(doc_id: str, receipt: Receipt) -> SyncFailure:
 
 def ids_of_record(record: bytes) -> bytes:
     """The snippet_ids that the encoded record of a live document names, one behind the other."""
-    return ids_in(record[HEADER_BYTES + 1 + record[HEADER_BYTES] :])
+    return ids_in(result_in(record))

@@ -16,8 +16,8 @@ from hashlib import sha256
 from itertools import groupby
 from typing import Any, NamedTuple
 
+from ragfence.core.layout import NO_METADATA
 from ragfence.core.operations import encoded
-from ragfence.core.records import NO_METADATA
 from ragfence.errors import FormatCorrupt, FormatTooNew, TransientError
 from ragfence.stores.objects import ObjectStore
 

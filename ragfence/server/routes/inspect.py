@@ -14,8 +14,8 @@ from starlette.responses import Response
 
 from ragfence.core.decision_rows import Phase
 from ragfence.core.hashing import SHARDS
+from ragfence.core.layout import State
 from ragfence.core.operations import key_from_text
-from ragfence.core.records import State
 from ragfence.documents.identity import snippet_texts
 from ragfence.documents.log import ids_in
 from ragfence.engine.inspector import Inspector

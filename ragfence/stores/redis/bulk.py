@@ -22,11 +22,12 @@ from ragfence.core.decisions import (
     Verdict,
     decide,
 )
-from ragfence.core.records import HEADER_BYTES, KeyRecord, free_head, refuse_newer_source, short
+from ragfence.core.layout import free_head, kind_in, pack_ms, short, stamp_of
+from ragfence.core.records import refuse_newer_source
 from ragfence.core.tallies import TallyOutcome, make_label
 from ragfence.stores.fences import Replays
 from ragfence.stores.redis.calls import Needed, RedisCalls
-from ragfence.stores.redis.codec import Names, pack_answers, row_of_ask, row_of_replay
+from ragfence.stores.redis.codec import Names, pack_answers, read_replays, row_of_ask, row_of_replay
 from ragfence.stores.redis.connection import RedisCall
 from ragfence.stores.redis.replies import list_of
 from ragfence.stores.redis.row_streams import NewRows, RowStreams
@@ -164,7 +165,6 @@ class ScriptBatches:
 
 Hold = Callable[[Claim, bytes | None, bytes | None, int | None], HeldRecords]
 """what a record and its source come to in an epoch"""
-_tuple = tuple.__new__
 _DUPLICATE = TallyOutcome.DUPLICATE.value
 
 
@@ -176,8 +176,8 @@ class BulkReplays:
     def of_documents(self, asks: Sequence[Ask]) -> Replays:
         sources = self._sources
         found = self._reader.snapshot([(ask[0][0], sources[ask[0][0]] + ask[1]) for ask in asks])
-        stamps = {shard: b"" if epoch is None else epoch.to_bytes(8, "big") for shard, epoch in found.epochs.items()}
-        ts = found.now_ms.to_bytes(6, "big")
+        stamps = {shard: stamp_of(epoch) for shard, epoch in found.epochs.items()}
+        ts = pack_ms(found.now_ms)
         rows = NewRows(found.now_ms)
         unclear: set[bytes] = set()
         records: list[bytes | None] = []
@@ -191,8 +191,7 @@ class BulkReplays:
             if record is None:  # it may be claimed: whoever comes after it in this batch must wait for that
                 unclear.add(source)
                 continue
-            kind = record[HEADER_BYTES + 1 : HEADER_BYTES + 1 + record[HEADER_BYTES]]
-            rows.add(key[0], row_of_ask(ask, record, ts), make_label(_DUPLICATE, "0", kind, ask[6]))
+            rows.add(key[0], row_of_ask(ask, record, ts), make_label(_DUPLICATE, "0", kind_in(record), ask.context))
         return Replays(records, self._rows.begin(rows) if rows.encoded else None)
 
     def of_claims(self, claims: Sequence[Claim]) -> tuple[list[Verdict | None], NewRows]:
@@ -217,7 +216,7 @@ class BulkReplays:
         sources = iter(found.values[len(claims) :])
         rows = NewRows(found.now_ms)
         answers: list[Verdict | bytes | None] = []
-        epochs, ts, misses = found.epochs, found.now_ms.to_bytes(6, "big"), False
+        epochs, ts, misses = found.epochs, pack_ms(found.now_ms), False
         for claim, data in zip(claims, found.values, strict=False):
             shard, mode, row = claim.key[0], claim.mode, None
             answer: Verdict | bytes | None = data
@@ -235,11 +234,11 @@ class BulkReplays:
             answers.append(answer)
             rows.add(shard, row, make_label(_DUPLICATE, "0", short(claim.kind)[1:], claim.context))
         if misses or not rows.encoded:
-            return _read(answers), rows
+            return read_replays(answers), rows
         # The answers are read while the server writes their rows.
         writing = self._rows.begin(rows)
         try:
-            answered = _read(answers)
+            answered = read_replays(answers)
             writing.settle()
         finally:
             writing.drop()
@@ -254,8 +253,3 @@ class BulkReplays:
             row = row_for_claim(claim, verdict, now_ms)
             return verdict, row.encode() if row else b""
         return None, None
-
-
-def _read(answers: Sequence[Verdict | bytes | None]) -> list[Verdict | None]:
-    decode = KeyRecord.decode
-    return [_tuple(Replay, (decode(each),)) if type(each) is bytes else each for each in answers]  # type: ignore[misc]

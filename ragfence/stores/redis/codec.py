@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from ragfence.core.decision_rows import VERSION as ROW_VERSION
-from ragfence.core.decision_rows import RowKind, six_bytes
 from ragfence.core.decisions import (
     KEYED,
     Ask,
@@ -26,36 +24,84 @@ from ragfence.core.decisions import (
     StaleVerdict,
     Verdict,
 )
-from ragfence.core.operations import KEY_BYTES, encoded
-from ragfence.core.records import (
+from ragfence.core.layout import (
+    ANSWERED,
+    DIGEST_BYTES,
     FINGERPRINT_BYTES,
-    HAS_EFFECT_ID,
-    HAS_ERROR,
-    HAS_OWNER,
-    HEADER_BYTES,
     METADATA_HASH_BYTES,
+    RECORD_VERSION,
+    ROW_VERSION,
     TOKEN_BYTES,
-    VERSION,
-    KeyRecord,
-    SourceRecord,
-    State,
-    checked_epoch,
+    Fields,
+    RowKind,
     fence_fields,
+    is_ended,
+    long_at,
+    long_size,
+    pack_epoch,
+    pack_ms,
+    replay_row_start,
     short,
+    short_effect_id,
+    six_bytes,
 )
+from ragfence.core.operations import encoded
+from ragfence.core.records import KeyRecord, SourceRecord, decode_record
 from ragfence.errors import REHYDRATE, FormatCorrupt, FormatTooNew
 
-_CLAIM = struct.Struct(f">BB{TOKEN_BYTES}sBI32s{FINGERPRINT_BYTES}sq{METADATA_HASH_BYTES}s")
-_TERMS = struct.Struct(">HIHHIHI")
-_LENGTH = struct.Struct(">I").pack
-_ANSWER = struct.Struct(">IH").pack
-_SEAL = struct.Struct(f">BB{TOKEN_BYTES}s32sQIq{METADATA_HASH_BYTES}s12sBI{TOKEN_BYTES}s")
-_TTLS = struct.Struct(">HIHI")
-_LEASE = struct.Struct(f">B{TOKEN_BYTES}s32s7sHIHIHI")
-_SEQUENCE = struct.Struct(">q")
-_REPLAY = struct.Struct(f">B{TOKEN_BYTES}sB6sBBI6x{KEY_BYTES}s")
-_NO_ERROR = struct.Struct(">xI")
-_ENDED = frozenset((int(State.SEALED), int(State.FAILED)))
+CLAIM_START = Fields(
+    mode="B",
+    flags="B",
+    token=f"c{TOKEN_BYTES}",
+    position="B",
+    waited="I4",
+    digest=f"c{DIGEST_BYTES}",
+    fingerprint=f"c{FINGERPRINT_BYTES}",
+    sequence="q",
+    metadata_hash=f"c{METADATA_HASH_BYTES}",
+)
+CLAIM_TERMS = Fields(lease="I6", max_attempts="I2", pending_ttl="I6", source_ttl="I6")
+CLAIM = CLAIM_START + CLAIM_TERMS
+"""then kind and owner (length:1 + bytes), payload and context (length:4 + bytes)"""
+CLAIM_SEQUENCE, CLAIM_RETRACT, CLAIM_ROW_ON_CONFLICT = 1, 2, 4
+SEAL = Fields(
+    mode="B",
+    flags="B",
+    token=f"c{TOKEN_BYTES}",
+    digest=f"c{DIGEST_BYTES}",
+    epoch="I7",
+    counter="I5",
+    sequence="q",
+    metadata_hash=f"c{METADATA_HASH_BYTES}",
+    ttl="I6",
+    source_ttl="I6",
+    row_flags="B",
+    waited="I4",
+    winner=f"c{TOKEN_BYTES}",
+)
+"""then error and effect_id (length:1 + bytes), result and context (length:4 + bytes)"""
+SEAL_SEQUENCE, SEAL_FAILED, SEAL_LIVE, SEAL_DUPLICATE = 1, 2, 4, 8
+LEASE_CALL = Fields(
+    mode="B",
+    token=f"c{TOKEN_BYTES}",
+    digest=f"c{DIGEST_BYTES}",
+    epoch="I7",
+    lease="I6",
+    pending_ttl="I6",
+    source_ttl="I6",
+)
+"""then context (length:4 + bytes)"""
+
+ANSWER = Fields(count="I4", size="I2")
+"""then the label, of that size"""
+
+_claim_start, _claim_terms = CLAIM_START.struct(), CLAIM_TERMS.struct()
+_seal = SEAL.struct(raw=("ttl", "source_ttl"))
+_lease = LEASE_CALL.struct(raw=("epoch",))
+_answer = ANSWER.struct().pack
+_sequence = struct.Struct(">q")
+_replay_row_start = replay_row_start.pack
+_no_error_then_size = struct.Struct(">xI").pack
 _DUPLICATE = int(RowKind.DUPLICATE)
 _tuple = tuple.__new__
 
@@ -106,11 +152,14 @@ class Names:
 
 
 def pack_claim(claim: Claim) -> bytes:
-    """mode:1 flags:1 token:12 position:1 waited:4 digest:32 fingerprint:16 sequence:8 metadata_hash:16 lease:6
-    max_attempts:2 pending_ttl:6 source_ttl:6, then kind and owner (length:1), payload and context (length:4)."""
+    """See `CLAIM`."""
     sequence, payload, context = claim.sequence, claim.payload, claim.context
-    flags = (sequence is not None) | (2 if claim.retract else 0) | (4 if claim.row_on_conflict else 0)
-    head = _CLAIM.pack(
+    flags = CLAIM_SEQUENCE if sequence is not None else 0
+    if claim.retract:
+        flags |= CLAIM_RETRACT
+    if claim.row_on_conflict:
+        flags |= CLAIM_ROW_ON_CONFLICT
+    head = _claim_start.pack(
         claim.mode,
         flags,
         claim.token,
@@ -123,13 +172,13 @@ def pack_claim(claim: Claim) -> bytes:
     )
     terms = _terms(claim.lease_ms, claim.max_attempts, claim.pending_ttl_ms, claim.source_ttl_ms)
     who = _who(claim.kind, claim.owner)
-    return b"%b%b%b%b%b%b%b" % (head, terms, who, _LENGTH(len(payload)), payload, _LENGTH(len(context)), context)
+    return b"%b%b%b%b%b%b%b" % (head, terms, who, long_size(len(payload)), payload, long_size(len(context)), context)
 
 
 @lru_cache(maxsize=256)
 def _terms(lease_ms: int, max_attempts: int, pending_ttl_ms: int, source_ttl_ms: int) -> bytes:
     """What the policy says: the same for most claims."""
-    return _TERMS.pack(*six_bytes(lease_ms), max_attempts, *six_bytes(pending_ttl_ms), *six_bytes(source_ttl_ms))
+    return _claim_terms.pack(*six_bytes(lease_ms), max_attempts, *six_bytes(pending_ttl_ms), *six_bytes(source_ttl_ms))
 
 
 @lru_cache(maxsize=256)
@@ -142,35 +191,33 @@ def row_of_replay(claim: Claim, data: bytes, ts: bytes) -> bytes | None:
 
     It is cut and joined, as claim_cut.lua does it.
     """
-    state, effect_id, context = data[1], b"\0", claim.context
-    if data[0] != VERSION:
-        KeyRecord.decode(data)  # refuses it, before anything of its batch is granted
-    if state % 16 not in _ENDED or data[2:18] != claim.fingerprint:
+    if data[0] != RECORD_VERSION:
+        decode_record(data)  # refuses it, before anything of its batch is granted
+    if not is_ended(data, claim.fingerprint):
         return None
-    if state & HAS_EFFECT_ID:
-        at = HEADER_BYTES + 1 + data[HEADER_BYTES]
-        if state & HAS_OWNER:
-            at += 1 + data[at]
-        if state & HAS_ERROR:
-            at += 1 + data[at]
-        effect_id = data[at : at + 1 + data[at]]
-    head = _REPLAY.pack(ROW_VERSION, claim.token, claim.position, ts, _DUPLICATE, 0, claim.waited_ms, claim.key)
-    return b"%b%b%b%b%b" % (head, data[2:HEADER_BYTES], effect_id, _NO_ERROR.pack(len(context)), context)
+    context = claim.context
+    start = _replay_row_start(ROW_VERSION, claim.token, claim.position, ts, _DUPLICATE, 0, claim.waited_ms, claim.key)
+    return b"%b%b%b%b%b" % (start, data[ANSWERED], short_effect_id(data), _no_error_then_size(len(context)), context)
 
 
 def row_of_ask(ask: Ask, record: bytes, ts: bytes) -> bytes:
     """The row of a document that was answered with this record, which has no effect_id of its own."""
     key, _, _, _, _, token, context = ask
-    head = _REPLAY.pack(ROW_VERSION, token, 0, ts, _DUPLICATE, 0, 0, key)
-    return b"%b%b\0%b%b" % (head, record[2:HEADER_BYTES], _NO_ERROR.pack(len(context)), context)
+    start = _replay_row_start(ROW_VERSION, token, 0, ts, _DUPLICATE, 0, 0, key)
+    return b"%b%b\0%b%b" % (start, record[ANSWERED], _no_error_then_size(len(context)), context)
 
 
 def pack_seal(seal: Seal) -> bytes:
-    """mode:1 flags:1 token:12 digest:32 epoch:7 counter:5 sequence:8 metadata_hash:16 ttl:6 source_ttl:6 row_flags:1
-    waited:4 winner:12, then error and effect_id (length:1), result and context (length:4)."""
+    """See `SEAL`."""
     sequence, result, context = seal.sequence, seal.result, seal.context
-    flags = (sequence is not None) | (2 if seal.failed else 0) | (4 if seal.live else 0) | (8 if seal.duplicate else 0)
-    head = _SEAL.pack(
+    flags = SEAL_SEQUENCE if sequence is not None else 0
+    if seal.failed:
+        flags |= SEAL_FAILED
+    if seal.live:
+        flags |= SEAL_LIVE
+    if seal.duplicate:
+        flags |= SEAL_DUPLICATE
+    head = _seal.pack(
         seal.mode,
         flags,
         seal.token,
@@ -178,37 +225,45 @@ def pack_seal(seal: Seal) -> bytes:
         *fence_fields(seal.fence),
         sequence or 0,
         seal.metadata_hash,
-        _ttls(seal.ttl_ms, seal.source_ttl_ms),
+        *_ttls(seal.ttl_ms, seal.source_ttl_ms),
         seal.flags,
         seal.waited_ms,
         seal.winner,
     )
     error, effect_id = short(seal.error), short(seal.effect_id)
-    return b"%b%b%b%b%b%b%b" % (head, error, effect_id, _LENGTH(len(result)), result, _LENGTH(len(context)), context)
+    return b"%b%b%b%b%b%b%b" % (
+        head,
+        error,
+        effect_id,
+        long_size(len(result)),
+        result,
+        long_size(len(context)),
+        context,
+    )
 
 
 @lru_cache(maxsize=256)
-def _ttls(ttl_ms: int, source_ttl_ms: int) -> bytes:
-    return _TTLS.pack(*six_bytes(ttl_ms), *six_bytes(source_ttl_ms))
+def _ttls(ttl_ms: int, source_ttl_ms: int) -> tuple[bytes, bytes]:
+    return pack_ms(ttl_ms), pack_ms(source_ttl_ms)
 
 
 def pack_lease(lease: LeaseRef) -> bytes:
-    """mode:1 token:12 digest:32 epoch:7 lease:6 pending_ttl:6 source_ttl:6, then context (length:4)."""
-    head = _LEASE.pack(
+    """See `LEASE_CALL`."""
+    head = _lease.pack(
         lease.mode,
         lease.token,
         lease.digest,
-        checked_epoch(lease.epoch).to_bytes(7, "big"),
+        pack_epoch(lease.epoch),
         *six_bytes(lease.lease_ms),
         *six_bytes(lease.pending_ttl_ms),
         *six_bytes(lease.source_ttl_ms),
     )
-    return head + _LENGTH(len(lease.context)) + lease.context
+    return head + long_size(len(lease.context)) + lease.context
 
 
 def pack_answers(answers: Mapping[bytes, int]) -> bytes:
-    """Per label: count:4, length:2 + label."""
-    return b"".join(_ANSWER(count, len(label)) + label for label, count in answers.items())
+    """See `ANSWER`."""
+    return b"".join(_answer(count, len(label)) + label for label, count in answers.items())
 
 
 REPLAYED = b"R"
@@ -230,30 +285,38 @@ def _verdict_of(reply: bytes) -> Verdict:
         case b"R":
             return Replay(_record_or_none(reply[1:]))
         case b"G":
-            return _tuple(Granted, (KeyRecord.decode(reply[2:]), reply[1] == 1, None, None))
+            return _tuple(Granted, (decode_record(reply[2:]), reply[1] == 1, None, None))
         case b"P":
-            granted, at = _long_at(reply, 2)
-            prior, at = _long_at(reply, at)
+            granted, at = long_at(reply, 2)
+            prior, at = long_at(reply, at)
             head = SourceRecord.decode(reply[at:]).head if at < len(reply) else None
-            return Granted(KeyRecord.decode(granted), reply[1] == 1, _record_or_none(prior), head)
+            return Granted(decode_record(granted), reply[1] == 1, _record_or_none(prior), head)
         case b"C":
             return ConflictVerdict(_record_or_none(reply[1:]))
         case b"I":
-            record, quarantined = KeyRecord.decode(reply[2:]), reply[1] == 1
+            record, quarantined = decode_record(reply[2:]), reply[1] == 1
             return InFlightVerdict(0 if quarantined else record.when_ms, record, quarantined)
         case b"S":
-            return StaleVerdict(_SEQUENCE.unpack(reply[1:])[0])
+            return StaleVerdict(_sequence.unpack(reply[1:])[0])
         case b"N":
             return NotReadyVerdict()
         case code:
             raise _refused(code, reply[1:])
 
 
+def read_replays(answers: Sequence[Verdict | bytes | None]) -> list[Verdict | None]:
+    """Decodes the answers that are still records."""
+    return [
+        _tuple(Replay, (decode_record(each),)) if type(each) is bytes else each  # type: ignore[misc]
+        for each in answers
+    ]
+
+
 def outcome_of(reply: bytes) -> SealOutcome:
     """See seal.lua."""
     match reply[:1]:
         case b"S":
-            return _tuple(Sealed, (KeyRecord.decode(reply[1:]),))
+            return _tuple(Sealed, (decode_record(reply[1:]),))
         case b"F":
             return Fenced(_record_or_none(reply[1:]))
         case b"N":
@@ -269,16 +332,10 @@ def lease_done(reply: Any) -> bool:
 
 
 def _refused(code: bytes, data: bytes) -> FormatTooNew | FormatCorrupt:
-    if data and data[0] > 1:
-        return FormatTooNew(f"a record in the fence store has format {data[0]}; this ragfence knows 1")
+    if data and data[0] > RECORD_VERSION:
+        return FormatTooNew(f"a record in the fence store has format {data[0]}; this ragfence knows {RECORD_VERSION}")
     return FormatCorrupt(f"the fence store answered {code!r}", hint=REHYDRATE)
 
 
-def _long_at(data: bytes, at: int) -> tuple[bytes, int]:
-    start = at + 4
-    end = start + int.from_bytes(data[at:start], "big")
-    return data[start:end], end
-
-
 def _record_or_none(data: bytes) -> KeyRecord | None:
-    return KeyRecord.decode(data) if data else None
+    return decode_record(data) if data else None

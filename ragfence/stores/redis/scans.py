@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from ragfence.core.records import KeyRecord, lease_of_source, mark_of_source
+from ragfence.core.layout import MARKER_READY, mark_of_source, stamp_of
+from ragfence.core.records import decode_record, lease_of_source
 from ragfence.errors import REHYDRATE, FormatCorrupt
 from ragfence.stores.fences import PENDING_SEEN, Pending, Scanned
 from ragfence.stores.redis.calls import RedisCalls
@@ -137,7 +138,7 @@ def _usable(marker: bytes | None, run_id: bytes) -> int | None:
         return None
     try:
         state, epoch, run = marker.split(b":", 2)
-        return int(epoch) if state == b"R" and run == run_id else None
+        return int(epoch) if state == MARKER_READY.encode() and run == run_id else None
     except ValueError as broken:
         raise FormatCorrupt(f"{marker!r} is not a valid marker of a shard", hint=REHYDRATE) from broken
 
@@ -199,7 +200,7 @@ class StoreCounts:
                 continue
             start = len(self._names.prefixes[shard])
             if name[start : start + 1] == b"k":
-                record = KeyRecord.decode(data)
+                record = decode_record(data)
                 if not record.ended:
                     yield Scanned(bytes((shard,)) + name[start + 1 :], record, None)
             elif lease := lease_of_source(data, self._stamp(found.epochs[shard])):
@@ -232,11 +233,11 @@ class StoreCounts:
         for shard, name, data in self._reader.scan(b"s"):
             if shard in wrong and name not in seen:
                 seen.add(name)
-                documents[shard] += mark_of_source(data, self._stamp(wrong[shard][0])) is not None and _has_record(data)
+                documents[shard] += mark_of_source(data, self._stamp(wrong[shard][0])) is not None
                 if lease_of_source(data, self._stamp(wrong[shard][0])):
                     names[shard].append(name)
         for shard, name, data in self._reader.scan(b"k"):
-            if shard in wrong and data[0] and not KeyRecord.decode(data).ended:
+            if shard in wrong and data[0] and not decode_record(data).ended:
                 names[shard].append(name)
         script = self._asking.scripts["epoch"]
         for shard, (epoch, moves) in wrong.items():
@@ -253,9 +254,4 @@ class StoreCounts:
     def _stamp(self, epoch: int | None) -> bytes | None:
         if self._solo:
             return None
-        return b"" if epoch is None else epoch.to_bytes(8, "big")
-
-
-def _has_record(data: bytes) -> bool:
-    """Heads of documents have their record with them; those of other sources do not."""
-    return data[66:70] != bytes(4)
+        return stamp_of(epoch)

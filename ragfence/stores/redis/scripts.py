@@ -9,10 +9,10 @@ from hashlib import sha1
 from importlib.resources import files
 from typing import Any, NamedTuple
 
+from ragfence.core.layout import DIGEST_BYTES
 from ragfence.stores.redis.connection import packed_parts
+from ragfence.stores.redis.lua_layout import fill
 from ragfence.stores.redis.replies import Command
-
-DIGEST_BYTES = 32
 
 _LUA = files("ragfence.stores.redis") / "lua"
 _REAL_NOW = "local function now() local t = redis.call('TIME') return t[1] * 1000 + math.floor(t[2] / 1000) end"
@@ -82,4 +82,4 @@ def _script(*parts: str) -> Script:
 
 
 def _read(name: str) -> str:
-    return (_LUA / f"{name}.lua").read_text()
+    return fill((_LUA / f"{name}.lua").read_text())

@@ -26,19 +26,8 @@ from ragfence.core.decisions import (
     SealOutcome,
     Verdict,
 )
-from ragfence.core.records import (
-    Head,
-    KeyRecord,
-    SourceRecord,
-    checked_epoch,
-    head_of_source,
-    lease_of_source,
-    mark_of_source,
-    park,
-    short,
-    source_with,
-    unpark,
-)
+from ragfence.core.layout import MARKER_READY, checked_epoch, is_parked, mark_of_source, short, source_with, stamp_of
+from ragfence.core.records import Head, SourceRecord, decode_record, head_of_source, lease_of_source, park, unpark
 from ragfence.core.tallies import HOUR_MS, Tallies, label_of_row
 from ragfence.errors import StoreUnavailable
 from ragfence.stores.fences import Loaded, LoadedSource, Lookup, Marker, Replays, RowEntry, Scanned, Stats, stats_of
@@ -195,7 +184,7 @@ class RedisFences:
         shards = range(len(self._names.markers)) if wanted is None else [wanted]
         epochs = self._reader.snapshot([], shards).epochs
         # A shard that may not answer has the empty stamp, which no record carries.
-        stamps = {shard: b"" if epoch is None else epoch.to_bytes(8, "big") for shard, epoch in epochs.items()}
+        stamps = {shard: stamp_of(epoch) for shard, epoch in epochs.items()}
         start = len(self._names.prefixes[0]) + 1
         for shard, name, data in self._reader.scan(b"s", wanted):
             yield shard, name[start:], data, None if self.solo else stamps[shard]
@@ -208,8 +197,7 @@ class RedisFences:
     def scan(self, shard: int | None = None) -> Iterator[Scanned]:
         for held_in, name, data, expires_ms in self._reader.scan_expiring(b"k", shard):
             key = bytes((held_in,)) + name[name.index(b"}") + 2 :]
-            # Parked records start with their stamp, whose first byte is 0; a record with its version.
-            record = KeyRecord.decode(data) if data[0] else unpark(data, None)
+            record = unpark(data, None) if is_parked(data) else decode_record(data)
             if record:
                 yield Scanned(key, record, expires_ms)
 
@@ -270,7 +258,7 @@ class RedisFences:
                 found.append(None)
                 continue
             state, epoch, _ = raw.split(b":", 2)
-            found.append(Marker(int(epoch), state == b"R", snapshot.epochs[shard] is not None))
+            found.append(Marker(int(epoch), state == MARKER_READY.encode(), snapshot.epochs[shard] is not None))
         return found
 
     def versions(self) -> list[tuple[int, int] | None]:
@@ -334,7 +322,7 @@ class RedisFences:
         if lookup.mode is DOCUMENT:
             found = unpark(record, stamp) if record else None
         else:
-            found = KeyRecord.decode(record) if record else None
+            found = decode_record(record) if record else None
         there = SourceRecord.decode(source) if source and lookup.mode is not KEYED else None
         if there and stamp is not None and there.stamp != stamp:
             there = None

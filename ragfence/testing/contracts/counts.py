@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from ragfence.core.decision_rows import CONFLICT_POSITION, Row, RowKind, decode_rows
+from ragfence.core.decision_rows import Row, decode_rows
 from ragfence.core.decisions import Claim, Granted, Mode, Sealed
-from ragfence.core.records import TOKEN_BYTES
+from ragfence.core.layout import CONFLICT_POSITION, TOKEN_BYTES, RowKind
 from ragfence.core.tallies import DECISIONS, outcome_of
 from ragfence.stores.fences import FenceStore, LoadedSource, all_of
 from ragfence.testing.contracts.fence_calls import (

@@ -9,7 +9,8 @@ import pytest
 
 from ragfence.core.decision_rows import Row
 from ragfence.core.decisions import Ask, Claim, Granted, HeldRecords, LeaseRef, Mode, Seal, Sealed, Verdict
-from ragfence.core.records import FINGERPRINT_BYTES, TOKEN_BYTES, KeyRecord
+from ragfence.core.layout import FINGERPRINT_BYTES, TOKEN_BYTES
+from ragfence.core.records import KeyRecord
 from ragfence.stores.fences import SOURCE_BYTES, FenceStore, Lookup
 from ragfence.testing.clock import VirtualClock
 

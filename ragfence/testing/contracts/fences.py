@@ -30,7 +30,7 @@ from ragfence.core.decisions import (
     Sealed,
     StaleVerdict,
 )
-from ragfence.core.records import NO_METADATA, TOKEN_BYTES, State
+from ragfence.core.layout import NO_METADATA, TOKEN_BYTES, State
 from ragfence.stores.fences import Lookup
 from ragfence.testing.contracts.fence_calls import (
     ALL_MODES,

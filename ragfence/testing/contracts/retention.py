@@ -10,18 +10,8 @@ from typing import Any
 
 import pytest
 
-from ragfence.core.decision_rows import (
-    FENCED_OUT,
-    FENCED_POSITION,
-    HEALED,
-    RELEASE_POSITION,
-    SEAL_POSITION,
-    TAKEOVER,
-    Row,
-    RowKind,
-)
+from ragfence.core.decision_rows import Row
 from ragfence.core.decisions import (
-    NOBODY,
     Claim,
     Fenced,
     Granted,
@@ -34,8 +24,21 @@ from ragfence.core.decisions import (
     StaleVerdict,
 )
 from ragfence.core.hashing import SHARDS
+from ragfence.core.layout import (
+    FENCED_OUT,
+    FENCED_POSITION,
+    HEALED,
+    MAX_EPOCH,
+    NO_TOKEN,
+    RELEASE_POSITION,
+    SEAL_POSITION,
+    TAKEOVER,
+    TOKEN_BYTES,
+    RowKind,
+    State,
+)
 from ragfence.core.operations import FenceNumber
-from ragfence.core.records import MAX_EPOCH, TOKEN_BYTES, Head, KeyRecord, SourceLease, SourceRecord, State, park
+from ragfence.core.records import Head, KeyRecord, SourceLease, SourceRecord, decode_record, park
 from ragfence.errors import FormatTooNew, StoreClosed, StoreUnsafe
 from ragfence.stores.fences import FenceStore, Loaded, LoadedReceipt, LoadedSource, Lookup, Marker, RowEntry
 from ragfence.testing.contracts.counts import CountContract
@@ -61,7 +64,9 @@ from ragfence.testing.contracts.fence_calls import (
 )
 from ragfence.testing.contracts.row_drain import DrainContract
 
-FROM_THE_LOG = KeyRecord(State.SEALED, b"f" * 16, NOBODY, FenceNumber(1, 9), 1, 0, 0, effect_id="ef_log", result=b"j1")
+FROM_THE_LOG = KeyRecord(
+    State.SEALED, b"f" * 16, NO_TOKEN, FenceNumber(1, 9), 1, 0, 0, effect_id="ef_log", result=b"j1"
+)
 
 
 AFTER_CLOSING: dict[str, Callable[[FenceStore, Claim, list[RowEntry]], object]] = {
@@ -199,7 +204,7 @@ class EpochContract:
 
     def test_a_document_that_was_hydrated_answers_with_the_receipt_of_the_log(self, fences: FencesUnderTest) -> None:
         head, parked = claim(Mode.DOCUMENT, "B", content="f"), claim(Mode.DOCUMENT, "A", content="f")
-        record = KeyRecord(State.SEALED, head.fingerprint, NOBODY, FenceNumber(1, 9), 1, 0, 0, effect_id="ef_log")
+        record = KeyRecord(State.SEALED, head.fingerprint, NO_TOKEN, FenceNumber(1, 9), 1, 0, 0, effect_id="ef_log")
         items: list[Loaded] = [_loaded_source(head, record, sequence=4), LoadedReceipt(parked.key, record)]
         assert fences.store.begin_epoch(2)
         assert fences.store.load(2, items)
@@ -460,7 +465,7 @@ class RowContract:
         for name, content, kind, winner, sealed_at in (
             ("new", "", RowKind.NEW, b"", 0),
             ("sealed", "", RowKind.DUPLICATE, receipt.token, receipt.when_ms),
-            ("sealed", "other", RowKind.CONFLICT, NOBODY, receipt.when_ms),
+            ("sealed", "other", RowKind.CONFLICT, NO_TOKEN, receipt.when_ms),
             ("held", "", RowKind.IN_FLIGHT, held.record.token, 0),
         ):
             before = rows_of(fences.store)
@@ -479,7 +484,7 @@ class RowContract:
         asked = claim(mode, "B", by="two", sequence=4)
         verdict(fences.store, asked)
         (row,) = [row for row in rows_of(fences.store) if row.token == asked.token]
-        assert (row.kind, row.winner) == (RowKind.STALE, NOBODY)
+        assert (row.kind, row.winner) == (RowKind.STALE, NO_TOKEN)
 
     @ALL_MODES
     def test_a_row_tells_of_takeover_and_quarantine(self, fences: FencesUnderTest, mode: Mode) -> None:
@@ -743,7 +748,7 @@ class UpkeepContract:
         record = sealed(fences.store, asked, result=b"d" + b"i" * 32)
         (found,) = fences.store.replays([ask(asked)]).settled()
         assert found is not None
-        assert KeyRecord.decode(found) == record
+        assert decode_record(found) == record
         claimed = asked._replace(token=b"2" * TOKEN_BYTES)
         assert verdict(fences.store, claimed) == Replay(record)
         rows = {row.token: row for row in rows_of(fences.store)}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ragfence.core.decision_rows import Row, RowKind, decode_rows
-from ragfence.core.records import TOKEN_BYTES
+from ragfence.core.decision_rows import Row, decode_rows
+from ragfence.core.layout import TOKEN_BYTES, RowKind
 from ragfence.stores.fences import FenceStore, RowEntry
 from ragfence.testing.contracts.fence_calls import FencesUnderTest, start_epoch
 

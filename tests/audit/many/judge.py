@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ragfence.audit.ledger import Ledger, Wanted
-from ragfence.core.decision_rows import FENCED_POSITION, RELEASE_POSITION, SEAL_POSITION, Row
+from ragfence.core.decision_rows import Row
+from ragfence.core.layout import FENCED_POSITION, RELEASE_POSITION, SEAL_POSITION
 from ragfence.stores.objects import ObjectStore
 from tests.audit.many.plan import CLAIM, MOVE
 from tests.chaos.sites import Site

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from ragfence.core.decision_rows import FENCED_OUT, SEAL_POSITION
+from ragfence.core.layout import FENCED_OUT, SEAL_POSITION
 from ragfence.core.operations import encoded
 from ragfence.stores.objects import ObjectStore
 from tests.documents.attack.judge import Moved, read_log

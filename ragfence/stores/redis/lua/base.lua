@@ -1,18 +1,18 @@
 -- What every script needs that looks at more than one record: constants, and the markers.
 
-local HELD, RELEASED, QUARANTINED, SEALED, FAILED = 1, 2, 3, 4, 5
-local KEYED, SEQUENCED, DOCUMENT = 0, 1, 2
+local HELD, RELEASED, QUARANTINED, SEALED, FAILED = $HELD, $RELEASED, $QUARANTINED, $SEALED, $FAILED
+local KEYED, SEQUENCED, DOCUMENT = $KEYED, $SEQUENCED, $DOCUMENT
 
 -- `R:<epoch>:<run_id>` or `H:<epoch>:<run_id>`; a run_id has 40 digits.
 local function read_marker(marker_key)
   local text = redis.call('GET', marker_key)
   if not text then return nil end
-  return { ready = byte(text) == 82, epoch = tonumber(sub(text, 3, -42)), run = sub(text, -40) }
+  return { ready = byte(text) == $code(R), epoch = tonumber(sub(text, $MARKER_EPOCH)), run = sub(text, $MARKER_RUN) }
 end
 
 -- Records hold an epoch in seven bytes, and Lua counts to 2^53: one cut off would let a stale owner in.
 local function write_marker(marker_key, state, epoch, run)
-  if epoch >= 2^53 then error(string.format('epoch %.0f is out of range', epoch)) end
+  if epoch > $MAX_EPOCH then error(string.format('epoch %.0f is out of range', epoch)) end
   redis.call('SET', marker_key, string.format('%s:%.0f:%s', state, epoch, run))
 end
 
@@ -20,11 +20,13 @@ end
 -- that is absent or of another run is set here, to an epoch above every earlier one.
 local function usable_epoch(marker_key, run, solo, now_ms)
   local text = redis.call('GET', marker_key)
-  if text and byte(text) == 82 and sub(text, -40) == run then return tonumber(sub(text, 3, -42)) end
+  if text and byte(text) == $code(R) and sub(text, $MARKER_RUN) == run then
+    return tonumber(sub(text, $MARKER_EPOCH))
+  end
   if not solo then return nil end
   local m = read_marker(marker_key)
   local epoch = math.max(m and m.epoch + 1 or 0, now_ms * 1000)
-  write_marker(marker_key, 'R', epoch, run)
+  write_marker(marker_key, $READY, epoch, run)
   return epoch
 end
 

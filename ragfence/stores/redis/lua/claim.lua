@@ -15,7 +15,7 @@
 
 local solo, groups, most_rows = ARGV[1] == '1', tonumber(ARGV[2]), ARGV[3]
 local run, now_ms = run_id(), now()
-local ts = struct.pack('>I6', now_ms)
+local ts = $pack(record.when, now_ms)
 local settle
 
 local replies, k, a = {}, 1, 5
@@ -26,7 +26,7 @@ for _ = 1, groups do
   local at, told = 1, ARGV[a + 3]
   while at < #told do
     local n, what
-    n, what, at = struct.unpack('>I4Hc0', told, at)
+    n, what, at = struct.unpack('$ANSWER_FORMAT', told, at)
     answers[what] = n
   end
   k, a = k + 3, a + 5
@@ -38,7 +38,7 @@ for _ = 1, groups do
     local grants, documents = 0, byte(ARGV[a]) == DOCUMENT
     for i = 1, count do
       local claim, first = ARGV[a + i - 1], not ahead[i]
-      if documents then first = not ahead[2 * i - 1] and not ahead[2 * i] and byte(claim, 2) % 4 < 2 end
+      if documents then first = not ahead[2 * i - 1] and not ahead[2 * i] and not $has(byte(claim, $claim.flags.at), CLAIM_RETRACT) end
       if first then
         grants = grants + 1
       elseif documents or not replays(ahead[i], claim) then
@@ -77,15 +77,15 @@ for _ = 1, groups do
           number = checked_number(redis.call('INCR', counter_key))
         end
         data, row = first_grant(claim, epoch, number, now_ms, ts, shard)
-        local ttl_ms = struct.unpack('>I6', claim, source_key and 106 or 100)
+        local ttl_ms = $unpack(claim.pending_ttl, claim, source_key and $claim.source_ttl.at or $claim.pending_ttl.at)
         if source_key then
-          put(source_key, '\1\2' .. struct.pack('>I8', epoch) .. sub(claim, 20, 51) .. struct.pack('>I4', #data) .. data,
-            ttl_ms)
+          put(source_key, $char(RECORD_VERSION, SOURCE_LEASE) .. $pack(source.stamp, epoch) .. sub(claim, $claim.digest) ..
+            $pack(source_lease.size, #data) .. data, ttl_ms)
           pending[#pending + 1] = score(now_ms, ttl_ms)
           pending[#pending + 1] = sub(source_key, #prefix + 2)
         else
           put(record_key, data, ttl_ms)
-          redis.call('ZADD', prefix .. 'p', score(now_ms, ttl_ms), sub(claim, 20, 51))
+          redis.call('ZADD', prefix .. 'p', score(now_ms, ttl_ms), sub(claim, $claim.digest))
         end
         reply = 'G\0' .. data
       elseif replays(data, claim) then
@@ -97,7 +97,7 @@ for _ = 1, groups do
       reply, row, answer = settle(claim, record_key, source_key, epoch, solo, now_ms, counter_key, prefix, shard)
     end
     if answer then
-      local what = label(answer, 0, kind_of_claim(claim), claim, 112)
+      local what = label(answer, 0, kind_of_claim(claim), claim, $claim.rest)
       answers[what] = (answers[what] or 0) + 1
     end
     replies[#replies + 1] = reply

@@ -3,45 +3,49 @@
 
 -- Records hold the number of a claim in five bytes.
 local function checked_number(number)
-  if number >= 2^40 then error(string.format('fence number %.0f is out of range', number)) end
+  if number > $MAX_COUNTER then error(string.format('fence number %.0f is out of range', number)) end
   return number
 end
 
-local function kind_of_claim(claim) return sub(claim, 113, 112 + byte(claim, 112)) end
+local function kind_of_claim(claim) return $short(claim, $claim.rest) end
 
 -- Whether this is an ended record of the claim's own payload: it answers.
 local function replays(data, claim)
-  local version, flags = byte(data, 1, 2)
-  local state = flags % 16
-  return version == 1 and (state == 4 or state == 5) and sub(data, 3, 18) == sub(claim, 52, 67)
+  local version, flags = byte(data, $record.version:state)
+  local state = $state(flags)
+  return version == $RECORD_VERSION and (state == $SEALED or state == $FAILED) and
+    sub(data, $record.fingerprint) == sub(claim, $claim.fingerprint)
 end
 
 -- The row of a claim that was answered with this record. `ts`: the time in six bytes.
 local function replay_row(data, claim, ts, shard)
-  local effect_id, at, flags = '\0', 58 + byte(data, 57), byte(data, 2)
-  if flags % 128 >= 64 then
-    if flags % 32 >= 16 then at = at + 1 + byte(data, at) end
-    if flags % 64 >= 32 then at = at + 1 + byte(data, at) end
-    effect_id = sub(data, at, at + byte(data, at))
+  local effect_id, at, flags = '\0', $skip_short(data, $record.rest), byte(data, $record.state.at)
+  if $has(flags, HAS_EFFECT_ID) then
+    if $has(flags, HAS_OWNER) then at = $skip_short(data, at) end
+    if $has(flags, HAS_ERROR) then at = $skip_short(data, at) end
+    effect_id = $whole_short(data, at)
   end
-  at = 113 + byte(claim, 112)
-  at = at + 1 + byte(claim, at)
-  at = at + 4 + struct.unpack('>I4', claim, at)
-  return '\1' .. sub(claim, 3, 15) .. ts .. '\2\0' .. sub(claim, 16, 19) .. '\0\0\0\0\0\0' .. shard ..
-    sub(claim, 20, 51) .. sub(data, 3, 56) .. effect_id .. '\0' .. sub(claim, at)
+  at = $skip_short(claim, $claim.rest)
+  at = $skip_short(claim, at)
+  at = $skip_long(claim, at)
+  return $char(ROW_VERSION) .. sub(claim, $claim.token:position) .. ts .. $char(DUPLICATE, 0) .. sub(claim, $claim.waited) ..
+    $zeros(row.expires) .. shard .. sub(claim, $claim.digest) .. sub(data, $record.fingerprint:when) .. effect_id ..
+    '\0' .. sub(claim, at)
 end
 
 -- The record and the row of the first claim of a key.
 local function first_grant(claim, epoch, number, now_ms, ts, shard)
-  local owner = 113 + byte(claim, 112)
-  local payload = owner + 1 + byte(claim, owner)
-  local context = payload + 4 + struct.unpack('>I4', claim, payload)
-  local state, from, to = 1, owner, context - 1
-  if payload > owner + 1 then state = state + 16 else from = payload end
-  if context > payload + 4 then state = state + 128 else to = payload - 1 end
-  local fence = struct.pack('>I7I5I2', epoch, number, 1) .. ts
-  local data = '\1' .. char(state) .. sub(claim, 52, 67) .. sub(claim, 3, 14) .. fence ..
-    struct.pack('>I6', now_ms + struct.unpack('>I6', claim, 92)) .. sub(claim, 112, owner - 1) .. sub(claim, from, to)
-  return data, '\1' .. sub(claim, 3, 15) .. ts .. '\1\0' .. sub(claim, 16, 19) .. '\0\0\0\0\0\0' .. shard ..
-    sub(claim, 20, 67) .. sub(claim, 3, 14) .. fence .. '\0\0\0\0\0\0\0\0' .. sub(claim, context)
+  local owner = $skip_short(claim, $claim.rest)
+  local payload = $skip_short(claim, owner)
+  local context = $skip_long(claim, payload)
+  local state, from, to = $HELD, owner, context - 1
+  if payload > owner + 1 then state = state + $HAS_OWNER else from = payload end
+  if context > payload + $LONG then state = state + $HAS_PAYLOAD else to = payload - 1 end
+  local fence = $pack(record.epoch:attempt, epoch, number, 1) .. ts
+  local data = $char(RECORD_VERSION) .. char(state) .. sub(claim, $claim.fingerprint) .. sub(claim, $claim.token) ..
+    fence .. $pack(record.when, now_ms + $unpack(claim.lease, claim)) .. sub(claim, $claim.rest, owner - 1) ..
+    sub(claim, from, to)
+  return data, $char(ROW_VERSION) .. sub(claim, $claim.token:position) .. ts .. $char(NEW, 0) .. sub(claim, $claim.waited) ..
+    $zeros(row.expires) .. shard .. sub(claim, $claim.digest:fingerprint) .. sub(claim, $claim.token) .. fence ..
+    $zeros(row.sealed_at, 2) .. sub(claim, context)
 end

@@ -4,10 +4,10 @@ local function unpack_claim(data)
   local c = {}
   local at
   c.mode, c.flags, c.token, c.position, c.waited, c.digest, c.fingerprint, c.sequence, c.metadata_hash, c.lease_ms,
-    c.max_attempts, c.pending_ttl, c.source_ttl, at = struct.unpack('>BBc12BI4c32c16c8c16I6I2I6I6', data)
-  if c.flags % 2 < 1 then c.sequence = nil end
-  c.retract = c.flags % 4 >= 2
-  c.row_on_conflict = c.flags % 8 >= 4
+    c.max_attempts, c.pending_ttl, c.source_ttl, at = $unpack(claim, data)
+  if not $has(c.flags, CLAIM_SEQUENCE) then c.sequence = nil end
+  c.retract = $has(c.flags, CLAIM_RETRACT)
+  c.row_on_conflict = $has(c.flags, CLAIM_ROW_ON_CONFLICT)
   c.kind, at = read_short(data, at)
   c.owner, at = read_short(data, at)
   c.payload, at = read_long(data, at)
@@ -132,7 +132,7 @@ local function claim_row(claim, answer, now_ms, shard)
   local row = { token = claim.token, position = claim.position, ts = now_ms, key = shard .. claim.digest,
     fingerprint = claim.fingerprint, waited = claim.waited, context = claim.context }
   if answer.code == 'G' then
-    row.kind, row.flags = ROW.new, answer.takeover and 1 or 0
+    row.kind, row.flags = ROW.new, answer.takeover and $TAKEOVER or 0
   elseif answer.code == 'R' then
     row.kind = ROW.duplicate
   elseif answer.code == 'C' then

@@ -19,8 +19,8 @@ end
 
 -- The live document in a source record of this epoch: 1, or 0.
 local function live(data)
-  if not data or byte(data) ~= 1 or sub(data, 3, 10) ~= struct.pack('>I8', epoch) then return 0 end
-  return byte(data, 2) % 8 >= 4 and 1 or 0
+  if not data or byte(data) ~= $RECORD_VERSION or sub(data, $source.stamp) ~= $pack(source.stamp, epoch) then return 0 end
+  return $has(byte(data, $source.flags.at), SOURCE_LIVE) and 1 or 0
 end
 
 if action == 'begin' then
@@ -30,12 +30,12 @@ if action == 'begin' then
   end
   for _, marker_key in ipairs(KEYS) do
     local prefix, now_ms = sub(marker_key, 1, -2), now()
-    write_marker(marker_key, 'H', epoch, run)
+    write_marker(marker_key, $HYDRATING, epoch, run)
     if redis.call('EXISTS', prefix .. 'c') == 0 then
       -- It counts nothing: it is new, or has forgotten what it had counted. BEGUN of core/tallies.py.
-      local key = prefix .. 'h' .. math.floor(now_ms / 86400000)
-      redis.call('HSET', key, math.floor(now_ms / 3600000) .. ':b-\0\0', string.format('%.0f', now_ms))
-      redis.call('PEXPIRE', key, 36 * 86400000)
+      local key = prefix .. 'h' .. math.floor(now_ms / $DAY_MS)
+      redis.call('HSET', key, math.floor(now_ms / $HOUR_MS) .. ':b-\0\0', string.format('%.0f', now_ms))
+      redis.call('PEXPIRE', key, $KEPT_MS)
     end
     -- Leases of earlier epochs are void, and documents are counted as they are loaded.
     redis.call('DEL', prefix .. 'q')
@@ -46,7 +46,7 @@ elseif action == 'load' then
   local prefix, documents = sub(KEYS[1], 1, -2), 0
   for i = 2, #KEYS do
     local value = ARGV[i + 1]
-    if byte(KEYS[i], #prefix + 1) == 115 then
+    if byte(KEYS[i], #prefix + 1) == $code(s) then
       -- It may be loaded twice, after a lost reply.
       documents = documents + live(value) - live(redis.call('SET', KEYS[i], value, 'GET'))
     else
@@ -58,34 +58,34 @@ elseif action == 'finish' then
   for _, marker_key in ipairs(KEYS) do
     if not hydrating(marker_key) then return 0 end
   end
-  for _, marker_key in ipairs(KEYS) do write_marker(marker_key, 'R', epoch, run) end
+  for _, marker_key in ipairs(KEYS) do write_marker(marker_key, $READY, epoch, run) end
 elseif action == 'forget_ended' or action == 'forget_pending' then
   for i = 2, #KEYS do
     local data = redis.call('GET', KEYS[i]) or ''
-    local version, state = byte(data, 1, 2)
-    if version == 1 and (state % 16 == SEALED or state % 16 == FAILED) then
-      local sealed_ms, left_ms = struct.unpack('>I6', data, 51), redis.call('PTTL', KEYS[i])
+    local version, state = byte(data, $record.version:state)
+    if version == $RECORD_VERSION and ($state(state) == SEALED or $state(state) == FAILED) then
+      local sealed_ms, left_ms = $unpack(record.when, data), redis.call('PTTL', KEYS[i])
       local lifetime = left_ms > 0 and math.max(now() + left_ms - sealed_ms, 1) or 0
       redis.call('DEL', KEYS[i])
-      tally(sub(KEYS[1], 1, -2), sealed_ms, label('x', lifetime, sub(data, 58, 57 + byte(data, 57)), '', 1), 1)
-    elseif version == 1 and action == 'forget_pending'
-        and (state % 16 ~= HELD or now() >= struct.unpack('>I6', data, 51)) then
+      tally(sub(KEYS[1], 1, -2), sealed_ms, label('x', lifetime, $short(data, $record.rest), '', 1), 1)
+    elseif version == $RECORD_VERSION and action == 'forget_pending'
+        and ($state(state) ~= HELD or now() >= $unpack(record.when, data)) then
       local prefix = sub(KEYS[1], 1, -2)
       redis.call('DEL', KEYS[i])
       redis.call('ZREM', prefix .. 'p', sub(KEYS[i], #prefix + 2))
     elseif version == 0 then  -- parked: its stamp comes first, the epoch in eight bytes
-      local stamp = 0
-      for at = 2, 8 do stamp = stamp * 256 + byte(data, at) end
-      if stamp < epoch then redis.call('DEL', KEYS[i]) end
+      if $unpack(parked.stamp, data) < epoch then redis.call('DEL', KEYS[i]) end
     end
   end
 elseif action == 'recount' then
   local m, prefix = read_marker(KEYS[1]), sub(KEYS[1], 1, -2)
   for i = 3, #KEYS do
     local data, left_ms = redis.call('GET', KEYS[i]), redis.call('PTTL', KEYS[i])
-    local of_source = byte(KEYS[i], #prefix + 1) == 115
-    local is_pending = data and byte(data) == 1 and byte(data, 2) % 16 <= QUARANTINED
-    if of_source then is_pending = data and byte(data) == 1 and byte(data, 2) % 4 >= 2 end
+    local of_source = byte(KEYS[i], #prefix + 1) == $code(s)
+    local is_pending = data and byte(data) == $RECORD_VERSION and $state(byte(data, $record.state.at)) <= QUARANTINED
+    if of_source then
+      is_pending = data and byte(data) == $RECORD_VERSION and $has(byte(data, $source.flags.at), SOURCE_LEASE)
+    end
     if is_pending then
       redis.call('ZADD', prefix .. (of_source and 'q' or 'p'), score(now(), left_ms), sub(KEYS[i], #prefix + 2))
     end

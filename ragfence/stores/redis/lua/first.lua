@@ -6,8 +6,8 @@ local byte, sub, char = string.byte, string.sub, string.char
 
 local function run_id()
   local info = redis.call('INFO', 'server')
-  local at = string.find(info, 'run_id:', 1, true)
-  return sub(info, at + 7, at + 46)
+  local _, before = string.find(info, 'run_id:', 1, true)
+  return sub(info, before + 1, before + $RUN_ID_CHARACTERS)
 end
 
 local function put(key, data, ttl_ms)
@@ -33,21 +33,23 @@ local function score(now_ms, ttl_ms) return ttl_ms > 0 and now_ms + ttl_ms or '+
 
 -- What an answer is counted under: make_label of core/tallies.py. `lifetime`: in milliseconds, or '-'.
 local function label(outcome, lifetime, kind, text, from)
-  local route, at = '', string.find(text, ',"route":"', from, true)
-  if at then route = sub(text, at + 10, math.min(string.find(text, '"', at + 10, true) - 1, at + 89)) end
-  if lifetime ~= '-' then lifetime = math.ceil(lifetime / 3600000) end
+  local route, _, before = '', string.find(text, ',"route":"', from, true)
+  if before then
+    route = sub(text, before + 1, math.min(string.find(text, '"', before + 1, true) - 1, before + $MAX_ROUTE_BYTES))
+  end
+  if lifetime ~= '-' then lifetime = math.ceil(lifetime / $HOUR_MS) end
   return outcome .. lifetime .. '\0' .. kind .. '\0' .. route
 end
 
 -- Counts under an hour, in the hash of its day, which is kept for KEPT_DAYS behind it. Beyond MAX_LABELS, kinds and
 -- routes are not told apart.
 local function tally(prefix, at_ms, what, count)
-  local hour = math.floor(at_ms / 3600000)
-  local key, field = prefix .. 'h' .. math.floor(hour / 24), hour .. ':' .. what
+  local hour = math.floor(at_ms / $HOUR_MS)
+  local key, field = prefix .. 'h' .. math.floor(at_ms / $DAY_MS), hour .. ':' .. what
   if redis.call('HINCRBY', key, field, count) ~= count then return end
-  if redis.call('HLEN', key) > 4000 then
+  if redis.call('HLEN', key) > $MAX_LABELS then
     redis.call('HDEL', key, field)
     redis.call('HINCRBY', key, hour .. ':' .. sub(what, 1, string.find(what, '\0', 1, true)) .. '\0', count)
   end
-  redis.call('PEXPIRE', key, 36 * 86400000)
+  redis.call('PEXPIRE', key, $KEPT_MS)
 end

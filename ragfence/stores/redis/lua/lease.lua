@@ -12,7 +12,7 @@ local function unpack_lease(data)
   local l = {}
   local at
   l.mode, l.token, l.digest, l.epoch, l.lease_ms, l.pending_ttl, l.source_ttl, at =
-    struct.unpack('>Bc12c32I7I6I6I6', data)
+    $unpack(lease, data)
   l.context, at = read_long(data, at)
   return l
 end
@@ -103,7 +103,7 @@ for _ = 1, groups do
         local record
         done, record = settle(action, lease, held, epoch, now_ms, err, refund, withdraw)
         if record then
-          rows[#rows + 1] = encode_row({ token = lease.token, position = 251, ts = now_ms, kind = ROW.new,
+          rows[#rows + 1] = encode_row({ token = lease.token, position = $RELEASE_POSITION, ts = now_ms, kind = ROW.new,
             key = shard .. lease.digest, fingerprint = record.fingerprint, attempt = record.attempt,
             epoch = record.epoch, counter = record.counter, first_seen = record.first_seen, winner = lease.token,
             error = err ~= '' and err or 'RELEASED', context = lease.context })

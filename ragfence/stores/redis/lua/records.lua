@@ -1,10 +1,10 @@
 -- The binary records of core/records.py and core/decision_rows.py, read and written in Lua.
 
-local NO_METADATA = string.rep('\0', 16)
-local NOBODY = string.rep('\0', 12)
+local NO_METADATA = $zeros(head.metadata_hash)
+local NOBODY = $zeros(record.token)
 
 local function short(text) return char(#text) .. text end
-local function long(text) return struct.pack('>I4', #text) .. text end
+local function long(text) return $pack(head.size, #text) .. text end
 
 -- Reads length:1 + bytes at `at`; returns the bytes and where the next field starts.
 local function read_short(data, at)
@@ -13,38 +13,38 @@ local function read_short(data, at)
 end
 
 local function read_long(data, at)
-  local size = struct.unpack('>I4', data, at)
-  return sub(data, at + 4, at + 3 + size), at + 4 + size
+  local size, start = $unpack(head.size, data, at)
+  return sub(data, start, start + size - 1), start + size
 end
 
 -- A record of a newer format is never guessed at: it decodes to {newer = true} and the client refuses it.
 local function decode_record(data)
   if not data or data == '' then return nil end
-  if byte(data, 1) ~= 1 then return { newer = true, raw = data } end
+  if byte(data) ~= $RECORD_VERSION then return { newer = true, raw = data } end
   local r = { raw = data }
   local at, _
   _, r.state, r.fingerprint, r.token, r.epoch, r.counter, r.attempt, r.first_seen, r.when, at =
-    struct.unpack('>BBc16c12I7I5I2I6I6', data)
+    $unpack(record, data)
   local flags = r.state
-  r.state = flags % 16
+  r.state = $state(flags)
   r.owner, r.error, r.effect_id, r.payload = '', '', '', ''
   r.kind, at = read_short(data, at)
-  if flags % 32 >= 16 then r.owner, at = read_short(data, at) end
-  if flags % 64 >= 32 then r.error, at = read_short(data, at) end
-  if flags % 128 >= 64 then r.effect_id, at = read_short(data, at) end
-  if flags >= 128 then r.payload, at = read_long(data, at) end
+  if $has(flags, HAS_OWNER) then r.owner, at = read_short(data, at) end
+  if $has(flags, HAS_ERROR) then r.error, at = read_short(data, at) end
+  if $has(flags, HAS_EFFECT_ID) then r.effect_id, at = read_short(data, at) end
+  if $has(flags, HAS_PAYLOAD) then r.payload, at = read_long(data, at) end
   r.result = sub(data, at)
   return r
 end
 
 local function encode_record(r)
   local flags, texts = r.state, short(r.kind)
-  if r.owner ~= '' then flags, texts = flags + 16, texts .. short(r.owner) end
-  if r.error ~= '' then flags, texts = flags + 32, texts .. short(r.error) end
-  if r.effect_id ~= '' then flags, texts = flags + 64, texts .. short(r.effect_id) end
-  if r.payload ~= '' then flags, texts = flags + 128, texts .. long(r.payload) end
-  local data = struct.pack('>BBc16c12I7I5I2I6I6', 1, flags, r.fingerprint, r.token, r.epoch, r.counter,
-    r.attempt, r.first_seen, r.when) .. texts .. r.result
+  if r.owner ~= '' then flags, texts = flags + $HAS_OWNER, texts .. short(r.owner) end
+  if r.error ~= '' then flags, texts = flags + $HAS_ERROR, texts .. short(r.error) end
+  if r.effect_id ~= '' then flags, texts = flags + $HAS_EFFECT_ID, texts .. short(r.effect_id) end
+  if r.payload ~= '' then flags, texts = flags + $HAS_PAYLOAD, texts .. long(r.payload) end
+  local data = $pack(record, $RECORD_VERSION, flags, r.fingerprint, r.token, r.epoch, r.counter, r.attempt, r.first_seen,
+    r.when) .. texts .. r.result
   r.raw = data
   return data
 end
@@ -61,26 +61,26 @@ local function ended(r) return r ~= nil and (r.state == SEALED or r.state == FAI
 
 local function decode_source(data)
   if not data then return nil end
-  if byte(data, 1) ~= 1 then return { newer = true, raw = data } end
-  local _, flags, stamp, at = struct.unpack('>BBI8', data)
+  if byte(data) ~= $RECORD_VERSION then return { newer = true, raw = data } end
+  local _, flags, stamp, at = $unpack(source, data)
   local s = { stamp = stamp, raw = data }
-  if flags % 2 >= 1 then
+  if $has(flags, SOURCE_HEAD) then
     local h = {}
-    h.digest, h.sequence, h.metadata_hash, at = struct.unpack('>c32c8c16', data, at)
-    h.live = flags % 8 >= 4
-    if flags % 16 < 8 then h.sequence = nil end
+    h.digest, h.sequence, h.metadata_hash, at = $unpack(head.digest:metadata_hash, data, at)
+    h.live = $has(flags, SOURCE_LIVE)
+    if not $has(flags, SOURCE_SEQUENCE) then h.sequence = nil end
     local body
     body, at = read_long(data, at)
     h.record = decode_record(body)
     s.head = h
   end
-  if flags % 4 >= 2 then
+  if $has(flags, SOURCE_LEASE) then
     local l = {}
-    l.digest, at = struct.unpack('>c32', data, at)
+    l.digest, at = $unpack(source_lease.digest, data, at)
     local body
     body, at = read_long(data, at)
     l.record = decode_record(body)
-    l.unsettled = flags % 32 >= 16
+    l.unsettled = $has(flags, SOURCE_UNSETTLED)
     s.lease = l
   end
   for _, part in pairs({ s.head, s.lease }) do
@@ -93,21 +93,21 @@ local function encode_source(s)
   local flags, body = 0, ''
   local h, l = s.head, s.lease
   if h then
-    flags = flags + 1 + (h.live and 4 or 0) + (h.sequence and 8 or 0)
-    body = struct.pack('>c32c8c16', h.digest, h.sequence or string.rep('\0', 8), h.metadata_hash) ..
+    flags = flags + $SOURCE_HEAD + (h.live and $SOURCE_LIVE or 0) + (h.sequence and $SOURCE_SEQUENCE or 0)
+    body = $pack(head.digest:metadata_hash, h.digest, h.sequence or $zeros(head.sequence), h.metadata_hash) ..
       long(h.record and h.record.raw or '')
   end
   if l then
-    flags = flags + 2 + (l.unsettled and 16 or 0)
+    flags = flags + $SOURCE_LEASE + (l.unsettled and $SOURCE_UNSETTLED or 0)
     body = body .. l.digest .. long(l.record.raw)
   end
-  return struct.pack('>BBI8', 1, flags, s.stamp) .. body
+  return $pack(source, $RECORD_VERSION, flags, s.stamp) .. body
 end
 
 -- Sequences are signed 64-bit numbers, more than a Lua number holds exactly: compared in two halves.
 local function compare_sequences(a, b)
-  local ah, al = struct.unpack('>i4I4', a)
-  local bh, bl = struct.unpack('>i4I4', b)
+  local ah, al = $unpack(halves, a)
+  local bh, bl = $unpack(halves, b)
   if ah ~= bh then return ah < bh and -1 or 1 end
   if al ~= bl then return al < bl and -1 or 1 end
   return 0
@@ -119,8 +119,8 @@ local function read_held(item, epoch, solo)
   local data = redis.call('GET', item.record_key)
   if data then
     if item.mode == DOCUMENT then
-      local stamp = struct.unpack('>I8', data)
-      if solo or stamp == epoch then held.record = decode_record(sub(data, 9)) end
+      local stamp = $unpack(parked.stamp, data)
+      if solo or stamp == epoch then held.record = decode_record(sub(data, $parked.rest)) end
       held.stored = true
     else
       held.record = decode_record(data)
@@ -136,11 +136,10 @@ local function read_held(item, epoch, solo)
 end
 
 -- Decision rows. r: row_id fields, times and texts, as in core/decision_rows.py.
-local ROW = { duplicate = 2, new = 1, conflict = 3, in_flight = 4, stale = 5 }
+local ROW = { new = $NEW, duplicate = $DUPLICATE, conflict = $CONFLICT, in_flight = $IN_FLIGHT, stale = $STALE }
 
 local function encode_row(r)
-  return struct.pack('>Bc12BI6BBI4I6c33c16c12I7I5I2I6I6', 1, r.token, r.position, r.ts, r.kind, r.flags or 0,
-    r.waited or 0, r.expires or 0, r.key, r.fingerprint, r.winner or NOBODY, r.epoch or 0, r.counter or 0,
-    r.attempt or 0, r.first_seen or 0, r.sealed_at or 0) ..
-    short(r.effect_id or '') .. short(r.error or '') .. long(r.context)
+  return $pack(row, $ROW_VERSION, r.token, r.position, r.ts, r.kind, r.flags or 0, r.waited or 0, r.expires or 0, r.key,
+    r.fingerprint, r.winner or NOBODY, r.epoch or 0, r.counter or 0, r.attempt or 0, r.first_seen or 0,
+    r.sealed_at or 0) .. short(r.effect_id or '') .. short(r.error or '') .. long(r.context)
 end

@@ -13,7 +13,7 @@
 
 local solo, groups, most_rows = ARGV[1] == '1', tonumber(ARGV[2]), ARGV[3]
 local run, now_ms = run_id(), now()
-local ts = struct.pack('>I6', now_ms)
+local ts = $pack(record.when, now_ms)
 local settle
 local replies, k, a = {}, 1, 5
 for _ = 1, groups do
@@ -22,12 +22,12 @@ for _ = 1, groups do
   k, a = k + 3, a + 3
   local rows, answers, sources, documents = {}, {}, {}, 0
   local epoch = usable_epoch(marker_key, run, solo, now_ms)
-  local epoch_bytes = epoch and struct.pack('>I7', epoch)
+  local epoch_bytes = epoch and $pack(seal.epoch, epoch)
   local ahead = epoch and read_ahead(a, k, count)
-  local first_lease = epoch and not solo and '\1\2' .. struct.pack('>I8', epoch)
+  local first_lease = epoch and not solo and $char(RECORD_VERSION, SOURCE_LEASE) .. $pack(source.stamp, epoch)
   for i = 1, count do
     local seal, record_key, source_key = ARGV[a], KEYS[k], nil
-    local mode, flags = byte(seal, 1, 2)
+    local mode, flags = byte(seal, $seal.mode:flags)
     a, k = a + 1, k + 1
     if mode ~= KEYED then
       source_key = KEYS[k]
@@ -36,12 +36,13 @@ for _ = 1, groups do
     local reply, row, what, change
     if not epoch then
       reply = 'N'
-    elseif mode ~= SEQUENCED and sub(seal, 47, 53) == epoch_bytes then
+    elseif mode ~= SEQUENCED and sub(seal, $seal.epoch) == epoch_bytes then
       local data
       if mode == DOCUMENT then
         local source = ahead and ahead[2 * i]
-        if source and sub(source, 1, 10) == first_lease and sub(source, 11, 42) == sub(seal, 15, 46) then
-          data = sub(source, 47)
+        if source and sub(source, $source.version:stamp) == first_lease and
+          sub(source, $leased.digest) == sub(seal, $seal.digest) then
+          data = sub(source, $leased.rest)
         end
       elseif ahead then
         data = ahead[i]
@@ -51,16 +52,17 @@ for _ = 1, groups do
       if data and owned(data, seal) then
         data, row = own_seal(data, seal, now_ms, ts, shard)
         if source_key then
-          local head = 1 + (flags % 8 >= 4 and 4 or 0) + (flags % 2 >= 1 and 8 or 0)
-          put(source_key, '\1' .. char(head) .. sub(first_lease, 3) .. sub(seal, 15, 46) .. sub(seal, 59, 82) ..
-            struct.pack('>I4', #data) .. data, struct.unpack('>I6', seal, 89))
+          local live, ordered = $has(flags, SEAL_LIVE), $has(flags, SEAL_SEQUENCE)
+          local head = $SOURCE_HEAD + (live and $SOURCE_LIVE or 0) + (ordered and $SOURCE_SEQUENCE or 0)
+          put(source_key, $char(RECORD_VERSION) .. char(head) .. sub(first_lease, $source.stamp) .. sub(seal, $seal.digest) ..
+            sub(seal, $seal.sequence:metadata_hash) .. $pack(head.size, #data) .. data, $unpack(seal.source_ttl, seal))
           sources[#sources + 1] = sub(source_key, #prefix + 2)
-          what, change = seal_label(data, seal, '-'), flags % 8 >= 4 and 1 or 0
+          what, change = seal_label(data, seal, '-'), live and 1 or 0
           if ahead[2 * i - 1] then redis.call('DEL', record_key) end
         else
-          local ttl_ms = struct.unpack('>I6', seal, 83)
+          local ttl_ms = $unpack(seal.ttl, seal)
           put(record_key, data, ttl_ms)
-          redis.call('ZREM', prefix .. 'p', sub(seal, 15, 46))
+          redis.call('ZREM', prefix .. 'p', sub(seal, $seal.digest))
           what = seal_label(data, seal, ttl_ms)
         end
         reply = 'S' .. data
@@ -72,7 +74,7 @@ for _ = 1, groups do
     end
     if what then answers[what] = (answers[what] or 0) + 1 end
     documents = documents + (change or 0)
-    if mode == DOCUMENT and byte(reply) == 83 then moves = moves + 1 end
+    if mode == DOCUMENT and byte(reply) == $code(S) then moves = moves + 1 end
     replies[#replies + 1] = reply
     rows[#rows + 1] = row
   end

@@ -2,13 +2,13 @@
 -- that knows its server (ARGV[4]). It may stand wherever its lease does, so it trusts that run_id.
 if ARGV[4] ~= '' then
   local seal, marker, data = ARGV[8], redis.call('GET', KEYS[1]), redis.call('GET', KEYS[4])
-  if marker and data and byte(marker) == 82 and sub(marker, -40) == ARGV[4] and owned(data, seal) and
-    struct.pack('>I7', tonumber(sub(marker, 3, -42))) == sub(seal, 47, 53) then
+  if marker and data and byte(marker) == $code(R) and sub(marker, $MARKER_RUN) == ARGV[4] and owned(data, seal) and
+    $pack(seal.epoch, tonumber(sub(marker, $MARKER_EPOCH))) == sub(seal, $seal.epoch) then
     local now_ms, row = now(), nil
-    data, row = own_seal(data, seal, now_ms, struct.pack('>I6', now_ms), ARGV[5])
-    local ttl_ms = struct.unpack('>I6', seal, 83)
+    data, row = own_seal(data, seal, now_ms, $pack(record.when, now_ms), ARGV[5])
+    local ttl_ms = $unpack(seal.ttl, seal)
     put(KEYS[4], data, ttl_ms)
-    redis.call('ZREM', ARGV[6] .. 'p', sub(seal, 15, 46))
+    redis.call('ZREM', ARGV[6] .. 'p', sub(seal, $seal.digest))
     tally(ARGV[6], now_ms, seal_label(data, seal, ttl_ms), 1)
     add_rows(KEYS[2], row, ARGV[3])
     return 'S' .. data

@@ -3,41 +3,43 @@
 
 -- Whether this is a record of format 1 that the seal's token holds.
 local function owned(data, seal)
-  local version, flags = byte(data, 1, 2)
-  return version == 1 and flags % 16 == 1 and sub(data, 19, 30) == sub(seal, 3, 14)
+  local version, flags = byte(data, $record.version:state)
+  return version == $RECORD_VERSION and $state(flags) == $HELD and sub(data, $record.token) == sub(seal, $seal.token)
 end
 
 -- What the owner's own seal is counted under.
 local function seal_label(data, seal, lifetime)
-  local flags = byte(seal, 2)
-  local outcome = flags % 16 >= 8 and 'h' or (flags % 4 >= 2 and 'f' or 'n')
-  return label(outcome, lifetime, sub(data, 58, 57 + byte(data, 57)), seal, 112)
+  local flags = byte(seal, $seal.flags.at)
+  local outcome = $has(flags, SEAL_DUPLICATE) and 'h' or ($has(flags, SEAL_FAILED) and 'f' or 'n')
+  return label(outcome, lifetime, $short(data, $record.rest), seal, $seal.rest)
 end
 
 -- The record after the seal of its owner, and the row. `ts`: the time in six bytes.
 local function own_seal(data, seal, now_ms, ts, shard)
-  local token, flags, held = sub(seal, 3, 14), byte(seal, 2), byte(data, 2)
-  local failed, ttl, winner = flags % 4 >= 2, struct.unpack('>I6', seal, 83), sub(seal, 100, 111)
-  local effect = 113 + byte(seal, 112)
-  local result = effect + 1 + byte(seal, effect)
-  local context = result + 4 + struct.unpack('>I4', seal, result)
-  local kind_end = 57 + byte(data, 57)
-  local state, error_code, effect_id, payload = failed and 5 or 4, '', '', ''
-  if effect > 113 then state, error_code = state + 32, sub(seal, 112, effect - 1) end
-  if result > effect + 1 then state, effect_id = state + 64, sub(seal, effect, result - 1) end
-  if held >= 128 then
-    local at = kind_end + 1
-    if held % 32 >= 16 then at = at + 1 + byte(data, at) end
-    if held % 64 >= 32 then at = at + 1 + byte(data, at) end
-    if held % 128 >= 64 then at = at + 1 + byte(data, at) end
-    state, payload = state + 128, sub(data, at, at + 3 + struct.unpack('>I4', data, at))
+  local token, flags, held = sub(seal, $seal.token), byte(seal, $seal.flags.at), byte(data, $record.state.at)
+  local failed, ttl, winner = $has(flags, SEAL_FAILED), $unpack(seal.ttl, seal), sub(seal, $seal.winner)
+  local effect = $skip_short(seal, $seal.rest)
+  local result = $skip_short(seal, effect)
+  local context = $skip_long(seal, result)
+  local kind_end = $skip_short(data, $record.rest)
+  local state, error_code, effect_id, payload = failed and $FAILED or $SEALED, '', '', ''
+  if effect > $seal.rest + 1 then state, error_code = state + $HAS_ERROR, sub(seal, $seal.rest, effect - 1) end
+  if result > effect + 1 then state, effect_id = state + $HAS_EFFECT_ID, sub(seal, effect, result - 1) end
+  if $has(held, HAS_PAYLOAD) then
+    local at = kind_end
+    if $has(held, HAS_OWNER) then at = $skip_short(data, at) end
+    if $has(held, HAS_ERROR) then at = $skip_short(data, at) end
+    if $has(held, HAS_EFFECT_ID) then at = $skip_short(data, at) end
+    state, payload = state + $HAS_PAYLOAD, sub(data, at, $skip_long(data, at) - 1)
   end
-  if winner == '\0\0\0\0\0\0\0\0\0\0\0\0' then winner = token end
-  local fingerprint, seen = sub(data, 3, 18), sub(data, 43, 50)
-  local after = '\1' .. char(state) .. fingerprint .. winner .. sub(data, 31, 42) .. seen .. ts ..
-    sub(data, 57, kind_end) .. error_code .. effect_id .. payload .. sub(seal, result + 4, context - 1)
-  return after, '\1' .. token .. '\250' .. ts .. (flags % 16 >= 8 and '\2' or '\1') .. sub(seal, 95, 99) ..
-    (ttl > 0 and struct.pack('>I6', now_ms + ttl) or '\0\0\0\0\0\0') .. shard .. sub(seal, 15, 46) .. fingerprint ..
-    winner .. sub(seal, 47, 58) .. seen .. ts .. sub(seal, effect, result - 1) ..
-    (failed and sub(seal, 112, effect - 1) or '\0') .. sub(seal, context)
+  if winner == $zeros(seal.winner) then winner = token end
+  local fingerprint, seen = sub(data, $record.fingerprint), sub(data, $record.attempt:first_seen)
+  local after = $char(RECORD_VERSION) .. char(state) .. fingerprint .. winner .. sub(data, $record.epoch:counter) .. seen ..
+    ts .. sub(data, $record.rest, kind_end - 1) .. error_code .. effect_id .. payload ..
+    sub(seal, result + $LONG, context - 1)
+  return after, $char(ROW_VERSION) .. token .. $char(SEAL_POSITION) .. ts ..
+    ($has(flags, SEAL_DUPLICATE) and $char(DUPLICATE) or $char(NEW)) .. sub(seal, $seal.row_flags:waited) ..
+    (ttl > 0 and $pack(row.expires, now_ms + ttl) or $zeros(row.expires)) .. shard .. sub(seal, $seal.digest) ..
+    fingerprint .. winner .. sub(seal, $seal.epoch:counter) .. seen .. ts .. sub(seal, effect, result - 1) ..
+    (failed and sub(seal, $seal.rest, effect - 1) or '\0') .. sub(seal, context)
 end

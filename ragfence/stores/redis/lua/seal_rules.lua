@@ -4,11 +4,11 @@ local function unpack_seal(data)
   local s = {}
   local at
   s.mode, s.flags, s.token, s.digest, s.epoch, s.counter, s.sequence, s.metadata_hash, s.ttl, s.source_ttl,
-    s.row_flags, s.waited, s.winner, at = struct.unpack('>BBc12c32I7I5c8c16I6I6BI4c12', data)
-  if s.flags % 2 < 1 then s.sequence = nil end
-  s.failed = s.flags % 4 >= 2
-  s.live = s.flags % 8 >= 4
-  s.duplicate = s.flags % 16 >= 8
+    s.row_flags, s.waited, s.winner, at = $unpack(seal, data)
+  if not $has(s.flags, SEAL_SEQUENCE) then s.sequence = nil end
+  s.failed = $has(s.flags, SEAL_FAILED)
+  s.live = $has(s.flags, SEAL_LIVE)
+  s.duplicate = $has(s.flags, SEAL_DUPLICATE)
   s.error, at = read_short(data, at)
   s.effect_id, at = read_short(data, at)
   s.result, at = read_long(data, at)
@@ -65,7 +65,7 @@ local function settle(seal, held, epoch, now_ms, prefix)
     return 'S', kept or record, kept and '-' or seal.ttl
   end
   if head and head.live and head.digest ~= seal.digest and head.record then
-    put(prefix .. 'k' .. head.digest, struct.pack('>I8', epoch) .. head.record.raw, 0)
+    put(prefix .. 'k' .. head.digest, $pack(parked.stamp, epoch) .. head.record.raw, 0)
   end
   local moved = { digest = seal.digest, live = seal.live, sequence = sequence,
     metadata_hash = seal.metadata_hash, record = record }
@@ -86,8 +86,8 @@ local function seal_row(seal, code, r, now_ms, shard, solo)
   local fenced = code == 'F'
   if fenced and not performed_twice(seal, r, solo) then return '' end
   local flags = seal.row_flags
-  if fenced and flags % 32 < 16 then flags = flags + 16 end
-  return encode_row({ token = seal.token, position = fenced and 249 or 250, ts = now_ms,
+  if fenced and not $has(flags, FENCED_OUT) then flags = flags + $FENCED_OUT end
+  return encode_row({ token = seal.token, position = fenced and $FENCED_POSITION or $SEAL_POSITION, ts = now_ms,
     kind = (seal.duplicate or fenced) and ROW.duplicate or ROW.new, key = shard .. seal.digest,
     fingerprint = r.fingerprint, flags = flags, attempt = r.attempt,
     epoch = fenced and r.epoch or seal.epoch, counter = fenced and r.counter or seal.counter,
@@ -105,7 +105,7 @@ local function settled(packed, record_key, source_key, epoch, solo, now_ms, pref
   local code, record, lifetime, change = settle(seal, held, epoch, now_ms, prefix)
   local row, what = seal_row(seal, code, record, now_ms, shard, solo), nil
   if code == 'F' then
-    what = row ~= '' and label('o', 0, record.kind, packed, 112) or nil
+    what = row ~= '' and label('o', 0, record.kind, packed, $seal.rest) or nil
   elseif lifetime then
     what = seal_label(record.raw, packed, lifetime)
   end
