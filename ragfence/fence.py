@@ -16,7 +16,7 @@ from ragfence.engine.expiry import Purged
 from ragfence.engine.hydration import Progress
 from ragfence.engine.inspector import Inspector
 from ragfence.engine.journal import JournalReconciled
-from ragfence.engine.once import Key, OnceOptions, Recovered
+from ragfence.engine.once import Key, OnceDecorator, OnceOptions, Recovered
 from ragfence.engine.releases import Released, ReleaseQuery
 from ragfence.errors import ObjectsRequired, ValidationError
 
@@ -112,7 +112,7 @@ class Fence:
         terminal: type[Exception] | tuple[type[Exception], ...] = (),
         wait_s: float | None = None,
         on_store_error: str | None = None,
-    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    ) -> OnceDecorator:
         """Performs a function, sync or async, once per key; calling it returns a `Receipt`.
 
         key             makes (source_id, revision), a source_id, or an `Operation` out of the arguments
@@ -142,7 +142,7 @@ class Fence:
             wait_s=wait_s,
             on_store_error=on_store_error,
         )
-        return lambda function: self._engine.once(function, options)
+        return self._engine.once(options)
 
     def claim(
         self,

@@ -6,9 +6,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple
 
 from ragfence.errors import EffectFailed, RagfenceError
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    R = TypeVar("R", default=Any, covariant=True)
+    """the type of `result`; a `Receipt` without a parameter may hold anything"""
+else:  # only type checkers need the default
+    from typing import TypeVar
+
+    R = TypeVar("R", covariant=True)
 
 OnError = Literal["return", "raise"]
 """What a call with many documents does with one that fails: returns a receipt with `failure`, or raises."""
@@ -52,7 +62,7 @@ def flags_of(attempt: int, waited_ms: int, *, takeover: bool = False, journaled:
     return Flags(attempt=attempt, takeover=takeover, waited_ms=waited_ms, journaled=journaled)
 
 
-class Receipt(NamedTuple):
+class Receipt(NamedTuple, Generic[R]):
     """The outcome of a key. Two receipts are equal when key, effect_id, snippet_ids, result and failure are.
 
     What follows these is particular to one call, and takes no part in equality.
@@ -61,7 +71,7 @@ class Receipt(NamedTuple):
     key: str
     effect_id: str
     snippet_ids: tuple[str, ...] = ()
-    result: Any = None
+    result: R = None  # type: ignore[assignment]  # what has no result is a Receipt[None]
     failure: Mapping[str, Any] | None = None
     decision: Decision = Decision.NEW
     flags: Flags = Flags()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, overload
 
 from ragfence.core.decisions import Claim
 from ragfence.core.receipts import Decision, Receipt
@@ -13,7 +13,7 @@ from ragfence.engine.aio import ClaimBatcher, QueuedClaim, acquire_async, run_bl
 from ragfence.engine.leases import Lease, entered, left
 from ragfence.engine.refusals import code_of, is_outage
 from ragfence.engine.requests import Request
-from ragfence.engine.results import checked_effect_id, failure_bytes
+from ragfence.engine.results import Json, checked_effect_id, failure_bytes
 from ragfence.engine.runner import EffectOutcome, Runner, WonClaim
 from ragfence.errors import (
     Conflict,
@@ -114,7 +114,13 @@ class ClaimBlock:
             raise ValidationError(f"{self.key} has no receipt yet", hint="op.seal(...) makes one")
         return self._receipt
 
-    def seal(self, *, effect_id: str | None = None, result: object = None) -> Receipt:
+    @overload
+    def seal(self, *, effect_id: str | None = None, result: None = None) -> Receipt[None]: ...
+    @overload
+    def seal(self, *, effect_id: str | None = None, result: Json) -> Receipt[Json]: ...
+    @overload
+    def seal(self, *, effect_id: str | None = None, result: object) -> Receipt[Any]: ...
+    def seal(self, *, effect_id: str | None = None, result: object = None) -> Receipt[Any]:
         """Commits and seals. Raises `FencedOut`, with the winner's receipt, when another attempt won."""
         won, outcome = self._outcome(effect_id, result)
         try:

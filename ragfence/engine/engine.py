@@ -11,7 +11,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from ragfence.core.canonical import canonical_json, canonical_payload, parse_json
 from ragfence.core.decision_rows import context_of
@@ -29,7 +29,7 @@ from ragfence.engine.expiry import Expiry, Purged, row_for_end
 from ragfence.engine.hydration import EpochWatch, Hydrator, Progress
 from ragfence.engine.journal import Journal, JournalEntry, JournalReconciled
 from ragfence.engine.notes import EffectNotes
-from ragfence.engine.once import Once, OnceOptions
+from ragfence.engine.once import Once, OnceDecorator, OnceOptions
 from ragfence.engine.refusals import Refusal, code_of
 from ragfence.engine.releases import Released, ReleaseQuery, release_matching
 from ragfence.engine.requests import MAX_KEPT_PAYLOAD, Request, acting_key, fingerprint_of
@@ -157,8 +157,11 @@ class Engine:
         wait_ms = None if wait_s is None else int(wait_s * 1000)
         return ClaimBlock(self.runner, request, wait_ms=wait_ms, verdict=verdict, repeatable=repeatable)
 
-    def once(self, function: Callable[..., Any], options: OnceOptions) -> Callable[..., Any]:
-        return Once(self, function, options).wrap()
+    def once(self, options: OnceOptions) -> OnceDecorator:
+        def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+            return Once(self, function, options).wrap()
+
+        return cast(OnceDecorator, decorate)
 
     def release(self, operation: Operation) -> bool:
         """New attempts for a key that is quarantined, stuck or sealed as a failure. False: nothing to release."""

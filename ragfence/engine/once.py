@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, overload
 
 from ragfence.core.json_values import to_jsonable
 from ragfence.core.key_strategies import KeyStrategy
@@ -20,7 +20,7 @@ from ragfence.engine.claim_block import end_without_receipt, failed
 from ragfence.engine.leases import entered, left
 from ragfence.engine.refusals import code_of
 from ragfence.engine.requests import Request
-from ragfence.engine.results import checked_effect_id
+from ragfence.engine.results import Json, checked_effect_id
 from ragfence.engine.runner import EffectOutcome, WonClaim
 from ragfence.errors import FencedOut, SealUncertain, StoreClosed, StoreUnavailable, TerminalError, ValidationError
 
@@ -60,6 +60,27 @@ class OnceOptions:
     terminal: tuple[type[Exception], ...]
     wait_s: float | None
     on_store_error: str | None
+
+
+class OnceDecorator(Protocol):
+    """The type of `fence.once(...)`: the wrapped function takes the same arguments and returns a `Receipt`.
+
+    `receipt.result` has the type that the function returns where that is JSON. Everything else (a model, a dataclass,
+    a tuple) comes back as the JSON it was stored as, so its type is `Any`.
+    """
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # a coroutine is an object too: the first match counts
+        self, function: Callable[P, Coroutine[Any, Any, Json]], /
+    ) -> Callable[P, Coroutine[Any, Any, Receipt[Json]]]: ...
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # as above
+        self, function: Callable[P, Coroutine[Any, Any, object]], /
+    ) -> Callable[P, Coroutine[Any, Any, Receipt[Any]]]: ...
+    @overload
+    def __call__(self, function: Callable[P, Json], /) -> Callable[P, Receipt[Json]]: ...
+    @overload
+    def __call__(self, function: Callable[P, object], /) -> Callable[P, Receipt[Any]]: ...
 
 
 class Once:

@@ -7,8 +7,9 @@ record holds the digest. The caller who performed the effect gets its result the
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from hashlib import sha256
-from typing import Any
+from typing import Any, TypeVar
 
 from ragfence.core.json_values import to_jsonable
 from ragfence.core.layout import FAILED
@@ -18,6 +19,9 @@ from ragfence.core.receipts import Decision, Flags, Receipt, default_effect_id
 from ragfence.core.records import KeyRecord
 from ragfence.errors import FormatCorrupt, NotJson, ObjectsRequired, ResultTooBig, ValidationError
 from ragfence.stores.objects import ObjectStore
+
+Json = TypeVar("Json", bound="str | int | float | list[Any] | Mapping[str, Any] | None")
+"""Results that are JSON already: a receipt holds them as they were returned."""
 
 _TEXT, _INLINE, _REFERENCE, _FAILURE = b"t", b"j", b"r", b"f"
 MAX_EFFECT_ID_BYTES = 255
