@@ -68,7 +68,7 @@ class Cut(NamedTuple):
 class GivenDocument(NamedTuple):
     """A document of several that are sent together, each by somebody else."""
 
-    document: Document
+    document: Document | CheckedDocument
     waited_s: float = 0.0
     """so long it has waited already: its error tells"""
     event_id: str = ""
@@ -110,9 +110,13 @@ class ClaimBuilder:
         self._kind_rules = kind_rules
         self._recipes = recipes
 
+    def check(self, document: Document, position: int | None = None) -> CheckedDocument:
+        """Returns the document as it is stored. Raises `DocumentInvalid`, which names the document."""
+        return checked(document, self._limits, position=position, clean=self._clean)
+
     def ask(
         self,
-        document: Document,
+        document: Document | CheckedDocument,
         token: bytes,
         caller: Caller,
         position: int | None = None,
@@ -120,9 +124,8 @@ class ClaimBuilder:
         api_key: str = "",
     ) -> Asked:
         """Is it ingested already? Raises `DocumentInvalid`, which names the document."""
-        doc_id, text, text_bytes, metadata, url, sequence, content_type = doc = checked(
-            document, self._limits, position=position, clean=self._clean
-        )
+        doc = document if isinstance(document, CheckedDocument) else self.check(document, position)
+        doc_id, text, text_bytes, metadata, url, sequence, content_type = doc
         cut = self._recipes.of(content_type)
         hashed, size = content = self._identity.content(self._counted(doc) if self._content_fields else text_bytes)
         key, source, fingerprint, metadata_hash = self._identity.ask(
@@ -131,7 +134,9 @@ class ClaimBuilder:
         context = caller.context(doc_id, hashed, cut.name, sequence, len(text), event_id=event_id, api_key=api_key)
         return _tuple(Ask, (key, source, fingerprint, metadata_hash, sequence, token, context)), doc, content, cut
 
-    def ingest(self, document: Document, token: bytes, caller: Caller, event_id: str = "") -> PreparedDocument:
+    def ingest(
+        self, document: Document | CheckedDocument, token: bytes, caller: Caller, event_id: str = ""
+    ) -> PreparedDocument:
         """Raises `DocumentInvalid`, which names the document."""
         return self.claimed(self.ask(document, token, caller, event_id=event_id), token, caller)
 

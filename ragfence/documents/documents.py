@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, get_args, overl
 
 from ragfence._progress import Meter, meter
 from ragfence.core.decisions import Replay
-from ragfence.core.document import Document, StoredSnippet
+from ragfence.core.document import CheckedDocument, Document, StoredSnippet
 from ragfence.core.receipts import OnError, Receipt, collect
 from ragfence.documents.chunking.chunker import Chunker
 from ragfence.documents.claims import (
@@ -157,8 +157,17 @@ class Documents:
     def inside(self) -> DocumentInternals:
         return DocumentInternals(self._corpus, self._reading)
 
+    def check(self, document: Document) -> CheckedDocument:
+        """Returns a document as it is stored, for `ingest` and `ingest_each`. Raises `DocumentInvalid`."""
+        return self._preparing.check(document)
+
     def ingest(
-        self, document: Document, *, expect: Expected | None = None, dry_run: bool = False, event_id: str = ""
+        self,
+        document: Document | CheckedDocument,
+        *,
+        expect: Expected | None = None,
+        dry_run: bool = False,
+        event_id: str = "",
     ) -> Receipt:
         """Ingests one document, or answers with the snippet_ids of the first time.
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ragfence.core.document import Document
+from ragfence.core.document import CheckedDocument, Document
 from ragfence.core.receipts import Receipt
 from ragfence.documents.claims import GivenDocument
 from ragfence.engine.requests import acting_key
@@ -64,7 +64,7 @@ class GroupCommit:
         self._timer: asyncio.Handle | None = None
         self._all_answered: asyncio.Future[None] | None = None
 
-    async def ingest(self, document: Document, *, event_id: str = "") -> Receipt:
+    async def ingest(self, document: Document | CheckedDocument, *, event_id: str = "") -> Receipt:
         """As `fence.documents.ingest`: the same receipt, the same errors.
 
         Whoever is cancelled is not answered; the document may have been ingested all the same.
@@ -163,7 +163,9 @@ class _Sent:
 
     __slots__ = ("_pause_s", "_since", "alone", "answered", "api_key", "document", "event_id", "name", "size")
 
-    def __init__(self, document: Document, answered: asyncio.Future[Receipt], event_id: str = "") -> None:
+    def __init__(
+        self, document: Document | CheckedDocument, answered: asyncio.Future[Receipt], event_id: str = ""
+    ) -> None:
         self.document = document
         self.event_id = event_id
         self.api_key = acting_key.get()

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
 from ragfence.core.canonical import canonical_json
-from ragfence.core.document import Document, DocumentLimits
+from ragfence.core.document import CheckedDocument, Document, DocumentLimits
 from ragfence.core.document import checked as checked_document
 from ragfence.core.hashing import ContentKey, digest_part
 from ragfence.core.operations import SEQUENCE_MAX, SEQUENCE_MIN, checked_text
@@ -241,7 +241,8 @@ def expected(request: Request) -> Expected | None:
 
 
 class _Prepared(NamedTuple):
-    document: Document
+    doc_id: str
+    document: CheckedDocument
     compared: dict[str, Any]
     kept: dict[str, Any]
 
@@ -254,23 +255,23 @@ def _prepare(request: Request, session: TenantSession, doc_id: str | None, body:
         document = given.document(given.doc_id)
     else:
         document = checked(body, request, DocumentBody, max_values=max_values).document(doc_id)
-    _check(session, document)
+    stored = session.fence.documents.check(document)
     key = session.contract.content_key()
     compared = _compared(document, key)
-    return _Prepared(document, compared, compared | _kept(document, session.fence.policy.redactor, key))
+    return _Prepared(document.doc_id, stored, compared, compared | _kept(document, session.fence.policy.redactor, key))
 
 
 async def _ingested(request: Request, doc_id: str | None, body: bytes, expect: Expected | None) -> Response:
     session = session_of(request)
-    document, compared, kept = await off_the_loop(len(body), lambda: _prepare(request, session, doc_id, body))
+    given_id, document, compared, kept = await off_the_loop(len(body), lambda: _prepare(request, session, doc_id, body))
 
     async def work() -> Answer:
-        event_id, receipt = await _earlier(session.fence, document.doc_id)
+        event_id, receipt = await _earlier(session.fence, given_id)
         if receipt is None and expect is None:
             receipt = await session.grouping.ingest(document, event_id=event_id)
         elif receipt is None:
             receipt = await run_in_turn(session.fence.documents.ingest, document, expect=expect, event_id=event_id)
-        return receipt_answer(receipt, document.doc_id)
+        return receipt_answer(receipt, given_id)
 
     return await execute_write(request, work, body, compared=compared, kept=kept)
 
@@ -347,8 +348,3 @@ def receipt_answer(receipt: Receipt, doc_id: str) -> Answer:
     location = f"/v1/documents/{quote(doc_id, safe='/')}"
     status = 201 if receipt.is_new else 200
     return json_answer(receipt_out(receipt, doc_id), status, {"etag": f'"{receipt.fence}"', "location": location})
-
-
-def _check(session: TenantSession, document: Document) -> None:
-    """Before anything is claimed; raises `DocumentInvalid`."""
-    checked_document(document, DocumentLimits.of(session.fence.policy.documents))
