@@ -44,6 +44,8 @@
         +-- LeaseLost                   the lease ran out or was taken over; stop working
         +-- FencedOut                   the seal came too late; .receipt is the winner's, if there is one
         +-- SealUncertain               the effect happened, its seal could not be written; .receipt holds it
+        +-- TransportUnavailable        a queue did not answer
+        +-- QueueFull                   a queue is above its high-water mark; nothing was sent
         +-- StoreUnavailable            the store did not answer
         |   +-- StoreClosed             the fence was closed by this very process; open it again
         +-- CommitUncertain             the object store did not say whether the commit happened
@@ -414,6 +416,21 @@ class SealUncertain(TransientError):
     code = "LEASE.seal_uncertain"
     default_hint = "the effect happened; call again to learn what was sealed"
     carries = frozenset({"key", "receipt", "committed"})
+
+
+class TransportUnavailable(TransientError):
+    """A queue did not answer. Sending the same messages again, with the same event ids, is safe."""
+
+    code = "DEPENDENCY.queue"
+    default_hint = "try again; a message that was sent twice takes effect once"
+
+
+class QueueFull(TransientError):
+    """A queue is above its high-water mark; nothing was sent. `.retry_after_ms` says when to try again."""
+
+    code = "RATE_LIMIT.queue"
+    carries = TransientError.carries | {"retry_after_ms"}
+    default_hint = "send less, or run more consumers"
 
 
 class StoreUnavailable(TransientError):

@@ -81,6 +81,8 @@ ERRORS: Final[Mapping[type[RagfenceError], ProblemRow]] = {
     errors.LeaseLost: ProblemRow(503, "The lease ran out while the operation was performed"),
     errors.FencedOut: ProblemRow(503, "Another attempt was faster; ask again for its outcome"),
     errors.SealUncertain: ProblemRow(503, "The operation happened, its outcome could not be stored yet"),
+    errors.TransportUnavailable: ProblemRow(503, "A queue did not answer"),
+    errors.QueueFull: ProblemRow(429, "The queue is full"),
     errors.StoreUnavailable: ProblemRow(503, "A store did not answer"),
     errors.StoreClosed: ProblemRow(503, "The server is closing its stores"),
     errors.CommitUncertain: ProblemRow(503, "The object store did not say whether the commit happened"),

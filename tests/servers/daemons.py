@@ -72,8 +72,16 @@ def wait_until(condition: Callable[[], Any], what: str, *, within_s: float = REA
 class Daemon:
     """A command that can be started, killed and started again; `ready` raises until it answers."""
 
-    def __init__(self, argv: Sequence[str], ready: Callable[[], Any], folder: Path, env: dict[str, str]) -> None:
-        self.argv, self.ready, self.folder, self.env = list(argv), ready, folder, env
+    def __init__(
+        self,
+        argv: Sequence[str],
+        ready: Callable[[], Any],
+        folder: Path,
+        env: dict[str, str],
+        user: dict[str, Any] | None = None,
+    ) -> None:
+        """`user`: as whom it runs, in the words of `subprocess.Popen`."""
+        self.argv, self.ready, self.folder, self.env, self.user = list(argv), ready, folder, env, user or {}
         self.process: subprocess.Popen[bytes] | None = None
         self._owner = os.getpid()
         atexit.register(self.kill)
@@ -101,6 +109,7 @@ class Daemon:
                 stderr=log,
                 start_new_session=True,
                 preexec_fn=die_with_parent,
+                **self.user,
             )
         self._wait_until_ready()
 

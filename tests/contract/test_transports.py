@@ -1,0 +1,38 @@
+"""One contract, every transport."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from ragfence.queues.sql import SqlTransport
+from ragfence.testing.contracts.transports import TransportContract
+from tests.servers.postgres import postgres
+
+
+class TestSqlite(TransportContract):
+    @pytest.fixture
+    def transport(self, tmp_path: Path) -> Iterator[SqlTransport]:
+        queue = SqlTransport(f"sqlite:///{tmp_path / 'queue.db'}", visibility_s=self.VISIBILITY_S)
+        yield queue
+        queue.close()
+
+
+@pytest.fixture(scope="session")
+def database() -> Iterator[str]:
+    with postgres() as url:
+        yield url
+
+
+@pytest.mark.xdist_group("postgres")
+class TestPostgres(TransportContract):
+    @pytest.fixture
+    def transport(self, database: str, request: pytest.FixtureRequest) -> Iterator[SqlTransport]:
+        queue = SqlTransport(database, request.node.name[:120], visibility_s=self.VISIBILITY_S)
+        yield queue
+        with queue._engine.begin() as tx:
+            tx.execute(sa.text("DELETE FROM ragfence_messages"))
+        queue.close()
