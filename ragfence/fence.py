@@ -57,14 +57,14 @@ class Fence:
     @cached_property
     def documents(self) -> Documents:
         """Documents, ingested once per doc_id and content. Needs an object store."""
-        from ragfence.documents.documents import Documents
+        from ragfence.documents.documents import DocumentHooks, Documents
 
-        return Documents(
-            self._engine,
-            beside=lambda: self.indexes.beside(),
-            traces=self._bury,
-            rows_tell=lambda concerned: self.audit.told_of_documents(concerned),
+        hooks = DocumentHooks(
+            indexes=lambda: self.indexes.maintenance(),
+            bury=self._bury,
+            find_revisions=lambda concerned: self.audit.told_of_documents(concerned),
         )
+        return Documents(self._engine, hooks=hooks)
 
     @cached_property
     def indexes(self) -> Indexes:

@@ -155,12 +155,12 @@ def _is_nowhere(place: StoreOptions) -> bool:
 def _source(what: str, name: str | None, reading: dict[str, Any]) -> Source:
     from ragfence.documents.sources import FileSource, FolderSource, S3Source, source_of
     from ragfence.documents.sources.registry import _JSONL
-    from ragfence.documents.sources.s3 import parsed
+    from ragfence.documents.sources.s3 import parse_url
 
     if not reading:
         return source_of(what, name=name)
     if what.startswith("s3://"):
-        place = parsed(what)
+        place = parse_url(what)
         return S3Source(
             place.bucket, place.prefix, endpoint_url=place.endpoint_url, region=place.region, name=name, **reading
         )

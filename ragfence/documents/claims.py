@@ -40,14 +40,14 @@ class Recipes:
 
     def __init__(self, chunker: Chunker | None, rules: DocumentRules, key: ContentKey | None = None) -> None:
         size, overlap = rules.chunk_size, rules.chunk_overlap
-        self._text = Cut.by(chunker or TextChunker(size=size, overlap=overlap), key)
-        self._markdown = self._text if chunker else Cut.by(MarkdownChunker(size=size, overlap=overlap), key)
+        self._text = ChunkerRecipe.by(chunker or TextChunker(size=size, overlap=overlap), key)
+        self._markdown = self._text if chunker else ChunkerRecipe.by(MarkdownChunker(size=size, overlap=overlap), key)
 
-    def of(self, content_type: str) -> Cut:
+    def of(self, content_type: str) -> ChunkerRecipe:
         return self._markdown if content_type in MARKDOWN_TYPES else self._text
 
 
-class Cut(NamedTuple):
+class ChunkerRecipe(NamedTuple):
     """A chunker with all that is derived from it once."""
 
     chunker: Chunker
@@ -59,7 +59,7 @@ class Cut(NamedTuple):
     """of a tenant whose snippet ids are keyed"""
 
     @classmethod
-    def by(cls, chunker: Chunker, key: ContentKey | None = None) -> Cut:
+    def by(cls, chunker: Chunker, key: ContentKey | None = None) -> ChunkerRecipe:
         recipe = Recipe.of(chunker)
         name = recipe.digest.hex()
         return cls(chunker, recipe, name, key_tail(name), key)
@@ -77,7 +77,7 @@ class GivenDocument(NamedTuple):
     """the id of the key with which it was sent; kept there, too"""
 
 
-Asked = tuple[Ask, CheckedDocument, Content, Cut]
+DocumentQuery = tuple[Ask, CheckedDocument, Content, ChunkerRecipe]
 """the question, and what it was made of; a plain tuple, since one is made for every document sent again"""
 
 
@@ -86,7 +86,7 @@ class PreparedDocument(NamedTuple):
 
     doc: CheckedDocument
     content: Content
-    cut: Cut
+    cut: ChunkerRecipe
     claim: Claim
     origin: Origin | None = None
     """the source that brings it through `sync`"""
@@ -114,7 +114,7 @@ class ClaimBuilder:
         """Returns the document as it is stored. Raises `DocumentInvalid`, which names the document."""
         return checked(document, self._limits, position=position, clean=self._clean)
 
-    def ask(
+    def query(
         self,
         document: Document | CheckedDocument,
         token: bytes,
@@ -122,13 +122,13 @@ class ClaimBuilder:
         position: int | None = None,
         event_id: str = "",
         api_key: str = "",
-    ) -> Asked:
+    ) -> DocumentQuery:
         """Is it ingested already? Raises `DocumentInvalid`, which names the document."""
         doc = document if isinstance(document, CheckedDocument) else self.check(document, position)
         doc_id, text, text_bytes, metadata, url, sequence, content_type = doc
         cut = self._recipes.of(content_type)
         hashed, size = content = self._identity.content(self._counted(doc) if self._content_fields else text_bytes)
-        key, source, fingerprint, metadata_hash = self._identity.ask(
+        key, source, fingerprint, metadata_hash = self._identity.digests(
             doc_id.encode(), hashed, size, cut.key_tail, metadata, url, content_type
         )
         context = caller.context(doc_id, hashed, cut.name, sequence, len(text), event_id=event_id, api_key=api_key)
@@ -138,11 +138,13 @@ class ClaimBuilder:
         self, document: Document | CheckedDocument, token: bytes, caller: Caller, event_id: str = ""
     ) -> PreparedDocument:
         """Raises `DocumentInvalid`, which names the document."""
-        return self.claimed(self.ask(document, token, caller, event_id=event_id), token, caller)
+        return self.claim(self.query(document, token, caller, event_id=event_id), token, caller)
 
-    def claimed(self, asked: Asked, token: bytes, caller: Caller, origin: Origin | None = None) -> PreparedDocument:
+    def claim(
+        self, query: DocumentQuery, token: bytes, caller: Caller, origin: Origin | None = None
+    ) -> PreparedDocument:
         """What was asked about is not ingested: how it is claimed, by a token of its own."""
-        (key, source, fingerprint, metadata_hash, sequence, _, context), doc, content, cut = asked
+        (key, source, fingerprint, metadata_hash, sequence, _, context), doc, content, cut = query
         rules = self._kind_rules
         claim = Claim(
             key,
@@ -232,7 +234,7 @@ class Caller:
         ).encode()
 
 
-def in_waves(prepared: Mapping[int, PreparedDocument]) -> Iterator[dict[int, PreparedDocument]]:
+def split_waves(prepared: Mapping[int, PreparedDocument]) -> Iterator[dict[int, PreparedDocument]]:
     """The same source twice in a batch goes into successive ones, in the order given."""
     waves: list[dict[int, PreparedDocument]] = []
     seen: dict[tuple[int, bytes], int] = {}
@@ -260,7 +262,7 @@ def version_of(head: Head | None) -> str:
     return str(head.record.fence) if head is not None and head.live and head.record else NOTHING
 
 
-def is_as_asked(head: Head | None, claim: Claim) -> bool:
+def is_applied(head: Head | None, claim: Claim) -> bool:
     """Whether the head is what the claim wants to make it: perhaps by an attempt of the same caller that was cut off.
 
     RFC 9110, 13.1.1: a condition that fails because the change was already made may be answered as done.
@@ -276,7 +278,7 @@ def is_as_asked(head: Head | None, claim: Claim) -> bool:
     )
 
 
-def check(doc_id: str, head: Head | None, expected: Expected | None, claim: Claim) -> None:
+def check_version(doc_id: str, head: Head | None, expected: Expected | None, claim: Claim) -> None:
     """Raises `DocumentMoved`, unless it is as the claim wants it. None expects nothing."""
     if expected is None:
         return
@@ -287,7 +289,7 @@ def check(doc_id: str, head: Head | None, expected: Expected | None, claim: Clai
         as_expected = current != NOTHING and current in expected
     else:
         as_expected = current != NOTHING if expected == ANY else current == expected
-    if not as_expected and not is_as_asked(head, claim):
+    if not as_expected and not is_applied(head, claim):
         where = f"at version {current}" if current else "not there"
         wanted = f"expected at {expected}" if expected else "expected not to be there"
         if isinstance(expected, frozenset):
@@ -297,13 +299,13 @@ def check(doc_id: str, head: Head | None, expected: Expected | None, claim: Clai
         raise DocumentMoved(f"document {doc_id!r} is {where}, and {wanted}", doc_id=doc_id, current=current)
 
 
-def expecting(effect: Effect, expected: Expected | None) -> Effect:
+def require_version(effect: Effect, expected: Expected | None) -> Effect:
     """The effect, unless the head has moved."""
     if expected is None:
         return effect
 
     def checked_first(subject: PreparedDocument, grant: Granted) -> FinishedEffect:
-        check(subject.doc.doc_id, grant.head, expected, subject.claim)
+        check_version(subject.doc.doc_id, grant.head, expected, subject.claim)
         return effect(subject, grant)
 
     return checked_first

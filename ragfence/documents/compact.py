@@ -31,15 +31,15 @@ from ragfence.documents.rewrite import (
     NOTHING,
     SEGMENT_BYTES,
     SEGMENT_ROWS,
-    Collected,
+    DeletedObjects,
     EndedRevision,
     LogRewrite,
     Plan,
-    Written,
-    each_id,
+    WrittenSegment,
     new_batch,
     portions,
-    tell,
+    record_ends,
+    split_ids,
     whole_document,
 )
 from ragfence.engine.hydration import Keep
@@ -67,7 +67,7 @@ class CompactReport:
     bytes_after: int = 0
     dropped_revisions: int = 0
     """superseded contents that are new again when they come back"""
-    deleted: Collected = NOTHING
+    deleted: DeletedObjects = NOTHING
 
 
 class Step(NamedTuple):
@@ -103,7 +103,7 @@ def survivors(history: Sequence[Step], kept_since_ms: int) -> list[Step]:
     return [history[at] for at in sorted(stay)]
 
 
-class _Kept(NamedTuple):
+class _KeptDocument(NamedTuple):
     """A document on its way into a new segment."""
 
     doc_id: str
@@ -118,8 +118,8 @@ class _Kept(NamedTuple):
 class _Survey:
     """The rows of some segments, outlined. Segments never change, so each is read once."""
 
-    def __init__(self, rewriting: LogRewrite) -> None:
-        self._rewriting = rewriting
+    def __init__(self, log_rewrite: LogRewrite) -> None:
+        self._log_rewrite = log_rewrite
         self._histories: dict[str, list[Step]] = {}
         self.names: set[str] = set()
         self.rows = 0
@@ -131,13 +131,13 @@ class _Survey:
                 keep()
                 self._outline(name)
 
-    def kept(self, kept_since_ms: int) -> Iterator[_Kept]:
+    def kept(self, kept_since_ms: int) -> Iterator[_KeptDocument]:
         """Every document, in the order of their ids."""
         for doc_id in sorted(self._histories):
             history = sorted(self._histories[doc_id], key=lambda step: step.fence)
-            yield _Kept(doc_id, survivors(history, kept_since_ms), frozenset(step.segment for step in history))
+            yield _KeptDocument(doc_id, survivors(history, kept_since_ms), frozenset(step.segment for step in history))
 
-    def gone(self, kept: _Kept) -> list[EndedRevision]:
+    def gone(self, kept: _KeptDocument) -> list[EndedRevision]:
         """The contents of a document that do not stay."""
         stay = {step.key for step in kept.steps if step.live}
         steps = sorted(self._histories[kept.doc_id], key=lambda step: step.fence)
@@ -145,7 +145,7 @@ class _Survey:
         return [EndedRevision(kept.doc_id, key, step.token, step.fence, step.at_ms) for key, step in newest.items()]
 
     def _outline(self, name: str) -> None:
-        data = self._rewriting.get(name)
+        data = self._log_rewrite.get(name)
         for row in whole_rows(name, data):
             detail = row.detail
             step = Step(
@@ -160,21 +160,21 @@ class _Survey:
 class Compaction:
     """One compaction of the log."""
 
-    def __init__(self, rewriting: LogRewrite, fences: FenceStore, keep_superseded_days: float, told: Meter) -> None:
-        self._rewriting = rewriting
+    def __init__(self, log_rewrite: LogRewrite, fences: FenceStore, keep_superseded_days: float, update: Meter) -> None:
+        self._log_rewrite = log_rewrite
         self._fences = fences
         self._keep_ms = round(keep_superseded_days * DAY_MS)
-        self._told = told
-        self._survey = _Survey(rewriting)
+        self._update = update
+        self._survey = _Survey(log_rewrite)
         self._report = CompactReport()
 
     def run(self) -> CompactReport:
-        self._rewriting.run(self._plan, "compacted")
+        self._log_rewrite.run(self._plan, "compacted")
         # Also when nothing was to gain: one that was cut off may have left what it replaced.
-        return replace(self._report, deleted=self._rewriting.collect_void())
+        return replace(self._report, deleted=self._log_rewrite.collect_void())
 
     def _plan(self) -> Plan | None:
-        names = self._rewriting.truth()
+        names = self._log_rewrite.truth()
         groups = self._groups(names, _nobody_waits)
         rows = sum(len(kept.steps) for group in groups for kept in group)
         if rows < self._survey.rows or 0 < 2 * len(groups) <= len(names):
@@ -184,18 +184,18 @@ class Compaction:
             self._report = CompactReport(0, size[0], size[0], size[1], size[1])
         return None
 
-    def _groups(self, segments: Sequence[str], keep: Keep) -> list[list[_Kept]]:
+    def _groups(self, segments: Sequence[str], keep: Keep) -> list[list[_KeptDocument]]:
         """Which documents come into one segment each."""
         if not self._survey.names <= set(segments):  # somebody else rewrote the log meanwhile
-            self._survey = _Survey(self._rewriting)
+            self._survey = _Survey(self._log_rewrite)
         self._survey.look_at(segments, keep)
         kept = self._survey.kept(self._fences.now_ms() - self._keep_ms)
-        return list(portions(kept, _Kept.weight, SEGMENT_ROWS, SEGMENT_BYTES))
+        return list(portions(kept, _KeptDocument.weight, SEGMENT_ROWS, SEGMENT_BYTES))
 
     def _rewrite(self, epoch: int, segments: list[str], keep: Keep) -> list[str]:
         groups = self._groups(segments, keep)
-        snippets = _Snippets(self._rewriting)
-        written: list[Written] = []
+        snippets = _Snippets(self._log_rewrite)
+        written: list[WrittenSegment] = []
         for window in portions(groups, _weight_of_all, WINDOW_ROWS, WINDOW_BYTES):
             rows = self._rows([kept for group in window for kept in group], keep)
             texts = snippets.needed_by(
@@ -204,10 +204,10 @@ class Compaction:
             for group in window:
                 keep()
                 packed = [row for kept in group for row in whole_document(rows[kept.doc_id], texts)]
-                written.append(self._rewriting.write(epoch, new_batch(), packed))
-                self._told(sum(each.rows for each in written))
+                written.append(self._log_rewrite.write(epoch, new_batch(), packed))
+                self._update(sum(each.rows for each in written))
         gone = [each for group in groups for kept in group for each in self._survey.gone(kept)]
-        tell(self._fences, gone, COMPACTED)
+        record_ends(self._fences, gone, COMPACTED)
         self._report = CompactReport(
             epoch=epoch,
             segments_before=len(segments),
@@ -222,12 +222,12 @@ class Compaction:
         )
         return sorted(each.name for each in written)
 
-    def _rows(self, documents: Sequence[_Kept], keep: Keep) -> dict[str, list[LogRow]]:
+    def _rows(self, documents: Sequence[_KeptDocument], keep: Keep) -> dict[str, list[LogRow]]:
         wanted = {(kept.doc_id, step.fence) for kept in documents for step in kept.steps}
         rows: dict[str, list[LogRow]] = {kept.doc_id: [] for kept in documents}
         for name in sorted({step.segment for kept in documents for step in kept.steps}):
             keep()
-            for row in self._rewriting.rows(name):
+            for row in self._log_rewrite.rows(name):
                 if (row.detail.doc_id, row.fence) in wanted:
                     rows[row.detail.doc_id].append(row)
         return rows
@@ -236,8 +236,8 @@ class Compaction:
 class _Snippets:
     """The texts of the old segments."""
 
-    def __init__(self, rewriting: LogRewrite) -> None:
-        self._rewriting = rewriting
+    def __init__(self, log_rewrite: LogRewrite) -> None:
+        self._log_rewrite = log_rewrite
         self._counted: set[str] = set()
         self.seen = 0
         self.bytes = 0
@@ -248,12 +248,12 @@ class _Snippets:
             for own in rows.values()
             for row in own
             if row.detail.action == INGEST
-            for each in each_id(row.detail.ids)
+            for each in split_ids(row.detail.ids)
         }
         texts: dict[bytes, str] = {}
         for segment in sorted(segments):
             keep()
-            name, data = self._rewriting.snippets_object(segment)
+            name, data = self._log_rewrite.snippets_object(segment)
             count = 0
             for snippet in decode_snippets(name, data) if data is not None else ():
                 count += 1
@@ -265,7 +265,7 @@ class _Snippets:
         return texts
 
 
-def _weight_of_all(group: Sequence[_Kept]) -> tuple[int, int]:
+def _weight_of_all(group: Sequence[_KeptDocument]) -> tuple[int, int]:
     weights = [kept.weight() for kept in group]
     return sum(rows for rows, _ in weights), sum(size for _, size in weights)
 

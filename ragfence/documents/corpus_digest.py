@@ -21,7 +21,7 @@ FEW = 4
 """as many shards are read one by one; for more, one pass over all costs less"""
 
 Version = tuple[int, int]
-Shown = tuple[int, bytes, Head]
+LiveHead = tuple[int, bytes, Head]
 """shard, source and live head"""
 
 
@@ -53,7 +53,7 @@ class Corpus:
                 return f"sha256:{made[shard].hex()}"
         raise _too_fast()
 
-    def live(self) -> tuple[str, list[Shown]]:
+    def live(self) -> tuple[str, list[LiveHead]]:
         """The digest, and the heads that it is of."""
         for _ in range(ATTEMPTS):
             before = self._versions()

@@ -20,9 +20,9 @@ from ragfence.documents.claims import (
     GivenDocument,
     PreparedDocument,
     Recipes,
-    expecting,
+    check_version,
+    require_version,
 )
-from ragfence.documents.claims import check as check_expected
 from ragfence.documents.compact import Compaction, CompactReport
 from ragfence.documents.corpus_digest import Corpus
 from ragfence.documents.findings import Finding, Verification
@@ -35,11 +35,11 @@ from ragfence.documents.parquet import ParquetCodec
 from ragfence.documents.purge import Purge, PurgeReport
 from ragfence.documents.reads import DocumentReads, StoredDocument
 from ragfence.documents.repair import DocumentRepair
-from ragfence.documents.rewrite import LogRewrite, RowsTell, Switch
+from ragfence.documents.rewrite import LogRewrite, RevisionQuery, Switch
 from ragfence.documents.sinks.delivery import SinkDelivery, SinkWriter
 from ragfence.documents.sinks.intents import Intents
 from ragfence.documents.sinks.reconciliation import Reconciler, Sources, Takeover
-from ragfence.documents.sinks.sink import Foreign, Settled, Sink, VectorSink, checked_sink
+from ragfence.documents.sinks.sink import Foreign, Settled, Sink, VectorSink, validate_sink
 from ragfence.documents.sinks.upserts import Revisions, SnippetVectors, Upserts
 from ragfence.documents.sources import PrefixedSource, source_of
 from ragfence.documents.sync.ingest_table import TableWriter, forget_in_tables
@@ -67,27 +67,38 @@ class DocumentInternals(NamedTuple):
     """What the guard of indexes reads of documents."""
 
     corpus: Corpus
-    reading: DocumentReads
+    reads: DocumentReads
 
 
 class IndexMaintenance(Protocol):
-    """Whoever keeps something about snippets beside the log: vectors, and indexes made of them."""
+    """The data that indexes keep about snippets, outside the log: vectors, and the rows of physical indexes."""
 
     def copy(self, switch: Switch) -> None:
-        """Segments are about to be replaced by others: what belongs to their snippets goes there too."""
+        """Copies the vectors of segments that are about to be replaced to the segments that replace them."""
         ...
 
     def forget(self, doc_id: str) -> None:
-        """A document was purged, and nobody can read it out of the log any more. May be called again."""
+        """Removes a purged document, which is no longer in the log. May be called again for the same one."""
         ...
 
     def findings(self) -> Iterator[Finding]:
-        """What is not as it was sealed."""
+        """Reports what differs from what was sealed."""
         ...
 
     def vectors(self, embedder: str | Embedder) -> SnippetVectors:
-        """For a sink that names this embedder."""
+        """Returns the vectors for a sink that names this embedder."""
         ...
+
+
+class DocumentHooks(NamedTuple):
+    """The rest of a fence that keeps data about documents, as far as documents call it."""
+
+    indexes: Callable[[], IndexMaintenance]
+    """called when it is first needed, since it may open a vector store"""
+    bury: Callable[[str], None]
+    """replaces the decision rows and the stored requests of a purged document by tombstones"""
+    find_revisions: RevisionQuery
+    """reads from decision rows which revisions were sealed or ended"""
 
 
 class Documents:
@@ -104,26 +115,18 @@ class Documents:
         chunker: Chunker | None = None,
         sink: Sink | VectorSink | None = None,
         allow_empty_text: bool | None = None,
-        beside: Callable[[], IndexMaintenance] | None = None,
-        traces: Callable[[str], None] | None = None,
-        rows_tell: RowsTell | None = None,
+        hooks: DocumentHooks | None = None,
     ) -> None:
-        """`traces` removes what decision rows and stored requests tell of a purged document; `rows_tell` reads what
-        decision rows tell of documents.
-
-        `allow_empty_text` is that of the policy unless given.
-        """
+        """`allow_empty_text` is that of the policy unless given."""
         if engine.backing is None or engine.objects is None:
             raise ObjectsRequired(
-                "documents need an object store, and this fence was opened without",
+                "documents need an object store, and this fence was opened without one",
             )
         self._engine = engine
         self._chunker = chunker
-        self._sink = sink if sink is None else checked_sink(sink)
+        self._sink = sink if sink is None else validate_sink(sink)
         self._allow_empty_text = allow_empty_text
-        self._beside = beside
-        self._traces = traces
-        self._rows_tell = rows_tell
+        self._hooks = hooks
         self._objects = engine.objects
         self._backing = engine.backing
         self._layout = Layout(engine.tenant)
@@ -148,18 +151,16 @@ class Documents:
             chunker=chunker or self._chunker,
             sink=self._sink if sink is None else sink,
             allow_empty_text=self._allow_empty_text if allow_empty_text is None else allow_empty_text,
-            beside=self._beside,
-            rows_tell=self._rows_tell,
-            traces=self._traces,
+            hooks=self._hooks,
         )
 
     @property
-    def inside(self) -> DocumentInternals:
-        return DocumentInternals(self._corpus, self._reading)
+    def internals(self) -> DocumentInternals:
+        return DocumentInternals(self._corpus, self._reads)
 
     def check(self, document: Document) -> CheckedDocument:
         """Returns a document as it is stored, for `ingest` and `ingest_each`. Raises `DocumentInvalid`."""
-        return self._preparing.check(document)
+        return self._claim_builder.check(document)
 
     def ingest(
         self,
@@ -180,7 +181,7 @@ class Documents:
         """
         caller = self._caller()
         try:
-            prepared = self._preparing.ingest(document, next(batch_tokens()), caller, event_id)
+            prepared = self._claim_builder.ingest(document, next(batch_tokens()), caller, event_id)
         except ValidationError as invalid:
             if not dry_run:
                 self._engine.note_refusals([Refusal.of(invalid, caller.route)])
@@ -197,7 +198,7 @@ class Documents:
         event_id: str = "",
     ) -> Receipt:
         """Takes a document away. The same content after it brings it back with its snippet_ids."""
-        prepared = self._preparing.retract(doc_id, sequence, next(batch_tokens()), self._caller(), event_id)
+        prepared = self._claim_builder.retract(doc_id, sequence, next(batch_tokens()), self._caller(), event_id)
         return self._one(prepared, expect, dry_run)
 
     @overload
@@ -249,7 +250,7 @@ class Documents:
         if on_error not in ("return", "raise"):
             raise ValidationError(f'on_error must be "return" or "raise", not {on_error!r}')
         total = len(documents) if isinstance(documents, Sequence) else None
-        receipts = self._streamed(documents, batch, dry_run, on_error, lambda: meter(progress, total, "ingesting"))
+        receipts = self._stream(documents, batch, dry_run, on_error, lambda: meter(progress, total, "ingesting"))
         return receipts if stream else collect(receipts)
 
     def ingest_each(self, given: Sequence[GivenDocument], *, wait_s: float | None = None) -> list[Receipt | Exception]:
@@ -297,14 +298,14 @@ class Documents:
             found = PrefixedSource(found, prefix) if prefix else found
             named: str = origin if origin is not None else getattr(found, "origin", found.name)
             owner = self._origins.origin(named, take_over=take_over)
-            told = opened.enter_context(meter(progress, None, "syncing"))
+            update = opened.enter_context(meter(progress, None, "syncing"))
             parts = SyncParts(
                 engine.fences,
                 self._identity,
                 self._recipes,
-                self._preparing,
+                self._claim_builder,
                 self._mover,
-                self._reading,
+                self._reads,
                 engine.owner,
                 engine.run_id,
                 engine.correlation_id,
@@ -319,19 +320,19 @@ class Documents:
             noted = owner.name, getattr(found, "former_name", "")
             states = SyncStates(engine.tenant, found.name, self._objects, rules.content_fields, *noted)
             share = rules.max_prune_share if max_prune_share is None else max_prune_share
-            return Sync(parts, found, states, prune=prune, max_share=share, dry_run=dry_run).run(told)
+            return Sync(parts, found, states, prune=prune, max_share=share, dry_run=dry_run).run(update)
 
     def get(self, doc_id: str) -> StoredDocument | None:
         """The live revision of a document, described; None if there is none."""
-        return self._reading.get(doc_id)
+        return self._reads.get(doc_id)
 
     def snippets(self, doc_id: str) -> list[StoredSnippet]:
         """The snippets of the live revision, in their order, with text and positions."""
-        return self._reading.snippets(doc_id)
+        return self._reads.snippets(doc_id)
 
     def heads(self) -> Iterator[StoredDocument]:
         """Every live document, in no order. Reads the whole log."""
-        return map(self._reading.described, self._reading.live())
+        return map(self._reads.describe, self._reads.live())
 
     def corpus_digest(self, shard: int | None = None) -> str:
         """One value for all live documents, or those of one shard: it changes when one comes, goes, or changes."""
@@ -345,8 +346,8 @@ class Documents:
         there is nothing to gain.
         """
         days = self._engine.policy.documents.keep_superseded_days
-        with meter(progress, None, "compacting") as told:
-            return Compaction(self._rewriting, self._engine.fences, days, told).run()
+        with meter(progress, None, "compacting") as update:
+            return Compaction(self._log_rewrite, self._engine.fences, days, update).run()
 
     def purge(self, doc_id: str) -> PurgeReport:
         """Removes the text and the metadata of a document from everything that ragfence keeps, for good.
@@ -355,18 +356,17 @@ class Documents:
         """
         return Purge(
             self._engine.fences,
-            self._rewriting,
-            self._reading,
+            self._log_rewrite,
+            self._reads,
             self._writer,
             self._identity,
-            self._preparing,
+            self._claim_builder,
             self._caller(),
             wait_ms=self._rules.wait_ms,
             others=[
                 partial(forget, self._engine.tenant, self._objects),
                 partial(forget_in_tables, self._engine.tenant, self._objects),
-                *([self._beside().forget] if self._beside else []),
-                *([self._traces] if self._traces else []),
+                *([self._hooks.indexes().forget, self._hooks.bury] if self._hooks else []),
             ],
         ).run(doc_id)
 
@@ -386,30 +386,30 @@ class Documents:
         if accept_loss and not repair:
             raise ValidationError("accept_loss needs repair=True", hint="verify(repair=True, accept_loss=True)")
         backing, sink = self._backing, self._sink
-        with meter(progress, None, "verifying") as told:
-            verifying = DocumentVerifier(
+        with meter(progress, None, "verifying") as update:
+            verifier = DocumentVerifier(
                 self._engine.fences,
                 self._objects,
                 backing.epochs,
                 backing.hydrator,
-                self._rewriting,
+                self._log_rewrite,
                 self._engine.content_hash.check,
-                told,
+                update,
                 sink_ids=getattr(sink, "ids", None),
             )
             settle = (lambda full: self.settle(full=full)) if sink is not None else None
-            repairing = DocumentRepair(
-                verifying,
+            repairer = DocumentRepair(
+                verifier,
                 self._engine.fences,
-                self._rewriting,
+                self._log_rewrite,
                 backing.hydrator,
                 lambda: self._identity,
                 settle,
-                self._rows_tell,
+                self._hooks.find_revisions if self._hooks else None,
             )
-            found = repairing.run(accept_loss=accept_loss) if repair else verifying.look()
-            beside = tuple(self._beside().findings()) if self._beside else ()
-            return replace(found, findings=(*found.findings, *beside))
+            found = repairer.run(accept_loss=accept_loss) if repair else verifier.look()
+            of_indexes = tuple(self._hooks.indexes().findings()) if self._hooks else ()
+            return replace(found, findings=(*found.findings, *of_indexes))
 
     def settle(self, *, full: bool = False, foreign: Foreign = "keep") -> Settled:
         """Does what the sink is still owed after crashes and errors; happens by itself with later calls.
@@ -422,9 +422,9 @@ class Documents:
             raise ValidationError(f"Invalid value for foreign: {foreign!r}", hint='use "keep" or "delete"')
         if self._delivery is None:
             raise ValidationError("there is no sink to settle", hint="fence.documents.using(sink=...).settle()")
-        return self._delivery.settle(self._reading.live, self._reading.log, full=full, foreign=foreign)
+        return self._delivery.settle(self._reads.live, self._reads.log, full=full, foreign=foreign)
 
-    def _streamed(
+    def _stream(
         self,
         documents: Iterable[Document],
         batch: int,
@@ -434,15 +434,15 @@ class Documents:
     ) -> Iterator[Receipt]:
         if self._delivery is not None and not dry_run:
             self._delivery.begin()
-        with watched() as told:
-            yield from self._batches.streamed(documents, batch, told, dry_run=dry_run, on_error=on_error)
+        with watched() as update:
+            yield from self._batches.stream(documents, batch, update, dry_run=dry_run, on_error=on_error)
 
     def _one(self, prepared: PreparedDocument, expected: Expected | None, dry_run: bool) -> Receipt:
         if expected is not None:
-            check_expected(prepared.doc.doc_id, self._reading.head(prepared.doc.doc_id), expected, prepared.claim)
+            check_version(prepared.doc.doc_id, self._reads.head(prepared.doc.doc_id), expected, prepared.claim)
         if dry_run:
-            return self._batches.foreseen(prepared)
-        move = Move(prepared.claim, expecting(effect_of(prepared), expected), prepared)
+            return self._batches.preview(prepared)
+        move = Move(prepared.claim, require_version(effect_of(prepared), expected), prepared)
         (answer,) = self._writer.move([move], wait_s=self._rules.wait_ms / 1000)
         if isinstance(answer, Replay | MovedHead):
             return receipt_of(prepared, answer)
@@ -465,23 +465,23 @@ class Documents:
         return Recipes(self._chunker, self._engine.policy.documents, self._engine.content_hash.key())
 
     @cached_property
-    def _preparing(self) -> ClaimBuilder:
+    def _claim_builder(self) -> ClaimBuilder:
         rules, redactor = self._engine.policy.documents, self._engine.policy.metadata_redactor
         if self._allow_empty_text is not None:
             rules = rules.model_copy(update={"allow_empty_text": self._allow_empty_text})
         return ClaimBuilder(self._identity, rules, self._rules, self._recipes, redactor)
 
     @cached_property
-    def _reading(self) -> DocumentReads:
+    def _reads(self) -> DocumentReads:
         fences, backing = self._engine.fences, self._backing
         return DocumentReads(fences, self._objects, backing.epochs, backing.hydrator, self._identity, self._layout)
 
     @cached_property
-    def _rewriting(self) -> LogRewrite:
-        rewriting = LogRewrite(self._objects, self._backing.epochs, self._backing.hydrator, self._layout)
-        if self._beside:
-            rewriting.before_switch.append(self._beside().copy)
-        return rewriting
+    def _log_rewrite(self) -> LogRewrite:
+        log_rewrite = LogRewrite(self._objects, self._backing.epochs, self._backing.hydrator, self._layout)
+        if self._hooks:
+            log_rewrite.before_switch.append(self._hooks.indexes().copy)
+        return log_rewrite
 
     @cached_property
     def _corpus(self) -> Corpus:
@@ -506,9 +506,9 @@ class Documents:
         if self._sink is None:
             return None
         sink, fences, rules = self._sink, self._engine.fences, self._rules
-        revisions = Revisions(self._objects, self._layout, self._reading.segments)
+        revisions = Revisions(self._objects, self._layout, self._reads.segments)
         writer = BatchCommitter(*self._stores, max_runtime_ms=rules.max_runtime_ms)
-        takeover = Takeover(writer, self._preparing, revisions, self._caller, lease_ms=rules.lease_ms)
+        takeover = Takeover(writer, self._claim_builder, revisions, self._caller, lease_ms=rules.lease_ms)
         sources = Sources(fences, self._backing.hydrator, self._identity)
         upserts = Upserts(sink, self._vectors_for(sink))
         return SinkDelivery(
@@ -523,14 +523,14 @@ class Documents:
         )
 
     def _vectors_for(self, sink: Sink | VectorSink) -> Callable[[], SnippetVectors] | None:
-        beside, embedder = self._beside, getattr(sink, "embedder", None)
+        hooks, embedder = self._hooks, getattr(sink, "embedder", None)
         if embedder is None:
             return None
-        if beside is None:
+        if hooks is None:
             raise ValidationError(
                 "a sink with an embedder needs the indexes of a fence", hint="fence.documents.using(sink=...)"
             )
-        return lambda: beside().vectors(embedder)
+        return lambda: hooks.indexes().vectors(embedder)
 
     @cached_property
     def _mover(self) -> HeadMover:
@@ -544,4 +544,4 @@ class Documents:
     def _batches(self) -> BatchIngest:
         ready = self._backing.hydrator.ensure_ready
         note = self._engine.note_refusals
-        return BatchIngest(self._engine.fences, self._preparing, self._mover, self._caller, ready, note)
+        return BatchIngest(self._engine.fences, self._claim_builder, self._mover, self._caller, ready, note)

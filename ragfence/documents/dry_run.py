@@ -21,7 +21,7 @@ from ragfence.core.decisions import (
 from ragfence.core.receipts import Receipt
 from ragfence.core.records import Head, SourceRecord, decode_record
 from ragfence.documents.claims import PreparedDocument
-from ragfence.documents.head_moves import as_answered, effect_of, receipt_of
+from ragfence.documents.head_moves import as_replay, effect_of, receipt_of
 from ragfence.documents.identity import SourcePlace
 from ragfence.engine.batch_commit import Answer, Failed, MovedHead, flags_of
 from ragfence.engine.refusals import code_of
@@ -64,19 +64,19 @@ class DryRun:
             return verdict
         held = self._by_now(claim, stored)
         try:
-            effected = effect_of(document)(document, verdict)
+            effect = effect_of(document)(document, verdict)
         except Exception as error:  # noqa: BLE001  # as when it would be ingested
             lease = LeaseRef(claim.key, claim.token, claim.mode, claim.source)
             _, change = settle_release(held, lease, now_ms, error=code_of(error), expire=False)
             self._keep(claim, change)
-            return as_answered(Failed(error))
+            return as_replay(Failed(error))
         seal = Seal(
             claim.key,
             claim.token,
             NO_FENCE,
             claim.mode,
             claim.source,
-            result=effected.result,
+            result=effect.result,
             sequence=claim.sequence,
             metadata_hash=claim.metadata_hash,
             live=not claim.retract,

@@ -14,7 +14,7 @@ from ragfence.core.layout import METADATA_UPDATED, REVIVED, TOKEN_BYTES, RowKind
 from ragfence.core.receipts import Decision, Flags, Receipt, default_effect_id, refused_receipt
 from ragfence.core.records import KeyRecord
 from ragfence.documents.chunking.chunker import pieces_of
-from ragfence.documents.claims import PreparedDocument, expecting
+from ragfence.documents.claims import PreparedDocument, require_version
 from ragfence.documents.identity import SNIPPET_BYTES, snippet_ids, snippet_texts
 from ragfence.documents.log import (
     INGEST,
@@ -25,13 +25,13 @@ from ragfence.documents.log import (
     Detail,
     Layout,
     Positions,
-    Stored,
+    StoredResult,
     address_in,
     ids_in,
     result_of,
     stored_in,
 )
-from ragfence.documents.origins import ContentStands, next_owner
+from ragfence.documents.origins import ContentUnchanged, next_owner
 from ragfence.documents.parquet import encode_snippets
 from ragfence.engine import crash_points
 from ragfence.engine.batch_commit import (
@@ -96,7 +96,7 @@ def _detail(
     grant: Granted,
     action: str,
     ids: bytes,
-    replaced: Stored | None,
+    replaced: StoredResult | None,
     owner: bytes,
     *,
     positions: Positions = NO_POSITIONS,
@@ -157,7 +157,7 @@ def retract_effect(subject: PreparedDocument, grant: Granted) -> FinishedEffect:
 
 
 def effect_of(subject: PreparedDocument) -> Callable[[PreparedDocument, Granted], FinishedEffect]:
-    return expecting(retract_effect if subject.claim.retract else ingest_effect, subject.expected)
+    return require_version(retract_effect if subject.claim.retract else ingest_effect, subject.expected)
 
 
 class SnippetHook:
@@ -217,7 +217,7 @@ class HeadMover:
             waited_s = time.monotonic() - started
             self._settle_declined(moves, answers)
             for (at, each), answer in zip(wave.items(), answers, strict=True):
-                yield at, each, as_answered(answer), waited_s
+                yield at, each, as_replay(answer), waited_s
 
     def _settle_declined(self, moves: Sequence[Move], answers: Sequence[Answer]) -> None:
         """Moves that were granted and then declined, because another origin owns the document: their rows say so."""
@@ -232,19 +232,19 @@ class HeadMover:
         rows = []
         for move, error in declined:
             claim = move.claim._replace(token=os.urandom(TOKEN_BYTES))
-            if isinstance(error, ContentStands):
+            if isinstance(error, ContentUnchanged):
                 rows.append(row_for_answer(claim, RowKind.DUPLICATE, error.record, now_ms))
             else:
                 rows.append(row_for_answer(claim, RowKind.CONFLICT, None, now_ms, error=error.code))
         self._fences.record(rows)
 
 
-_DECLINED = (OriginConflict, ContentStands)
+_DECLINED = (OriginConflict, ContentUnchanged)
 
 
-def as_answered(answer: Answer) -> Answer:
+def as_replay(answer: Answer) -> Answer:
     """Content that stands is answered as any duplicate."""
-    if isinstance(answer, Failed) and isinstance(answer.error, ContentStands):
+    if isinstance(answer, Failed) and isinstance(answer.error, ContentUnchanged):
         return Replay(answer.error.record)
     return answer
 
@@ -304,7 +304,7 @@ def _answered(key: bytes, record: KeyRecord | None, decision: Decision, flags: F
 _ANSWERED = Decision.DUPLICATE
 
 
-def replayed(key: bytes, record: bytes) -> Receipt:
+def replay_receipt(key: bytes, record: bytes) -> Receipt:
     """The receipt of a document that is live as it was sent: out of its record's bytes, since most are."""
     epoch, counter, first_seen_ms, sealed_at_ms = ending_in(record)
     return Receipt(

@@ -70,7 +70,7 @@ class Identity:
         self._described: dict[str, bytes] = {}
         """by content type: how the metadata hash of a document without a URL ends"""
 
-    def ask(
+    def digests(
         self, doc_id: bytes, content_hash: str, size: int, tail: bytes, metadata: bytes, url: str, content_type: str
     ) -> tuple[bytes, bytes, bytes, bytes]:
         """Key, source, fingerprint and metadata hash at once: what `place`, `key` and the others say, in half the time.

@@ -10,9 +10,9 @@ from ragfence._progress import Meter
 from ragfence.core.decisions import Replay
 from ragfence.core.document import Document
 from ragfence.core.receipts import STALE, OnError, Receipt, refused_receipt
-from ragfence.documents.claims import Asked, Caller, ClaimBuilder, GivenDocument, PreparedDocument, in_waves
+from ragfence.documents.claims import Caller, ClaimBuilder, DocumentQuery, GivenDocument, PreparedDocument, split_waves
 from ragfence.documents.dry_run import DryRun
-from ragfence.documents.head_moves import HeadMover, error_of, receipt_of, replayed
+from ragfence.documents.head_moves import HeadMover, error_of, receipt_of, replay_receipt
 from ragfence.engine import gc_pause
 from ragfence.engine.batch_commit import MovedHead, batch_tokens
 from ragfence.engine.refusals import Refusal
@@ -26,59 +26,61 @@ class BatchIngest:
     def __init__(
         self,
         fences: FenceStore,
-        preparing: ClaimBuilder,
+        claim_builder: ClaimBuilder,
         mover: HeadMover,
         caller: Callable[[], Caller],
         ready: Callable[[], None],
         note_refusals: Callable[[Sequence[Refusal]], None],
     ) -> None:
         self._fences = fences
-        self._preparing = preparing
+        self._claim_builder = claim_builder
         self._mover = mover
         self._caller = caller
         self._ready = ready
         self._note_refusals = note_refusals
 
-    def streamed(
-        self, documents: Iterable[Document], size: int, told: Meter, *, dry_run: bool, on_error: OnError
+    def stream(
+        self, documents: Iterable[Document], size: int, update: Meter, *, dry_run: bool, on_error: OnError
     ) -> Iterator[Receipt]:
         source = iter(documents)
         done = 0
-        foresight = DryRun(self._fences) if dry_run else None
+        preview = DryRun(self._fences) if dry_run else None
         while page := list(islice(source, size)):
             errors: dict[int, Exception] | None = {} if on_error == "raise" else None
             with gc_pause.held_off():
-                receipts = self._batch(page, done, foresight, errors)
+                receipts = self._batch(page, done, preview, errors)
             if errors:
                 first = min(errors)
                 yield from receipts[:first]
                 raise _at(errors[first], done + first)
             done += len(page)
-            told(done)
+            update(done)
             yield from receipts
 
     def each(self, given: Sequence[GivenDocument], *, wait_s: float | None = None) -> list[Receipt | Exception]:
         """The receipt of each, or its error."""
         caller, tokens = self._caller(), batch_tokens()
         outcomes: dict[int, Receipt | Exception] = {}
-        asks: dict[int, Asked] = {}
+        queries: dict[int, DocumentQuery] = {}
         for at, (document, _, event_id, api_key) in enumerate(given):
             try:
-                asks[at] = self._preparing.ask(document, next(tokens), caller, event_id=event_id, api_key=api_key)
+                queries[at] = self._claim_builder.query(
+                    document, next(tokens), caller, event_id=event_id, api_key=api_key
+                )
             except ValidationError as invalid:  # of the document, or of its event_id
                 outcomes[at] = invalid
                 self._note_refusals([Refusal.of(invalid, caller.route)])
         known: dict[int, Receipt] = {}
-        prepared = self._claimed(self._unanswered(asks, known), caller)
+        prepared = self._claims(self._unanswered(queries, known), caller)
         outcomes |= known
-        for at, each, answer, waited_s in self._mover.answers(list(in_waves(prepared)), wait_s=wait_s):
+        for at, each, answer, waited_s in self._mover.answers(list(split_waves(prepared)), wait_s=wait_s):
             if isinstance(answer, Replay | MovedHead):
                 outcomes[at] = receipt_of(each, answer)
             else:
                 outcomes[at] = error_of(each, answer, given[at].waited_s + waited_s)
         return [outcomes[at] for at in range(len(given))]
 
-    def foreseen(self, prepared: PreparedDocument) -> Receipt:
+    def preview(self, prepared: PreparedDocument) -> Receipt:
         self._ready()
         (receipt,) = DryRun(self._fences).receipts([prepared])
         return receipt
@@ -87,59 +89,59 @@ class BatchIngest:
         self,
         documents: Sequence[Document],
         first: int,
-        foresight: DryRun | None,
+        preview: DryRun | None,
         errors: dict[int, Exception] | None,
     ) -> list[Receipt]:
         """`errors` is filled with what went wrong, by position; what follows an invalid document is then left alone."""
         caller, tokens = self._caller(), batch_tokens()
         receipts: dict[int, Receipt] = {}
-        asks: dict[int, Asked] = {}
+        queries: dict[int, DocumentQuery] = {}
         invalid_ones: list[DocumentInvalid] = []
-        ask = self._preparing.ask
+        query_of = self._claim_builder.query
         for at, document in enumerate(documents):
             try:
-                asks[at] = ask(document, next(tokens), caller, first + at)
+                queries[at] = query_of(document, next(tokens), caller, first + at)
             except DocumentInvalid as invalid:
                 receipts[at] = refused_receipt(invalid)
                 invalid_ones.append(invalid)
                 if errors is not None:
                     errors[at] = invalid
                     break
-        if invalid_ones and foresight is None:
+        if invalid_ones and preview is None:
             self._note_refusals([Refusal.of(invalid, caller.route) for invalid in invalid_ones])
-        if foresight is not None:
+        if preview is not None:
             self._ready()
-            prepared = self._claimed(asks, caller)
-            for (at, each), answer in zip(prepared.items(), foresight.answers(list(prepared.values())), strict=True):
+            prepared = self._claims(queries, caller)
+            for (at, each), answer in zip(prepared.items(), preview.answers(list(prepared.values())), strict=True):
                 receipts[at] = receipt_of(each, answer)
                 if errors is not None and receipts[at].failed:
                     errors[at] = error_of(each, answer)
-        elif left := self._unanswered(asks, receipts):
-            waves = list(in_waves(self._claimed(left, caller)))
+        elif left := self._unanswered(queries, receipts):
+            waves = list(split_waves(self._claims(left, caller)))
             for at, each, answer, waited_s in self._mover.answers(waves):
                 receipts[at] = receipt_of(each, answer, waited_s)
                 if errors is not None and receipts[at].failed:
                     errors[at] = error_of(each, answer, waited_s)
         answered = [receipts[at] for at in sorted(receipts)]
-        if errors is None and foresight is None:
+        if errors is None and preview is None:
             _warn(answered)
         return answered
 
-    def _claimed(self, asks: Mapping[int, Asked], caller: Caller) -> dict[int, PreparedDocument]:
+    def _claims(self, queries: Mapping[int, DocumentQuery], caller: Caller) -> dict[int, PreparedDocument]:
         """By tokens of their own: those of the questions name rows that may be written already."""
-        tokens, claimed = batch_tokens(), self._preparing.claimed
-        return {at: claimed(asked, next(tokens), caller) for at, asked in asks.items()}
+        tokens, claim = batch_tokens(), self._claim_builder.claim
+        return {at: claim(query, next(tokens), caller) for at, query in queries.items()}
 
-    def _unanswered(self, asks: dict[int, Asked], receipts: dict[int, Receipt]) -> dict[int, Asked]:
+    def _unanswered(self, queries: dict[int, DocumentQuery], receipts: dict[int, Receipt]) -> dict[int, DocumentQuery]:
         """Answers the documents that are live just as they were sent, which most are; returns the others."""
-        left: dict[int, Asked] = {}
-        known = self._fences.replays([asked[0] for asked in asks.values()])
+        left: dict[int, DocumentQuery] = {}
+        known = self._fences.replays([query[0] for query in queries.values()])
         try:  # the receipts are made while the store writes the rows
-            for (at, asked), record in zip(asks.items(), known.records, strict=True):
+            for (at, query), record in zip(queries.items(), known.records, strict=True):
                 if record is None:
-                    left[at] = asked
+                    left[at] = query
                 else:
-                    receipts[at] = replayed(asked[0][0], record)
+                    receipts[at] = replay_receipt(query[0][0], record)
             known.settle()
         finally:
             known.drop()

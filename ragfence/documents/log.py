@@ -63,7 +63,7 @@ def _address(data: bytes) -> Address:
     return Address(int.from_bytes(data[:8], "big"), data[8:ADDRESS_BYTES])
 
 
-class Stored(NamedTuple):
+class StoredResult(NamedTuple):
     """What the record of a document says: its snippets, and where its newest row and its positions are."""
 
     row: Address
@@ -74,22 +74,22 @@ class Stored(NamedTuple):
     """the digest of the origin that the document belongs to"""
 
 
-def stored_in(record: KeyRecord) -> Stored:
+def stored_in(record: KeyRecord) -> StoredResult:
     data = record.result
     here = Address(record.fence.epoch, record.token[:BATCH_BYTES])
     tag = data[:1]
     if tag == PLAIN or not data:
-        return Stored(here, here, data[1:])
+        return StoredResult(here, here, data[1:])
     owner = NO_OWNER
     if tag.isupper():
         owner, data, tag = data[1 : 1 + OWNER_BYTES], data[OWNER_BYTES:], tag.lower()
     if tag == PLAIN:
-        return Stored(here, here, data[1:], owner)
+        return StoredResult(here, here, data[1:], owner)
     if tag == _ELSEWHERE:
-        return Stored(here, _address(data[1:]), data[1 + ADDRESS_BYTES :], owner)
+        return StoredResult(here, _address(data[1:]), data[1 + ADDRESS_BYTES :], owner)
     if tag == _MOVED:
         origin = _address(data[1 + ADDRESS_BYTES :])
-        return Stored(_address(data[1:]), origin, data[1 + 2 * ADDRESS_BYTES :], owner)
+        return StoredResult(_address(data[1:]), origin, data[1 + 2 * ADDRESS_BYTES :], owner)
     raise FormatCorrupt(f"the record of a document starts with {tag!r}")
 
 

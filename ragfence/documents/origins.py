@@ -19,7 +19,7 @@ from ragfence.core.decisions import Claim, Granted
 from ragfence.core.hashing import digest
 from ragfence.core.operations import checked_text, encoded
 from ragfence.core.records import KeyRecord
-from ragfence.documents.log import NO_OWNER, OWNER_BYTES, Stored
+from ragfence.documents.log import NO_OWNER, OWNER_BYTES, StoredResult
 from ragfence.engine.batch_commit import Declined
 from ragfence.errors import FormatCorrupt, FormatTooNew, OriginConflict, ValidationError
 from ragfence.stores.objects import ObjectStore
@@ -43,7 +43,7 @@ class Origin(NamedTuple):
     """the name of another origin, by its digest"""
 
 
-class ContentStands(Declined):
+class ContentUnchanged(Declined):
     """The content is live, and belongs to another origin: so do its metadata, and nothing is moved."""
 
     def __init__(self, record: KeyRecord) -> None:
@@ -51,7 +51,9 @@ class ContentStands(Declined):
         self.record = record
 
 
-def next_owner(doc_id: str, claim: Claim, origin: Origin | None, grant: Granted, replaced: Stored | None) -> bytes:
+def next_owner(
+    doc_id: str, claim: Claim, origin: Origin | None, grant: Granted, replaced: StoredResult | None
+) -> bytes:
     """The owner of a document after a granted move. `replaced`: what its live head has stored.
 
     Raises `OriginConflict` where the move would put other content in the place of what another origin owns, and
@@ -68,7 +70,7 @@ def next_owner(doc_id: str, claim: Claim, origin: Origin | None, grant: Granted,
     if head.record.fingerprint == claim.fingerprint:  # equal content changes no owner
         moves_order = claim.sequence is not None and claim.sequence != head.sequence
         if owner != NO_OWNER and head.digest == claim.digest and not moves_order and not grant.takeover:
-            raise ContentStands(head.record)
+            raise ContentUnchanged(head.record)
         return owner
     if owner == NO_OWNER:
         return origin.digest
@@ -123,8 +125,8 @@ class Origins:
     def _read(self, data: bytes, owner: bytes) -> str:
         place = self._place(owner)
         try:
-            told = json.loads(data)
-            version, name = told["version"], str(told["name"])
+            values = json.loads(data)
+            version, name = values["version"], str(values["name"])
         except (ValueError, KeyError, TypeError) as broken:
             raise FormatCorrupt(f"{place} does not hold the name of an origin: {broken!r}") from broken
         if version > VERSION:

@@ -294,9 +294,9 @@ def read_table(name: str, data: bytes, what: str, columns: list[str]) -> Any:
 
     try:
         file = pq.ParquetFile(pa.BufferReader(data))
-        told = file.schema_arrow.metadata or {}
-        version = int(told.get(b"ragfence.version", b"0"))
-        if told.get(b"ragfence") != what.encode() or version < 1:
+        stored = file.schema_arrow.metadata or {}
+        version = int(stored.get(b"ragfence.version", b"0"))
+        if stored.get(b"ragfence") != what.encode() or version < 1:
             raise _unreadable(name, what, "it was not written by ragfence")
         if version > _version_of(what):
             raise FormatTooNew(f"{name} has format {version}; this ragfence knows {_version_of(what)}")

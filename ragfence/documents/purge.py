@@ -22,7 +22,7 @@ from ragfence.documents.head_moves import error_of, retract_effect
 from ragfence.documents.identity import Identity, key_tail
 from ragfence.documents.log import PURGE
 from ragfence.documents.reads import DocumentReads
-from ragfence.documents.rewrite import NOTHING, PURGED, Collected, LogRewrite, Plan, gone_of, tell
+from ragfence.documents.rewrite import NOTHING, PURGED, DeletedObjects, LogRewrite, Plan, ended_revisions, record_ends
 from ragfence.engine.batch_commit import BatchCommitter, FinishedEffect, Move, MovedHead, batch_tokens
 from ragfence.engine.hydration import Keep
 from ragfence.engine.segment_log import LogRow
@@ -44,7 +44,7 @@ class PurgeReport:
     """removed from the log; the tombstone stays"""
     segments: int = 0
     """that were rewritten"""
-    deleted: Collected = NOTHING
+    deleted: DeletedObjects = NOTHING
 
 
 class Purge:
@@ -56,22 +56,22 @@ class Purge:
     def __init__(
         self,
         fences: FenceStore,
-        rewriting: LogRewrite,
-        reading: DocumentReads,
+        log_rewrite: LogRewrite,
+        reads: DocumentReads,
         writer: BatchCommitter,
         identity: Identity,
-        preparing: ClaimBuilder,
+        claim_builder: ClaimBuilder,
         caller: Caller,
         *,
         wait_ms: int,
         others: Sequence[Forget] = (),
     ) -> None:
         self._fences = fences
-        self._rewriting = rewriting
-        self._reading = reading
+        self._log_rewrite = log_rewrite
+        self._reads = reads
         self._writer = writer
         self._identity = identity
-        self._preparing = preparing
+        self._claim_builder = claim_builder
         self._caller = caller
         self._wait_ms = wait_ms
         self._others = others
@@ -82,23 +82,23 @@ class Purge:
     def run(self, doc_id: str) -> PurgeReport:
         doc_id = self._prepared(doc_id).doc.doc_id
         self._report = PurgeReport(doc_id, known=False)
-        self._rewriting.run(lambda: self._plan(doc_id), "purged")
+        self._log_rewrite.run(lambda: self._plan(doc_id), "purged")
         for forget in self._others:
             forget(doc_id)
         # Also for a document that nobody knows: a writer that died may have left its snippets in an earlier epoch.
-        return replace(self._report, deleted=self._rewriting.collect_void())
+        return replace(self._report, deleted=self._log_rewrite.collect_void())
 
     def _plan(self, doc_id: str) -> Plan | None:
-        source = self._reading.source(doc_id)
+        source = self._reads.source(doc_id)
         known = self._retract(doc_id)
         if not known and (source is None or source.lease is None):
             return None
         self._report = replace(self._report, known=known or self._report.known)
-        rows, held_in = self._held(doc_id, self._rewriting.truth())
-        if known and _settled(rows, self._rewriting.newest_epoch()):
+        rows, held_in = self._held(doc_id, self._log_rewrite.truth())
+        if known and _settled(rows, self._log_rewrite.newest_epoch()):
             return None
         for name in held_in:
-            self._rewriting.snippets(name)  # what cannot be read is found out before anybody has to wait
+            self._log_rewrite.snippets(name)  # what cannot be read is found out before anybody has to wait
         return lambda epoch, segments, keep: self._rewrite(doc_id, epoch, segments, keep)
 
     def _rewrite(self, doc_id: str, epoch: int, segments: list[str], keep: Keep) -> list[str] | None:
@@ -109,13 +109,13 @@ class Purge:
         tombstone = rows[-1]
         if tombstone.detail.action != PURGE:
             return None  # it was ingested again meanwhile: its head has to be moved first
-        tell(self._fences, gone_of(rows), PURGED)
+        record_ends(self._fences, ended_revisions(rows), PURGED)
         # Their receipts, which no epoch would overwrite: they hold the ids of snippets.
-        self._fences.forget([gone.key for gone in gone_of(rows)], below=epoch)
+        self._fences.forget([gone.key for gone in ended_revisions(rows)], below=epoch)
         self._report = replace(self._report, epoch=epoch, rows=len(rows) - 1, segments=len(held_in))
         # The ids that died were told to the sink when the head moved; they are made from the text, so none is kept.
         bare = tombstone._replace(detail=tombstone.detail._replace(dead=b""))
-        return self._rewriting.take_out(epoch, segments, {doc_id: [bare]}, held_in, keep)
+        return self._log_rewrite.take_out(epoch, segments, {doc_id: [bare]}, held_in, keep)
 
     def _held(self, doc_id: str, segments: Sequence[str], keep: Keep = lambda: None) -> tuple[list[LogRow], list[str]]:
         """The rows of the document in the order of their fences, and the segments that hold them."""
@@ -125,7 +125,7 @@ class Purge:
             if name in self._clean:
                 continue
             keep()
-            found = self._rewriting.rows(name, doc_id)
+            found = self._log_rewrite.rows(name, doc_id)
             if found:
                 rows += found
                 held_in.append(name)
@@ -142,7 +142,7 @@ class Purge:
         raise error_of(prepared, answer, self._wait_ms / 1000)
 
     def _prepared(self, doc_id: str) -> PreparedDocument:
-        prepared = self._preparing.retract(doc_id, None, next(batch_tokens()), self._caller)
+        prepared = self._claim_builder.retract(doc_id, None, next(batch_tokens()), self._caller)
         name, claim = prepared.doc.doc_id, prepared.claim
         key = self._identity.key(claim.key[0], name.encode(), "", key_tail("", PURGE))
         context = self._caller.context(name, "", "", None, 0, action=PURGE)
@@ -150,8 +150,8 @@ class Purge:
 
 
 def _effect(subject: PreparedDocument, grant: Granted) -> FinishedEffect:
-    effected = retract_effect(subject, grant)
-    return effected._replace(detail=effected.detail._replace(action=PURGE))
+    effect = retract_effect(subject, grant)
+    return effect._replace(detail=effect.detail._replace(action=PURGE))
 
 
 def _settled(rows: Sequence[LogRow], newest_epoch: int) -> bool:

@@ -27,7 +27,7 @@ from ragfence.stores.fences import FenceStore, Lookup
 from ragfence.stores.objects import ObjectStore
 
 ATTEMPTS = 3
-Found = TypeVar("Found")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class DocumentReads:
         """The truth: the segments that count now."""
         return self._epochs.truth()
 
-    def described(self, row: LogRow) -> StoredDocument:
+    def describe(self, row: LogRow) -> StoredDocument:
         detail = row.detail
         metadata = parse_json(detail.metadata.encode())
         assert isinstance(metadata, dict)
@@ -162,7 +162,7 @@ class DocumentReads:
 
     def _get(self, doc_id: str) -> StoredDocument | None:
         record = self._live_record(doc_id)
-        return self.described(self._row(record, doc_id)) if record else None
+        return self.describe(self._row(record, doc_id)) if record else None
 
     def _snippets(self, doc_id: str) -> list[StoredSnippet]:
         record = self._live_record(doc_id)
@@ -242,7 +242,7 @@ class DocumentReads:
         origin = address_in(before.detail.origin) if before.detail.origin else address
         return self._ingest_row(origin, doc_id, before.key)
 
-    def _again(self, read: Callable[[], Found]) -> Found:
+    def _again(self, read: Callable[[], T]) -> T:
         for _ in range(ATTEMPTS):
             try:
                 return read()

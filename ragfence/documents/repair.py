@@ -42,10 +42,10 @@ from ragfence.documents.rewrite import (
     EndedRevision,
     LogRewrite,
     Plan,
-    RowsTell,
-    gone_by_rows,
-    gone_of,
-    tell,
+    RevisionQuery,
+    ended_by_decisions,
+    ended_revisions,
+    record_ends,
 )
 from ragfence.documents.verify import DocumentVerifier
 from ragfence.engine.hydration import Hydrator, Keep
@@ -60,80 +60,80 @@ TO_BE_RELEASED = LOST | {Trouble.SNIPPETS_UNREADABLE}
 class DocumentRepair:
     def __init__(
         self,
-        verifying: DocumentVerifier,
+        verifier: DocumentVerifier,
         fences: FenceStore,
-        rewriting: LogRewrite,
+        log_rewrite: LogRewrite,
         hydrator: Hydrator,
         identity: Callable[[], Identity],
         settle_sink: Callable[[bool], object] | None,
-        rows_tell: RowsTell | None = None,
+        find_revisions: RevisionQuery | None = None,
     ) -> None:
         """`identity` is asked for only when something is to be released: settings that are wrong have none.
 
         `rows_tell`: who reads decision rows; without, nobody is told what was given up.
         """
-        self._verifying = verifying
+        self._verifier = verifier
         self._fences = fences
-        self._rewriting = rewriting
+        self._log_rewrite = log_rewrite
         self._hydrator = hydrator
         self._identity = identity
         self._settle_sink = settle_sink
-        self._rows_tell: RowsTell = rows_tell or (lambda concerned: ())
+        self._find_revisions: RevisionQuery = find_revisions or (lambda concerned: ())
 
     def run(self, *, accept_loss: bool = False) -> Verification:
-        before = self._verifying.look()
-        given_up: tuple[Finding, ...] = ()
+        before = self._verifier.look()
+        removed_segments: tuple[Finding, ...] = ()
         troubles = {finding.trouble for finding in before.findings}
         if accept_loss and Trouble.ROWS_UNREADABLE in troubles and Trouble.TOO_NEW not in troubles:
-            given_up = tuple(each for each in before.findings if each.trouble is Trouble.ROWS_UNREADABLE)
-            segments = {each.place for each in given_up}
-            GivenUp(self._fences, self._rewriting, self._hydrator, segments, self._rows_tell).run()
-            before = self._verifying.look()
-            before = replace(before, findings=(*before.findings, *given_up))
+            removed_segments = tuple(each for each in before.findings if each.trouble is Trouble.ROWS_UNREADABLE)
+            segments = {each.place for each in removed_segments}
+            SegmentRemoval(self._fences, self._log_rewrite, self._hydrator, segments, self._find_revisions).run()
+            before = self._verifier.look()
+            before = replace(before, findings=(*before.findings, *removed_segments))
             troubles = {finding.trouble for finding in before.findings} - {Trouble.ROWS_UNREADABLE} | {Trouble.VOID}
         if troubles & BEYOND_REPAIR:
             return before
         usable = Trouble.SETTINGS not in troubles
         if troubles & TO_BE_RELEASED and usable:
-            Release(self._fences, self._rewriting, self._identity(), before.findings).run()
+            RevisionRelease(self._fences, self._log_rewrite, self._identity(), before.findings).run()
         elif troubles & IN_THE_FENCE_STORE and not self._hydrator.try_hydrate():
             self._hydrator.ensure_ready()  # somebody else loads it already
         if troubles:
-            self._rewriting.collect_void()
+            self._log_rewrite.collect_void()
         if self._settle_sink is not None and usable:
             # What a sink is owed shows only in one that can tell what it holds: it is given it in any case.
             self._settle_sink(bool(troubles & (IN_THE_SINK | TO_BE_RELEASED)))
         if not troubles:
             return before
-        after = self._verifying.look()
+        after = self._verifier.look()
         left = set(after.findings)
         return replace(after, repaired=tuple(finding for finding in before.findings if finding not in left))
 
 
-class GivenUp:
+class SegmentRemoval:
     """Takes segments whose rows nobody can read out of the log, and what belongs to them."""
 
     def __init__(
         self,
         fences: FenceStore,
-        rewriting: LogRewrite,
+        log_rewrite: LogRewrite,
         hydrator: Hydrator,
         segments: AbstractSet[str],
-        rows_tell: RowsTell,
+        find_revisions: RevisionQuery,
     ) -> None:
         self._fences = fences
-        self._rewriting = rewriting
+        self._log_rewrite = log_rewrite
         self._hydrator = hydrator
         self._segments = segments
-        self._rows_tell = rows_tell
+        self._find_revisions = find_revisions
 
     def run(self) -> None:
         for attempt in range(ATTEMPTS):
-            if not self._segments & set(self._rewriting.truth()):
+            if not self._segments & set(self._log_rewrite.truth()):
                 return
             if not self._hydrator.try_hydrate(rewrite=self._rewrite):
                 time.sleep(PAUSE_S * (attempt + 1))  # somebody else rebuilds the fence store, or tries to
-        if self._segments & set(self._rewriting.truth()):
+        if self._segments & set(self._log_rewrite.truth()):
             raise NotReady("other processes keep rebuilding the fence store", hint="try again")
 
     def _rewrite(self, epoch: int, segments: list[str], keep: Keep) -> list[str]:
@@ -143,49 +143,49 @@ class GivenUp:
             if name in self._segments and self._is_unreadable(name):
                 continue
             left.append(name)
-        tell(self._fences, self._gone({*segments} - {*left}, left, keep), GIVEN_UP)
+        record_ends(self._fences, self._gone({*segments} - {*left}, left, keep), GIVEN_UP)
         return left
 
-    def _gone(self, given_up: AbstractSet[str], left: Sequence[str], keep: Keep) -> Iterable[EndedRevision]:
+    def _gone(self, removed_segments: AbstractSet[str], left: Sequence[str], keep: Keep) -> Iterable[EndedRevision]:
         """What was sealed in these segments, or in others that were rewritten into them, and is not in the log now.
 
         They cannot be read; but whoever was sealed has a decision row, and its fence and token name its segment.
         """
-        newest = max((address_in(name).epoch for name in given_up), default=0)
-        rewritten = self._rewriting.rewritten() if given_up else ()
+        newest = max((address_in(name).epoch for name in removed_segments), default=0)
+        rewritten = self._log_rewrite.rewritten() if removed_segments else ()
         layout = Layout(self._fences.tenant)
 
         def concerned(epoch: int, batch: bytes) -> bool:
             keep()
             name = layout.rows_at(Address(epoch, batch))
-            return name in given_up or (epoch < newest and name in rewritten)
+            return name in removed_segments or (epoch < newest and name in rewritten)
 
-        gone = gone_by_rows(self._rows_tell(concerned)) if given_up else {}
+        gone = ended_by_decisions(self._find_revisions(concerned)) if removed_segments else {}
         for name in left if gone else ():
             keep()
-            for key in self._rewriting.keys(name):
+            for key in self._log_rewrite.keys(name):
                 gone.pop(key, None)
         return gone.values()
 
     def _is_unreadable(self, name: str) -> bool:
         """Still: somebody may have restored it meanwhile."""
         try:
-            self._rewriting.rows(name)
+            self._log_rewrite.rows(name)
         except SegmentUnreadable:
             return True
         except StoreUnavailable:
-            return not self._rewriting.has(name)
+            return not self._log_rewrite.has(name)
         return False
 
 
-class Release:
+class RevisionRelease:
     """Takes lost revisions out of the log."""
 
     def __init__(
-        self, fences: FenceStore, rewriting: LogRewrite, identity: Identity, findings: Sequence[Finding]
+        self, fences: FenceStore, log_rewrite: LogRewrite, identity: Identity, findings: Sequence[Finding]
     ) -> None:
         self._fences = fences
-        self._rewriting = rewriting
+        self._log_rewrite = log_rewrite
         self._identity = identity
         lost = [finding for finding in findings if finding.trouble in LOST]
         self._doc_ids = {finding.doc_id for finding in lost}
@@ -193,24 +193,24 @@ class Release:
         self._unreadable = {each.place for each in findings if each.trouble is Trouble.SNIPPETS_UNREADABLE}
 
     def run(self) -> None:
-        self._rewriting.run(self._plan, "repaired")
+        self._log_rewrite.run(self._plan, "repaired")
 
     def _plan(self) -> Plan | None:
-        histories, held_in = self._held(self._rewriting.truth(), lambda: None)
+        histories, held_in = self._held(self._log_rewrite.truth(), lambda: None)
         lost = any(row.key in self._keys for rows in histories.values() for row in rows)
         return self._rewrite if lost or any(map(self._without_snippets, held_in)) else None
 
     def _rewrite(self, epoch: int, segments: list[str], keep: Keep) -> list[str]:
         histories, held_in = self._held(segments, keep)
         gone = (row for rows in histories.values() for row in rows if row.key in self._keys)
-        tell(self._fences, gone_of(gone), RELEASED)
+        record_ends(self._fences, ended_revisions(gone), RELEASED)
         left = {doc_id: self._left(rows) for doc_id, rows in histories.items()}
         lost = set(filter(self._without_snippets, held_in))
-        return self._rewriting.take_out(epoch, segments, left, held_in, keep, lost=lost)
+        return self._log_rewrite.take_out(epoch, segments, left, held_in, keep, lost=lost)
 
     def _without_snippets(self, segment: str) -> bool:
         """Nobody can read its snippets; also where nobody needs them, they would stop every compaction."""
-        return self._rewriting.snippets_name(segment) in self._unreadable
+        return self._log_rewrite.snippets_name(segment) in self._unreadable
 
     def _held(self, segments: Sequence[str], keep: Keep) -> tuple[dict[str, list[LogRow]], list[str]]:
         """The rows of the documents, and the segments that must be rewritten."""
@@ -218,7 +218,7 @@ class Release:
         held_in = []
         for name in segments:
             keep()
-            rows = [row for row in self._rewriting.rows(name) if row.detail.doc_id in self._doc_ids]
+            rows = [row for row in self._log_rewrite.rows(name) if row.detail.doc_id in self._doc_ids]
             for row in rows:
                 histories.setdefault(row.detail.doc_id, []).append(row)
             if rows or self._without_snippets(name):

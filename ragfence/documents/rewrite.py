@@ -76,7 +76,7 @@ class Switch:
 
 
 @dataclass(frozen=True, slots=True)
-class Collected:
+class DeletedObjects:
     """What was deleted: objects that no list names, and none ever will."""
 
     segments: int = 0
@@ -89,17 +89,17 @@ class Collected:
         return self.segments + self.snippets + self.vectors
 
 
-NOTHING = Collected()
+NOTHING = DeletedObjects()
 
 
-class Written(NamedTuple):
+class WrittenSegment(NamedTuple):
     name: str
     rows: int
     snippets: int
     bytes: int
 
 
-Thing = TypeVar("Thing")
+T = TypeVar("T")
 Plan = Callable[[int, list[str], Keep], list[str] | None]
 """As a `Rewrite`; None: what it found is not what it was planned for. Nothing is rewritten, and it is planned anew."""
 
@@ -197,7 +197,7 @@ class LogRewrite:
         place = self.snippets_name(name)
         return place, self._objects.get(place)
 
-    def write(self, epoch: int, batch: bytes, rows: Sequence[LogRow]) -> Written:
+    def write(self, epoch: int, batch: bytes, rows: Sequence[LogRow]) -> WrittenSegment:
         """A segment and its snippets, which are the `fresh` ones of its rows."""
         address = Address(epoch, batch)
         texts, data = encode_snippets(rows), ParquetCodec().encode(rows)
@@ -206,7 +206,7 @@ class LogRewrite:
         name = self._layout.rows_at(address)
         self._put(name, data)
         snippets = sum(len(row.detail.fresh) for row in rows)
-        return Written(name, len(rows), snippets, len(data) + len(texts or b""))
+        return WrittenSegment(name, len(rows), snippets, len(data) + len(texts or b""))
 
     def take_out(
         self,
@@ -266,7 +266,7 @@ class LogRewrite:
                     found.append(entry)
         return found
 
-    def collect_void(self) -> Collected:
+    def collect_void(self) -> DeletedObjects:
         """Deletes what is void. Safe at any time, by any number of processes at once."""
         void = self.void()
         crash_points.reach(BEFORE_DELETION)
@@ -277,7 +277,7 @@ class LogRewrite:
         segments = sum(name.startswith(f"{self._layout.segments}/") for name in names)
         snippets = sum(name.startswith(f"{self._layout.snippets}/") for name in names)
         size = sum(entry.size for entry in void)
-        return Collected(segments, snippets, size, len(names) - segments - snippets)
+        return DeletedObjects(segments, snippets, size, len(names) - segments - snippets)
 
     def _put(self, name: str, data: bytes) -> None:
         if not self._objects.put_new(name, data).won:
@@ -299,9 +299,9 @@ class _Attempt:
         if after is None:
             return segments
         switch = Switch(epoch, tuple(sorted({*segments} - {*after})), tuple(sorted({*after} - {*segments})))
-        for told in self._before_switch:
+        for callback in self._before_switch:
             keep()
-            told(switch)
+            callback(switch)
         self.switched = True
         return after
 
@@ -311,10 +311,10 @@ def new_batch() -> bytes:
 
 
 def portions(
-    things: Iterable[Thing], weigh: Callable[[Thing], tuple[int, int]], most_rows: int, most_bytes: int
-) -> Iterator[list[Thing]]:
+    things: Iterable[T], weigh: Callable[[T], tuple[int, int]], most_rows: int, most_bytes: int
+) -> Iterator[list[T]]:
     """In their order, as many at a time as the limits allow, and at least one."""
-    portion: list[Thing] = []
+    portion: list[T] = []
     rows = size = 0
     for thing in things:
         more_rows, more_bytes = weigh(thing)
@@ -331,7 +331,7 @@ def _weight(rows: Sequence[LogRow]) -> tuple[int, int]:
     return len(rows), sum(len(text) for row in rows for _, text in row.detail.fresh)
 
 
-def each_id(ids: bytes) -> list[bytes]:
+def split_ids(ids: bytes) -> list[bytes]:
     """Ids that stand one behind the other."""
     return [ids[at : at + SNIPPET_BYTES] for at in range(0, len(ids), SNIPPET_BYTES)]
 
@@ -342,13 +342,15 @@ def whole_document(rows: Iterable[LogRow], texts: Mapping[bytes, str]) -> list[L
     What they say of other segments is void with those: all that belongs to the document is in one now.
     """
     rows = sorted(rows, key=lambda row: row.fence)
-    left = dict.fromkeys(each for row in rows if row.detail.action == INGEST for each in each_id(row.detail.ids))
+    left = dict.fromkeys(each for row in rows if row.detail.action == INGEST for each in split_ids(row.detail.ids))
     whole = []
     for row in rows:
         fresh = []
         if row.detail.action == INGEST:
             fresh = [
-                (each, texts[each]) for each in dict.fromkeys(each_id(row.detail.ids)) if each in left and each in texts
+                (each, texts[each])
+                for each in dict.fromkeys(split_ids(row.detail.ids))
+                if each in left and each in texts
             ]
             for each, _ in fresh:
                 del left[each]
@@ -396,12 +398,12 @@ class RevisionFact(NamedTuple):
     ended: bool
 
 
-RowsTell = Callable[[Callable[[int, bytes], bool]], Iterable[RevisionFact]]
+RevisionQuery = Callable[[Callable[[int, bytes], bool]], Iterable[RevisionFact]]
 """What the decision rows tell of documents that were sealed in some segments: those for which a function of
 (epoch, batch) is true."""
 
 
-def tell(fences: FenceStore, gone: Iterable[EndedRevision], why: str) -> None:
+def record_ends(fences: FenceStore, gone: Iterable[EndedRevision], why: str) -> None:
     """To be called before they leave: cut off in between, it is still one life."""
     each = iter(gone)
     while some := list(islice(each, AT_ONCE)):
@@ -409,7 +411,7 @@ def tell(fences: FenceStore, gone: Iterable[EndedRevision], why: str) -> None:
         fences.record([_row(fences.tenant, one, why, now_ms) for one in some])
 
 
-def gone_of(rows: Iterable[LogRow]) -> Iterator[EndedRevision]:
+def ended_revisions(rows: Iterable[LogRow]) -> Iterator[EndedRevision]:
     """Of rows that leave; one for each content."""
     newest = {row.key: row for row in sorted(rows, key=lambda row: row.fence) if row.live}
     return (
@@ -417,11 +419,11 @@ def gone_of(rows: Iterable[LogRow]) -> Iterator[EndedRevision]:
     )
 
 
-def gone_by_rows(told: Iterable[RevisionFact]) -> dict[bytes, EndedRevision]:
+def ended_by_decisions(callback: Iterable[RevisionFact]) -> dict[bytes, EndedRevision]:
     """The newest outcome of each key whose life goes on, as far as its decision rows know."""
     newest: dict[bytes, EndedRevision] = {}
     ended: dict[bytes, FenceNumber] = {}
-    for gone, is_end in told:
+    for gone, is_end in callback:
         if is_end:
             ended[gone.key] = max(gone.fence, ended.get(gone.key, gone.fence))
         elif gone.key not in newest or newest[gone.key].fence < gone.fence:

@@ -82,11 +82,11 @@ class LoggedDocument:
 
 
 class InspectedLog:
-    def __init__(self, objects: ObjectStore, snippets_at: Callable[[str], str], told: Meter) -> None:
+    def __init__(self, objects: ObjectStore, snippets_at: Callable[[str], str], update: Meter) -> None:
         """`snippets_at`: what the object with the snippets of a segment is called."""
         self._objects = objects
         self._snippets_at = snippets_at
-        self._told = told
+        self._update = update
         self._wanted = _ExpectedSnippets()
         self._there: list[Any] = []
         """pairs of Arrow arrays: the ids of snippets, and how many characters each has"""
@@ -109,7 +109,7 @@ class InspectedLog:
                 self.names.add(name)
                 self._read_rows(name)
                 self._read_snippets(name)
-                self._told(len(self.names))
+                self._update(len(self.names))
 
     def lost(self) -> Iterator[Finding]:
         """The revisions that cannot be read back as they were."""
@@ -197,11 +197,11 @@ class _ExpectedSnippets:
         ids = pa.chunked_array([ids for ids, _ in there], pa.binary(SNIPPET_BYTES)).combine_chunks()
         found = pc.index_in(wanted, value_set=ids)
         lengths = pa.chunked_array([lengths for _, lengths in there], pa.int32()).take(found)
-        told = pa.Array.from_buffers(pa.int32(), count, [None, pa.py_buffer(self._lengths)])
+        update = pa.Array.from_buffers(pa.int32(), count, [None, pa.py_buffer(self._lengths)])
         ends = list(accumulate(self._counts))
         absent = pc.indices_nonzero(pc.is_null(found)).to_pylist()
         rows = Counter(bisect_right(ends, at) for at in absent)
-        other = pc.indices_nonzero(pc.fill_null(pc.not_equal(lengths, told), False)).to_pylist()
+        other = pc.indices_nonzero(pc.fill_null(pc.not_equal(lengths, update), False)).to_pylist()
         return {self._keys[at]: many for at, many in rows.items()}, {self._keys[bisect_right(ends, at)] for at in other}
 
 
@@ -243,9 +243,9 @@ class DocumentVerifier:
         objects: ObjectStore,
         epochs: Epochs,
         hydrator: Hydrator,
-        rewriting: LogRewrite,
+        log_rewrite: LogRewrite,
         check_settings: Callable[[], object],
-        told: Meter,
+        update: Meter,
         *,
         sink_ids: SinkIds | None = None,
     ) -> None:
@@ -254,9 +254,9 @@ class DocumentVerifier:
         self._objects = objects
         self._epochs = epochs
         self._hydrator = hydrator
-        self._rewriting = rewriting
+        self._log_rewrite = log_rewrite
         self._check_settings = check_settings
-        self._told = told
+        self._update = update
         self._sink_ids = sink_ids
 
     def look(self) -> Verification:
@@ -271,7 +271,7 @@ class DocumentVerifier:
 
     def _look(self, epoch: int, unready: RagfenceError | None) -> Verification:
         held_before = self._held_by_sink()
-        log = InspectedLog(self._objects, self._rewriting.snippets_name, self._told)
+        log = InspectedLog(self._objects, self._log_rewrite.snippets_name, self._update)
         log.read(self._epochs.truth())
         if unready is not None and not log.unreadable:
             raise unready
@@ -279,7 +279,7 @@ class DocumentVerifier:
         differences = list(self._differences(log, epoch)) if unready is None else []
         found = [*self._settings(log), *log.findings, *log.lost(), *differences, *self._sink(log, held_before)]
         found += [
-            Finding(Trouble.VOID, "no epoch will ever count it", place=each.name) for each in self._rewriting.void()
+            Finding(Trouble.VOID, "no epoch will ever count it", place=each.name) for each in self._log_rewrite.void()
         ]
         return Verification(epoch, len(log.documents), log.rows, log.snippets, len(log.names), tuple(found))
 

@@ -159,7 +159,7 @@ class Indexes:
             return 0.0 if now.documents else 1.0
         return now.share_in(then, None if whole else self._ids_left(seal))
 
-    def beside(self) -> IndexDocumentHooks:
+    def maintenance(self) -> IndexDocumentHooks:
         """What happens to vectors and indexes when documents are compacted or purged."""
         layout = Layout(self._engine.tenant)
         return IndexDocumentHooks(
@@ -209,17 +209,17 @@ class Indexes:
 
     @cached_property
     def _corpora(self) -> Snapshots:
-        return Snapshots(self._engine.tenant, self._objects, self._documents.inside.corpus)
+        return Snapshots(self._engine.tenant, self._objects, self._documents.internals.corpus)
 
     @cached_property
     def _tools(self) -> Tools:
-        reading = self._documents.inside.reading
+        reads = self._documents.internals.reads
         return Tools(
             engine=self._engine,
             objects=self._objects,
             corpora=self._corpora,
             builds=self.builds_log,
-            log=LogRows(self._objects, Layout(self._engine.tenant), reading.segments),
+            log=LogRows(self._objects, Layout(self._engine.tenant), reads.segments),
             known=self._live_hashes,
             head=self._catalog.head,
             restored=self._restored,

@@ -71,7 +71,7 @@ class SinkVectors:
     def _earlier(
         self, known: Address, doc_ids: Mapping[bytes, str], request: VectorRequest, wanted: set[bytes]
     ) -> Iterator[Address]:
-        for address, snippet_ids in request.cut_off:
+        for address, snippet_ids in request.unfinished:
             if address != known and not snippet_ids.isdisjoint(wanted):
                 yield address
         of_document: dict[str, set[bytes]] = {}

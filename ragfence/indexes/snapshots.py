@@ -19,7 +19,7 @@ from typing import Any
 
 from ragfence.core.hashing import SHARDS
 from ragfence.core.operations import encoded
-from ragfence.documents.corpus_digest import Corpus, Shown, Version, digest_of_shards, shard_digests
+from ragfence.documents.corpus_digest import Corpus, LiveHead, Version, digest_of_shards, shard_digests
 from ragfence.documents.identity import SNIPPET_BYTES
 from ragfence.documents.log import stored_in
 from ragfence.documents.parquet import fixed_matrix, fixed_values, id_lists, read_table, table_written
@@ -138,7 +138,7 @@ class Snapshots:
         self._cache = f"{encoded(tenant)}/corpora-at"
         self._counts = f"{encoded(tenant)}/corpora-rows"
         self._known_rows: tuple[str, int] | None = None
-        self._read: tuple[str, list[Shown]] | None = None
+        self._read: tuple[str, list[LiveHead]] | None = None
 
     @held_off()
     def digest(self, *, to_build: bool = False) -> str:
@@ -222,7 +222,7 @@ class Snapshots:
         self._objects.delete([entry.name for entry in self._objects.list(f"{self._cache}/") if entry.name != name])
 
 
-def _table(shown: Sequence[Shown]) -> Any:
+def _table(shown: Sequence[LiveHead]) -> Any:
     import pyarrow as pa
 
     rows = sorted((bytes((shard,)) + head.digest, source, head) for shard, source, head in shown)

@@ -366,7 +366,7 @@ def test_whoever_belongs_to_a_segment_is_told_before_the_switch(memory: Place) -
         if len(told) == 1:
             raise RuntimeError("no vectors today")
 
-    documents._rewriting.before_switch.append(copy_vectors)
+    documents._log_rewrite.before_switch.append(copy_vectors)
     with pytest.raises(RuntimeError):
         documents.compact()
     assert documents.get("d0") is not None

@@ -22,7 +22,7 @@ def test_a_documents_key_is_that_of_an_operation(tenant: str, doc_id: str, text:
     content = identity.content(text)
     assert content == Content(content_hash(text, algorithm), len(text))
     assert identity.key(shard, name, content.hash, key_tail("ab" * 32)) == operation.key
-    told = identity.ask(name, content.hash, content.size, key_tail("ab" * 32), text, doc_id, tenant)
+    told = identity.digests(name, content.hash, content.size, key_tail("ab" * 32), text, doc_id, tenant)
     described = identity.metadata_hash(text, doc_id, tenant)
     assert told == (operation.key, source, identity.fingerprint(content), described)
     assert shard == shard_of(operation.tenant, operation.source_id)

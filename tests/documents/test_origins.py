@@ -45,7 +45,7 @@ def text_of(documents: Documents, doc_id: str) -> str:
 
 
 def owner(documents: Documents, doc_id: str) -> bytes:
-    head = documents.inside.reading.head(doc_id)
+    head = documents.internals.reads.head(doc_id)
     return stored_in(head.record).owner if head and head.live and head.record else b""
 
 

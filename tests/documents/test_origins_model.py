@@ -121,7 +121,7 @@ class TwoOrigins(RuleBasedStateMachine):
         assert {head.doc_id for head in documents.heads()} == self.live.keys()
         for name, text in self.live.items():
             assert [snippet.text for snippet in documents.snippets(name)] == [text]
-            head = documents.inside.reading.head(name)
+            head = documents.internals.reads.head(name)
             assert head is not None
             assert head.record is not None
             expected = origin_digest(self.owners[name]) if self.owners[name] else b""

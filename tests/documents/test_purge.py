@@ -391,11 +391,11 @@ def test_whoever_keeps_something_else_about_documents_is_asked_to_forget_it(memo
     forgotten: list[str] = []
     Purge(
         documents.inspector.fences,
-        documents._rewriting,
-        documents._reading,
+        documents._log_rewrite,
+        documents._reads,
         documents._writer,
         documents._identity,
-        documents._preparing,
+        documents._claim_builder,
         documents._caller(),
         wait_ms=1000,
         others=[forgotten.append],

@@ -22,7 +22,7 @@ from ragfence.documents.sources import (
     Source,
     source_of,
 )
-from ragfence.documents.sources.s3 import S3Place, parsed
+from ragfence.documents.sources.s3 import S3Place, parse_url
 from ragfence.errors import ValidationError
 
 
@@ -126,7 +126,7 @@ def test_a_single_document_is_no_source_but_easily_made_one() -> None:
     ],
 )
 def test_a_url_names_bucket_prefix_endpoint_and_region(url: str, place: S3Place) -> None:
-    assert parsed(url) == place
+    assert parse_url(url) == place
 
 
 def test_sources_load_no_backend_until_one_is_used() -> None:

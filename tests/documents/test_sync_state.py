@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ragfence.documents.sync.state import VERSION, Changes, Roll, SyncNote, SyncStates, forget
+from ragfence.documents.sync.state import VERSION, ListedIds, NoteChanges, SyncNote, SyncStates, forget
 from ragfence.errors import FormatCorrupt, FormatTooNew, StoreUnavailable
 from ragfence.stores.local import LocalObjects
 from ragfence.testing import MemoryObjects
@@ -23,8 +23,8 @@ def note(doc_id: str, state: str = "s") -> SyncNote:
     return SyncNote(doc_id, state, "xxh3:00", 1, 1, bytes(16), "text/plain", None)
 
 
-def changes(*notes: SyncNote, gone: set[str] | None = None) -> Changes:
-    made = Changes()
+def changes(*notes: SyncNote, gone: set[str] | None = None) -> NoteChanges:
+    made = NoteChanges()
     for each in notes:
         made.add(each)
     made.gone |= gone or set()
@@ -72,7 +72,7 @@ def test_notes_deleted_between_listing_and_reading_are_looked_for_again() -> Non
 
 def test_a_document_that_had_a_state_and_one_that_gets_one_are_as_they_were_last() -> None:
     objects = MemoryObjects()
-    learned = Changes()
+    learned = NoteChanges()
     learned.add(note("had"))
     for each in ("had", "gets", "never"):
         learned.add_name(each)
@@ -183,7 +183,7 @@ def test_notes_of_other_content_are_kept_without_their_state() -> None:
 def test_a_roll_knows_who_was_named_and_who_is_missing() -> None:
     objects = MemoryObjects()
     states(objects).add(states(objects).newest(), changes(*map(note, "abc")))
-    roll = Roll(states(objects).newest())
+    roll = ListedIds(states(objects).newest())
     assert [roll.add(doc_id) for doc_id in "bxbx"] == [True, True, False, False]
     assert [doc_id in roll for doc_id in "abxy"] == [False, True, True, False]
     assert roll.missing() == ["a", "c"]

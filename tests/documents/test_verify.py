@@ -609,13 +609,13 @@ def test_an_ingest_between_the_look_and_the_repair_is_not_undone(near: Place) ->
     documents.ingest(Document("a", A))
     (name,) = near.names("snippets/")
     near.kept.delete([name])
-    run = documents._rewriting.run
+    run = documents._log_rewrite.run
 
     def late(*args: Any, **options: Any) -> Any:
         other.ingest(Document("a", C))
         return run(*args, **options)
 
-    documents._rewriting.run = late  # type: ignore[method-assign]
+    documents._log_rewrite.run = late  # type: ignore[method-assign]
     report = documents.verify(repair=True)
     assert report.findings == ()
     assert texts(documents, "a") == [C]

@@ -68,15 +68,15 @@ class GuardWorld(DocumentWorld):
 
     def _answer(self, documents: Documents, value: str | None, sequence: int | None) -> Any:
         """As `ingest_many` does it: live as it was sent, or else a move."""
-        preparing, caller, tokens = documents._preparing, documents._caller(), batch_tokens()
+        builder, caller, tokens = documents._claim_builder, documents._caller(), batch_tokens()
         if value is None:
-            prepared = preparing.retract(DOC_ID, sequence, next(tokens), caller)
+            prepared = builder.retract(DOC_ID, sequence, next(tokens), caller)
         else:
             document = Document(DOC_ID, text_of(value), sequence=sequence)
-            (known,) = documents.inspector.fences.replays([preparing.ask(document, next(tokens), caller)[0]]).settled()
+            (known,) = documents.inspector.fences.replays([builder.query(document, next(tokens), caller)[0]]).settled()
             if known is not None:
                 return known
-            prepared = preparing.ingest(document, next(batch_tokens()), caller)
+            prepared = builder.ingest(document, next(batch_tokens()), caller)
         move = Move(prepared.claim, effect_of(prepared), prepared)
         (answer,) = documents._writer.move([move], wait_s=FOREVER_S)
         if isinstance(answer, MovedHead) and value is not None:

@@ -28,7 +28,7 @@ MUTANTS = [
     Mutant(
         "purge: receipts of superseded revisions stay in the fence store",
         "ragfence/documents/purge.py",
-        "        self._fences.forget([gone.key for gone in gone_of(rows)], below=epoch)\n",
+        "        self._fences.forget([gone.key for gone in ended_revisions(rows)], below=epoch)\n",
         "",
         PURGED,
     ),
@@ -189,22 +189,22 @@ MUTANTS = [
     Mutant(
         "nobody is told what was given up with a segment",
         "ragfence/documents/repair.py",
-        "        tell(self._fences, self._gone({*segments} - {*left}, left, keep), GIVEN_UP)\n",
+        "        record_ends(self._fences, self._gone({*segments} - {*left}, left, keep), GIVEN_UP)\n",
         "",
         ("tests/documents/test_verify.py", "-k", "knows_what_was_given_up and embedded"),
     ),
     Mutant(
         "whatever the log does not have counts as given up",
         "ragfence/documents/repair.py",
-        "            return name in given_up or (epoch < newest and name in rewritten)\n",
+        "            return name in removed_segments or (epoch < newest and name in rewritten)\n",
         "            return True\n",
         ("tests/documents/test_verify.py", "-k", "lost_by_itself and embedded"),
     ),
     Mutant(
         "what was packed into a segment that is given up is not told",
         "ragfence/documents/repair.py",
-        "            return name in given_up or (epoch < newest and name in rewritten)\n",
-        "            return name in given_up\n",
+        "            return name in removed_segments or (epoch < newest and name in rewritten)\n",
+        "            return name in removed_segments\n",
         ("tests/documents/test_verify.py", "-k", "knows_what_was_given_up and embedded"),
     ),
     Mutant(
@@ -252,7 +252,7 @@ MUTANTS = [
     Mutant(
         "metadata of another source replace those of the owner",
         "ragfence/documents/origins.py",
-        "            raise ContentStands(head.record)\n        return owner",
+        "            raise ContentUnchanged(head.record)\n        return owner",
         "            pass\n        return owner",
         ("tests/documents/test_origins.py", "-k", "memory"),
     ),
@@ -287,7 +287,7 @@ MUTANTS = [
     Mutant(
         "a prune retracts what somebody has moved since",
         "ragfence/documents/sync/sync.py",
-        "._replace(expected=doomed[doc_id])",
+        "._replace(expected=candidates[doc_id])",
         "",
         ("tests/documents/test_origins.py", "-k", "memory and moved"),
     ),
@@ -357,7 +357,7 @@ MUTANTS = [
     Mutant(
         "a guard with other options forgets less at a purge",
         "ragfence/documents/documents.py",
-        "            traces=self._traces,\n        )",
+        "            hooks=self._hooks,\n        )",
         "        )",
         ("tests/privacy/test_purged.py", "-k", "nothing_stored and embedded"),
     ),

@@ -63,7 +63,7 @@ def _middle(at: Sequence[int], strongest: _Strongest, span: Span, size: int) -> 
     """Where to cut a span: the number of a border, if there is one."""
     first, last = bisect_right(at, span.start), bisect_left(at, span.end)
 
-    def beyond(margin: int) -> _Found | None:
+    def beyond(margin: int) -> _StrongBorder | None:
         return strongest.among(
             bisect_left(at, span.start + margin, first, last), bisect_right(at, span.end - margin, first, last)
         )
@@ -85,7 +85,7 @@ def _strength(text: str, start: int, kind: int, number: int) -> int:
     return kind << 60 | xxhash.xxh32_intdigest(words.encode()) >> 4 << 32 | number
 
 
-class _Found(NamedTuple):
+class _StrongBorder(NamedTuple):
     kind: int
     number: int
 
@@ -99,7 +99,7 @@ class _Strongest:
             strengths = array("Q", (min(strengths[at : at + _FAN]) for at in range(0, len(strengths), _FAN)))
             self._floors.append(strengths)
 
-    def among(self, first: int, last: int) -> _Found | None:
+    def among(self, first: int, last: int) -> _StrongBorder | None:
         if first >= last:
             return None
         found = array("Q")
@@ -113,7 +113,7 @@ class _Strongest:
             found += floor[last_group * _FAN : last]
             first, last = first_group, last_group
         strength = min(found)
-        return _Found(strength >> 60, strength & 0xFFFF_FFFF)
+        return _StrongBorder(strength >> 60, strength & 0xFFFF_FFFF)
 
 
 _LONG = 4

@@ -46,7 +46,7 @@ class Chunker(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Sized:
+class _SizedChunker:
     size: int = 1000
     """the most characters of a piece, overlap included"""
     overlap: int = 0
@@ -71,7 +71,7 @@ class _Sized:
 
 
 @dataclass(frozen=True, slots=True)
-class TextChunker(_Sized):
+class TextChunker(_SizedChunker):
     """Cuts at paragraphs, and where these are too long at lines, sentences, words.
 
     >>> TextChunker(size=9).split("One two.\\n\\nThree.")
@@ -86,7 +86,7 @@ class TextChunker(_Sized):
 
 
 @dataclass(frozen=True, slots=True)
-class MarkdownChunker(_Sized):
+class MarkdownChunker(_SizedChunker):
     """Cuts at headings first, and names the section of each piece.
 
     A heading stays with what follows it, and no piece reaches back over one.

@@ -42,7 +42,7 @@ _LONG_NON_ASCII_RUN = re.compile(rb"[\x80-\xff]{4}")
 
 
 @dataclass(slots=True)
-class Skipped:
+class SkippedFiles:
     """Counts the files that a listing leaves out although no pattern says so."""
 
     extensions: Counter[str] = field(default_factory=Counter)
@@ -165,7 +165,9 @@ def guess_encoding(data: bytes) -> str | None:
     return None if any(chr(control) in text for control in _CONTROLS) else guess
 
 
-def reading(extensions: Mapping[str, str] | Iterable[str] | None, encoding: str, limit_bytes: int) -> ContentReader:
+def content_reader(
+    extensions: Mapping[str, str] | Iterable[str] | None, encoding: str, limit_bytes: int
+) -> ContentReader:
     """`extensions`: a mapping to content types, or just extensions, of which unknown ones are plain text.
 
     >>> dict(reading(["md", ".RST"], "utf-8", LIMIT_BYTES).types)

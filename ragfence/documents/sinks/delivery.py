@@ -16,7 +16,7 @@ from typing import Any
 from ragfence.core.records import Head
 from ragfence.documents.identity import snippet_texts
 from ragfence.documents.log import METADATA, Address, address_in, ids_in
-from ragfence.documents.sinks.intents import Intent, Intents, OwedWork, Touched, touched_by
+from ragfence.documents.sinks.intents import Intent, Intents, OwedWork, TouchedSnippets, touched_snippets
 from ragfence.documents.sinks.reconciliation import Reconciler, lookup_of
 from ragfence.documents.sinks.sink import (
     AFTER_DELETE,
@@ -30,7 +30,7 @@ from ragfence.documents.sinks.sink import (
     VectorSink,
     delete_all,
 )
-from ragfence.documents.sinks.upserts import NewSegment, Placed, Revisions, Upserts
+from ragfence.documents.sinks.upserts import NewSegment, PlacedRow, Revisions, Upserts
 from ragfence.engine import crash_points
 from ragfence.engine.batch_commit import BATCH_BYTES, Answer, BatchCommitter, Move, MovedHead
 from ragfence.engine.segment_log import LogRow
@@ -54,7 +54,7 @@ class SinkWriter(BatchCommitter):
         try:
             answers = super().move(moves, wait_s=wait_s)
         except BaseException:
-            self._delivery.cut_off()
+            self._delivery.abort()
             raise
         self._delivery.end(takeover=any(isinstance(answer, MovedHead) and answer.takeover for answer in answers))
         return answers
@@ -89,7 +89,7 @@ class SinkDelivery:
         self._pid = os.getpid()
         self._open: dict[str, tuple[int, Intent]] = {}
         """batches under way: the name of the intent, the thread, and the intent"""
-        self._due: dict[str, Touched] = {}
+        self._due: dict[str, TouchedSnippets] = {}
         """of batches that are over, but not done with"""
         self._look_at: float | None = 0.0
         """when to look for what others left behind"""
@@ -101,7 +101,7 @@ class SinkDelivery:
         if not upserts and not dead:
             return
         address = address_in(name)
-        placed = {row.detail.doc_id: Placed(row, address) for row in rows if row.detail.doc_id in upserts}
+        placed = {row.detail.doc_id: PlacedRow(row, address) for row in rows if row.detail.doc_id in upserts}
         snippets = self._revisions.snippets(placed, upserts)
         if unread := upserts.keys() - snippets.keys():
             raise _unreadable(min(unread))
@@ -139,7 +139,7 @@ class SinkDelivery:
                 doc_id: owed for doc_id, owed in intent.items() if doc_id not in moved or moved[doc_id].detail.dead
             }
             right_for = {doc_id: moved[doc_id].fence for doc_id in unsure if doc_id in moved}
-            waiting = self._reconciler.reconcile(touched_by(unsure), right_for)
+            waiting = self._reconciler.reconcile(touched_snippets(unsure), right_for)
             if not waiting:
                 self._intents.delete(kept)
         except Exception:  # noqa: BLE001  # of a sink or a store: `end` tries once more, then tells
@@ -157,7 +157,7 @@ class SinkDelivery:
         if self._look_at is not None and time.monotonic() >= self._look_at:
             self._look()
 
-    def cut_off(self) -> None:
+    def abort(self) -> None:
         """A call of this thread ended with an error: what it owes the sink is due."""
         with self._lock:
             mine = [name for name, (thread, _) in self._open.items() if thread == threading.get_ident()]
@@ -222,7 +222,7 @@ class SinkDelivery:
         known = frozenset(snippet_texts(ids_in(head.record.result)))
         return [each for each in ids if each not in known]
 
-    def _work_off(self) -> tuple[dict[str, Touched], Exception | None]:
+    def _work_off(self) -> tuple[dict[str, TouchedSnippets], Exception | None]:
         """Does what is due, and waits for documents that are being written; an error is not waited for."""
         with self._lock:
             left, self._due = self._due, {}
@@ -266,7 +266,7 @@ class SinkDelivery:
                 if intent is None:
                     continue
                 self._remember(name, intent)
-                if self._reconciler.reconcile(touched_by(intent)):
+                if self._reconciler.reconcile(touched_snippets(intent)):
                     left += 1
                 else:
                     self._done(name)
@@ -282,7 +282,7 @@ class SinkDelivery:
         self._remember(name, intent)
         with self._lock:
             del self._open[name]
-            self._due[name] = touched_by(intent)
+            self._due[name] = touched_snippets(intent)
 
     def _remember(self, name: str, intent: Intent) -> None:
         """What the batch behind an intent has embedded serves whoever sends its documents again."""
@@ -333,7 +333,7 @@ class SinkDelivery:
     def _owed(self) -> set[str]:
         owed: set[str] = set()
         for name in list(self._intents.names()):
-            for ids in touched_by(self._intents.get(name) or {}).values():
+            for ids in touched_snippets(self._intents.get(name) or {}).values():
                 owed |= ids
         return owed
 

@@ -18,7 +18,7 @@ from ragfence.stores.objects import ObjectStore
 
 VERSION = 1
 
-Touched = Mapping[str, frozenset[str]]
+TouchedSnippets = Mapping[str, frozenset[str]]
 """doc_id -> the snippet_ids that a batch may have put into the sink or taken out of it"""
 
 
@@ -33,7 +33,7 @@ Intent = Mapping[str, OwedWork]
 """by doc_id"""
 
 
-def touched_by(intent: Intent) -> dict[str, frozenset[str]]:
+def touched_snippets(intent: Intent) -> dict[str, frozenset[str]]:
     return {doc_id: frozenset((*owed.upserts, *owed.deletes)) for doc_id, owed in intent.items()}
 
 

@@ -18,9 +18,9 @@ from ragfence.documents.claims import Caller, ClaimBuilder
 from ragfence.documents.head_moves import retract_effect
 from ragfence.documents.identity import KIND, Identity, snippet_texts
 from ragfence.documents.log import METADATA, NO_POSITIONS, ids_in, result_of, stored_in
-from ragfence.documents.sinks.intents import Touched
+from ragfence.documents.sinks.intents import TouchedSnippets
 from ragfence.documents.sinks.sink import Sink, VectorSink, delete_all
-from ragfence.documents.sinks.upserts import Placed, Revisions, Upserts
+from ragfence.documents.sinks.upserts import PlacedRow, Revisions, Upserts
 from ragfence.engine.batch_commit import BatchCommitter, FinishedEffect, Move, batch_tokens
 from ragfence.engine.hydration import Hydrator
 from ragfence.errors import FencedOut, NotReady, SnapshotGone
@@ -90,7 +90,7 @@ class Reconciler:
         self._revisions = revisions
         self._takeover = takeover
 
-    def reconcile(self, touched: Touched, right_for: Mapping[str, FenceNumber] | None = None) -> set[str]:
+    def reconcile(self, touched: TouchedSnippets, right_for: Mapping[str, FenceNumber] | None = None) -> set[str]:
         """Makes the sink hold of the touched snippets those that are live. Returns the documents that must wait.
 
         `right_for`: the move for which it is known to be right; only if that one stands no more, there is work.
@@ -115,7 +115,7 @@ class Reconciler:
                 right[doc_id] = quiet[doc_id].fence
         return busy | left.keys()
 
-    def _put_right(self, sources: Mapping[str, SeenSource], touched: Touched) -> list[str]:
+    def _put_right(self, sources: Mapping[str, SeenSource], touched: TouchedSnippets) -> list[str]:
         """Returns those it could put right: all but documents whose log is being rewritten, or broken."""
         live = {
             doc_id: source.head.record
@@ -146,7 +146,7 @@ class Takeover:
     def __init__(
         self,
         writer: BatchCommitter,
-        preparing: ClaimBuilder,
+        claim_builder: ClaimBuilder,
         revisions: Revisions,
         caller: Callable[[], Caller],
         *,
@@ -154,7 +154,7 @@ class Takeover:
     ) -> None:
         """`writer`: one without a sink, which has nothing to do with these moves."""
         self._writer = writer
-        self._preparing = preparing
+        self._claim_builder = claim_builder
         self._revisions = revisions
         self._caller = caller
         self._lease_ms = lease_ms
@@ -167,7 +167,7 @@ class Takeover:
         moves = []
         for doc_id, head in heads.items():
             if doc_id not in live:  # there is none: that is stated by a retraction
-                prepared = self._preparing.retract(doc_id, None, next(tokens), caller)
+                prepared = self._claim_builder.retract(doc_id, None, next(tokens), caller)
                 claim = prepared.claim._replace(max_attempts=MANY_ATTEMPTS)
                 moves.append(Move(claim, _only_over(head, retract_effect), prepared))
             elif doc_id in rows and head:
@@ -175,7 +175,7 @@ class Takeover:
                 moves.append(Move(claim, _only_over(head, _restated), rows[doc_id].row.detail))
         self._writer.move(moves, wait_s=0)
 
-    def _claim_of(self, head: Head, placed: Placed, token: bytes, caller: Caller) -> Claim:
+    def _claim_of(self, head: Head, placed: PlacedRow, token: bytes, caller: Caller) -> Claim:
         detail = placed.row.detail
         recipe = Recipe.written(detail.recipe).digest.hex()
         return Claim(

@@ -121,7 +121,7 @@ class Settled:
     """rows of the sink that the log does not know: somebody else's, left alone; with `full=True`"""
 
 
-def checked_sink(sink: Sink | VectorSink) -> Sink | VectorSink:
+def validate_sink(sink: Sink | VectorSink) -> Sink | VectorSink:
     """The sink, if it can be one."""
     name = checked_text("the name of a sink", getattr(sink, "name", None), MAX_NAME_BYTES)
     if not name:

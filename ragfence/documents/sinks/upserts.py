@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ragfence.indexes.embedders.embedder import Vectors
 
 
-class Placed(NamedTuple):
+class PlacedRow(NamedTuple):
     """A row of the log, and the segment that holds it."""
 
     row: LogRow
@@ -42,7 +42,7 @@ class PlacedSnippet(NamedTuple):
     at: Address
 
 
-class _Text(NamedTuple):
+class _SnippetText(NamedTuple):
     text: str
     tokens: int
     at: Address
@@ -55,7 +55,7 @@ class Revisions:
         self._layout = layout
         self._truth = truth
 
-    def heads(self, records: Mapping[str, KeyRecord]) -> dict[str, Placed]:
+    def heads(self, records: Mapping[str, KeyRecord]) -> dict[str, PlacedRow]:
         """The row behind each document's record; without those that cannot be found."""
         found = self._rows({doc_id: stored_in(record).row for doc_id, record in records.items()})
         return {
@@ -66,19 +66,19 @@ class Revisions:
         }
 
     def snippets(
-        self, rows: Mapping[str, Placed], wanted: Mapping[str, Collection[str]]
+        self, rows: Mapping[str, PlacedRow], wanted: Mapping[str, Collection[str]]
     ) -> dict[str, list[PlacedSnippet]]:
         """The wanted snippets of these revisions, described by these rows; without documents that cannot be read."""
         needed = {doc_id: rows[doc_id] for doc_id, ids in wanted.items() if ids}
         made = self._made(needed)
         texts = self._texts(made, {doc_id: set(wanted[doc_id]) for doc_id in made})
         return {
-            doc_id: _told(needed[doc_id].row, placed.row, wanted[doc_id], texts)
+            doc_id: _describe_snippets(needed[doc_id].row, placed.row, wanted[doc_id], texts)
             for doc_id, placed in made.items()
             if texts.keys() >= set(wanted[doc_id])
         }
 
-    def _made(self, rows: Mapping[str, Placed]) -> dict[str, Placed]:
+    def _made(self, rows: Mapping[str, PlacedRow]) -> dict[str, PlacedRow]:
         """The `ingest` row of each revision, which has its positions."""
         made = {doc_id: placed for doc_id, placed in rows.items() if placed.row.detail.action == INGEST}
         others = {doc_id: placed for doc_id, placed in rows.items() if doc_id not in made}
@@ -92,12 +92,12 @@ class Revisions:
                     made[doc_id] = placed
         return made
 
-    def _texts(self, made: Mapping[str, Placed], missing: dict[str, set[str]]) -> dict[str, _Text]:
+    def _texts(self, made: Mapping[str, PlacedRow], missing: dict[str, set[str]]) -> dict[str, _SnippetText]:
         """Those that a revision made stand beside its rows; those it took over, beside the heads before it."""
-        found: dict[str, _Text] = {}
+        found: dict[str, _SnippetText] = {}
         for placed in made.values():
             for each, text in placed.row.detail.fresh:  # of a batch that is under way
-                found[each.hex()] = _Text(text, estimated_tokens(text), placed.at)
+                found[each.hex()] = _SnippetText(text, estimated_tokens(text), placed.at)
         frontier = dict(made)
         while frontier:
             for doc_id in frontier:  # not by `-=`, which would go through all that was found for each document
@@ -108,13 +108,13 @@ class Revisions:
                 if (data := self._objects.get(name)) is not None:
                     for snippet in decode_snippets(name, data):
                         if snippet.snippet_id in missing.get(snippet.doc_id, ()):
-                            found[snippet.snippet_id] = _Text(snippet.text, snippet.tokens, address)
+                            found[snippet.snippet_id] = _SnippetText(snippet.text, snippet.tokens, address)
             frontier = self._before(
                 {doc_id: p for doc_id, p in frontier.items() if not missing[doc_id] <= found.keys()}
             )
         return found
 
-    def _before(self, made: Mapping[str, Placed]) -> dict[str, Placed]:
+    def _before(self, made: Mapping[str, PlacedRow]) -> dict[str, PlacedRow]:
         """The `ingest` rows of the heads that these moves replaced."""
         befores = {doc_id: address_in(p.row.detail.before) for doc_id, p in made.items() if p.row.detail.before}
         replaced = {}
@@ -124,18 +124,18 @@ class Revisions:
                 replaced[doc_id] = max(earlier, key=lambda placed: placed.row.fence)
         return self._made(replaced)
 
-    def _rows(self, addresses: Mapping[str, Address]) -> dict[str, list[Placed]]:
+    def _rows(self, addresses: Mapping[str, Address]) -> dict[str, list[PlacedRow]]:
         by_segment: dict[Address, set[str]] = defaultdict(set)
         for doc_id, address in addresses.items():
             by_segment[address].add(doc_id)
-        found: dict[str, list[Placed]] = defaultdict(list)
+        found: dict[str, list[PlacedRow]] = defaultdict(list)
         for address, doc_ids in by_segment.items():
             at, data = self._segment(address)
             if data is None:
                 continue
             for row in whole_rows(self._layout.rows_at(at), data):
                 if row.detail.doc_id in doc_ids:
-                    found[row.detail.doc_id].append(Placed(row, at))
+                    found[row.detail.doc_id].append(PlacedRow(row, at))
         return found
 
     def _segment(self, address: Address) -> tuple[Address, bytes | None]:
@@ -149,10 +149,12 @@ class Revisions:
         return address, data
 
 
-def _told(row: LogRow, made: LogRow, wanted: Collection[str], texts: Mapping[str, _Text]) -> list[PlacedSnippet]:
+def _describe_snippets(
+    row: LogRow, made: LogRow, wanted: Collection[str], texts: Mapping[str, _SnippetText]
+) -> list[PlacedSnippet]:
     detail = row.detail
     metadata: Any = parse_json(detail.metadata.encode())
-    told = []
+    described = []
     places = zip(snippet_texts(detail.ids), *made.detail.positions, strict=True)
     for ordinal, (snippet_id, start, end, section_id) in enumerate(places):
         if snippet_id in wanted:
@@ -169,8 +171,8 @@ def _told(row: LogRow, made: LogRow, wanted: Collection[str], texts: Mapping[str
                 source_url=detail.source_url,
                 metadata=metadata,
             )
-            told.append(PlacedSnippet(snippet, at))
-    return told
+            described.append(PlacedSnippet(snippet, at))
+    return described
 
 
 REMEMBERED = 16
@@ -184,7 +186,7 @@ class NewSegment(NamedTuple):
     snippet_ids: Sequence[bytes]
 
 
-class CutOff(NamedTuple):
+class UnfinishedBatch(NamedTuple):
     """A batch that was to give these to the sink and did not finish: what it embedded may stand beside its address."""
 
     address: Address
@@ -200,7 +202,7 @@ class VectorRequest(NamedTuple):
     new: NewSegment | None
     number: int
     """of the page, from 1"""
-    cut_off: Sequence[CutOff] = ()
+    unfinished: Sequence[UnfinishedBatch] = ()
     """batches that may have embedded some of them"""
 
 
@@ -227,7 +229,7 @@ class Upserts:
         """`open_vectors` is called when the first snippet is on its way: it may load a model."""
         self._sink = sink
         self._open_vectors = open_vectors
-        self._cut_off: tuple[CutOff, ...] = ()
+        self._unfinished: tuple[UnfinishedBatch, ...] = ()
 
     @property
     def recipient(self) -> str:
@@ -237,7 +239,7 @@ class Upserts:
     def give(
         self,
         snippets: Mapping[str, Sequence[PlacedSnippet]],
-        rows: Mapping[str, Placed],
+        rows: Mapping[str, PlacedRow],
         new: NewSegment | None = None,
     ) -> None:
         """By doc_id: the snippets, and the row that describes them."""
@@ -253,14 +255,16 @@ class Upserts:
         histories = {doc_id: _history(rows[doc_id], new) for doc_id in snippets}
         for number, at in enumerate(range(0, len(placed), page), start=1):
             portion = placed[at : at + page]
-            vectors = self._vectors.vectors(VectorRequest(portion, histories, new, number, self._cut_off))
+            vectors = self._vectors.vectors(VectorRequest(portion, histories, new, number, self._unfinished))
             sink.upsert([each.snippet for each in portion], vectors)
 
     def remember(self, address: Address, snippet_ids: Collection[str]) -> None:
         """A batch did not finish. Whoever sends its documents again need not embed them again."""
         if self._open_vectors is not None and snippet_ids:
-            others = [each for each in self._cut_off if each.address != address]
-            self._cut_off = (*others, CutOff(address, frozenset(map(bytes.fromhex, snippet_ids))))[-REMEMBERED:]
+            others = [each for each in self._unfinished if each.address != address]
+            self._unfinished = (*others, UnfinishedBatch(address, frozenset(map(bytes.fromhex, snippet_ids))))[
+                -REMEMBERED:
+            ]
 
     @cached_property
     def _vectors(self) -> SnippetVectors:
@@ -268,7 +272,7 @@ class Upserts:
         return self._open_vectors()
 
 
-def _history(placed: Placed, new: NewSegment | None) -> set[str]:
+def _history(placed: PlacedRow, new: NewSegment | None) -> set[str]:
     detail = placed.row.detail
     committed = set() if new is not None and placed.at == new.address else {placed.at.text}
     return committed | {address for address in (detail.before, detail.origin) if address}

@@ -18,7 +18,7 @@ from unicodedata import normalize
 from urllib.parse import quote
 
 from ragfence.core.document import Document
-from ragfence.documents.readers.content import LIMIT_BYTES, ContentReader, Skipped, reading
+from ragfence.documents.readers.content import LIMIT_BYTES, ContentReader, SkippedFiles, content_reader
 from ragfence.documents.sources.ignore_rules import IGNORED, Ignore
 from ragfence.documents.sources.regular_files import NotRegularFileError, open_folder, open_regular_file, open_root
 from ragfence.documents.sources.source import Item
@@ -65,30 +65,30 @@ class FolderSource:
         self._root = os.path.abspath(root)
         self._name = f"folder:{name or _doc_id(self._root)}"
         self.former_name = "" if name else f"folder:{_doc_id(os.path.basename(self._root)) or '/'}"
-        self._reading = reading(extensions, encoding, limit_bytes)
-        self._ignore = patterns(ignore)
+        self._reader = content_reader(extensions, encoding, limit_bytes)
+        self._ignore = check_patterns(ignore)
         self._base_url = f"{base_url.rstrip('/')}/" if base_url else ""
         self._now_ns = now_ns
-        self._skipped = Skipped()
+        self._skipped = SkippedFiles()
 
     @property
     def name(self) -> str:
         return self._name
 
     @property
-    def skipped(self) -> Skipped:
+    def skipped(self) -> SkippedFiles:
         """What the last listing left out."""
         return self._skipped
 
     def items(self) -> Iterator[Item]:
-        self._skipped = Skipped()
+        self._skipped = SkippedFiles()
         try:
             with open_root(self._root) as root:
                 walked = os.fstat(root)
                 ignore = Ignore([*IGNORED, *self._ignore_file(root), *self._ignore])
             open_folders = [("", iter(self._listed("", ignore, walked)))]
         except OSError as error:
-            raise unusable(error, self._name, self._root) from error
+            raise source_error(error, self._name, self._root) from error
         # A stack of our own: a tree may be deeper than Python lets functions call each other.
         while open_folders:
             folder, names = open_folders[-1]
@@ -138,7 +138,7 @@ class FolderSource:
                     if not ignore.skips(f"{path}/"):
                         names.append(f"{entry.name}/")
                 elif not ignore.skips(path):
-                    if self._reading.takes(entry.name):
+                    if self._reader.takes(entry.name):
                         names.append(entry.name)
                     elif entry.is_file(follow_symlinks=False):
                         self._skipped.add_file(entry.name)
@@ -169,7 +169,7 @@ class FolderSource:
         if not stat.S_ISREG(found.st_mode):
             self._skipped.special += 1
             return None
-        state = state_of(found, now_ns, self._reading.manner(relative, self._base_url))
+        state = state_of(found, now_ns, self._reader.manner(relative, self._base_url))
         return Item(_doc_id(relative), state, partial(self._load, relative, walked, linked=linked))
 
     def _stat(self, relative: str, walked: os.stat_result) -> os.stat_result:
@@ -200,8 +200,8 @@ class FolderSource:
                 )
             folder, name = os.path.split(path)
             with self._opened(walked, folder) as descriptor:
-                data = read_bytes(name, doc_id, self._reading, source=self._name, folder=descriptor)
-        return self._reading.document(data, doc_id, source=self._name, source_url=self._base_url + quote(doc_id))
+                data = read_bytes(name, doc_id, self._reader, source=self._name, folder=descriptor)
+        return self._reader.document(data, doc_id, source=self._name, source_url=self._base_url + quote(doc_id))
 
     def _refuse_folder(self, relative: str, why: str) -> Document:
         raise DocumentInvalid(
@@ -211,7 +211,7 @@ class FolderSource:
 
     def _other_root(self) -> StoreUnavailable:
         return StoreUnavailable(
-            f"{self._name}: {shown(self._root)} was taken away or replaced while it was read", hint="run it again"
+            f"{self._name}: {printable(self._root)} was taken away or replaced while it was read", hint="run it again"
         )
 
     def _ignore_file(self, root: int) -> list[str]:
@@ -259,14 +259,14 @@ class FileSource:
         self._doc_id = _doc_id(base)
         self._name = f"file:{name or _doc_id(self._path)}"
         self.former_name = "" if name else f"file:{self._doc_id}"
-        self._reading = reading(extensions, encoding, limit_bytes)
+        self._reader = content_reader(extensions, encoding, limit_bytes)
         self._base_url = f"{base_url.rstrip('/')}/" if base_url else ""
         self._now_ns = now_ns
-        if not self._reading.takes(base):
+        if not self._reader.takes(base):
             extension = os.path.splitext(base)[1]
-            known = f"known: {', '.join(sorted(self._reading.types))}; for a text file of another kind "
+            known = f"known: {', '.join(sorted(self._reader.types))}; for a text file of another kind "
             raise ValidationError(
-                f"nobody knows how to read {shown(base)!r} as text",
+                f"nobody knows how to read {printable(base)!r} as text",
                 hint=Hint(
                     f"{known}pass extensions={[extension]!r}", cli=f"{known}use --ext {extension.lstrip('.') or 'EXT'}"
                 ),
@@ -281,16 +281,16 @@ class FileSource:
         try:
             found = os.stat(self._path)
         except OSError as error:
-            raise unusable(error, self._name, self._path) from error
-        manner = self._reading.manner(self._doc_id, self._base_url)
+            raise source_error(error, self._name, self._path) from error
+        manner = self._reader.manner(self._doc_id, self._base_url)
         yield Item(self._doc_id, state_of(found, now_ns, manner), self._load)
 
     def _load(self) -> Document:
         # Whoever named the file meant what it links to.
         with translate_read_errors(self._doc_id, self._name):
-            data = read_bytes(os.path.realpath(self._path), self._doc_id, self._reading, source=self._name)
+            data = read_bytes(os.path.realpath(self._path), self._doc_id, self._reader, source=self._name)
         source_url = self._base_url + quote(self._doc_id)
-        return self._reading.document(data, self._doc_id, source=self._name, source_url=source_url)
+        return self._reader.document(data, self._doc_id, source=self._name, source_url=source_url)
 
 
 def state_of(found: os.stat_result, now_ns: int, manner: str = "") -> str:
@@ -337,15 +337,15 @@ def translate_read_errors(doc_id: str, source: str) -> Iterator[None]:
         raise StoreUnavailable(said, hint="check the disk or the network drive, then try again") from error
 
 
-def unusable(error: OSError, source: str, path: str) -> RagfenceError:
+def source_error(error: OSError, source: str, path: str) -> RagfenceError:
     """The error for a source that cannot be listed or read at all."""
-    said = f"{source}: cannot read {shown(path)}: {error.strerror}"
+    said = f"{source}: cannot read {printable(path)}: {error.strerror}"
     if isinstance(error, FileNotFoundError | NotADirectoryError | PermissionError | IsADirectoryError):
         return ValidationError(said, hint="check the path and its permissions")
     return StoreUnavailable(said, hint="check the disk or the network drive, then try again")
 
 
-def patterns(ignore: Iterable[str]) -> tuple[str, ...]:
+def check_patterns(ignore: Iterable[str]) -> tuple[str, ...]:
     """Checked at once, where they are given, and not when the first item is wanted."""
     if isinstance(ignore, str):
         raise ValidationError(
@@ -357,13 +357,13 @@ def patterns(ignore: Iterable[str]) -> tuple[str, ...]:
     return kept
 
 
-def shown(name: str) -> str:
+def printable(name: str) -> str:
     """A file name that can be printed and stored, also if it is not UTF-8."""
     return name if _is_text(name) else os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def _doc_id(relative: str) -> str:
-    return normalize("NFC", shown(relative))
+    return normalize("NFC", printable(relative))
 
 
 def _is_text(name: str) -> bool:

@@ -155,10 +155,10 @@ def _part_of(metadata: Mapping[Any, Any], key: str) -> object:
     source = metadata.get(key)
     if not isinstance(source, str) or not source:
         return source
-    for name, shown in _PARTS.items():
+    for name, printable in _PARTS.items():
         number = metadata.get(name)
         if isinstance(number, int | str) and not isinstance(number, bool) and number != "":
-            return f"{source}#{shown}={number}"
+            return f"{source}#{printable}={number}"
     return source
 
 

@@ -15,7 +15,7 @@ from unicodedata import normalize
 
 from ragfence.core.document import Document
 from ragfence.documents.readers.content import as_doc_id
-from ragfence.documents.sources.folder import shown, unusable
+from ragfence.documents.sources.folder import printable, source_error
 from ragfence.documents.sources.regular_files import NotRegularFileError, open_regular_file
 from ragfence.documents.sources.source import Item
 from ragfence.errors import DocumentInvalid, Hint, ValidationError
@@ -54,8 +54,8 @@ class JsonlSource:
         limit_bytes: int = LINE_BYTES,
     ) -> None:
         self._path = os.path.abspath(file)
-        self._file = shown(os.path.basename(self._path))
-        self._name = f"jsonl:{name or normalize('NFC', shown(self._path))}"
+        self._file = printable(os.path.basename(self._path))
+        self._name = f"jsonl:{name or normalize('NFC', printable(self._path))}"
         self.former_name = "" if name else f"jsonl:{self._file}"
         self._fields = _fields(fields or {})
         self._limit_bytes = limit_bytes
@@ -83,11 +83,11 @@ class JsonlSource:
             ) from damaged
         except NotRegularFileError as error:
             raise ValidationError(
-                f"{self._name}: {shown(self._path)} is {error.kind}, not a regular file",
+                f"{self._name}: {printable(self._path)} is {error.kind}, not a regular file",
                 hint="write the lines to a file and read that: pipes and devices are not read",
             ) from error
         except OSError as error:
-            raise unusable(error, self._name, self._path) from error
+            raise source_error(error, self._name, self._path) from error
 
     @contextmanager
     def _opened(self) -> Iterator[BinaryIO | gzip.GzipFile]:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from ragfence.core.document import Document
 from ragfence.core.urls import show_url
-from ragfence.documents.sources.folder import FileSource, FolderSource, shown
+from ragfence.documents.sources.folder import FileSource, FolderSource, printable
 from ragfence.documents.sources.frameworks import DocumentsSource
 from ragfence.documents.sources.jsonl import JsonlSource
-from ragfence.documents.sources.s3 import S3Source, parsed
+from ragfence.documents.sources.s3 import S3Source, parse_url
 from ragfence.documents.sources.source import Source
 from ragfence.errors import ValidationError
 
@@ -50,7 +50,7 @@ def _at_url(url: str, name: str | None) -> Source:
     if not url.startswith("s3://"):
         # Not the rest of it, which may hold a password.
         raise ValidationError(f"no documents can be read from {url.partition('://')[0]}:// URLs", hint=KNOWN)
-    place = parsed(url)
+    place = parse_url(url)
     return S3Source(place.bucket, place.prefix, endpoint_url=place.endpoint_url, region=place.region, name=name)
 
 
@@ -61,7 +61,7 @@ def _at_path(given: str | os.PathLike[str], name: str | None) -> Source:
     if os.path.isdir(path):
         return FolderSource(path, name=name)
     if not os.path.exists(path):
-        name = show_url(path) if "@" in path else shown(path)  # perhaps a URL that was mistyped
+        name = show_url(path) if "@" in path else printable(path)  # perhaps a URL that was mistyped
         raise ValidationError(f"there is no {name!r}", hint=f"check the path; {KNOWN}")
     if Path(path).name.lower().endswith(_JSONL):
         return JsonlSource(path, name=name)

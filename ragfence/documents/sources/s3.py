@@ -13,8 +13,8 @@ from urllib.parse import parse_qs
 from ragfence._extras import needs_extra
 from ragfence.core.document import Document
 from ragfence.core.urls import show_url
-from ragfence.documents.readers.content import LIMIT_BYTES, Skipped, reading
-from ragfence.documents.sources.folder import patterns
+from ragfence.documents.readers.content import LIMIT_BYTES, SkippedFiles, content_reader
+from ragfence.documents.sources.folder import check_patterns
 from ragfence.documents.sources.ignore_rules import IGNORED, Ignore
 from ragfence.documents.sources.source import Item
 from ragfence.errors import DocumentInvalid, RagfenceError, StoreAuth, UnknownStore
@@ -33,13 +33,13 @@ class S3Place(NamedTuple):
     region: str | None = None
 
 
-def parsed(url: str) -> S3Place:
+def parse_url(url: str) -> S3Place:
     """`s3://bucket/prefix`, with `?endpoint_url=...&region=...` as for the object store.
 
     >>> parsed("s3://docs/manuals/?region=eu-west-1")
     S3Place(bucket='docs', prefix='manuals', endpoint_url=None, region='eu-west-1')
     """
-    path, _, asked = url.removeprefix("s3://").partition("?")
+    path, _, parameters = url.removeprefix("s3://").partition("?")
     bucket, _, prefix = path.partition("/")
     if "@" in bucket or ":" in bucket:
         raise UnknownStore(
@@ -48,7 +48,7 @@ def parsed(url: str) -> S3Place:
         )
     if not url.startswith("s3://") or not bucket:
         raise UnknownStore(f"{show_url(url)!r} names no bucket", hint="use s3://bucket/prefix")
-    query = {name: values[-1] for name, values in parse_qs(asked, keep_blank_values=True).items()}
+    query = {name: values[-1] for name, values in parse_qs(parameters, keep_blank_values=True).items()}
     unknown = set(query) - {"endpoint_url", "region"}
     if unknown:
         raise UnknownStore(f"s3://{path}: unknown {', '.join(sorted(unknown))}", hint="known: endpoint_url, region")
@@ -88,21 +88,21 @@ class S3Source:
         self._endpoint_url, self._region = endpoint_url, region
         self._given = client
         self._made: tuple[int, S3Client] | None = None
-        self._reading = reading(extensions, encoding, limit_bytes)
-        self._ignore = Ignore([*IGNORED, *patterns(ignore)])
-        self._skipped = Skipped()
+        self._reader = content_reader(extensions, encoding, limit_bytes)
+        self._ignore = Ignore([*IGNORED, *check_patterns(ignore)])
+        self._skipped = SkippedFiles()
 
     @property
     def name(self) -> str:
         return self._name
 
     @property
-    def skipped(self) -> Skipped:
+    def skipped(self) -> SkippedFiles:
         """What the last listing left out."""
         return self._skipped
 
     def items(self) -> Iterator[Item]:
-        self._skipped = Skipped()
+        self._skipped = SkippedFiles()
         client = self._client()
         from ragfence.stores.s3_errors import BotoError
 
@@ -114,14 +114,14 @@ class S3Source:
                     path = normalize("NFC", key[len(self._root) :])
                     if not path or path.endswith("/") or self._ignore.skips_inside(path):
                         continue  # what stands for a folder is not a file
-                    if not self._reading.takes(path):
+                    if not self._reader.takes(path):
                         self._skipped.add_file(path)
                     else:
                         etag = entry.get("ETag", "").strip('"')
-                        state = f"{etag}:{size}{self._reading.manner(path)}" if etag else ""
+                        state = f"{etag}:{size}{self._reader.manner(path)}" if etag else ""
                         yield Item(path, state, partial(self._load, key, path, size))
         except BotoError as error:
-            raise self._told(error, "list the documents") from error
+            raise self._translate(error, "list the documents") from error
 
     def close(self) -> None:
         """Ends the connections this source made. A later use makes new ones."""
@@ -130,9 +130,9 @@ class S3Source:
             made[1].close()
 
     def _load(self, key: str, doc_id: str, size: int) -> Document:
-        self._reading.refuse_size(size, doc_id, self._name)
+        self._reader.refuse_size(size, doc_id, self._name)
         data = self._read(key, doc_id)
-        return self._reading.document(data, doc_id, source=self._name, source_url=f"s3://{self._bucket}/{key}")
+        return self._reader.document(data, doc_id, source=self._name, source_url=f"s3://{self._bucket}/{key}")
 
     def _read(self, key: str, doc_id: str) -> bytes:
         client = self._client()
@@ -150,7 +150,7 @@ class S3Source:
                     ) from None
                 status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
                 if status not in (400, 403):
-                    raise self._told(error, f"read {doc_id}") from error
+                    raise self._translate(error, f"read {doc_id}") from error
                 # The listing was allowed, so this is about the one object: its rights, its key, its storage class.
                 code = error.response.get("Error", {}).get("Code", "")
                 raise DocumentInvalid(
@@ -159,15 +159,15 @@ class S3Source:
                     doc_id=doc_id,
                 ) from error
             except BotoError as error:
-                raise self._told(error, f"read {doc_id}") from error
+                raise self._translate(error, f"read {doc_id}") from error
             try:
                 with contextlib.closing(answer["Body"]) as body:
                     # It may have grown since it was listed.
-                    self._reading.refuse_size(answer["ContentLength"], doc_id, self._name)
+                    self._reader.refuse_size(answer["ContentLength"], doc_id, self._name)
                     return body.read()
             except BotoError as error:  # cut off in the middle, which the SDK does not repeat
                 if not reads_left:
-                    raise self._told(error, f"read {doc_id}") from error
+                    raise self._translate(error, f"read {doc_id}") from error
         raise AssertionError("unreachable")
 
     def _client(self) -> S3Client:
@@ -197,15 +197,17 @@ class S3Source:
         try:
             return Session().client("s3", endpoint_url=self._endpoint_url, region_name=self._region, config=config)
         except BotoError as error:
-            raise self._told(error, "connect") from error
+            raise self._translate(error, "connect") from error
         except ValueError as error:  # botocore's word for an endpoint that is no URL
             raise UnknownStore(f"cannot open {self._name}: {error}", hint="check the endpoint's URL") from error
 
-    def _told(self, error: Exception, what: str) -> RagfenceError:
+    def _translate(self, error: Exception, what: str) -> RagfenceError:
         from ragfence.stores.s3_errors import brief, translate
 
-        told = translate(error, what, self._bucket, self._name)
-        if isinstance(told, StoreAuth) and brief(error).startswith("AccessDenied"):
+        translated = translate(error, what, self._bucket, self._name)
+        if isinstance(translated, StoreAuth) and brief(error).startswith("AccessDenied"):
             # A source only reads; nobody shall give it more than that.
-            return StoreAuth(told.message, hint="these credentials need s3:ListBucket and s3:GetObject on the bucket")
-        return told
+            return StoreAuth(
+                translated.message, hint="these credentials need s3:ListBucket and s3:GetObject on the bucket"
+            )
+        return translated

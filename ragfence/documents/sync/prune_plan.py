@@ -10,14 +10,14 @@ from ragfence.documents.claims import version_of
 from ragfence.documents.log import stored_in
 from ragfence.documents.origins import Origin
 from ragfence.documents.reads import DocumentReads
-from ragfence.documents.sync.state import Roll
+from ragfence.documents.sync.state import ListedIds
 from ragfence.errors import ValidationError
 from ragfence.stores.fences import FenceStore
 
 Prune = Literal[False, "scoped", "full"]
 
 
-class Doomed(NamedTuple):
+class PruneCandidates(NamedTuple):
     """The documents that a prune may retract."""
 
     versions: dict[str, str]
@@ -34,49 +34,49 @@ class PrunePlan(NamedTuple):
     """What of the guard a plan is made with."""
 
     fences: FenceStore
-    reading: DocumentReads
+    reads: DocumentReads
     origin: Origin
     heads: Callable[[Iterable[str]], Iterator[tuple[str, Head | None]]]
     others_naming: Callable[[Collection[str]], set[str]]
     """which of these documents another origin has brought, or found live, and not pruned"""
 
-    def doomed(self, prune: Prune, roll: Roll) -> Doomed:
+    def candidates(self, prune: Prune, listed: ListedIds) -> PruneCandidates:
         """`roll`: with all that the source lists now."""
-        found = self._outside(roll) if prune == "full" else self._left(roll)
+        found = self._outside(listed) if prune == "full" else self._left(listed)
         if not found.versions or self.origin.take_over:
             return found
         others = self.others_naming(found.versions.keys())
         versions = {doc_id: version for doc_id, version in found.versions.items() if doc_id not in others}
         return found._replace(versions=versions, kept=found.kept + len(found.versions) - len(versions))
 
-    def _outside(self, roll: Roll) -> Doomed:
+    def _outside(self, listed: ListedIds) -> PruneCandidates:
         """What is live, is not on the roll and belongs to no other origin."""
         live, kept, outside = 0, 0, {}
-        for row in self.reading.live():
+        for row in self.reads.live():
             live += 1
-            if row.detail.doc_id in roll:
+            if row.detail.doc_id in listed:
                 continue
             if row.detail.owner in ("", self.origin.digest.hex()) or self.origin.take_over:
                 outside[row.detail.doc_id] = str(row.fence)
             else:
                 kept += 1
-        gone = {doc_id for doc_id in roll.missing() if doc_id not in outside}
-        return Doomed(dict(sorted(outside.items())), live, kept, gone)
+        gone = {doc_id for doc_id in listed.missing() if doc_id not in outside}
+        return PruneCandidates(dict(sorted(outside.items())), live, kept, gone)
 
-    def _left(self, roll: Roll) -> Doomed:
+    def _left(self, listed: ListedIds) -> PruneCandidates:
         """What is live and belongs to this origin, which no longer has it."""
         left, kept, gone = {}, 0, set()
-        for doc_id, head in self.heads(roll.missing()):
+        for doc_id, head in self.heads(listed.missing()):
             if head and head.live and head.record and stored_in(head.record).owner == self.origin.digest:
                 left[doc_id] = version_of(head)
             elif head:  # somebody has retracted it, or it belongs to another origin, or to none
                 gone.add(doc_id)
                 kept += head.live
         if not left:
-            return Doomed({}, 0, kept, gone)
+            return PruneCandidates({}, 0, kept, gone)
         # A set: a scan may show a head twice.
         live = {(shard, source) for shard, source, head in self.fences.all_heads() if head.live}
-        return Doomed(dict(sorted(left.items())), len(live), kept, gone)
+        return PruneCandidates(dict(sorted(left.items())), len(live), kept, gone)
 
 
 def check_prune(prune: object, share: object) -> None:

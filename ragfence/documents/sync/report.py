@@ -16,7 +16,7 @@ from ragfence.core.receipts import DUPLICATE, Decision, Receipt
 from ragfence.core.records import Head
 from ragfence.documents.identity import SNIPPET_BYTES, snippet_texts
 from ragfence.documents.log import ids_in, stored_in
-from ragfence.documents.readers.content import Skipped
+from ragfence.documents.readers.content import SkippedFiles
 from ragfence.documents.sync.ingest_table import IngestTable
 from ragfence.engine.batch_commit import MovedHead
 from ragfence.errors import Hint, RagfenceError
@@ -68,7 +68,7 @@ class RandomIds:
         return again > 0 and 2 * again >= len(held)
 
 
-TOLD = 1000
+MAX_NAMED = 1000
 """as many failures, retractions and repetitions are named in a report; all are counted"""
 
 SHOWN_EXTENSIONS = 10
@@ -158,7 +158,7 @@ class SyncTally:
     snippets_saved: int = 0
     characters_saved: int = 0
     table: IngestTable | None = None
-    skipped: Skipped = field(default_factory=Skipped)
+    skipped: SkippedFiles = field(default_factory=SkippedFiles)
     random_ids: int = 0
 
     def live(self, snippets: int, characters: int) -> None:
@@ -194,17 +194,17 @@ class SyncTally:
 
     def refused(self, failure: SyncFailure) -> None:
         self.failed += 1
-        if len(self.failures) < TOLD:
+        if len(self.failures) < MAX_NAMED:
             self.failures.append(failure)
 
     def repeat(self, doc_id: str) -> None:
         self.repeated += 1
-        if len(self.repeated_ids) < TOLD and doc_id not in self.repeated_ids:
+        if len(self.repeated_ids) < MAX_NAMED and doc_id not in self.repeated_ids:
             self.repeated_ids.append(doc_id)
 
     def retracted(self, doc_id: str) -> None:
         self.pruned += 1
-        if len(self.pruned_ids) < TOLD:
+        if len(self.pruned_ids) < MAX_NAMED:
             self.pruned_ids.append(doc_id)
 
     def report(self, source: str, dry_run: bool, seconds: float) -> SyncReport:

@@ -26,7 +26,7 @@ KEPT = 2
 """as many objects of a source are kept: one may be being read while its successor is written"""
 
 _WHAT = b"source"
-_TOLD = frozenset({b"ragfence.name", b"ragfence.content_fields"})
+_REQUIRED = frozenset({b"ragfence.name", b"ragfence.content_fields"})
 _ORIGIN = b"ragfence.origin"
 _LAST = 10**20 - 1
 _CHUNK = 1000
@@ -83,7 +83,7 @@ class SyncNotes:
         return [None if place is None else next(notes) for place in places]
 
 
-class Roll:
+class ListedIds:
     """Which documents a listing has named so far."""
 
     def __init__(self, notes: SyncNotes) -> None:
@@ -113,7 +113,7 @@ class Roll:
         return [doc_id for doc_id, named in zip(self._notes, self._noted, strict=True) if not named]
 
 
-class Changes:
+class NoteChanges:
     """What a sync has learned. Of several notes of a document the last one counts."""
 
     def __init__(self) -> None:
@@ -145,7 +145,7 @@ class Changes:
         self._tables.append(_table(self._fresh) if self._fresh else _table_of_names(self._names))
         self._fresh, self._names = [], []
 
-    def applied_to(self, table: Any) -> Any:
+    def apply_to(self, table: Any) -> Any:
         """The table, with what changed."""
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -194,14 +194,14 @@ class SyncStates:
         before = self._former.newest() if self._former else SyncNotes(0)
         return SyncNotes(0, before.table, outdated=True) if len(before) else SyncNotes(0)
 
-    def add(self, base: SyncNotes, changes: Changes) -> None:
+    def add(self, base: SyncNotes, changes: NoteChanges) -> None:
         """Writes what changed since `base`, on top of what others have written meanwhile."""
         while True:
             if (name := self._newest_name()) is not None and _number(name) != base.number:
                 base = self._read(name) or base
                 continue
             number = base.number + 1
-            if self._objects.put_new(self._name(number), self._encoded(changes.applied_to(base.table))).won:
+            if self._objects.put_new(self._name(number), self._encoded(changes.apply_to(base.table))).won:
                 break
         with contextlib.suppress(TransientError):  # the next sync deletes them
             older = [entry.name for entry in self._objects.list(f"{self._root}/", start_after=self._name(number))]
@@ -218,7 +218,7 @@ class SyncStates:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        told = {
+        stored = {
             "ragfence": _WHAT,
             "ragfence.version": str(VERSION),
             "ragfence.name": self._source,
@@ -226,23 +226,23 @@ class SyncStates:
             "ragfence.content_fields": json.dumps(self._content_fields),
         }
         sink = pa.BufferOutputStream()
-        pq.write_table(table.replace_schema_metadata(told), sink, compression="zstd", use_dictionary=["content_type"])
+        pq.write_table(table.replace_schema_metadata(stored), sink, compression="zstd", use_dictionary=["content_type"])
         return bytes(sink.getvalue())
 
     def _read(self, name: str) -> SyncNotes | None:
         data = self._objects.get(name)
         if data is None:
             return None
-        told, table = _opened(name, data)
-        if told[b"ragfence.name"] != self._source.encode():
+        stored, table = _opened(name, data)
+        if stored[b"ragfence.name"] != self._source.encode():
             raise _unreadable(name, "it is of another source")
-        if json.loads(told[b"ragfence.content_fields"]) != self._content_fields:
+        if json.loads(stored[b"ragfence.content_fields"]) != self._content_fields:
             # Other metadata counted as content when these hashes were made: every document must be read.
             import pyarrow as pa
 
             unknown = pa.array([""] * table.num_rows, pa.string())
             table = table.set_column(SyncNote._fields.index("state"), "state", unknown)
-        return SyncNotes(_number(name), table, outdated=_ORIGIN not in told)
+        return SyncNotes(_number(name), table, outdated=_ORIGIN not in stored)
 
     def others_naming(self, doc_ids: Collection[str]) -> set[str]:
         """Which of these documents are noted by a source of another origin, as of its last sync.
@@ -259,8 +259,8 @@ class SyncStates:
             for name in names:  # the newest comes first
                 if (data := self._objects.get(name)) is None:
                     continue
-                told, table = _opened(name, data)
-                if told.get(_ORIGIN, ours) != ours:
+                stored, table = _opened(name, data)
+                if stored.get(_ORIGIN, ours) != ours:
                     column = table.column("doc_id")
                     named |= set(column.filter(pc.is_in(column, wanted)).to_pylist())
                 break
@@ -275,17 +275,17 @@ def forget(tenant: str, objects: ObjectStore, doc_id: str) -> None:
         for at, name in enumerate(names):
             if (data := objects.get(name)) is None:
                 continue
-            told, table = _opened(name, data)
+            stored, table = _opened(name, data)
             notes = SyncNotes(_number(name), table)
             if notes.place(doc_id) is None:
                 continue
             holding.append(name)
             if at == 0:
-                changes = Changes()
+                changes = NoteChanges()
                 changes.gone.add(doc_id)
-                fields = json.loads(told[b"ragfence.content_fields"])
-                name = told[b"ragfence.name"].decode()
-                origin = told.get(_ORIGIN, b"").decode()
+                fields = json.loads(stored[b"ragfence.content_fields"])
+                name = stored[b"ragfence.name"].decode()
+                origin = stored.get(_ORIGIN, b"").decode()
                 SyncStates(tenant, name, objects, fields, origin).add(notes, changes)
         objects.delete(holding)
 
@@ -297,13 +297,13 @@ def _opened(name: str, data: bytes) -> tuple[dict[bytes, bytes], Any]:
 
     try:
         file = pq.ParquetFile(pa.BufferReader(data))
-        told = file.schema_arrow.metadata or {}
-        version = int(told.get(b"ragfence.version", b"0"))
-        if told.get(b"ragfence") != _WHAT or version < 1 or not told.keys() >= _TOLD:
+        stored = file.schema_arrow.metadata or {}
+        version = int(stored.get(b"ragfence.version", b"0"))
+        if stored.get(b"ragfence") != _WHAT or version < 1 or not stored.keys() >= _REQUIRED:
             raise _unreadable(name, "it is something else")
         if version > VERSION:
             raise FormatTooNew(f"{name} has format {version}; this ragfence knows {VERSION}")
-        return told, file.read(columns=list(SyncNote._fields)).combine_chunks()
+        return stored, file.read(columns=list(SyncNote._fields)).combine_chunks()
     except (pa.ArrowException, KeyError, ValueError, OSError) as broken:
         raise _unreadable(name, str(broken)) from broken
 

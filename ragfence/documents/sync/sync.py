@@ -25,21 +25,21 @@ from ragfence.core.decisions import Ask, Claim, Mode, Replay, settle_claim
 from ragfence.core.document import Document
 from ragfence.core.receipts import DUPLICATE, Decision, Receipt
 from ragfence.core.records import Head
-from ragfence.documents.claims import Asked, Caller, ClaimBuilder, PreparedDocument, Recipes, in_waves
+from ragfence.documents.claims import Caller, ClaimBuilder, DocumentQuery, PreparedDocument, Recipes, split_waves
 from ragfence.documents.dry_run import DryRun
 from ragfence.documents.head_moves import HeadMover, receipt_of
 from ragfence.documents.identity import SNIPPET_BYTES, Content, Identity
 from ragfence.documents.log import ids_in
 from ragfence.documents.origins import Origin, Origins
-from ragfence.documents.readers.content import Skipped
+from ragfence.documents.readers.content import SkippedFiles
 from ragfence.documents.reads import DocumentReads
 from ragfence.documents.sources import Item, Source
 from ragfence.documents.sync.ingest_table import TableRow, TableWriter
 from ragfence.documents.sync.prune_plan import Prune, PrunePlan
 from ragfence.documents.sync.report import (
     HINT,
+    MAX_NAMED,
     SAMPLE,
-    TOLD,
     RandomIds,
     SyncFailure,
     SyncReport,
@@ -49,7 +49,7 @@ from ragfence.documents.sync.report import (
     ids_of_record,
     is_random_id,
 )
-from ragfence.documents.sync.state import Changes, Roll, SyncNote, SyncStates
+from ragfence.documents.sync.state import ListedIds, NoteChanges, SyncNote, SyncStates
 from ragfence.engine import gc_pause
 from ragfence.engine.batch_commit import MovedHead, batch_tokens
 from ragfence.engine.refusals import Refusal
@@ -76,9 +76,9 @@ class SyncParts(NamedTuple):
     fences: FenceStore
     identity: Identity
     recipes: Recipes
-    preparing: ClaimBuilder
+    claim_builder: ClaimBuilder
     mover: HeadMover
-    reading: DocumentReads
+    reads: DocumentReads
     owner: str
     run_id: str
     correlation_id: str
@@ -92,7 +92,7 @@ class SyncParts(NamedTuple):
         return Caller(self.owner, self.run_id, self.correlation_id, route, self.origin.name)
 
 
-class _Read(NamedTuple):
+class _LoadedDocument(NamedTuple):
     """A document that was read and waits for its batch."""
 
     doc_id: str
@@ -116,10 +116,10 @@ class Sync:
         self._prune = prune
         self._max_share = max_share
         self._dry_run = dry_run
-        self._foresight = DryRun(parts.fences)
+        self._preview = DryRun(parts.fences)
         self._notes = states.newest()
-        self._roll = Roll(self._notes)
-        self._changes = Changes()
+        self._listed = ListedIds(self._notes)
+        self._changes = NoteChanges()
         self._tally = SyncTally()
         self._unidentified = 0
         self._refused_ids: set[str] = set()
@@ -128,12 +128,12 @@ class Sync:
         self._rows: dict[int, TableRow] = {}
         """of the page that is being worked on, by place"""
 
-    def run(self, told: Meter) -> SyncReport:
+    def run(self, update: Meter) -> SyncReport:
         """A `RagfenceError` that stops it has the report of what was done until then among its details."""
         started = time.monotonic()
         try:
             try:
-                self._run(told)
+                self._run(update)
             except BaseException:
                 with contextlib.suppress(RagfenceError):
                     self._remember()
@@ -148,26 +148,26 @@ class Sync:
 
     def _report(self, started: float) -> SyncReport:
         skipped = getattr(self._source, "skipped", None)
-        if isinstance(skipped, Skipped):
+        if isinstance(skipped, SkippedFiles):
             self._tally.skipped = skipped
         return self._tally.report(self._source.name, self._dry_run, time.monotonic() - started)
 
-    def _run(self, told: Meter) -> None:
-        doomed = self._doomed() if self._prune else {}
+    def _run(self, update: Meter) -> None:
+        candidates = self._prune_candidates() if self._prune else {}
         for page in _listed(self._source.items(), PAGE):
             with gc_pause.held_off():
                 self._page(page)
                 if self._parts.table is not None:
                     self._parts.table.add([self._rows[place] for place in sorted(self._rows)])
                     self._rows.clear()
-            told(self._tally.listed)
+            update(self._tally.listed)
         self._look_for_random_ids()
         if self._unidentified and self._prune:
             self._tally.not_pruned = (
                 f"{self._unidentified} of what the source holds could not be told apart, so nobody knows what is gone"
             )
         else:
-            self._retract({doc_id: version for doc_id, version in doomed.items() if doc_id not in self._roll})
+            self._retract({doc_id: version for doc_id, version in candidates.items() if doc_id not in self._listed})
 
     def _remember(self) -> None:
         if (self._changes or self._notes.outdated) and not self._dry_run:
@@ -175,7 +175,7 @@ class Sync:
 
     def _page(self, items: Sequence[Item]) -> None:
         ids = [normalize("NFC", item.doc_id) for item in items]
-        add = self._roll.add
+        add = self._listed.add
         again = [not add(doc_id) for doc_id in ids]
         self._tally.listed += len(items)
         notes: Iterable[SyncNote | None] = repeat(None, len(ids))
@@ -188,9 +188,9 @@ class Sync:
                 for item, note, repeated in zip(items, notes, again, strict=True)
             ]
             unread = self._unread([(place, note) for place, note in enumerate(same) if note])
-        waiting: list[_Read] = []
+        waiting: list[_LoadedDocument] = []
         characters = 0
-        repeats: list[_Read] = []
+        repeats: list[_LoadedDocument] = []
         for place, (item, doc_id, note, repeated) in enumerate(zip(items, ids, notes, again, strict=True)):
             if doc_id in unread and not repeated:
                 continue
@@ -199,7 +199,7 @@ class Sync:
                 if not repeated:
                     self._refused_ids.add(doc_id)
                 continue
-            read = _Read(doc_id, item.state, document, note, place)
+            read = _LoadedDocument(doc_id, item.state, document, note, place)
             if repeated:
                 repeats.append(read)
                 continue
@@ -213,14 +213,14 @@ class Sync:
         self._ingest(waiting)
         self._check_repeats(repeats)
 
-    def _check_repeats(self, repeats: Sequence[_Read]) -> None:
+    def _check_repeats(self, repeats: Sequence[_LoadedDocument]) -> None:
         """A doc_id that the source lists again must have the content that came first."""
         tokens, caller = batch_tokens(), self._parts.caller(SYNC)
         heads = self._heads([read.doc_id for read in repeats]) if repeats else []
         for read, head in zip(repeats, heads, strict=True):
             self._tally.repeat(read.doc_id)
             try:
-                ask, doc, content, _ = self._parts.preparing.ask(read.document, next(tokens), caller)
+                ask, doc, content, _ = self._parts.claim_builder.query(read.document, next(tokens), caller)
                 refused = read.doc_id in self._refused_ids
                 if refused or not head or not head.live or head.record is None or head.digest != ask.key[1:]:
                     why = "and the first one was not ingested" if refused else "with different content"
@@ -239,9 +239,9 @@ class Sync:
     def _unread(self, noted: Sequence[tuple[int, SyncNote]]) -> set[str]:
         """Which of these documents are live just as they were noted. They are answered, without having been read."""
         tokens, caller = batch_tokens(), self._parts.caller(UNCHANGED)
-        asks = [self._ask(note, next(tokens), caller) for _, note in noted]
+        queries = [self._ask_about(note, next(tokens), caller) for _, note in noted]
         unread = set()
-        for (place, note), ids in zip(noted, self._live(asks), strict=True):
+        for (place, note), ids in zip(noted, self._live(queries), strict=True):
             if ids is not None:
                 unread.add(note.doc_id)
                 self._tally.unread += 1
@@ -249,18 +249,18 @@ class Sync:
                 self._row(place, note.doc_id, note.content_hash, DUPLICATE, ids)
         return unread
 
-    def _live(self, asks: Sequence[Ask]) -> list[bytes | None]:
+    def _live(self, queries: Sequence[Ask]) -> list[bytes | None]:
         """The snippet_ids of each, of those that are live as they are asked about."""
-        if not asks:
+        if not queries:
             return []
         fences = self._parts.fences
         if not self._dry_run:
-            return [None if record is None else ids_of_record(record) for record in fences.replays(asks).settled()]
+            return [None if record is None else ids_of_record(record) for record in fences.replays(queries).settled()]
         # The same question, without the decision rows.
-        held = fences.read([Lookup(ask.key, Mode.DOCUMENT, ask.source) for ask in asks])
+        held = fences.read([Lookup(ask.key, Mode.DOCUMENT, ask.source) for ask in queries])
         now_ms = fences.now_ms()
         answers: list[bytes | None] = []
-        for ask, found in zip(asks, held, strict=True):
+        for ask, found in zip(queries, held, strict=True):
             claim = Claim(
                 key=ask.key,
                 fingerprint=ask.fingerprint,
@@ -275,7 +275,7 @@ class Sync:
             answers.append(ids_in(record.result) if record else None)
         return answers
 
-    def _ask(self, note: SyncNote, token: bytes, caller: Caller) -> Ask:
+    def _ask_about(self, note: SyncNote, token: bytes, caller: Caller) -> Ask:
         identity, cut = self._parts.identity, self._parts.recipes.of(note.content_type)
         doc_id = note.doc_id.encode()
         shard, source = identity.place(doc_id)
@@ -319,63 +319,63 @@ class Sync:
         if not self._dry_run:
             self._parts.note_refusals([Refusal(doc_id, invalid.code, invalid.message, SYNC)])
 
-    def _ingest(self, waiting: Sequence[_Read]) -> None:
+    def _ingest(self, waiting: Sequence[_LoadedDocument]) -> None:
         tokens, caller = batch_tokens(), self._parts.caller(SYNC)
-        asks: dict[int, Asked] = {}
-        ask = self._parts.preparing.ask
+        queries: dict[int, DocumentQuery] = {}
+        query_of = self._parts.claim_builder.query
         for at, (doc_id, _, document, _, place) in enumerate(waiting):
             try:
-                asked = ask(document, next(tokens), caller)
-                if asked[1].doc_id != doc_id:
+                query = query_of(document, next(tokens), caller)
+                if query[1].doc_id != doc_id:
                     raise DocumentInvalid(
-                        f"{self._source.name} lists {doc_id} and gives the document {asked[1].doc_id}",
+                        f"{self._source.name} lists {doc_id} and gives the document {query[1].doc_id}",
                         hint="the doc_id of an item must be that of its document",
                     )
-                asks[at] = asked
+                queries[at] = query
             except DocumentInvalid as invalid:
                 self._refused_ids.add(doc_id)
                 self._invalid(doc_id, invalid, place)
         # What this source has brought before is most likely live as it is; what it has not can as well be claimed.
-        brought = [at for at in asks if self._notes.place(waiting[at].doc_id) is not None] if self._notes else []
+        brought = [at for at in queries if self._notes.place(waiting[at].doc_id) is not None] if self._notes else []
         if not self._dry_run:
-            for at, ids in zip(brought, self._live([asks[at][0] for at in brought]), strict=True):
+            for at, ids in zip(brought, self._live([queries[at][0] for at in brought]), strict=True):
                 if ids is not None:
-                    asked = asks.pop(at)
-                    self._tally.live(len(ids) // SNIPPET_BYTES, len(asked[1].text))
-                    self._row(waiting[at].place, waiting[at].doc_id, asked[2].hash, DUPLICATE, ids)
-                    self._note(waiting[at], asked)
-        if not asks:
+                    query = queries.pop(at)
+                    self._tally.live(len(ids) // SNIPPET_BYTES, len(query[1].text))
+                    self._row(waiting[at].place, waiting[at].doc_id, query[2].hash, DUPLICATE, ids)
+                    self._note(waiting[at], query)
+        if not queries:
             return
         tokens = batch_tokens()
-        claimed = self._parts.preparing.claimed
+        claim = self._parts.claim_builder.claim
         origin = self._parts.origin
         if not self._dry_run:
             self._parts.origins.settle(origin)
-        prepared = {at: claimed(asked, next(tokens), caller, origin) for at, asked in asks.items()}
-        known = [waiting[at].doc_id for at in brought if at in asks]
+        prepared = {at: claim(query, next(tokens), caller, origin) for at, query in queries.items()}
+        known = [waiting[at].doc_id for at in brought if at in queries]
         before = dict(zip(known, self._heads(known), strict=True))
         for at, answer in self._answers(prepared):
-            read, asked = waiting[at], asks[at]
+            read, query = waiting[at], queries[at]
             if isinstance(answer, MovedHead):
-                self._tally.moved(answer, len(asked[1].text), before.get(read.doc_id))
+                self._tally.moved(answer, len(query[1].text), before.get(read.doc_id))
                 decision, ids = DUPLICATE if answer.again else Decision.NEW, ids_in(answer.record.result)
             elif answer.failure is None:
-                self._tally.answered(answer, len(asked[1].text), before.get(read.doc_id))
+                self._tally.answered(answer, len(query[1].text), before.get(read.doc_id))
                 decision, ids = answer.decision, bytes.fromhex("".join(answer.snippet_ids))
             else:
                 self._refused(read.doc_id, answer)
-                self._row(read.place, read.doc_id, asked[2].hash, answer.decision)
+                self._row(read.place, read.doc_id, query[2].hash, answer.decision)
                 continue
             if decision == Decision.NEW:
-                self._random_ids.add(read.doc_id, asked[0].fingerprint)
-            self._row(read.place, read.doc_id, asked[2].hash, decision, ids)
-            self._note(read, asked)
+                self._random_ids.add(read.doc_id, query[0].fingerprint)
+            self._row(read.place, read.doc_id, query[2].hash, decision, ids)
+            self._note(read, query)
 
     def _look_for_random_ids(self) -> None:
         """The same texts as last time, under ids that nobody can know again? Costs nothing where no id looks random."""
         if not self._random_ids.count:
             return
-        gone = list(islice(filter(is_random_id, self._roll.missing()), SAMPLE))
+        gone = list(islice(filter(is_random_id, self._listed.missing()), SAMPLE))
         if gone and self._random_ids.replace(self._heads(gone)):
             self._tally.random_ids = self._random_ids.count
             _log.warning("%s: %s; %s", self._source.name, describe_random_ids(self._tally.random_ids), HINT)
@@ -386,12 +386,12 @@ class Sync:
         if receipt.decision is not Decision.STALE:
             self._tally.refused(failure_of(doc_id, receipt))
 
-    def _note(self, read: _Read, asked: Asked) -> None:
+    def _note(self, read: _LoadedDocument, query: DocumentQuery) -> None:
         if not read.state:
             if not self._notes.without_state(read.doc_id):
                 self._changes.add_name(read.doc_id)
             return
-        ask, doc, content, _ = asked
+        ask, doc, content, _ = query
         note = SyncNote(
             doc_id=doc.doc_id,
             state=self._parts.identity.state(read.state),
@@ -408,49 +408,49 @@ class Sync:
     def _answers(self, prepared: dict[int, PreparedDocument]) -> Iterator[tuple[int, Receipt | MovedHead]]:
         """One by one, and without a receipt where a head was moved: nobody asks for those of all that is new."""
         if self._dry_run:
-            yield from zip(prepared, self._foresight.receipts(list(prepared.values())), strict=True)
+            yield from zip(prepared, self._preview.receipts(list(prepared.values())), strict=True)
             return
-        for at, each, answer, waited_s in self._parts.mover.answers(list(in_waves(prepared))):
+        for at, each, answer, waited_s in self._parts.mover.answers(list(split_waves(prepared))):
             yield at, answer if isinstance(answer, MovedHead) else receipt_of(each, answer, waited_s)
 
     def _heads(self, doc_ids: Sequence[str]) -> list[Head | None]:
         places = [self._parts.identity.place(doc_id.encode()) for doc_id in doc_ids]
         lookups = [Lookup(bytes((shard,)) + bytes(32), Mode.DOCUMENT, source) for shard, source in places]
         stored = [held.source.head if held.source else None for held in self._parts.fences.read(lookups)]
-        return list(map(self._foresight.head, places, stored)) if self._dry_run else stored
+        return list(map(self._preview.head, places, stored)) if self._dry_run else stored
 
     def _each_head(self, doc_ids: Iterable[str]) -> Iterator[tuple[str, Head | None]]:
         for page in _paged(doc_ids, PAGE):
             yield from zip(page, self._heads(page), strict=True)
 
-    def _doomed(self) -> dict[str, str]:
+    def _prune_candidates(self) -> dict[str, str]:
         """The live documents that the source no longer has, if so many may go, each with its version.
 
         Nothing was written so far.
         """
-        roll = Roll(self._notes)
+        listed = ListedIds(self._notes)
         random_ids = 0
         for item in self._source.items():  # an incomplete listing raises
             random_ids += is_random_id(item.doc_id)
-            roll.add(normalize("NFC", item.doc_id))
+            listed.add(normalize("NFC", item.doc_id))
         parts = self._parts
-        plan = PrunePlan(parts.fences, parts.reading, parts.origin, self._each_head, self._states.others_naming)
-        doomed, live, self._tally.kept, gone = plan.doomed(self._prune, roll)
-        if not doomed or len(doomed) / max(live, len(doomed)) <= self._max_share:
+        plan = PrunePlan(parts.fences, parts.reads, parts.origin, self._each_head, self._states.others_naming)
+        candidates, live, self._tally.kept, gone = plan.candidates(self._prune, listed)
+        if not candidates or len(candidates) / max(live, len(candidates)) <= self._max_share:
             self._changes.gone |= gone
-            return doomed
+            return candidates
         hint = Hint(
             "if the source is complete, allow it: max_prune_share=1.0 lets all go",
             cli="if the source is complete, allow it: --max-prune-share 1 lets all go",
         )
-        if random_ids and all(map(is_random_id, islice(doomed, SAMPLE))):
+        if random_ids and all(map(is_random_id, islice(candidates, SAMPLE))):
             hint = HINT.after("the ids look random, so that every run has others: ")
         refusal = PruneTooLarge(
-            f"{self._source.name}: the prune would retract {len(doomed):,} of {live:,} live documents, and at most "
+            f"{self._source.name}: the prune would retract {len(candidates):,} of {live:,} live documents, and at most "
             f"{100 * self._max_share:g} % may go at once",
             hint=hint,
-            doc_ids=tuple(islice(doomed, TOLD)),
-            wanted=len(doomed),
+            doc_ids=tuple(islice(candidates, MAX_NAMED)),
+            wanted=len(candidates),
             live=live,
         )
         if not self._dry_run:
@@ -458,13 +458,13 @@ class Sync:
         self._tally.not_pruned = refusal.message
         return {}
 
-    def _retract(self, doomed: Mapping[str, str]) -> None:
+    def _retract(self, candidates: Mapping[str, str]) -> None:
         """`doomed`: with the version of each. One that somebody has moved since is not this prune's to retract."""
-        for page in _paged(doomed, PAGE):
+        for page in _paged(candidates, PAGE):
             tokens, caller = batch_tokens(), self._parts.caller(PRUNE)
-            retract = self._parts.preparing.retract
+            retract = self._parts.claim_builder.retract
             prepared = {
-                at: retract(doc_id, None, next(tokens), caller)._replace(expected=doomed[doc_id])
+                at: retract(doc_id, None, next(tokens), caller)._replace(expected=candidates[doc_id])
                 for at, doc_id in enumerate(page)
             }
             for at, answer in self._answers(prepared):

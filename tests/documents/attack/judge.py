@@ -90,7 +90,7 @@ def judge(
 
 
 def _leased(documents: Any, name: str) -> bool:
-    source = documents._reading.source(name)
+    source = documents._reads.source(name)
     return source is not None and source.lease is not None
 
 

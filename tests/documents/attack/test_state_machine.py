@@ -370,7 +370,7 @@ class DocumentsMachine(RuleBasedStateMachine):
 
     def seen(self, doc_id: str) -> State:
         documents = self.one.documents
-        head = documents._reading.head(doc_id)
+        head = documents._reads.head(doc_id)
         described = documents.get(doc_id)
         if described is None:
             assert documents.snippets(doc_id) == []
