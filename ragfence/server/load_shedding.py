@@ -18,8 +18,7 @@ import asyncio
 import contextlib
 import random
 import time
-import types
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from ragfence.server.asgi import App, Message, Receive, Scope, Send, path_in, send_answer
@@ -200,7 +199,8 @@ class BoundedExchange:
         began = time.monotonic()
         left_s = self._timeout_s + self._size / self._min_rate - self._waited_s
         try:
-            message = await _within(left_s, self._receive())
+            async with asyncio.timeout(left_s):
+                message = await self._receive()
         except TimeoutError:
             return self.refuse(
                 refusal(
@@ -230,36 +230,6 @@ class BoundedExchange:
         if self.problem is None or self.started:
             self.started = True
             await self._send(message)
-
-
-async def _within(seconds: float, receiving: Awaitable[Message]) -> Message:
-    """What is received, within that time. Most of what is received is here already, and then no clock is set."""
-    if not isinstance(receiving, Coroutine):
-        async with asyncio.timeout(seconds):
-            return await receiving
-    try:
-        waits_for = receiving.send(None)
-    except StopIteration as here:
-        message: Message = here.value
-        return message
-    async with asyncio.timeout(seconds):
-        return await _begun(receiving, waits_for)
-
-
-@types.coroutine
-def _begun(coroutine: Coroutine[Any, Any, Message], waits_for: Any) -> Generator[Any, Any, Message]:
-    """Goes on with a coroutine that was begun, and waits for something."""
-    try:
-        while True:
-            try:
-                sent = yield waits_for
-            except BaseException as thrown:  # noqa: BLE001  # such as the cancellation by which a timeout ends it
-                waits_for = coroutine.throw(thrown)
-            else:
-                waits_for = coroutine.send(sent)
-    except StopIteration as ended:
-        message: Message = ended.value
-        return message
 
 
 async def _refuse(problem: Problem, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,19 +1,19 @@
-"""Quotas: how much a tenant may ask for, counted by `limits` on the Redis of the fences, or in memory beside SQLite.
+"""Quotas: how much a tenant may request, counted by `limits` on the Redis of the fences, or in memory with SQLite.
 
-A request costs 1, and a batch 1 for each of its documents: what is counted is what has to be done, so packing it into
-fewer requests buys nothing. Windows slide: two counters per quota, the older of which fades out. That takes as little
-room for `1000000/day` as for `5/second` (a list of moments would not), lets no double load through where two fixed
-windows meet, goes by the clock of Redis, and what is refused is not counted.
+A request costs 1, and a batch 1 for each of its documents: the work is counted, so packing it into fewer requests makes
+no difference. Windows slide: two counters per quota, the older of which fades out. That takes as little room for
+`1000000/day` as for `5/second` (a list of times would not), admits no double load where two fixed windows meet, and
+uses the clock of Redis. Refused requests are not counted.
 
-Quotas protect, they guarantee nothing: counters may be lost with their Redis, and in memory each process counts for
-itself. If they cannot be asked nobody passes (503), because then no fence can be asked either.
+Quotas protect the server and guarantee nothing: counters may be lost with their Redis, and in memory each process has
+its own. If Redis does not answer, requests are refused (503): then no fence can be used either.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
@@ -59,7 +59,7 @@ class Rules(NamedTuple):
 
 
 class Window(NamedTuple):
-    """What is counted: the window before this one, how long it still fades, this one, and how long it still grows."""
+    """The two counters of a quota: the window before this one and how long it fades; this one and how long it grows."""
 
     before: int
     fading_s: float
@@ -74,13 +74,13 @@ class Full(NamedTuple):
 
 class Spent(NamedTuple):
     refused: Answer | None
-    """None: go on"""
-    told: Headers
-    """goes with the answer"""
+    """None: the request may proceed."""
+    headers: Headers
+    """Added to the answer."""
 
 
 def parsed_quotas(policy: Policy) -> Rules:
-    """The quotas of a policy, or `PolicyError` with all that is wrong with them."""
+    """Returns the quotas of a policy. Raises `PolicyError` with all of its mistakes."""
     http = policy.http
     if not http.quotas and not any(http.tenant_quotas.values()):
         return Rules((), {})
@@ -99,16 +99,20 @@ def parsed_quotas(policy: Policy) -> Rules:
 
 class Counters(Protocol):
     async def take(self, quotas: tuple[Quota, ...], tenant: str, cost: int) -> Full | None:
-        """Counts `cost` in each quota, or says which one is full."""
+        """Adds `cost` to each quota, or returns the first one that is full."""
         ...
 
     def close(self) -> None: ...
 
 
 class Quotas:
-    """`store`: where the fences are, as `ragfence.open` takes it. Without quotas in the policy nothing is ever asked.
+    """The quotas of all tenants. Without quotas in the policy nothing is counted.
 
-    >>> refused, told = await quotas.spend("acme", cost=len(documents))  # doctest: +SKIP
+    Args:
+        policy: The policy of the server.
+        store: The store of the fences, as `ragfence.open` takes it.
+
+    >>> refused, headers = await quotas.spend("acme", cost=len(documents))  # doctest: +SKIP
     """
 
     def __init__(self, policy: Policy, store: object = None) -> None:
@@ -116,22 +120,22 @@ class Quotas:
         self._counters = _counters(store) if self._rules else None
 
     async def spend(self, tenant: str, cost: int = 1, *, paid: int = 0) -> Spent:
-        """Takes `cost` out of each of the tenant's quotas; the shortest first, which is full first.
+        """Adds `cost` to each quota of the tenant; the shortest window first, which is full first.
 
-        `paid`: what this request was made to pay before. Who comes again pays it again.
+        `paid` is what this request has cost before; a retry costs it again.
         """
         quotas = self._rules.of(tenant)
         if self._counters is None or not quotas or cost <= 0:
             return Spent(None, ())
-        told, whole = _policy_header(quotas), paid + cost
+        headers, whole = _policy_header(quotas), paid + cost
         if (small := next((quota for quota in quotas if whole > quota.amount), None)) is not None:
-            return Spent(_never(small, whole).with_headers(dict(told)), told)
+            return Spent(_never(small, whole).with_headers(dict(headers)), headers)
         try:
             full = await self._counters.take(quotas, encoded(tenant), cost)
         except RagfenceError as unavailable:
-            _log.warning("no quota could be asked: %s", unavailable.message)
+            _log.warning("quotas could not be checked: %s", unavailable.message)
             return Spent(problem_of(unavailable).answer(), ())
-        return Spent(full and _too_much(full, whole).with_headers(dict(told)), told)
+        return Spent(full and _too_much(full, whole).with_headers(dict(headers)), headers)
 
     async def close(self) -> None:
         if self._counters is not None:
@@ -139,31 +143,31 @@ class Quotas:
 
 
 def wait_s(window: Window, *, limit: int, cost: int, window_s: int) -> float:
-    """How long until there is room for `cost`, if nobody else takes it; exactly as the counters are weighed."""
+    """Returns how long until there is room for `cost`, if no other request takes it: the arithmetic of `limits`."""
     room = limit - cost - window.now
-    if room >= 0:  # what fades out is in the way; its share is rounded down
+    if room >= 0:  # the fading window is in the way; its share is rounded down
         return max(0.0, window.fading_s - (room + 1) * window_s / window.before) if window.before else 0.0
-    # This window alone is too full: once it is over, it fades in its turn.
+    # This window alone is too full: once it ends, it fades.
     return window.growing_s + max(0.0, window_s * (1 - (limit - cost + 1) / window.now))
 
 
 def _too_much(full: Full, cost: int) -> Answer:
     quota, window = full
     seconds = wait_s(window, limit=quota.amount, cost=cost, window_s=quota.window_s)
-    # Rounded up, and never so tight that who comes back in time finds the share of a moment still counted.
+    # Rounded up, with a margin: a client that returns in time must not find the last fraction still counted.
     retry_after = max(1, math.ceil(seconds + 0.05))
     faded = window.before * window.fading_s / quota.window_s
     left = max(0, quota.amount - math.floor(faded) - window.now)
-    detail = f"{quota.amount:,} in {quota.window_s:,} s are allowed; {left:,} are left, and this costs {cost:,}"
+    detail = f"{quota.amount:,} in {quota.window_s:,} s are allowed; {left:,} are left, and this request costs {cost:,}"
     problem = refusal("RATE_LIMIT.exceeded", detail, retry_after=retry_after)
     return problem.answer({"ratelimit": f'"{quota.name}";r={left};t={retry_after}'})
 
 
 def _never(quota: Quota, cost: int) -> Answer:
-    # Not 429: who waits and sends it again would be told so for ever.
+    # Not 429: the same request would be refused each time, however long the client waits.
     return refusal(
         "VALIDATION.body_too_large",
-        f"this costs {cost:,}, and the quota lets through no more than {quota.amount:,} in {quota.window_s:,} s",
+        f"this request costs {cost:,}, and the quota allows {quota.amount:,} in {quota.window_s:,} s",
         hint="send fewer documents at once",
     ).answer()
 
@@ -182,12 +186,12 @@ def _parsed(place: str, given: tuple[str, ...], wrong: list[str]) -> tuple[Quota
         try:
             items = parse_many(text)
         except ValueError:
-            wrong.append(f"{place}: {text!r} is no quota")
+            wrong.append(f"{place}: {text!r} is not a valid quota")
             continue
         for item in items:
             own = type(item)(item.amount, item.multiples, namespace=NAMESPACE)
             if not own.amount:
-                wrong.append(f"{place}: {text!r} lets nothing through; revoke the API keys instead")
+                wrong.append(f"{place}: {text!r} allows nothing; revoke the API keys instead")
             found[own.get_expiry(), own.amount] = Quota(own, own.amount, own.get_expiry())
     return tuple(found[key] for key in sorted(found))
 
@@ -201,7 +205,7 @@ def _counters(store: object) -> Counters:
 
 
 class _InMemory:
-    """Of this process alone."""
+    """Counts in this process."""
 
     def __init__(self) -> None:
         from limits.aio.storage import MemoryStorage
@@ -222,27 +226,40 @@ class _InMemory:
 
 
 class _OnRedis:
-    """On the server that the URL names, in each of its forms, through the client that the fences use, too.
+    """Counts on the server that the URL names, in each of the forms that the fences understand.
 
-    In threads: redis-py for asyncio is the slower of the two, and limits reads URLs in a way of its own (it wants every
-    port, and knows no TLS for clusters and Sentinels).
+    In threads: redis-py for asyncio is the slower of the two. `limits` itself reads URLs in another way (it requires
+    every port, and knows no TLS for clusters and Sentinels), so it gets connections, or the nodes of a cluster.
     """
 
     def __init__(self, url: str) -> None:
+        from limits.storage import RedisClusterStorage, RedisStorage
         from limits.strategies import SlidingWindowCounterRateLimiter
+        from redis.cluster import ClusterNode
 
-        from ragfence.stores.redis.server_urls import open_link
+        from ragfence.stores.redis.replies import understood
+        from ragfence.stores.redis.server_urls import is_cluster, open_link, parse_address
 
         self._shown = show_url(url)
-        self._link = open_link(url, timeout_s=TIMEOUT_S, hash_tags=())
-        self._storage = _storage_on(self._link.client)
+        if is_cluster(url):
+            hosts, _, options = parse_address(url, timeout_s=TIMEOUT_S)
+            nodes: Any = [ClusterNode(host, port) for host, port in hosts]  # type: ignore[no-untyped-call]
+            with understood(self._shown):
+                self._storage: RedisStorage = RedisClusterStorage(
+                    "redis+cluster://", NAMESPACE, startup_nodes=nodes, require_full_coverage=False, **options
+                )
+            self._close: Callable[[], object] = self._storage.storage.close
+        else:
+            link = open_link(url, timeout_s=TIMEOUT_S, hash_tags=())
+            self._storage = RedisStorage("redis://", link.client.connection_pool, NAMESPACE)
+            self._close = link.close
         self._limiter = SlidingWindowCounterRateLimiter(self._storage)
 
     async def take(self, quotas: tuple[Quota, ...], tenant: str, cost: int) -> Full | None:
         return await run_blocking(self._take, quotas, tenant, cost)
 
     def close(self) -> None:
-        self._link.close()
+        self._close()
 
     def _take(self, quotas: tuple[Quota, ...], tenant: str, cost: int) -> Full | None:
         from ragfence.stores.redis.replies import understood
@@ -255,30 +272,7 @@ class _OnRedis:
         return None
 
 
-def _window(quota: Quota, told: tuple[int, float, int, float]) -> Window:
-    before, fading_s, now, lives_s = told
-    # A counter is kept for two windows: in the first it grows, in the second it fades.
+def _window(quota: Quota, counters: tuple[int, float, int, float]) -> Window:
+    before, fading_s, now, lives_s = counters
+    # A counter lives for two windows: in the first it grows, in the second it fades.
     return Window(before, fading_s, now, max(0.0, lives_s - quota.window_s))
-
-
-def _storage_on(client: Any) -> Any:
-    from limits.storage import RedisStorage
-    from limits.storage.base import Storage
-    from redis import RedisError
-
-    class OnClient(RedisStorage):
-        """With a client that is there already, whatever it is connected to."""
-
-        STORAGE_SCHEME = []  # noqa: RUF012  # none: it is not to be found by a URL
-
-        def __init__(self) -> None:
-            Storage.__init__(self)
-            self.key_prefix = NAMESPACE
-            self.storage = client
-            self.initialize_storage("")
-
-        @property
-        def base_exceptions(self) -> type[Exception]:
-            return RedisError
-
-    return OnClient()

@@ -1,10 +1,10 @@
-"""Serving: uvicorn, with connections that cannot be held for nothing, and an end that leaves no key held.
+"""Serving: uvicorn, with limits for slow and idle connections, and a shutdown that leaves no key claimed.
 
-At SIGTERM or SIGINT `/readyz` answers 503; for `drain_s` everything else goes on as before. Then no connection
-is taken any more, and what is under way may finish within `grace_s`. What is not done by then is cancelled, which gives
-its key back, and is answered with 503. Then the application is told (its lifespan), and the process ends with 0.
-A second signal ends it at once, as `kill -9` would: leases run out by themselves. So does work that cannot be cancelled
-(a thread) and does not end within `LAST_S` more; the process then ends with 1.
+At SIGTERM or SIGINT `/readyz` answers 503; for `drain_s` everything else continues. Then no connection is accepted any
+more, and requests in progress may finish within `grace_s`. Those that have not finished by then are cancelled, which
+releases their keys, and are answered with 503. Then the lifespan of the application ends, and the process exits with 0.
+A second signal ends it immediately, like `kill -9`: leases expire. If work that cannot be cancelled (a thread) does not
+end within another `LAST_S`, the process exits with 1.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import multiprocessing
 import os
 import signal
 import socket
@@ -21,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,19 +36,18 @@ from ragfence.server.load_shedding import STOPPING
 
 with needs_extra("api", "`ragfence serve`"):
     import uvicorn
-    from uvicorn.supervisors import multiprocess
 
 FACTORY: Final = "ragfence.server.serve:app_from_environment"
 LAST_S: Final = 10.0
 NOT_STARTED: Final = 3
-"""how a worker ends that need not be started again; uvicorn's number"""
+"""Exit code of a worker that would not start a second time either; the same as uvicorn's."""
 
 _log = logging.getLogger("ragfence.server")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """How to serve. `root_path` is the prefix under which a proxy shows the server, and which it takes off."""
+    """How to serve. `root_path` is the prefix under which a proxy publishes the server, and which it removes."""
 
     host: str = "127.0.0.1"
     port: int = 8080
@@ -65,7 +66,7 @@ class ServerOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class AppSettings:
-    """What the application is made of, on its way to the workers: through RAGFENCE_* variables."""
+    """Settings of the application. They reach the workers through RAGFENCE_* variables."""
 
     store: str | None = None
     objects: str | None = None
@@ -97,7 +98,7 @@ class AppSettings:
 
 
 def app_from_environment() -> App:
-    """What every worker runs: the ingestion API, of the settings in its environment."""
+    """Makes the ingestion API from the environment: the application of every worker."""
     from ragfence.server.app import create_app
 
     settings = AppSettings.from_environ(os.environ)
@@ -110,38 +111,38 @@ def app_from_environment() -> App:
     )
 
 
-Told = Callable[[str, int], None]
-"""is told the address, once requests are answered: the URL and the port"""
+OnReady = Callable[[str, int], None]
+"""Called with the URL and the port, once requests are answered."""
 
 
-def serve(app: App | str, serving: ServerOptions, *, ready: Told = lambda url, port: None) -> int:
-    """Serves until a signal comes, and returns the exit code. `app` may be `module:factory`, as workers need it."""
+def serve(app: App | str, serving: ServerOptions, *, ready: OnReady = lambda url, port: None) -> int:
+    """Serves until a signal comes, and returns the exit code. For workers `app` has to be `module:factory`."""
     check(serving)
-    listening = _bound(serving)
+    listening = _listen(serving)
     port: int = listening.getsockname()[1]
     host = f"[{serving.host}]" if ":" in serving.host else serving.host
     config = _Config(app, serving)
 
-    def told() -> None:
+    def report() -> None:
         ready(f"{serving.scheme}://{host}:{port}", port)
 
     with contextlib.closing(listening):
         if serving.workers > 1:
             with tempfile.TemporaryDirectory(prefix="ragfence-metrics-") as folder:
-                # Where workers add up what they count; read by them when they are started.
+                # Where workers add up their metrics; they read it when they start.
                 os.environ.setdefault("PROMETHEUS_MULTIPROC_DIR", folder)
-                return _Supervisor(config, [listening], told).run_to_the_end()
-        server = _Server(config, told)
+                return _Supervisor(config, [listening], report).run()
+        server = _Server(config, report)
         server.run([listening])
         return 0 if server.started else NOT_STARTED
 
 
 def check(serving: ServerOptions, *, insecure_dev: bool = False) -> None:
-    """Raises `ValidationError` for what cannot be served, or must not."""
+    """Raises `ValidationError` for options that cannot be served, or must not be."""
     if insecure_dev and not is_loopback(serving.host):
         raise ValidationError(
-            f"--insecure-dev asks nobody for an API key, and {serving.host} can be reached by others",
-            hint="use --host 127.0.0.1, or make API keys (`ragfence apikeys create`) and leave --insecure-dev out",
+            f"--insecure-dev requires no API key, and {serving.host} can be reached from other machines",
+            hint="use --host 127.0.0.1, or create API keys (`ragfence apikeys create`) and leave --insecure-dev out",
         )
     if bool(serving.tls_cert) != bool(serving.tls_key):
         raise ValidationError("TLS needs a certificate and its key", hint="give both --tls-cert and --tls-key")
@@ -150,13 +151,15 @@ def check(serving: ServerOptions, *, insecure_dev: bool = False) -> None:
             raise ValidationError(f"there is no file {file}", hint="a PEM file, with its whole chain")
 
 
-def _bound(serving: ServerOptions) -> socket.socket:
+def _listen(serving: ServerOptions) -> socket.socket:
     try:
         found = socket.getaddrinfo(serving.host, serving.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = found[0]
         listening = socket.socket(family, socket.SOCK_STREAM)
     except OSError as wrong:
-        raise ValidationError(f"{serving.host} is no address of this machine: {wrong}", hint="correct --host") from None
+        raise ValidationError(
+            f"{serving.host} is not an address of this machine: {wrong}", hint="correct --host"
+        ) from None
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
@@ -165,7 +168,7 @@ def _bound(serving: ServerOptions) -> socket.socket:
         listening.close()
         raise ValidationError(
             f"cannot listen on {serving.host}, port {serving.port}: {taken.strerror}",
-            hint="choose another --port (0 for any that is free), or stop who has it",
+            hint="choose another --port (0 for any that is free), or stop the process that uses it",
         ) from None
     return listening
 
@@ -197,7 +200,7 @@ class _Config(uvicorn.Config):
     def load(self) -> None:
         try:
             super().load()
-        except RagfenceError as refused:  # told in words by whoever started us, if it is not a worker
+        except RagfenceError as refused:  # reported by the caller, unless this is a worker
             if self.serving.workers == 1:
                 raise
             _log.error("%s", refused)
@@ -212,23 +215,23 @@ class _Server(uvicorn.Server):
         self._ready = ready
         self._serving = config.serving
         self._stop_at = 0.0
-        self._standing: set[asyncio.Task[Any]] = set()
-        """tasks that last as long as the server: its own, the lifespan, what that has started"""
+        self._permanent: set[asyncio.Task[Any]] = set()
+        """Tasks that last as long as the server: its own, the lifespan, and those that the lifespan has started."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self._standing = asyncio.all_tasks()
+        self._permanent = asyncio.all_tasks()
         self._ready()
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         if sig == signal.SIGINT and self._serving.workers > 1:
-            return  # Ctrl-C reaches all processes of a terminal; the supervisor tells its workers, and once is enough
+            return  # Ctrl-C reaches all processes of a terminal, and the supervisor ends its workers as well
         if self.should_exit:
             os._exit(128 + sig)
-        # Not remembered by uvicorn, which would end the process by the same signal once more.
+        # Not passed to uvicorn, which would end the process by the same signal once more.
         self.should_exit = True
-        most_s = self._serving.drain_s + self._serving.grace_s + LAST_S
-        threading.Thread(target=_end_anyway, args=(most_s,), daemon=True).start()
+        longest_s = self._serving.drain_s + self._serving.grace_s + LAST_S
+        threading.Thread(target=_exit_after, args=(longest_s,), daemon=True).start()
 
     async def on_tick(self, counter: int) -> bool:
         over = await super().on_tick(counter)
@@ -248,101 +251,136 @@ class _Server(uvicorn.Server):
             listening.close()
         for connection in list(self.server_state.connections):
             connection.shutdown()
-        await self._ended(ends_at)
-        await self._cancel_what_runs()
-        # It waits for what goes on for clients that have left.
-        told = asyncio.create_task(self.lifespan.shutdown())
-        await asyncio.wait({told}, timeout=max(0.0, ends_at - time.monotonic()))
-        if not told.done():
-            self._cancel(asyncio.all_tasks() - {told})
-        await told
+        await self._wait_for_requests(ends_at)
+        await self._cancel_requests()
+        # It waits for work that continues for clients that have disconnected.
+        ended = asyncio.create_task(self.lifespan.shutdown())
+        await asyncio.wait({ended}, timeout=max(0.0, ends_at - time.monotonic()))
+        if not ended.done():
+            self._cancel(asyncio.all_tasks() - {ended})
+        await ended
 
-    async def _cancel_what_runs(self) -> None:
+    async def _cancel_requests(self) -> None:
         requests = set(self.server_state.tasks)
         if requests:
-            # First the work, so that its key is given back and its request answered; then requests that are left.
+            # First the work, which releases its key and answers its request; then the remaining requests.
             self._cancel(asyncio.all_tasks() - requests)
-            await self._ended(time.monotonic() + LAST_S / 4)
+            await self._wait_for_requests(time.monotonic() + LAST_S / 4)
             self._cancel(set(self.server_state.tasks))
-            await self._ended(time.monotonic() + LAST_S / 4)
+            await self._wait_for_requests(time.monotonic() + LAST_S / 4)
 
     def _cancel(self, tasks: set[asyncio.Task[Any]]) -> None:
-        for task in tasks - self._standing:
+        for task in tasks - self._permanent:
             task.cancel()
 
-    async def _ended(self, at: float) -> None:
-        """Until no request is under way, or that moment has come."""
-        # A connection goes when its answer is out; those of clients that wait for nothing were closed.
-        while (self.server_state.tasks or self.server_state.connections) and time.monotonic() < at:
+    async def _wait_for_requests(self, until: float) -> None:
+        """Waits until no request is in progress, but not longer than `until`."""
+        # A connection ends once its answer is sent; idle connections were closed before.
+        while (self.server_state.tasks or self.server_state.connections) and time.monotonic() < until:
             await asyncio.sleep(0.02)
 
 
-def _end_anyway(after_s: float) -> None:
-    time.sleep(after_s)
-    _log.error("something does not end; its lease will run out")
+def _exit_after(seconds: float) -> None:
+    time.sleep(seconds)
+    _log.error("some work does not end; the process exits, and its leases will expire")
     os._exit(1)
 
 
-class _Worker(multiprocess.Process):
-    """A process of the supervisor, with our server in it."""
+class _Worker:
+    """A process with a server, and a pipe by which it answers whether the server has started."""
 
-    config: _Config
+    def __init__(self, config: _Config, sockets: list[socket.socket]) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._pipe, inner = spawn.Pipe()
+        self.process = spawn.Process(target=_work, args=(config, sockets, inner))
+        self.process.start()
+        inner.close()
 
-    @property
-    def server(self) -> _Server:
-        if self._server is None:
-            self._server = _Server(self.config)
-        assert isinstance(self._server, _Server)
-        return self._server
-
-    def pong(self) -> None:
-        self.child_conn.recv()
-        self.child_conn.send(self.server.started)
-
-    def ping(self, timeout: float = 5) -> bool:
-        return self._asked(timeout) is not None
-
-    def has_started(self) -> bool:
-        return bool(self._asked(5))
-
-    def _asked(self, timeout_s: float) -> bool | None:
-        """Whether it has started; None if it does not say. Who has died is not waited for."""
+    def is_started(self, timeout_s: float = 5.0) -> bool | None:
+        """Returns whether its server has started; None if the process has died or does not answer."""
         give_up_at = time.monotonic() + timeout_s
         with contextlib.suppress(OSError, EOFError):
-            self.parent_conn.send(b"ping")
+            self._pipe.send(None)
             while self.process.is_alive() and time.monotonic() < give_up_at:
-                if self.parent_conn.poll(0.1):
-                    return bool(self.parent_conn.recv())
+                if self._pipe.poll(0.1):
+                    return bool(self._pipe.recv())
         return None
 
+    def end(self, *, kill: bool = False) -> None:
+        if kill:
+            self.process.kill()
+        else:
+            self.process.terminate()
+        self.process.join()
+        self._pipe.close()
 
-class _Supervisor(multiprocess.Multiprocess):
-    config: _Config
+
+def _work(config: _Config, sockets: list[socket.socket], pipe: Connection) -> None:
+    config.configure_logging()
+    server = _Server(config)
+    threading.Thread(target=_answer_pings, args=(server, pipe), daemon=True).start()
+    server.run(sockets)
+    if not server.started:
+        sys.exit(NOT_STARTED)
+
+
+def _answer_pings(server: _Server, pipe: Connection) -> None:
+    with contextlib.suppress(OSError, EOFError):
+        while True:
+            pipe.recv()
+            pipe.send(server.started)
+
+
+class _Supervisor:
+    """Runs the workers: replaces those that die or hang, and ends all of them at a signal. SIGHUP replaces each."""
 
     def __init__(self, config: _Config, sockets: list[socket.socket], ready: Callable[[], None]) -> None:
-        multiprocess.Process = _Worker  # type: ignore[misc]  # it has no other place to say so
-        super().__init__(config, sockets)
+        self._config = config
+        self._sockets = sockets
         self._ready: Callable[[], None] | None = ready
-        self._told_to_stop = False
+        self._workers: list[_Worker] = []
+        self._stopping = threading.Event()
+        self._replacing = threading.Event()
+
+    def run(self) -> int:
         for sig in (signal.SIGINT, signal.SIGTERM):
             signal.signal(sig, self._stop)
+        signal.signal(signal.SIGHUP, lambda sig, frame: self._replacing.set())
+        self._workers = [_Worker(self._config, self._sockets) for _ in range(self._config.workers)]
+        while not self._stopping.wait(0.5):
+            self._tend()
+        for worker in self._workers:
+            worker.process.terminate()
+        for worker in self._workers:
+            worker.process.join()
+        return NOT_STARTED if any(worker.process.exitcode == NOT_STARTED for worker in self._workers) else 0
 
-    def run_to_the_end(self) -> int:
-        self.run()
-        return NOT_STARTED if any(process.exitcode == NOT_STARTED for process in self.processes) else 0
-
-    def keep_subprocess_alive(self) -> None:
-        super().keep_subprocess_alive()
-        if self._ready is not None and all(
-            isinstance(process, _Worker) and process.has_started() for process in self.processes
-        ):
+    def _tend(self) -> None:
+        started = [self._is_started(at) for at in range(len(self._workers))]
+        if self._ready is not None and all(started):
             self._ready()
             self._ready = None
+        if self._replacing.is_set():
+            self._replacing.clear()
+            for at, worker in enumerate(self._workers):
+                self._workers[at] = _Worker(self._config, self._sockets)
+                worker.end()
+
+    def _is_started(self, at: int) -> bool:
+        worker = self._workers[at]
+        started = worker.is_started()
+        if started is None and not self._stopping.is_set():
+            worker.end(kill=True)
+            if worker.process.exitcode == NOT_STARTED:  # another one would not start either
+                self._stopping.set()
+            else:
+                _log.error("worker %s died or did not answer; another one is started", worker.process.pid)
+                self._workers[at] = _Worker(self._config, self._sockets)
+        return bool(started)
 
     def _stop(self, sig: int, frame: Any) -> None:
-        if self._told_to_stop:
-            for process in self.processes:
-                process.process.kill()
+        if self._stopping.is_set():
+            for worker in self._workers:
+                worker.process.kill()
             os._exit(128 + sig)
-        self._told_to_stop = True
-        self.should_exit.set()
+        self._stopping.set()

@@ -94,7 +94,7 @@ def test_people_are_told_where_it_listens_and_what_to_try_first(tmp_path: Path) 
 def test_without_keys_only_loopback_is_served() -> None:
     error = refused("--insecure-dev", "--host", "0.0.0.0")
     assert error["code"] == "VALIDATION"
-    assert "0.0.0.0 can be reached by others" in error["message"]
+    assert "0.0.0.0 can be reached from other machines" in error["message"]
     assert "--host 127.0.0.1" in error["hint"]
 
 
@@ -116,7 +116,7 @@ def test_a_policy_with_a_quota_nobody_understands_is_refused(tmp_path: Path) -> 
     with serving(tmp_path, "--insecure-dev", "--json") as process:
         told = json.loads(line(process))
         assert process.wait(60) == 1
-    assert "http.quotas: 'many/day' is no quota" in told["error"]["message"]
+    assert "http.quotas: 'many/day' is not a valid quota" in told["error"]["message"]
 
 
 def test_a_quota_is_told_over_http(tmp_path: Path) -> None:

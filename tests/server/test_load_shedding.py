@@ -95,7 +95,7 @@ def served(app: Any, protocol: Any = None, **limits: Any) -> Iterator[int]:
     config.http = protocol or config.http
     ready = threading.Event()
     server = api._Server(config, ready.set)
-    with closing(api._bound(settings)) as listening:
+    with closing(api._listen(settings)) as listening:
         port = listening.getsockname()[1]
         thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()

@@ -125,7 +125,7 @@ def test_what_was_paid_before_counts_for_what_is_never_worth_waiting_for(store: 
         assert (await quotas.spend(tenant)).refused is None
         told = body(await quotas.spend(tenant, cost=10, paid=1))
         assert (told["status"], told["retryable"]) == (413, False)
-        assert told["detail"].startswith("this costs 11, ")
+        assert told["detail"].startswith("this request costs 11, ")
         assert (await quotas.spend(tenant, cost=9, paid=1)).refused is None
 
     spending(policy("10/minute", "100/day"), store, story)
@@ -159,7 +159,7 @@ def test_a_tenant_may_have_quotas_of_its_own_or_none(tenant: str) -> None:
     async def story(quotas: Quotas) -> None:
         assert [(await quotas.spend("big")).refused is None for _ in range(5)] == [True] * 5
         assert (await quotas.spend("free")) == Spent(None, ())
-        assert (await quotas.spend(tenant)).told == (("ratelimit-policy", '"1-per-1-minute";q=1;w=60'),)
+        assert (await quotas.spend(tenant)).headers == (("ratelimit-policy", '"1-per-1-minute";q=1;w=60'),)
         assert (await quotas.spend(tenant)).refused is not None
 
     spending(policy("1/minute", big=["5/minute; 6/day"], free=[]), None, story)

@@ -247,7 +247,7 @@ def test_a_thread_that_does_not_end_does_not_keep_the_process(tmp_path: Path) ->
         server.in_background("/stubborn")
         server.signal()
         status, told = server.ended()
-        assert (status, "its lease will run out" in told) == (1, True)
+        assert (status, "its leases will expire" in told) == (1, True)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis
 from redis.backoff import NoBackoff
@@ -28,8 +28,16 @@ from ragfence.stores.redis.replies import understood
 SENTINEL, CLUSTER = "+sentinel", "+cluster"
 
 
-def open_link(url: str, *, timeout_s: float, hash_tags: Sequence[bytes]) -> Link:
-    """Connects nothing yet, but for a cluster, whose map of slots has to be known."""
+class ServerAddress(NamedTuple):
+    """The parts of a URL: hosts of a cluster or of Sentinels, the service behind them, and options of connections."""
+
+    hosts: list[tuple[str, int]]
+    service: str
+    options: dict[str, Any]
+
+
+def parse_address(url: str, *, timeout_s: float) -> ServerAddress:
+    """Raises `StoreUnavailable` for a URL that is not one of Redis."""
     shown, parsed = show_url(url), None
     with contextlib.suppress(ValueError):  # its words quote what was taken for the port: the start of a password, maybe
         parsed = _parsed(url)
@@ -39,28 +47,37 @@ def open_link(url: str, *, timeout_s: float, hash_tags: Sequence[bytes]) -> Link
             hint="redis://user:password@host:6379/0, redis+sentinel://host:26379,host:26379/service/0 or "
             "redis+cluster://host:6379,host:6379, with / ? # and @ in the password percent-encoded",
         )
-    hosts, service, options = parsed
-    options |= {
+    timeouts = {
         "socket_timeout": timeout_s,
         "socket_connect_timeout": min(timeout_s, 3.0),
         "retry": once_more(),
         "health_check_interval": 30,
     }
-    scheme = url.partition("://")[0]
+    return parsed._replace(options=parsed.options | timeouts)
+
+
+def is_cluster(url: str) -> bool:
+    return url.partition("://")[0].endswith(CLUSTER)
+
+
+def open_link(url: str, *, timeout_s: float, hash_tags: Sequence[bytes]) -> Link:
+    """Opens a link to the servers of a URL. Connects only to a cluster, whose map of slots has to be known."""
+    hosts, service, options = parse_address(url, timeout_s=timeout_s)
+    shown, scheme = show_url(url), url.partition("://")[0]
     with understood(shown):
         if scheme.endswith(SENTINEL):
             return ServerLink(shown, _behind_sentinels(hosts, service, options), elects=True)
-        if scheme.endswith(CLUSTER):
+        if is_cluster(url):
             return ClusterLink(shown, lambda: _cluster(hosts, options), hash_tags)
         return ServerLink(shown, redis.Redis.from_url(url, **_without_url_parts(options)))
 
 
-def _parsed(url: str) -> tuple[list[tuple[str, int]], str, dict[str, Any]]:
-    """(hosts, name of the service, options of the connection). redis-py reads the options of a URL with one host."""
+def _parsed(url: str) -> ServerAddress:
+    """redis-py reads the options of a URL with one host."""
     scheme, _, rest = url.partition("://")
     plain = scheme.removesuffix(SENTINEL).removesuffix(CLUSTER)
     if plain == scheme:
-        return [], "", _options(url)
+        return ServerAddress([], "", _options(url))
     credentials, at, place = rest.rpartition("@")
     authority, _, tail = place.partition("/")
     authority, question, query = authority.partition("?")
@@ -80,7 +97,7 @@ def _parsed(url: str) -> tuple[list[tuple[str, int]], str, dict[str, Any]]:
         options.pop(name, None)
     if options.pop("connection_class", None) is SSLConnection:
         options["ssl"] = True
-    return hosts, service, options
+    return ServerAddress(hosts, service, options)
 
 
 def _options(url: str) -> dict[str, Any]:
