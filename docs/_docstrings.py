@@ -1,23 +1,29 @@
-"""Used by `make docs`: examples in docstrings (`>>>`) become code blocks, without the marks that keep doctest away."""
+"""Used by `make docs`: examples (`>>>`) in docstrings become code blocks, aligned columns become lists."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import griffe
 
+_ROW = re.compile(r"(\w[\w, .]*?) {2,}(\S.*)")
 
-class Examples(griffe.Extension):
+
+class PlainDocstrings(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring is not None:
-            obj.docstring.value = fenced(obj.docstring.value)
+            obj.docstring.value = "\n\n".join(map(_paragraph, obj.docstring.value.split("\n\n")))
 
 
-def fenced(text: str) -> str:
-    """Turns paragraphs that start with a prompt into fenced blocks. Examples under a heading are left alone."""
-    paragraphs = text.split("\n\n")
-    for number, paragraph in enumerate(paragraphs):
-        if paragraph.startswith(">>>"):
-            code = "\n".join(line.split("  # doctest:")[0] for line in paragraph.splitlines())
-            paragraphs[number] = f"```pycon\n{code}\n```"
-    return "\n\n".join(paragraphs)
+def _paragraph(text: str) -> str:
+    """Leaves the sections that griffe knows (`Args:`, `Examples:`) alone: their lines are indented."""
+    lines = text.splitlines()
+    if text.startswith(">>>"):
+        return "\n".join(["```pycon", *(line.split("  # doctest:")[0] for line in lines), "```"])
+    if lines and _ROW.fullmatch(lines[0]) and all(_ROW.fullmatch(line) or line.startswith("   ") for line in lines):
+        rows = (_ROW.fullmatch(line) for line in lines)
+        return "\n".join(
+            f"- `{row[1]}`: {row[2]}" if row else f"  {line.strip()}" for row, line in zip(rows, lines, strict=True)
+        )
+    return text
