@@ -382,7 +382,8 @@ def open_engine(url: str) -> Engine:
     if parsed.drivername == "postgresql":
         parsed = parsed.set(drivername="postgresql+psycopg")
     if parsed.get_backend_name() != "sqlite":
-        return sa.create_engine(parsed, pool_pre_ping=True)
+        with needs_extra("sql", "A queue in PostgreSQL"):
+            return sa.create_engine(parsed, pool_pre_ping=True)
     engine = sa.create_engine(parsed, connect_args={"timeout": 30})
 
     @sa.event.listens_for(engine, "connect")

@@ -16,9 +16,14 @@ from ragfence.core.canonical import canonical_payload, parse_json
 from ragfence.core.hashing import digest
 from ragfence.core.operations import Operation
 from ragfence.errors import RagfenceError, ValidationError, WebhookUnverified
-from ragfence.webhooks.signatures import Delivery, Hmac, Scheme, Verified
-from ragfence.webhooks.signatures import StandardWebhooks as StandardSignature
-from ragfence.webhooks.signatures import Stripe as StripeSignature
+from ragfence.webhooks.signatures import (
+    Delivery,
+    HmacSignature,
+    Scheme,
+    SignedDelivery,
+    StandardSignature,
+    StripeSignature,
+)
 
 MAX_EVENTS: Final = 1_000
 """The most events that one body may hold."""
@@ -51,17 +56,17 @@ class Provider:
         event_id: Path of the id in the payload, such as `id` or `data.event.id`, if it is not in a signed header.
         type: Path of the type in the payload.
 
-    >>> Provider(Hmac("secret", header="X-Signature"), event_id="event.id", type="event.name")  # doctest: +SKIP
+    >>> Provider(HmacSignature("secret", header="X-Sign"), event_id="event.id", type="event.name")  # doctest: +SKIP
     """
 
     def __init__(self, scheme: Scheme, *, event_id: str = "", type: str = "type") -> None:
         self._scheme = scheme
         self._event_id, self._type = event_id, type
 
-    def verify(self, delivery: Delivery, now_s: float) -> Verified:
+    def verify(self, delivery: Delivery, now_s: float) -> SignedDelivery:
         return self._scheme.verify(delivery, now_s)
 
-    def events(self, name: str, delivery: Delivery, verified: Verified) -> list[WebhookEvent]:
+    def events(self, name: str, delivery: Delivery, verified: SignedDelivery) -> list[WebhookEvent]:
         """The events of a verified delivery.
 
         Raises:
@@ -84,7 +89,7 @@ class Provider:
         """
         raise WebhookUnverified("this provider sends no challenge")
 
-    def _split(self, payload: Any, delivery: Delivery, verified: Verified) -> Iterator[tuple[str, str, Any]]:
+    def _split(self, payload: Any, delivery: Delivery, verified: SignedDelivery) -> Iterator[tuple[str, str, Any]]:
         """Per event its id (empty: none), its type and its payload."""
         event_id = verified.event_id or (text_at(payload, self._event_id) if self._event_id else "")
         yield event_id, text_at(payload, self._type), payload
@@ -111,9 +116,11 @@ class GitHub(Provider):
     """
 
     def __init__(self, *secrets: str) -> None:
-        super().__init__(Hmac(*secrets, header="X-Hub-Signature-256", prefix="sha256=", id_header="X-GitHub-Delivery"))
+        super().__init__(
+            HmacSignature(*secrets, header="X-Hub-Signature-256", prefix="sha256=", id_header="X-GitHub-Delivery")
+        )
 
-    def _split(self, payload: Any, delivery: Delivery, verified: Verified) -> Iterator[tuple[str, str, Any]]:
+    def _split(self, payload: Any, delivery: Delivery, verified: SignedDelivery) -> Iterator[tuple[str, str, Any]]:
         name = delivery.header("x-github-event")
         action = text_at(payload, "action")
         yield verified.event_id, f"{name}.{action}" if action else name, payload
@@ -131,7 +138,7 @@ class Meta(Provider):
     """
 
     def __init__(self, *secrets: str, verify_token: str = "") -> None:
-        super().__init__(Hmac(*secrets, header="X-Hub-Signature-256", prefix="sha256="))
+        super().__init__(HmacSignature(*secrets, header="X-Hub-Signature-256", prefix="sha256="))
         self._verify_token = verify_token
 
     def challenge(self, query: Mapping[str, str]) -> str:
@@ -141,7 +148,7 @@ class Meta(Provider):
             raise WebhookUnverified("the challenge does not carry the verify token")
         return query.get("hub.challenge", "")[:1024]
 
-    def _split(self, payload: Any, delivery: Delivery, verified: Verified) -> Iterator[tuple[str, str, Any]]:
+    def _split(self, payload: Any, delivery: Delivery, verified: SignedDelivery) -> Iterator[tuple[str, str, Any]]:
         for entry in _members(payload, "entry"):
             entry_id = text_at(entry, "id")
             for change in _members(entry, "changes"):
@@ -171,7 +178,7 @@ class MoMo(Provider):
     def __init__(self, scheme: Scheme) -> None:
         super().__init__(scheme)
 
-    def _split(self, payload: Any, delivery: Delivery, verified: Verified) -> Iterator[tuple[str, str, Any]]:
+    def _split(self, payload: Any, delivery: Delivery, verified: SignedDelivery) -> Iterator[tuple[str, str, Any]]:
         transaction = next(filter(None, (text_at(payload, name) for name in self.TRANSACTION)), "")
         reference = next(filter(None, (text_at(payload, name) for name in self.REFERENCE)), "")
         status = (text_at(payload, "status") or text_at(payload, "resultCode")).lower()
@@ -224,7 +231,7 @@ def parse_body(delivery: Delivery) -> Any:
         ) from error
 
 
-def fallback_id(verified: Verified, payload: Any) -> str:
+def fallback_id(verified: SignedDelivery, payload: Any) -> str:
     """The id of an event without one: a digest of signature, timestamp and payload."""
     parts = (verified.signature.encode(), verified.timestamp.encode(), canonical_payload(payload))
     return "sha256:" + digest("ragfence/webhook/1", *parts).hex()

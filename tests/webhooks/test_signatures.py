@@ -13,7 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragfence.errors import PolicyError, WebhookUnverified
-from ragfence.webhooks.signatures import MAX_HEADER_BYTES, Check, Delivery, Hmac, Scheme, StandardWebhooks, Stripe
+from ragfence.webhooks.signatures import (
+    MAX_HEADER_BYTES,
+    CustomSignature,
+    Delivery,
+    HmacSignature,
+    Scheme,
+    StandardSignature,
+    StripeSignature,
+)
 
 NOW = 1_700_000_000.0
 BODY = b'{"type": "page.updated"}'
@@ -37,13 +45,13 @@ def github(secret: str, body: bytes = BODY) -> Delivery:
     return Delivery({"x-hub-signature-256": f"sha256={signature}"}, body)
 
 
-def github_scheme(*secrets: str) -> Hmac:
-    return Hmac(*secrets, header="X-Hub-Signature-256", prefix="sha256=")
+def github_scheme(*secrets: str) -> HmacSignature:
+    return HmacSignature(*secrets, header="X-Hub-Signature-256", prefix="sha256=")
 
 
 CASES: list[tuple[Scheme, Delivery]] = [
-    (StandardWebhooks(STANDARD_SECRET), standard(STANDARD_SECRET)),
-    (Stripe("whsec_s"), stripe("whsec_s")),
+    (StandardSignature(STANDARD_SECRET), standard(STANDARD_SECRET)),
+    (StripeSignature("whsec_s"), stripe("whsec_s")),
     (github_scheme("s"), github("s")),
 ]
 
@@ -102,33 +110,33 @@ def test_a_delivery_is_refused_outside_the_tolerance(at: int, age_s: int) -> Non
 def test_the_timestamp_is_part_of_what_is_signed() -> None:
     old = standard(STANDARD_SECRET, at=NOW - 900)
     with pytest.raises(WebhookUnverified):
-        StandardWebhooks(STANDARD_SECRET).verify(
+        StandardSignature(STANDARD_SECRET).verify(
             Delivery({**old.headers, "webhook-timestamp": str(int(NOW))}, old.body), NOW
         )
 
 
 def test_secrets_can_be_rotated() -> None:
     other = "whsec_" + base64.b64encode(b"another secret, as long..").decode()
-    both = StandardWebhooks(STANDARD_SECRET, other)
+    both = StandardSignature(STANDARD_SECRET, other)
     both.verify(standard(STANDARD_SECRET), NOW)
     both.verify(standard(other), NOW)
     with pytest.raises(WebhookUnverified):
-        StandardWebhooks(other).verify(standard(STANDARD_SECRET), NOW)
-    Stripe("new", "old").verify(stripe("old"), NOW)
+        StandardSignature(other).verify(standard(STANDARD_SECRET), NOW)
+    StripeSignature("new", "old").verify(stripe("old"), NOW)
     github_scheme("new", "old").verify(github("old"), NOW)
 
 
 def test_a_sender_that_rotates_signs_with_both_secrets() -> None:
     first, second = standard(STANDARD_SECRET), standard("whsec_" + base64.b64encode(b"x" * 24).decode())
     header = f"{second.headers['webhook-signature']} {first.headers['webhook-signature']}"
-    StandardWebhooks(STANDARD_SECRET).verify(Delivery({**first.headers, "webhook-signature": header}, BODY), NOW)
+    StandardSignature(STANDARD_SECRET).verify(Delivery({**first.headers, "webhook-signature": header}, BODY), NOW)
 
 
 def test_the_library_of_standard_webhooks_accepts_and_makes_the_same_signatures() -> None:
     at = time.time()
     delivery = standard(STANDARD_SECRET, at=at)
     assert standardwebhooks.Webhook(STANDARD_SECRET).verify(delivery.body, dict(delivery.headers)) is not None
-    assert StandardWebhooks(STANDARD_SECRET).verify(delivery, at).event_id == "msg_1"
+    assert StandardSignature(STANDARD_SECRET).verify(delivery, at).event_id == "msg_1"
 
 
 def test_the_vector_of_githubs_documentation_is_accepted() -> None:
@@ -139,7 +147,7 @@ def test_the_vector_of_githubs_documentation_is_accepted() -> None:
 
 @pytest.mark.parametrize(("algorithm", "encoding"), [("sha1", "hex"), ("sha256", "base64"), ("sha512", "base64")])
 def test_a_plain_hmac_signs_what_the_provider_signs(algorithm: str, encoding: str) -> None:
-    scheme = Hmac(
+    scheme = HmacSignature(
         "s",
         header="X-Sig",
         algorithm=algorithm,  # type: ignore[arg-type]  # parametrised
@@ -157,23 +165,23 @@ def test_a_plain_hmac_signs_what_the_provider_signs(algorithm: str, encoding: st
 
 
 def test_a_check_of_ones_own_has_to_say_true() -> None:
-    Check(lambda headers, body: headers["x-token"] == "t").verify(Delivery({"x-token": "t"}, BODY), NOW)
+    CustomSignature(lambda headers, body: headers["x-token"] == "t").verify(Delivery({"x-token": "t"}, BODY), NOW)
     with pytest.raises(WebhookUnverified):
-        Check(lambda headers, body: "yes").verify(Delivery({}, BODY), NOW)  # type: ignore[arg-type, return-value]
+        CustomSignature(lambda headers, body: "yes").verify(Delivery({}, BODY), NOW)  # type: ignore[arg-type, return-value]
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: StandardWebhooks(),
-        lambda: StandardWebhooks("whsec_"),
-        lambda: StandardWebhooks("whsec_***"),
-        lambda: Stripe(""),
-        lambda: Hmac("s", "", header="X"),
-        lambda: Hmac("s", header="X", signed="{timestamp}.{body}"),
-        lambda: Hmac("s", header="X", timestamp_header="T"),
-        lambda: Hmac("s", header="X", signed="{id}{body}"),
-        lambda: Hmac("s", header="X", signed="nothing"),
+        lambda: StandardSignature(),
+        lambda: StandardSignature("whsec_"),
+        lambda: StandardSignature("whsec_***"),
+        lambda: StripeSignature(""),
+        lambda: HmacSignature("s", "", header="X"),
+        lambda: HmacSignature("s", header="X", signed="{timestamp}.{body}"),
+        lambda: HmacSignature("s", header="X", timestamp_header="T"),
+        lambda: HmacSignature("s", header="X", signed="{id}{body}"),
+        lambda: HmacSignature("s", header="X", signed="nothing"),
     ],
 )
 def test_a_scheme_that_would_accept_what_anybody_signs_is_refused(make: object) -> None:

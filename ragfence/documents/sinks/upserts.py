@@ -186,7 +186,7 @@ class NewSegment(NamedTuple):
     snippet_ids: Sequence[bytes]
 
 
-class UnfinishedBatch(NamedTuple):
+class UnsinkedBatch(NamedTuple):
     """A batch that was to give these to the sink and did not finish: what it embedded may stand beside its address."""
 
     address: Address
@@ -202,7 +202,7 @@ class VectorRequest(NamedTuple):
     new: NewSegment | None
     number: int
     """of the page, from 1"""
-    unfinished: Sequence[UnfinishedBatch] = ()
+    unfinished: Sequence[UnsinkedBatch] = ()
     """batches that may have embedded some of them"""
 
 
@@ -229,7 +229,7 @@ class Upserts:
         """`open_vectors` is called when the first snippet is on its way: it may load a model."""
         self._sink = sink
         self._open_vectors = open_vectors
-        self._unfinished: tuple[UnfinishedBatch, ...] = ()
+        self._unfinished: tuple[UnsinkedBatch, ...] = ()
 
     @property
     def recipient(self) -> str:
@@ -262,7 +262,7 @@ class Upserts:
         """A batch did not finish. Whoever sends its documents again need not embed them again."""
         if self._open_vectors is not None and snippet_ids:
             others = [each for each in self._unfinished if each.address != address]
-            self._unfinished = (*others, UnfinishedBatch(address, frozenset(map(bytes.fromhex, snippet_ids))))[
+            self._unfinished = (*others, UnsinkedBatch(address, frozenset(map(bytes.fromhex, snippet_ids))))[
                 -REMEMBERED:
             ]
 
