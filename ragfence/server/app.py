@@ -209,7 +209,7 @@ def create_app(
         max_batch_bytes=http.max_batch_bytes,
         body_timeout_s=http.body_grace_s,
         min_rate=http.min_body_rate,
-        beside=sessions.abandoned,
+        abandoned=sessions.abandoned,
     )
     app.front = EdgeMiddleware(shedding, local_only=insecure_dev)
     _answer_errors(app)

@@ -1,11 +1,11 @@
-"""The edge of the server: what holds for every request and every response, whatever the route. Pure ASGI, outermost.
+"""The outermost layer of the server: rules for every request and every response, whatever the route. Pure ASGI.
 
 - An address has one reading: a path or query whose percent-encoding is malformed, or is not UTF-8, is refused (400). A
-  lenient reading would make one doc_id, or one source_id, of two different addresses.
-- Without API keys (`insecure_dev`) only this machine is served, and no website through its browser: `Host` must name
+  lenient reading would give two different addresses the same doc_id or source_id.
+- Without API keys (`insecure_dev`) only this machine is served, and no website in its browser: `Host` must name
   loopback (a DNS name that was rebound to 127.0.0.1 does not), and `Origin` must be the server itself.
-- HEAD is GET without its body, on every address that takes GET.
-- No response may be stored by a cache, or be taken for another type than its own.
+- HEAD is GET without its body, on every address that accepts GET.
+- No response may be cached, or be interpreted as a type other than its own.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ragfence.server.asgi import App, Message, Receive, Scope, Send, send_answer
 from ragfence.wire.problems import Problem, refusal
 
 ALWAYS_SENT: Final = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
-"""with every response that does not have a header of that name"""
+"""Added to every response that has no header of that name."""
 _HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9.-]+))(?::[0-9]+)?")
 _MALFORMED: Final = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 
 
 class EdgeMiddleware:
-    """`local_only`: refuse what a browser sends for another site."""
+    """`local_only`: refuses requests from other machines and from websites."""
 
     def __init__(self, app: App, *, local_only: bool = False) -> None:
         self._app = app
@@ -38,7 +38,7 @@ class EdgeMiddleware:
             answer = problem.answer({"connection": "close"})
             await send_answer(_without_body(send) if scope["method"] == "HEAD" else send, answer)
         elif scope["method"] == "HEAD":
-            # In a copy: the server has to know that it was HEAD, to frame the response.
+            # In a copy: the server has to know that the method was HEAD, to frame the response.
             await self._app({**scope, "method": "GET"}, receive, _with_headers(_without_body(send)))
         else:
             await self._app(scope, receive, _with_headers(send))
@@ -47,13 +47,13 @@ class EdgeMiddleware:
         if not _is_readable(scope.get("raw_path")):
             return refusal("VALIDATION.path", "the path is not percent-encoded UTF-8")
         if not _is_readable(scope.get("query_string")):
-            hint = "percent-encode what follows the ? as UTF-8; % itself is %25"
+            hint = "percent-encode the query as UTF-8; % itself is %25"
             return refusal("VALIDATION.path", "the query is not percent-encoded UTF-8", hint=hint)
         return _foreign(scope) if self._local_only else None
 
 
 def _foreign(scope: Scope) -> Problem | None:
-    """Why a request does not come from this machine's own programs; None if it does."""
+    """Returns why a request may not come from a program on this machine; None if it does."""
     hosts = [value.decode("latin-1") for name, value in scope["headers"] if name.lower() == b"host"]
     named = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
     if named is None or not is_loopback(named[1] or named[2]):
@@ -77,7 +77,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _is_readable(raw: bytes | None) -> bool:
-    """Whether the path or query as it was sent says which text it means. A server need not tell: then nobody knows."""
+    """Returns whether a raw path or query is percent-encoded UTF-8. Servers need not pass it: None is accepted."""
     if raw is None or (b"%" not in raw and raw.isascii()):
         return True
     if _MALFORMED.search(raw) is not None:

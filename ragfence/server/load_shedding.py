@@ -1,15 +1,15 @@
-"""Backpressure: what a process takes on at once, and how long it waits for slow clients. Pure ASGI, outermost of all.
+"""Backpressure: how many requests a process accepts at a time, and how long it waits for slow clients. Pure ASGI.
 
-- At most `max_concurrent` requests are under way. New writes are refused (503, before their body is read) from
-  `high_watermark` of that on, so there is room left for reads: who asks how far their work is needs no new work.
-- A request whose body is still arriving is not under way: it is counted apart, and limited by `shares`.
-- A body is refused by its Content-Length (413), or as soon as more has arrived than is taken.
-- A body has `body_timeout_s`, and a second more for every `min_rate` bytes that came (408). The application's own time
-  is not counted.
-- `/healthz`, `/readyz` and `/metrics` are answered however much there is to do.
+- At most `max_concurrent` requests are in progress. From `high_watermark` of that on, new writes are refused (503,
+  before their body is read), which leaves room for reads: clients can still query the state of their work.
+- A request whose body is still arriving is not in progress: it is counted separately, and limited by `fair_shares`.
+- A body is refused by its Content-Length (413), or as soon as more bytes have arrived than are accepted.
+- A body has `body_timeout_s`, and one second more for every `min_rate` bytes that arrived (408). The time of the
+  application does not count.
+- `/healthz`, `/readyz` and `/metrics` are always answered.
 
-Headers that never come, and clients that do not read their answers, are the business of `serving`: no application can
-see them. A fair share for every tenant comes from `shares`, and a limit over time from `quotas`.
+Headers that never arrive, and clients that do not read their answers, are handled by `connections`: an application
+cannot see them. Fair shares for tenants are in `fair_shares`, limits over time in `quotas`.
 """
 
 from __future__ import annotations
@@ -30,24 +30,31 @@ ALWAYS: Final = ("/healthz", "/readyz", "/metrics")
 BATCHES: Final = ("/v1/documents:batch",)
 READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 STOPPING: Final = "ragfence.stopping"
-"""in the state of the lifespan: set by the server when it is told to stop"""
+"""In the state of the lifespan: set by the server when it stops."""
 EXCHANGE: Final = "ragfence.exchange"
-"""in the state of a request: the `BoundedExchange`, by which what stands inside can refuse it"""
+"""In the state of a request: its `BoundedExchange`, by which inner layers can refuse it."""
 LINGER_S: Final = 2.0
 LINGER_BYTES: Final = 8 << 20
 SMALL_BODY: Final = 16 << 10
-"""is thrown away by the server without anybody noticing; for a larger one the connection is closed"""
+"""A body of this size is discarded by the server; for a larger one the connection is closed."""
 
 
 class LoadShedding:
-    """
-    app              what is protected
-    max_concurrent   requests under way in this process, at most
-    high_watermark   the share of them from which on writes are refused
-    max_body_bytes   of a request; `max_batch_bytes` of one to `batches`
-    body_timeout_s   for the first byte of a body as for its last, and a second more for every `min_rate` bytes
-    max_headers      of a request, and `max_header_bytes` of all of them with the address
-    beside           how much is under way that no request waits for any more
+    """Protects an application from more work than it can do.
+
+    Args:
+        app: The application.
+        max_concurrent: Largest number of requests in progress in this process.
+        high_watermark: Share of that number from which on writes are refused.
+        max_body_bytes: Largest body of a request.
+        max_batch_bytes: Largest body of a request to one of `batches`.
+        body_timeout_s: Time for a body; one second more for every `min_rate` bytes.
+        min_rate: Bytes per second.
+        max_headers: Largest number of headers.
+        max_header_bytes: Largest size of all headers and the address.
+        batches: Paths with larger bodies.
+        always: Paths that are always answered.
+        abandoned: Returns the number of requests in progress that no client waits for.
     """
 
     def __init__(
@@ -64,7 +71,7 @@ class LoadShedding:
         max_header_bytes: int = 32 << 10,
         batches: Iterable[str] = BATCHES,
         always: Iterable[str] = ALWAYS,
-        beside: Callable[[], int] = lambda: 0,
+        abandoned: Callable[[], int] = lambda: 0,
     ) -> None:
         self._app = app
         self._most = max_concurrent
@@ -77,18 +84,18 @@ class LoadShedding:
         self._max_header_bytes = max_header_bytes
         self._batches = frozenset(batches)
         self._always = frozenset(always)
-        self._beside = beside
+        self._abandoned = abandoned
         self._state: dict[str, Any] = {}
-        self.underway = 0
-        """requests that are being answered right now"""
+        self.in_progress = 0
+        """Requests in progress."""
         self.arriving = 0
-        """requests whose body is still arriving"""
+        """Requests whose body is still arriving."""
         self.shed = 0
-        """requests that were refused because there was too much to do, so far"""
+        """Requests refused so far because the server was overloaded."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            self._state = scope.get("state", self._state)  # the server's own, which it changes later on
+            self._state = scope.get("state", self._state)  # of the server, which changes it later
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -103,16 +110,16 @@ class LoadShedding:
         if (problem := self._refusal(scope, limit)) is not None:
             await _refuse(problem, scope, receive, send)
             return
-        await self._performed(scope, receive, send, limit)
+        await self._execute(scope, receive, send, limit)
 
     def _refusal(self, scope: Scope, limit: int) -> Problem | None:
-        """By what is known before the body has come."""
+        """Returns why the request is refused before its body has arrived, if it is."""
         headers = scope["headers"]
         size = sum(len(name) + len(value) for name, value in headers)
         size += len(scope.get("raw_path") or b"") + len(scope.get("query_string", b""))
         if len(headers) > self._max_headers or size > self._max_header_bytes:
             return headers_too_large(
-                f"at most {self._max_headers} headers, of {self._max_header_bytes:,} bytes with the address, are taken"
+                f"at most {self._max_headers} headers, {self._max_header_bytes:,} bytes with the address, are accepted"
             )
         length = body_length(scope)
         if length is not None and length > limit:
@@ -121,29 +128,29 @@ class LoadShedding:
 
     def _overload(self, scope: Scope) -> Problem | None:
         most = self._most if scope["method"] in READS else self._most_writes
-        if self.underway + self._beside() < most:
+        if self.in_progress + self._abandoned() < most:
             return None
         self.shed += 1
-        # Spread, or all who were refused together come back together.
+        # Random, or clients that were refused together return together.
         return refusal("DEPENDENCY.overloaded", retry_after=random.randint(1, 4))
 
-    async def _performed(self, scope: Scope, receive: Receive, send: Send, limit: int) -> None:
+    async def _execute(self, scope: Scope, receive: Receive, send: Send, limit: int) -> None:
         exchange = BoundedExchange(receive, send, limit=limit, timeout_s=self._body_timeout_s, min_rate=self._min_rate)
-        arrives = body_length(scope) != 0
+        is_arriving = body_length(scope) != 0
 
         def count(amount: int) -> None:
-            if arrives:
+            if is_arriving:
                 self.arriving += amount
             else:
-                self.underway += amount
+                self.in_progress += amount
 
         def arrived() -> Problem | None:
-            nonlocal arrives
-            if arrives:
+            nonlocal is_arriving
+            if is_arriving:
                 if (problem := self._overload(scope)) is not None:
                     return problem
                 count(-1)
-                arrives = False
+                is_arriving = False
                 count(1)
             return None
 
@@ -153,25 +160,25 @@ class LoadShedding:
         try:
             await self._app(scope, exchange.receive, exchange.send)
         except asyncio.CancelledError:
-            # Work that did not end within the grace of a shutdown: its key was given back.
-            if exchange.started or not self._state.get(STOPPING):
+            # Work that did not end within the grace period of a shutdown: its key was released.
+            if exchange.is_started or not self._state.get(STOPPING):
                 raise
             await send_answer(send, _stopping().answer({"connection": "close"}))
         except Exception:
-            if not exchange.cut_off:  # else it only did not expect to lose its client
-                if not exchange.started:  # what stands before the routes has failed, and is told as one of them would
+            if not exchange.is_cut_off:  # otherwise the application only did not expect to lose its client
+                if not exchange.is_started:  # a layer outside of the routes has failed
                     await send_answer(send, unexpected(headers_from(scope["headers"])))
                 raise
         finally:
             count(-1)
-        if exchange.problem is not None and not exchange.started:
+        if exchange.problem is not None and not exchange.is_started:
             await _refuse(exchange.problem, scope, receive, send)
 
 
 class BoundedExchange:
     """One request and its answer, with a body that is counted and timed.
 
-    An application whose body is refused is told that its client has gone, and what it answers to that is not sent.
+    An application whose body is refused sees that its client disconnects, and its answer is not sent.
     """
 
     def __init__(self, receive: Receive, send: Send, *, limit: int, timeout_s: float, min_rate: int) -> None:
@@ -182,19 +189,19 @@ class BoundedExchange:
         self._min_rate = min_rate
         self._size = 0
         self._waited_s = 0.0
-        self._whole = False
+        self._is_complete = False
         self.arrived: Callable[[], Problem | None] = lambda: None
-        """is told that the body is whole, and may refuse it"""
-        self.started = False
-        """an answer is on its way"""
+        """Called when the body is complete; may refuse the request."""
+        self.is_started = False
+        """Whether an answer is being sent."""
         self.problem: Problem | None = None
-        self.cut_off = False
-        """the application was told that its client had gone, before it had the whole body"""
+        self.is_cut_off = False
+        """Whether the application was told that its client had disconnected before the body was complete."""
 
     async def receive(self) -> Message:
         if self.problem is not None:
             return {"type": "http.disconnect"}
-        if self._whole:
+        if self._is_complete:
             return await self._receive()
         began = time.monotonic()
         left_s = self._timeout_s + self._size / self._min_rate - self._waited_s
@@ -205,38 +212,38 @@ class BoundedExchange:
             return self.refuse(
                 refusal(
                     "VALIDATION.slow_client",
-                    f"{self._size:,} bytes of the body came, too slowly: {self._timeout_s:g} s are given, and one more "
-                    f"for every {self._min_rate:,} bytes",
+                    f"only {self._size:,} bytes of the body arrived in {self._timeout_s:g} s, plus 1 s for every "
+                    f"{self._min_rate:,} bytes",
                 )
             )
         self._waited_s += time.monotonic() - began
         if message["type"] == "http.request":
             self._size += len(message.get("body", b""))
-            self._whole = not message.get("more_body", False)
+            self._is_complete = not message.get("more_body", False)
             if self._size > self._limit:
                 return self.refuse(_too_large(self._limit))
-            if self._whole and (problem := self.arrived()) is not None:
+            if self._is_complete and (problem := self.arrived()) is not None:
                 return self.refuse(problem)
         else:
-            self.cut_off = True
+            self.is_cut_off = True
         return message
 
     def refuse(self, problem: Problem) -> Message:
-        """Answers the request with this problem, whatever the application does from now on."""
-        self.problem, self.cut_off = problem, True
+        """Answers the request with this problem, whatever the application does after this."""
+        self.problem, self.is_cut_off = problem, True
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        if self.problem is None or self.started:
-            self.started = True
+        if self.problem is None or self.is_started:
+            self.is_started = True
             await self._send(message)
 
 
 async def _refuse(problem: Problem, scope: Scope, receive: Receive, send: Send) -> None:
-    """Without reading the body; but a client that is still sending it must get to see the answer.
+    """Answers without reading the body, in a way that a client which is still sending it sees the answer.
 
-    A connection that is closed with unread bytes is reset, and the answer may be lost with it. So the end of the answer
-    is held back while the client notices, for a moment.
+    A connection that is closed with unread bytes is reset, and the answer may be lost. So the end of the answer is held
+    back for a moment, while the client notices.
     """
     length = body_length(scope)
     if length is not None and length <= SMALL_BODY:
@@ -244,12 +251,12 @@ async def _refuse(problem: Problem, scope: Scope, receive: Receive, send: Send) 
         return
     answer = problem.answer({"connection": "close"})
     await send_answer(send, Answer(answer.status, answer.headers, answer.body, complete=False))
-    thrown_away = 0
+    discarded = 0
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LINGER_S):
-            while thrown_away < LINGER_BYTES:
+            while discarded < LINGER_BYTES:
                 message = await receive()
-                thrown_away += len(message.get("body", b""))
+                discarded += len(message.get("body", b""))
                 if message["type"] != "http.request" or not message.get("more_body", False):
                     break
     await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -260,20 +267,20 @@ def headers_too_large(detail: str) -> Problem:
 
 
 def _too_large(limit: int) -> Problem:
-    return refusal("VALIDATION.body_too_large", f"at most {limit:,} bytes are taken")
+    return refusal("VALIDATION.body_too_large", f"at most {limit:,} bytes are accepted")
 
 
 def _stopping() -> Problem:
     return refusal(
         "DEPENDENCY.overloaded",
-        "this server is being stopped",
-        hint="send the same request again, with the same key: another server takes it, or this one when it is back",
+        "this server is stopping",
+        hint="send the same request again, with the same key: another server accepts it, or this one after its restart",
         retry_after=random.randint(1, 4),
     )
 
 
 def body_length(scope: Scope) -> int | None:
-    """Of the body; None if nobody knows. The server has seen to it that the header is a number."""
+    """Returns the length of the body, or None if it is unknown. The server has checked that the header is a number."""
     length = b"0"
     for name, value in scope["headers"]:
         if name == b"transfer-encoding":

@@ -30,7 +30,7 @@ from ragfence._extras import needs_extra
 from ragfence.core.settings import Settings, repr_without_passwords
 from ragfence.errors import RagfenceError, ValidationError
 from ragfence.server.asgi import App
-from ragfence.server.connections import Addresses, ConnectionLimits, quickest
+from ragfence.server.connections import Addresses, ConnectionLimits, fastest_protocol
 from ragfence.server.edge import is_loopback
 from ragfence.server.load_shedding import STOPPING
 
@@ -180,7 +180,7 @@ class _Config(uvicorn.Config):
             factory=isinstance(app, str),
             host=serving.host,
             port=serving.port,
-            http=quickest(),
+            http=fastest_protocol(),
             ws="none",
             lifespan="on",
             log_config=None,
@@ -195,7 +195,9 @@ class _Config(uvicorn.Config):
         )
         self.serving = serving
         limits = serving.connections
-        self.addresses = Addresses(most=limits.most, max_held_bytes=limits.max_held_bytes, share=limits.address_share)
+        self.addresses = Addresses(
+            max_connections=limits.max_connections, max_held_bytes=limits.max_held_bytes, share=limits.address_share
+        )
 
     def load(self) -> None:
         try:

@@ -168,7 +168,7 @@ MUTANTS = [
     Mutant(
         "a tenant may hold all of the server",
         "ragfence/server/fair_shares.py",
-        "if held >= self._share * (self._most - self._total) or self._total + amount > self._most:",
+        "if used >= self._share * (self._most - self._total) or self._total + amount > self._most:",
         "if self._total + amount > self._most:",
         (*FAIRNESS, "-k", "TestShares"),
     ),
@@ -182,8 +182,8 @@ MUTANTS = [
     Mutant(
         "builds have no limit per tenant",
         "ragfence/server/fair_shares.py",
-        "if self._held[tenant] >= self._per_tenant or self._held.total() >= MAX_BUILDS:",
-        "if self._held.total() >= MAX_BUILDS:",
+        "if self._used[tenant] >= self._per_tenant or self._used.total() >= MAX_BUILDS:",
+        "if self._used.total() >= MAX_BUILDS:",
         (*FAIRNESS, "-k", "builds_of_one_tenant"),
     ),
     Mutant(

@@ -394,4 +394,4 @@ class TestShares:
         assert not fair_shares.take("c")
         fair_shares.give("a")
         assert fair_shares.take("c")
-        assert fair_shares.held("a") == 0
+        assert fair_shares.used("a") == 0

@@ -174,16 +174,16 @@ def test_writes_are_shed_at_the_high_watermark_and_reads_at_the_limit(site: Site
         assert asked(port, head("GET", "/slow"))[0] == 503
         for path in ("/healthz", "/readyz", "/metrics"):
             assert asked(port, head("GET", path))[0] == 200
-        assert (app.underway, app.shed) == (4, 2)
+        assert (app.in_progress, app.shed) == (4, 2)
         site.may_go_on.set()
         assert [answer(connection)[0] for connection in waiting] == [200] * 4
-        wait_until(lambda: app.underway == 0, "all are done")
+        wait_until(lambda: app.in_progress == 0, "all are done")
         assert asked(port, head("POST", "/slow", "Content-Length: 0"))[0] == 200
 
 
 def test_work_that_nobody_waits_for_counts_as_well(site: Site) -> None:
     left_behind = [2]
-    app = LoadShedding(site.app, max_concurrent=4, high_watermark=0.5, beside=lambda: left_behind[0])
+    app = LoadShedding(site.app, max_concurrent=4, high_watermark=0.5, abandoned=lambda: left_behind[0])
     with served(app) as port:
         assert asked(port, head("POST", "/take", "Content-Length: 0"))[0] == 503
         assert asked(port, head("GET", "/fine"))[0] == 200
@@ -192,7 +192,7 @@ def test_work_that_nobody_waits_for_counts_as_well(site: Site) -> None:
 
 
 def test_what_is_shed_is_refused_before_its_body_has_come(site: Site, protocol: Any) -> None:
-    app = LoadShedding(site.app, max_concurrent=1, beside=lambda: 1)
+    app = LoadShedding(site.app, max_concurrent=1, abandoned=lambda: 1)
     with served(app, protocol) as port, connected(port) as connection:
         connection.sendall(head("POST", "/take", "Content-Length: 1000000", "Expect: 100-continue"))
         status, headers, _ = answer(connection)
@@ -237,7 +237,7 @@ def test_a_body_that_does_not_come_is_given_up(site: Site, protocol: Any) -> Non
         status, _, body = answer(connection)
         assert (status, code(body)) == (408, "VALIDATION.slow_client")
         assert asked(port, head("GET", "/fine"))[0] == 200
-        assert app.underway == 0
+        assert app.in_progress == 0
     assert site.bodies == []
 
 
@@ -322,7 +322,7 @@ def test_a_client_that_does_not_read_is_given_up(site: Site, protocol: Any) -> N
     with served(app, protocol, send_timeout_s=0.3) as port, connected(port) as connection:
         connection.sendall(head("GET", "/large"))
         wait_until(lambda: site.begun == 1, "the answer is on its way")
-        wait_until(lambda: site.begun == 0 and app.underway == 0, "it was given up")
+        wait_until(lambda: site.begun == 0 and app.in_progress == 0, "it was given up")
 
 
 def test_a_client_that_reads_slowly_gets_everything(site: Site, protocol: Any) -> None:
@@ -336,7 +336,7 @@ def test_a_client_that_reads_slowly_gets_everything(site: Site, protocol: Any) -
 
 
 def test_there_are_so_many_connections_and_no_more(site: Site, protocol: Any) -> None:
-    with served(site.app, protocol, most=3, address_share=3) as port, ExitStack() as stack:
+    with served(site.app, protocol, max_connections=3, address_share=3) as port, ExitStack() as stack:
         for _ in range(3):
             stack.enter_context(connected(port)).sendall(head("GET", "/slow"))
         wait_until(lambda: site.begun == 3, "three requests are under way")
@@ -350,7 +350,7 @@ HOSTILE = "127.0.0.66"
 
 
 def test_idle_connections_of_one_address_leave_room_for_others(site: Site, protocol: Any) -> None:
-    with served(site.app, protocol, most=20, header_timeout_s=600) as port, ExitStack() as stack:
+    with served(site.app, protocol, max_connections=20, header_timeout_s=600) as port, ExitStack() as stack:
         idle = [stack.enter_context(connected(port, HOSTILE)) for _ in range(40)]
         for _ in range(5):
             other = stack.enter_context(connected(port))
@@ -363,7 +363,7 @@ def test_idle_connections_of_one_address_leave_room_for_others(site: Site, proto
 
 
 def test_an_address_with_its_share_of_connections_in_use_gets_no_more(site: Site, protocol: Any) -> None:
-    with served(site.app, protocol, most=20) as port, ExitStack() as stack:
+    with served(site.app, protocol, max_connections=20) as port, ExitStack() as stack:
         busy = [stack.enter_context(connected(port, HOSTILE)) for _ in range(10)]
         for connection in busy:
             connection.sendall(head("GET", "/slow"))
@@ -473,7 +473,7 @@ def test_a_server_that_stops_is_not_ready_and_tells_cancelled_requests_to_come_b
         state[STOPPING] = True
         await shedding(scope | {"path": "/"}, receive, send)
         await shedding(scope | {"path": "/readyz"}, receive, send)
-        assert shedding.underway == 0
+        assert shedding.in_progress == 0
         return told
 
     told = asyncio.run(story())

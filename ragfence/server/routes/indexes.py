@@ -67,10 +67,10 @@ async def post_build(request: Request) -> Response:
             raise pool.refusal()
 
     async def work() -> Answer:
-        own = place if place is not None and not place.over else pool.reserve(tenant)
+        own = place if place is not None and not place.has_ended else pool.reserve(tenant)
         if own is None:
             raise pool.refusal()
-        own.running = True
+        own.is_running = True
         try:
             build = await pool.run(session.fence.indexes.build, spec)
         finally:
@@ -83,7 +83,7 @@ async def post_build(request: Request) -> Response:
     try:
         return await execute_write(request, work, body)
     finally:
-        if place is not None and not place.running:
+        if place is not None and not place.is_running:
             place.end()
 
 
