@@ -180,10 +180,10 @@ def revoke(
     as_json: Json = False,
 ) -> None:
     """Revokes an API key for good."""
-    from ragfence.server.apikeys import FRESH_S, parsed
+    from ragfence.server.apikeys import FRESH_S, parse_token
 
     place, key_id = StoreOptions(store, objects, tenant), key
-    if (token := parsed(key)) is not None:
+    if (token := parse_token(key)) is not None:
         if token.tenant != place.tenant_name:
             raise ValidationError(
                 f"this is a token of tenant {token.tenant!r}, not of {place.tenant_name!r}",

@@ -1,21 +1,21 @@
-"""API keys: who may ask, for which tenant, and for what.
+"""API keys: who may send requests, for which tenant, with which scopes.
 
     <tenant>/apikeys/<key_id>/made      role or scopes, principal and the digest of the secret; never the secret
-    <tenant>/apikeys/<key_id>/revoked   it answers no more
-    <tenant>/apikeys/<key_id>/used/...  when it was last used, see `key_log`
+    <tenant>/apikeys/<key_id>/revoked   the key is not accepted any more
+    <tenant>/apikeys/<key_id>/used/...  when the key was last used, see `key_log`
 
-The first two are create-only, so a key never changes and a revoked one never comes back. The token is shown once:
+The first two are create-only, so a key never changes and a revoked key stays revoked. The token is shown once:
 
     rf_<tenant>_<key_id>_<secret><checksum>
 
-each part in lower-case base32 (RFC 4648, no padding), which has no `_`. The tenant in it finds the key without a
-registry; the checksum (CRC-32 of all before it) lets a scanner tell a leaked token from a look-alike, and refuses what
-was mistyped before any store is asked.
+each part in lower-case base32 (RFC 4648, no padding), which has no `_`. With the tenant in the token, a key is found
+without a registry. With the checksum (CRC-32 of everything before it), a scanner can recognise a leaked token, and a
+mistyped token is refused without reading a store.
 
-`ApiKeys` asks the object store every time. `CachedKeys` stands before it in a server: it knows no key for longer than
-`fresh_s` without asking again, so a revoked or expired key is refused at the latest then. It never stretches that
-while the store is away: who cannot be checked is not let in. That a key does not exist is believed for `absent_s`, so
-a key that is created meanwhile works at the latest then.
+`ApiKeys` reads the object store every time. `CachedKeys` is its cache in a server: it keeps a key for `fresh_s`, so a
+revoked or expired key is refused at the latest then. That does not change while the store is unavailable: a key that
+cannot be checked is refused. That a key does not exist is cached for `absent_s`, so a key that is created meanwhile is
+accepted at the latest then.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ KEY_ID_BYTES = 10
 MAX_NOTE_BYTES = 200
 MAX_PRINCIPAL_BYTES = 128
 FRESH_S = 10.0
-"""for so long a server believes what it knows of a key"""
+"""How long a server keeps a key in its cache."""
 ABSENT_S = 2.0
-"""for so long a server believes that a key does not exist"""
+"""How long a server keeps in its cache that a key does not exist."""
 
 MAX_TOKEN_CHARACTERS = 512
-"""a tenant of 255 bytes, the longest that can be part of an object name, makes 487"""
+"""A tenant of 255 bytes, the longest that can be part of an object name, has tokens of 487 characters."""
 _TOKEN = re.compile(r"(rf_([a-z2-7]{2,408})_([a-z2-7]{16})_([a-z2-7]{52}))([a-z2-7]{7})")
 _KEY_ID = re.compile(r"[a-z2-7]{16}")
 
 
 class ApiCaller(NamedTuple):
-    """Whom a token stands for. `principal` is the scope of Idempotency-Keys, and outlives a rotated key."""
+    """The caller that a token authenticates. `principal` is the scope of its Idempotency-Keys."""
 
     tenant: str
     principal: str
@@ -71,7 +71,7 @@ class ApiCaller(NamedTuple):
 
 
 class Denial(StrEnum):
-    """Why a token lets nobody in. The last two are said only to who holds the right secret."""
+    """Why a token is refused. The last two are reported only for tokens with the right secret."""
 
     INVALID = "invalid"
     EXPIRED = "expired"
@@ -79,12 +79,12 @@ class Denial(StrEnum):
 
 
 class ApiKey(NamedTuple):
-    """A key as it is stored: nothing in it lets anybody in."""
+    """A key as it is stored. The token cannot be computed from it."""
 
     key_id: str
     scopes: frozenset[KeyScope]
     role: Role | None
-    """None for a key that was given scopes"""
+    """None for a key with scopes of its own."""
     principal: str
     note: str
     digest: bytes
@@ -92,7 +92,7 @@ class ApiKey(NamedTuple):
     expires_ms: int | None = None
     revoked_ms: int | None = None
     used_ms: int | None = None
-    """when it was last used, to ten minutes; known to `list` only"""
+    """When it was last used, to ten minutes; only from `list`."""
 
     def state(self, now_ms: int) -> Literal["live", "expired", "revoked"]:
         if self.revoked_ms is not None:
@@ -100,14 +100,14 @@ class ApiKey(NamedTuple):
         return "expired" if self.expires_ms is not None and self.expires_ms <= now_ms else "live"
 
     def grants(self) -> str:
-        """Its role, or its scopes, for people."""
+        """Returns its role, or its scopes, as text."""
         return self.role.value if self.role is not None else " ".join(_sorted(self.scopes))
 
     def encode(self) -> bytes:
         values = self._asdict() | {"digest": self.digest.hex()}
         del values["key_id"], values["revoked_ms"], values["used_ms"]
         if self.role is not None:
-            # As every version of ragfence reads it; what a role stands for is not stored.
+            # Every version of ragfence reads this. The scopes of a role are not stored.
             del values["scopes"]
             values["version"] = 1
         else:
@@ -124,11 +124,13 @@ class ApiKey(NamedTuple):
             scopes = role.scopes if role is not None else frozenset(map(KeyScope, values.pop("scopes")))
             return cls(key_id, scopes, role, digest=stored, **values)
         except (ValueError, KeyError, TypeError) as broken:
-            raise FormatCorrupt(f"{name} is no API key: {broken!r}", hint="revoke it and create another") from broken
+            raise FormatCorrupt(
+                f"{name} is not a valid API key: {broken!r}", hint="revoke it and create another"
+            ) from broken
 
 
 class CreatedKey(NamedTuple):
-    """A new key. `token` is nowhere else, and cannot be had again."""
+    """A new key. Only here is its `token`, which cannot be recovered."""
 
     token: str
     key_id: str
@@ -138,34 +140,36 @@ class CreatedKey(NamedTuple):
     principal: str
     expires_ms: int | None
 
-    def __repr__(self) -> str:  # in a log or a traceback it would be there for good
-        return f"Made(token=<hidden>, key_id={self.key_id!r}, tenant={self.tenant!r}, scopes={_sorted(self.scopes)})"
+    def __repr__(self) -> str:  # the token must not get into logs and tracebacks
+        return (
+            f"CreatedKey(token=<hidden>, key_id={self.key_id!r}, tenant={self.tenant!r}, scopes={_sorted(self.scopes)})"
+        )
 
 
 class TokenParts(NamedTuple):
-    """What a token says of itself; whether that is true, the stored digest tells."""
+    """The parts of a token, which are not checked against the stored digest yet."""
 
     tenant: str
     key_id: str
     secret: bytes
 
 
-def parsed(token: str) -> TokenParts | None:
-    """None for whatever is no token. Every token has one spelling only."""
+def parse_token(token: str) -> TokenParts | None:
+    """Returns the parts of a token, or None if the text is not a token. A token has only one valid spelling."""
     found = _TOKEN.fullmatch(token) if len(token) <= MAX_TOKEN_CHARACTERS else None
     if found is None or not hmac.compare_digest(_checksum(found[1]), found[5]):
         return None
     try:
         tenant, secret = _unpacked(found[2]).decode(), _unpacked(found[4])
-    except ValueError:  # no base32 or no UTF-8
+    except ValueError:  # not base32, or not UTF-8
         return None
     if _packed(tenant.encode()) != found[2] or _packed(secret) != found[4]:
-        return None  # bits of the last character that stand for nothing
+        return None  # unused bits of the last character are set
     return TokenParts(tenant, found[3], secret) if is_name(f"{encoded(tenant)}/x") else None
 
 
 class ApiKeys:
-    """The keys of all tenants, in the object store. Every call is I/O."""
+    """The keys of all tenants, in the object store. Every call does I/O."""
 
     def __init__(
         self, objects: ObjectStore, *, now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
@@ -184,14 +188,20 @@ class ApiKeys:
         ttl_s: float | None = None,
         by: str = "",
     ) -> CreatedKey:
-        """A new key, with a role (`write` unless said otherwise) or with scopes.
+        """Creates a key, with a role (`write` by default) or with scopes.
 
-        Name the `principal` to let the next key take over this one's Idempotency-Keys. `by` is told in the decision
-        row: a token is handed out only once that is written.
+        Args:
+            tenant: The tenant of its requests.
+            role: A role; excludes `scopes`.
+            scopes: Scopes; excludes `role`.
+            principal: The scope of Idempotency-Keys; a key that replaces this one needs the same. Default: the key id.
+            note: A text for `list`.
+            ttl_s: Seconds until the key expires. Default: it does not expire.
+            by: Who creates it, for the decision row. The token is returned only after that is written.
         """
         tenant = checked_text("tenant", tenant)
         if not tenant or not is_name(f"{encoded(tenant)}/x"):
-            raise ValidationError(f"no object can be of tenant {tenant[:80]!r}", hint="use a shorter name, not empty")
+            raise ValidationError(f"{tenant[:80]!r} is not a valid tenant", hint="use a shorter name, not empty")
         if role is not None and scopes is not None:
             raise ValidationError("a key has a role or scopes, not both", hint="give one of them")
         if role is not None and role not in tuple(Role):
@@ -199,7 +209,9 @@ class ApiKeys:
         bundle = Role(role or Role.WRITE) if scopes is None else None
         granted = bundle.scopes if bundle is not None else scopes_named(scopes or ())
         if ttl_s is not None and not 0 < ttl_s < 10**10:
-            raise ValidationError(f"a key cannot expire after {ttl_s} s", hint="leave it out for a key without an end")
+            raise ValidationError(
+                f"a key cannot expire after {ttl_s} s", hint="leave it out for a key that does not expire"
+            )
         key_id, secret = _packed(secrets.token_bytes(KEY_ID_BYTES)), secrets.token_bytes(SECRET_BYTES)
         now_ms = self._now_ms()
         key = ApiKey(
@@ -220,28 +232,28 @@ class ApiKeys:
         )
 
     def revoke(self, tenant: str, key_id: str, *, by: str = "") -> bool:
-        """It answers no more, from now on for ever. False: somebody had revoked it already."""
+        """Revokes a key permanently. Returns False if it was revoked already."""
         if not _KEY_ID.fullmatch(key_id) or self._objects.get(_name(tenant, key_id, "made")) is None:
             raise ValidationError(
                 f"tenant {tenant!r} has no API key {key_id[:40]!r}",
-                hint="`ragfence apikeys list` names those there are",
+                hint="`ragfence apikeys list` shows the keys of a tenant",
             )
         name, now_ms = _name(tenant, key_id, "revoked"), self._now_ms()
         data = json.dumps({"version": 1, "revoked_ms": now_ms}, separators=(",", ":")).encode()
         won = self._objects.put_new(name, data).won
         if not won and (stored := self._objects.get(name)) is not None:
-            # Whoever revoked it may have been cut off before its row.
+            # The process that revoked it may have died before it wrote the row.
             now_ms = int(_read(name, stored).get("revoked_ms", now_ms))
         record_event(self._objects, tenant, key_id, "revoke", at_ms=now_ms, by=by)
         return won
 
     def list(self, tenant: str) -> builtins.list[ApiKey]:
-        """Every key a tenant ever had, also those that were revoked, the oldest first."""
+        """Returns every key that a tenant ever had, also the revoked ones, the oldest first."""
         root = f"{encoded(tenant)}/{FOLDER}/"
         names = [entry.name for entry in self._objects.list(root)]
         used = last_uses(names, root)
         found = [
-            # A use is known by the start of its period, which may be before there was the key.
+            # A use has the time at which its period began, which may be before the key was created.
             key._replace(used_ms=max(used[key_id], key.created_ms) if key_id in used else None)
             for key_id in sorted({name[len(root) :].partition("/")[0] for name in names})
             if (key := self.read(tenant, key_id)) is not None
@@ -249,14 +261,16 @@ class ApiKeys:
         return sorted(found, key=lambda key: (key.created_ms, key.key_id))
 
     def check(self, token: str) -> ApiCaller | None:
-        """Whom the token stands for; None for whatever lets nobody in. Raises only when a store does not answer."""
-        parts = parsed(token)
+        """Returns the caller of a token, or None if it is refused. Raises only if the store does not answer."""
+        parts = parse_token(token)
         found = Denial.INVALID if parts is None else self.judge(parts, self.read(parts.tenant, parts.key_id))
         return found if isinstance(found, ApiCaller) else None
 
     def judge(self, parts: TokenParts, key: ApiKey | None) -> ApiCaller | Denial:
-        """Without I/O. An unknown key id takes the way of a known one, to the same comparison: the time tells nothing
-        of the digest. That a key has ended is said only to who has its secret.
+        """Returns the caller, or why the token is refused. Does no I/O.
+
+        An unknown key id is compared like a known one, so the time says nothing about the digest. That a key has
+        expired or was revoked is reported only for tokens with the right secret.
         """
         same = hmac.compare_digest(_digest(*parts), key.digest if key is not None else _NO_DIGEST)
         if key is None or not same:
@@ -265,10 +279,10 @@ class ApiKeys:
         return ApiCaller(parts.tenant, key.principal, key.scopes, key.key_id) if state == "live" else Denial(state)
 
     def read(self, tenant: str, key_id: str) -> ApiKey | None:
-        """As it is stored, with its revocation. Always two requests, also where there is no such key."""
+        """Returns a key with its revocation. Always two requests, also if there is no such key."""
         made, revoked = _name(tenant, key_id, "made"), _name(tenant, key_id, "revoked")
         data = self._objects.get(made)
-        # Asked last, so that whoever finds nothing knows that the key was still good then; and for unknown keys, too.
+        # Read last: if there is no revocation, the key was valid at that time. Read for unknown keys, too.
         ended = self._objects.get(revoked)
         if data is None:
             return None
@@ -277,7 +291,7 @@ class ApiKeys:
 
 
 class Unknown(Enum):
-    """Neither yes nor no: nobody has asked lately."""
+    """The type of `UNKNOWN`: the cache has no answer."""
 
     UNKNOWN = "unknown"
 
@@ -286,11 +300,11 @@ UNKNOWN: Final = Unknown.UNKNOWN
 
 
 class CachedKeys:
-    """What a server knows of keys without asking. Tokens themselves are not kept: the sha256 of those let in is.
+    """The cache of a server. It does not contain tokens, only the sha256 of those that were accepted.
 
-    Keys that exist and ids that do not are kept apart, in as many places each: however many wrong tokens come, they
-    push out nobody who was let in. A wrong secret for a known id, and an id that was just looked up in vain, are
-    refused without asking the store.
+    Keys that exist and ids that do not are in separate caches of the same size: wrong tokens, however many, evict no
+    accepted one. A wrong secret for a known id, and an id that was just not found, are refused without reading the
+    store.
     """
 
     def __init__(
@@ -307,66 +321,66 @@ class CachedKeys:
         self._absent_s = absent_s
         self._clock = clock
         self._lock = threading.Lock()
-        self._let_in: LRUCache[bytes, tuple[float, ApiCaller]] = LRUCache(max_entries)
+        self._accepted: LRUCache[bytes, tuple[float, ApiCaller]] = LRUCache(max_entries)
         self._found: LRUCache[tuple[str, str], tuple[float, ApiKey]] = LRUCache(max_entries)
         self._absent: LRUCache[tuple[str, str], float] = LRUCache(max_entries)
 
     def known(self, token: str) -> ApiCaller | Denial | Literal[Unknown.UNKNOWN]:
-        """Without I/O: whom it stands for, why it is refused, or UNKNOWN if `check` has to be asked."""
+        """Returns the caller, why the token is refused, or UNKNOWN if `check` has to be called. Does no I/O."""
         if len(token) > MAX_TOKEN_CHARACTERS:
-            return Denial.INVALID  # not even hashed
+            return Denial.INVALID  # not worth a hash
         name, now = _cache_name(token), self._clock()
         with self._lock:
-            if (held := self._let_in.get(name)) is not None and now < held[0]:
-                self._found.get((held[1].tenant, held[1].key_id))  # it is in use: not the next to be pushed out
-                return held[1]
-        parts = parsed(token)
+            if (cached := self._accepted.get(name)) is not None and now < cached[0]:
+                self._found.get((cached[1].tenant, cached[1].key_id))  # in use, so not the next to be evicted
+                return cached[1]
+        parts = parse_token(token)
         if parts is None:
             return Denial.INVALID
         place = (parts.tenant, parts.key_id)
         with self._lock:
             found, absent_until = self._found.get(place), self._absent.get(place)
         if found is not None and now < found[0]:
-            return self._judged(name, parts, *found)
+            return self._judge(name, parts, *found)
         return Denial.INVALID if absent_until is not None and now < absent_until else UNKNOWN
 
-    def let_in_before(self, token: str) -> bool:
-        """Whether it let somebody in once, be it too long ago to count now."""
+    def was_accepted(self, token: str) -> bool:
+        """Returns whether the token was accepted once, even if that has expired."""
         with self._lock:
-            return len(token) <= MAX_TOKEN_CHARACTERS and _cache_name(token) in self._let_in
+            return len(token) <= MAX_TOKEN_CHARACTERS and _cache_name(token) in self._accepted
 
     def check(self, token: str) -> ApiCaller | Denial:
-        """Asks the store, unless it is known. Blocks; `StoreUnavailable` if nobody can say."""
+        """Like `known`, but reads the store for an unknown token. Raises `StoreUnavailable` if it does not answer."""
         if (known := self.known(token)) is not UNKNOWN:
             return known
-        parts = parsed(token)
+        parts = parse_token(token)
         if parts is None:
             return Denial.INVALID
-        # Fresh from here, not from when the answer came: it may have been overtaken on its way.
-        asked = self._clock()
+        # Fresh from now, not from when the answer arrives: by then it may be outdated.
+        sent_at = self._clock()
         place = (parts.tenant, parts.key_id)
         key = self._keys.read(*place)
         with self._lock:
             self._found.pop(place, None)
             self._absent.pop(place, None)
             if key is not None:
-                self._found[place] = (asked + self._fresh_s, key)
+                self._found[place] = (sent_at + self._fresh_s, key)
             else:
-                self._absent[place] = asked + self._absent_s
-        return self._judged(_cache_name(token), parts, asked + self._fresh_s, key)
+                self._absent[place] = sent_at + self._absent_s
+        return self._judge(_cache_name(token), parts, sent_at + self._fresh_s, key)
 
-    def _judged(self, name: bytes, parts: TokenParts, until: float, key: ApiKey | None) -> ApiCaller | Denial:
-        judged = self._keys.judge(parts, key)
+    def _judge(self, name: bytes, parts: TokenParts, until: float, key: ApiKey | None) -> ApiCaller | Denial:
+        caller = self._keys.judge(parts, key)
         with self._lock:
-            self._let_in.pop(name, None)
-            if isinstance(judged, ApiCaller):
-                self._let_in[name] = (until, judged)
-        return judged
+            self._accepted.pop(name, None)
+            if isinstance(caller, ApiCaller):
+                self._accepted[name] = (until, caller)
+        return caller
 
 
-# A slow hash protects what people choose. These are 256 random bits: nobody can try them all at any speed, and a
-# server has to check them at every request. The tenant and the id are in it, so a stored key that is copied to another
-# name lets nobody in there.
+# A slow hash protects passwords. A secret has 256 random bits, which cannot be guessed at any speed, and a server has
+# to check one at every request. The digest includes tenant and id, so a stored key that is copied to another name is
+# not valid there.
 def _digest(tenant: str, key_id: str, secret: bytes) -> bytes:
     return digest(DOMAIN, tenant.encode(), key_id.encode(), secret)
 
@@ -401,7 +415,9 @@ def _read(name: str, data: bytes) -> dict[str, Any]:
         version = values.pop("version")
         too_new = version > VERSION
     except (ValueError, KeyError, TypeError, AttributeError) as broken:
-        raise FormatCorrupt(f"{name} is no API key: {broken!r}", hint="revoke it and create another") from broken
+        raise FormatCorrupt(
+            f"{name} is not a valid API key: {broken!r}", hint="revoke it and create another"
+        ) from broken
     if too_new:
         raise FormatTooNew(f"{name} has format {version}; this ragfence knows {VERSION}")
     return values

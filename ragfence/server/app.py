@@ -1,11 +1,11 @@
 """The ingestion API: `create_app()` makes the ASGI application that `ragfence serve` runs.
 
-Edge       paths, HEAD, and the headers of every response        outermost
-Shedding   bounded work, bounded bodies, slow clients            before anything is read
-Gate       who asks, with which scopes, within which quota       before any route is looked up
-Shares     how much of the server a tenant may hold              before any body is read
-Retries    what was read before and has its answer               before any route is looked up
-routes     checked bodies, then the contract: one effect per key, the same answer for every retry
+EdgeMiddleware     paths, HEAD, and the headers of every response        outermost
+LoadShedding       bounded work, bounded bodies, slow clients            before anything is read
+AuthMiddleware     the caller, its scopes and its quotas                 before any route is looked up
+TenantShares       how much of the server a tenant may use               before any body is read
+ReplayMiddleware   retries whose answer is stored                        before any route is looked up
+routes             checked bodies, then the contract: one effect per key, the same answer for every retry
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ with needs_extra("api", "The HTTP API"):
     from fastapi import FastAPI, Request
     from fastapi.exceptions import RequestValidationError
     from fastapi.openapi.utils import get_openapi
-    from prometheus_client import CollectorRegistry as _Registry  # noqa: F401  # what the metrics below need
+    from prometheus_client import CollectorRegistry as _Registry  # noqa: F401  # the metrics below need it
     from pydantic.json_schema import models_json_schema
     from starlette.exceptions import HTTPException
     from starlette.responses import Response
@@ -76,8 +76,8 @@ BODIES = (
 
 
 class Api(FastAPI):
-    """The routes, and what stands before them. Not as FastAPI's middleware, which is inside of what FastAPI does for
-    every request: a retry that is answered before the routes needs none of that."""
+    """The routes behind our layers, which are not FastAPI's middleware: that runs inside of what FastAPI does for every
+    request, and a retry that is answered before the routes needs none of that."""
 
     front: App
 
@@ -99,7 +99,7 @@ def create_app(
 ) -> FastAPI:
     """The ingestion API as an ASGI application. Stores and policy as in `ragfence.open`; tenants come from API keys.
 
-    `insecure_dev` needs no API keys: everybody is the admin of the tenant that the environment names. Only for a
+    `insecure_dev` needs no API keys: every caller is the admin of the tenant that the environment names. Only for a
     server that listens on loopback; `ragfence serve --insecure-dev` sees to that. Requests whose `Host` does not name
     loopback, and those of other websites (`Origin`), are refused.
     """
@@ -110,7 +110,7 @@ def create_app(
     shared = open_objects_of(where, wanted)
     if shared is None:
         raise ObjectsRequired(
-            "the ingestion API keeps documents and API keys in an object store, and none is named",
+            "the ingestion API needs an object store for documents and API keys, and none is given",
             hint="ragfence serve --objects s3://bucket/prefix, or RAGFENCE_OBJECTS",
         )
 
@@ -132,21 +132,21 @@ def create_app(
     metrics, last_use = Metrics(), LastUse(shared)
     writing: set[asyncio.Future[None]] = set()
 
-    def served_for(caller: ApiCaller) -> None:
+    def count_caller(caller: ApiCaller) -> None:
         metrics.count_request(caller.tenant, caller.key_id)
         if last_use.is_due(caller.tenant, caller.key_id):
-            # Beside the request, which does not wait for it.
+            # In the background: the request does not wait for it.
             work = asyncio.ensure_future(run_blocking(last_use.write, caller.tenant, caller.key_id))
             writing.add(work)
             work.add_done_callback(writing.discard)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        # For claims, seals and groups, which all wait for a store most of the time.
+        # For claims, seals and groups, which wait for a store most of the time.
         threads = ThreadPoolExecutor(THREADS, thread_name_prefix="ragfence-api")
         asyncio.get_running_loop().set_default_executor(threads)
         app.state.ready = True
-        draining = asyncio.create_task(_drain_now_and_then(sessions, rules.audit.drain_every_s))
+        draining = asyncio.create_task(_drain_regularly(sessions, rules.audit.drain_every_s))
         purging = asyncio.create_task(_purge_every_hour(sessions))
         try:
             yield
@@ -173,7 +173,7 @@ def create_app(
         docs_url="/docs",
         redoc_url=None,
         openapi_url="/openapi.json",
-        # A redirect would lose the body of a PUT, and tells a stranger which addresses there are.
+        # A redirect would lose the body of a PUT, and would show callers without a key which paths exist.
         redirect_slashes=False,
     )
     app.state.ready, app.state.readiness, app.state.quotas = False, readiness, quotas
@@ -201,8 +201,8 @@ def create_app(
             sessions=sessions,
             quotas=quotas,
             everybody=everybody,
-            refused=metrics.count_refusal,
-            used=served_for,
+            on_refused=metrics.count_refusal,
+            on_served=count_caller,
         ),
         max_concurrent=max_concurrent,
         max_body_bytes=http.max_body_bytes,
@@ -213,19 +213,19 @@ def create_app(
     )
     app.front = EdgeMiddleware(shedding, local_only=insecure_dev)
     _answer_errors(app)
-    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]  # as FastAPI's documentation has it
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]  # as in FastAPI's documentation
     return app
 
 
-async def _drain_now_and_then(sessions: TenantPool, every_s: float) -> None:
+async def _drain_regularly(sessions: TenantPool, every_s: float) -> None:
     while every_s:
-        # Spread: workers that were started together need not drain together.
+        # Random, so that workers that were started together do not drain together.
         await asyncio.sleep(every_s * random.uniform(0.5, 1.5))
         await sessions.each(drain)
 
 
 async def _purge_every_hour(sessions: TenantPool) -> None:
-    """Of the tenants that are served; of several servers one is at it at a time."""
+    """Purges the tenants that are served; of several servers, one does it at a time."""
     while True:
         await asyncio.sleep(PURGE_EVERY_S * random.uniform(0.5, 1.5))
         await sessions.each(purge_expired)
@@ -240,7 +240,7 @@ def drain(fence: Fence) -> None:
 
 
 def _answer_errors(app: FastAPI) -> None:
-    """Whatever goes wrong is a problem with a code."""
+    """Answers every error with a problem."""
 
     @app.exception_handler(RequestRefused)
     async def refused(request: Request, error: RequestRefused) -> Response:
@@ -258,7 +258,7 @@ def _answer_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def routing(request: Request, error: HTTPException) -> Response:
         if error.status_code == 405:
-            # Of all routes at this address: Starlette names the methods of the first one only.
+            # Of all routes at this path: Starlette names only the methods of the first one.
             path = path_in(request.scope)
             allowed = {"allow": ", ".join(("GET", "HEAD", "OPTIONS") if path in OPEN else allowed_methods(path))}
             if request.method == "OPTIONS":
@@ -285,7 +285,7 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         components.setdefault("schemas", {}).update(definitions["$defs"])
         components["securitySchemes"] = {"apiKey": {"type": "http", "scheme": "bearer", "description": _SCOPES}}
         for (method, path), scopes in ROUTES.items():
-            # One of them is enough, so each is a requirement of its own; any key will do where all are listed.
+            # One scope is enough, so each is a requirement of its own; where all are listed, any key will do.
             wanted = [[scope.value] for scope in KeyScope if scope in scopes] if len(scopes) < len(KeyScope) else [[]]
             operation = made["paths"][path.replace(":path}", "}")][method.lower()]
             operation["security"] = [{"apiKey": each} for each in wanted]
@@ -297,7 +297,7 @@ _SCOPES = "An API key has scopes, and an operation needs one of those it names: 
     f"`{scope}`: {MEANINGS[scope]}" for scope in KeyScope
 )
 _DESCRIPTION = """\
-Every write needs an `Idempotency-Key`: the same request with the same key is performed once, and answered with the
-same bytes. Errors are `application/problem+json` with a stable `code`. Every address that takes GET takes HEAD, and
-every address answers OPTIONS with the methods that it takes, in `Allow`.
+Every write needs an `Idempotency-Key`: the same request with the same key is executed once, and answered with the
+same bytes. Errors are `application/problem+json` with a stable `code`. Every path that accepts GET accepts HEAD, and
+every path answers OPTIONS with the methods that it accepts, in `Allow`.
 """

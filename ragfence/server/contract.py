@@ -35,7 +35,7 @@ from ragfence.server.responses import (
     with_length,
     without_body,
 )
-from ragfence.server.streams import Outflow, Produce, Streamed
+from ragfence.server.streams import AnswerStream, Produce, Streamed
 from ragfence.wire.headers import format_key, parse_key
 from ragfence.wire.messages import Answer, Call
 from ragfence.wire.problems import RequestRefused, problem_of, refusal
@@ -170,8 +170,8 @@ class Contract:
         claim = self.reader.checked(call, principal)
         if isinstance(claim, Answer):
             return claim
-        flow = Outflow(head, produce, limit=limit)
-        handler = Handler(flow.perform, flow.settle, limit)
+        stream = AnswerStream(head, produce, limit=limit)
+        handler = Handler(stream.perform, stream.settle, limit)
         if claim is None:
             task = self._task(_unfenced(handler))
         else:
@@ -180,14 +180,14 @@ class Contract:
                 assert started is not None  # it has a key
                 return started
             task = self._start_task(started, handler)
-        task.add_done_callback(lambda _: flow.end())
-        if late := await self._wait(claim, handler, task, {flow.begun}):
+        task.add_done_callback(lambda _: stream.end())
+        if late := await self._wait(claim, handler, task, {stream.started}):
             return late
-        if not flow.begun.done():
+        if not stream.started.done():
             return task.result()
         task.add_done_callback(_log_failure)
         headers = key_headers(claim.key, "MISS") | {"idempotency-status": "stored"} if claim else {}
-        return Streamed(head.status, head.with_headers(headers).headers, flow.pieces(claim and claim.give_up_at))
+        return Streamed(head.status, head.with_headers(headers).headers, stream.pieces(claim and claim.give_up_at))
 
     async def status(self, query: str, principal: str, *, root: str = "") -> Answer:
         """Answers a request to the Location of a 202: 202 while the operation is being executed, then its answer."""

@@ -1,4 +1,4 @@
-"""What every route of the ingestion API shares: the request as a `Call`, its checked body, and the way to an answer."""
+"""What all routes of the ingestion API share: the request as a `Call`, its checked body, and its answer."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ Work = Callable[[], Awaitable[Answer]]
 
 JSON: Final = "application/json"
 PIECE: Final = 32 << 10
-"""bytes of a body that are looked at in one go"""
+"""Bytes of a body that are scanned at a time."""
 MAX_FIELDS: Final = 32
-"""more than any model has"""
+"""More than any model has."""
 MAX_ERRORS: Final = 50
 MAX_PLACE_CHARACTERS: Final = 200
 
@@ -50,18 +50,18 @@ def caller_of(request: Request) -> ApiCaller:
 
 
 def require(request: Request, needed: frozenset[KeyScope], what: str) -> None:
-    """For what a route does only for some: raises `Refused` unless the key has one of these scopes, too."""
+    """Raises `RequestRefused` unless the key also has one of these scopes."""
     if (problem := missing_scope(caller_of(request).scopes, needed, what)) is not None:
         raise RequestRefused(problem)
 
 
 async def looked_up(call: Callable[[], Found]) -> Found:
-    """A blocking read, in a thread."""
+    """Calls a blocking read in a thread."""
     return await run_in_turn(call)
 
 
 async def off_the_loop(size: int, call: Callable[[], Found]) -> Found:
-    """What is made of a body of so many bytes: in a thread, one at a time of each tenant, if it is large."""
+    """Calls the work on a body of this size: if it is large, in a thread, one at a time for each tenant."""
     return await run_large(call) if size > LARGE_BODY else call()
 
 
@@ -75,19 +75,19 @@ async def body_of(request: Request) -> bytes:
 
 
 def checked(body: bytes, request: Request, model: type[Body], *, max_values: int | None = None) -> Body:
-    """The body as the model has it, or `Refused`: before anything is claimed, so a mistake uses up no key.
+    """Returns the body as a model. Raises `RequestRefused` before anything is claimed, so a mistake uses up no key.
 
-    `max_values`: that a large body may hold; without it no body may be large.
+    `max_values` is for large bodies; without it, large bodies are refused.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise RequestRefused(
-            refusal("VALIDATION.media_type", "compressed bodies are not taken", hint="send it as it is")
+            refusal("VALIDATION.media_type", "compressed bodies are not accepted", hint="send the body uncompressed")
         )
     if not body and not media_type:
         given: Any = {}
     elif media_type != JSON:
-        raise RequestRefused(refusal("VALIDATION.media_type", f"the body is {media_type or 'of no type'}"))
+        raise RequestRefused(refusal("VALIDATION.media_type", f"the body has the type {media_type or '(none)'}"))
     elif max_values is None and len(body) > LARGE_BODY:
         raise RequestRefused(refusal("VALIDATION.body_too_large", f"at most {LARGE_BODY:,} bytes are accepted here"))
     else:
@@ -96,20 +96,20 @@ def checked(body: bytes, request: Request, model: type[Body], *, max_values: int
 
 
 def parse_bounded(body: bytes, max_values: int | None) -> Any:
-    """The JSON in a body, which holds at most so many values: counted before any of them is made."""
+    """Parses a body of JSON with at most `max_values` values, which are counted before they are parsed."""
     if max_values is not None and _holds_more_values(body, max_values):
-        raise RequestRefused(refusal("VALIDATION.body", f"the body holds more than {max_values:,} values"))
+        raise RequestRefused(refusal("VALIDATION.body", f"the body contains more than {max_values:,} values"))
     return parse_json(body)
 
 
 def _holds_more_values(body: bytes, most: int) -> bool:
-    """Counted piece by piece, and only until there are too many: a call that goes over a large body at once would hold
-    the interpreter, and with it every other tenant, for as long as it takes."""
-    if len(body) <= most:  # none takes less than a byte
+    """Counts piece by piece, and only until there are too many: a single call over a large body would hold the
+    interpreter, and every other tenant would wait for it."""
+    if len(body) <= most:  # a value takes at least one byte
         return False
     found, inside, left = 0, False, b""
     for at in range(0, len(body), PIECE):
-        # Without escapes every quote begins or ends a string. One that is cut off goes on in the next piece.
+        # Without escapes every quote begins or ends a string. A string that is cut off continues in the next piece.
         piece = (left + body[at : at + PIECE]).replace(rb"\\", b"")
         left = b"\\" if piece.endswith(b"\\") else b""
         parts = piece.removesuffix(left).replace(rb"\"", b"").split(b'"')
@@ -131,7 +131,7 @@ def validated(given: Any, model: type[Body]) -> Body:
 
 
 def invalid(errors: Any, *, code: str = "VALIDATION.body") -> Problem:
-    """All mistakes at once, without what was sent: it may be a secret in the wrong place."""
+    """Returns the problem with all mistakes, but without the input: it may contain a secret in the wrong place."""
     found = [{"at": _place(each["loc"]), "problem": str(each["msg"])[:500]} for each in errors[:MAX_ERRORS]]
     detail = "; ".join(f"{each['at']}: {each['problem']}" for each in found[:5])
     return refusal(code, detail, errors=found)
@@ -175,7 +175,7 @@ def call_of(request: Request, body: bytes = b"", *, compared: object = None, kep
 
 
 async def _outcome(work: Work) -> Answer:
-    """An error that is the request's own fault is its outcome, and kept; see `stored.is_kept` for which are."""
+    """Turns errors into answers; `is_stored` decides which of them are stored as the outcome."""
     try:
         return await work()
     except RagfenceError as error:
@@ -185,7 +185,7 @@ async def _outcome(work: Work) -> Answer:
 
 
 class AnswerResponse(Response):
-    """An `Answer` as Starlette sends it; its headers are complete."""
+    """An `Answer` for Starlette; its headers are complete."""
 
     def __init__(self, answer: Answer) -> None:
         self.status_code = answer.status
@@ -205,7 +205,7 @@ def json_answer(value: Any, status: int = 200, headers: Mapping[str, str] | None
 
 
 def read_answer(value: Any, headers: Mapping[str, str] | None = None) -> Response:
-    """Of a read: it is of this moment, and of one tenant."""
+    """Returns the answer to a read: only for now, and for one tenant."""
     return response_of(json_answer(value, headers={"cache-control": "no-store"} | dict(headers or {})))
 
 
@@ -216,7 +216,7 @@ def moment(milliseconds: int | None) -> str | None:
 
 
 def body_schema(model: type[BaseModel], *, required: bool = True, media_type: str = JSON) -> dict[str, Any]:
-    """For `openapi_extra`: the routes read their bodies themselves, to refuse what a lenient parser would take."""
+    """Returns `openapi_extra` for a body: the routes parse bodies themselves, more strictly than FastAPI."""
     schema = {"$ref": f"#/components/schemas/{model.__name__}"}
     parameters = [
         {
@@ -246,7 +246,7 @@ def body_schema(model: type[BaseModel], *, required: bool = True, media_type: st
 def answers(
     model: type[BaseModel], *statuses: int, write: bool = False, **more: type[BaseModel]
 ) -> dict[int | str, Any]:
-    """For `responses`: every status that a route may give."""
+    """Returns `responses` for a route: every status that it may answer with."""
     given: dict[int | str, Any] = {status: {"model": model} for status in statuses or (200,)}
     problems = [400, 401, 403, 404, 422, 429, 500, 501, 503]
     if write:

@@ -1,10 +1,10 @@
-"""What is told of API keys afterwards: decision rows of their creation and revocation, and when each was last used.
+"""The log of API keys: decision rows of their creation and revocation, and when each was last used.
 
-    <tenant>/ledger/...                       a row of kind `apikey` each, with the action `create` or `revoke`
+    <tenant>/ledger/...                       rows of kind `apikey`, with the action `create` or `revoke`
     <tenant>/apikeys/<key_id>/used/<period>   the key was used in this period of ten minutes; the newest counts
 
-Rows go straight into the ledger, since a key may be made before there is any fence store. They are made from what is
-stored of the key, so that writing one again writes the same row. A use is one create-only object per key and period,
+Rows are written directly into the ledger, since a key may be created before there is a fence store. They are made from
+the stored key, so writing a row again writes the same one. A use is one create-only object per key and period,
 whichever server writes it; older ones are deleted then.
 """
 
@@ -29,7 +29,7 @@ KIND: Final = "apikey"
 FOLDER: Final = "apikeys"
 USED: Final = "used"
 PERIOD_S: Final = 600
-"""a use is written once in this time, so a last use is exact to as much"""
+"""Uses are written once in this time, which is the precision of the last use."""
 MAX_KEYS: Final = 10_000
 
 _log = logging.getLogger("ragfence.server")
@@ -38,7 +38,7 @@ _log = logging.getLogger("ragfence.server")
 def record_event(
     objects: ObjectStore, tenant: str, key_id: str, action: Literal["create", "revoke"], *, at_ms: int, by: str = ""
 ) -> None:
-    """Writes the decision row of a key that was created or revoked. No secret is in it, nor a digest of one."""
+    """Writes the decision row of a key that was created or revoked. It contains neither a secret nor its digest."""
     from ragfence.audit.columns import table_of
     from ragfence.audit.ledger import DRAINED, Ledger, by_day
 
@@ -73,21 +73,21 @@ class LastUse:
         self._objects = objects
         self._clock = clock
         self._lock = threading.Lock()
-        self._noted: LRUCache[tuple[str, str], int] = LRUCache(max_keys)
+        self._written: LRUCache[tuple[str, str], int] = LRUCache(max_keys)
 
     def is_due(self, tenant: str, key_id: str) -> bool:
-        """True once per period: then `write` is to be called. Without I/O."""
+        """Returns True once per period: then call `write`. Does no I/O."""
         if not key_id:
             return False
         period, place = int(self._clock()) // PERIOD_S, (tenant, key_id)
         with self._lock:
-            if self._noted.get(place, -1) >= period:
+            if self._written.get(place, -1) >= period:
                 return False
-            self._noted[place] = period
+            self._written[place] = period
         return True
 
     def write(self, tenant: str, key_id: str) -> None:
-        """Never raises: a use that cannot be written is written in the next period."""
+        """Writes the use. Does not raise: if it cannot be written, that is done in the next period."""
         now = self._clock()
         folder = f"{encoded(tenant)}/{FOLDER}/{key_id}/{USED}/"
         name = f"{folder}{int(now) // PERIOD_S:020d}"
@@ -99,7 +99,7 @@ class LastUse:
 
 
 def last_uses(names: Iterable[str], root: str) -> dict[str, int]:
-    """By key id, the time (ms) at which the newest period of use began, from the names below `root`."""
+    """Returns by key id when the newest period of use began, in milliseconds, from the names below `root`."""
     found: dict[str, int] = {}
     for name in names:
         key_id, _, rest = name[len(root) :].partition("/")

@@ -4,13 +4,13 @@
     {"line":2,"doc_id":"b","status":422,"decision":"refused","problem":{...}}
     {"done":true,"lines":2,"new":1,"duplicate":0,"failed":1,"refused":1}
 
-A line that is no document, is invalid, stale, or in conflict is a problem of its own, and the others go on. Blank lines
-have no outcome; they count in the numbers of the lines, which are those an editor shows, and not in `lines`, which is
-new + duplicate + failed; of those that failed, `refused` were invalid or could not be cut. A store that does not answer
-ends the batch before its last line and gives its key back: a client that sends it again gets `duplicate` for what was
-done.
+A line that is not a document, or is invalid, stale, or in conflict has a problem as its outcome; the other lines are
+ingested. Blank lines have no outcome: they count in the numbers of lines, which are those of an editor, but not in
+`lines`, which is new + duplicate + failed. Of the failed ones, `refused` were invalid or could not be chunked. If a
+store does not answer, the answer ends before its last line and the key is released: a client that sends the batch again
+gets `duplicate` for the documents that were ingested.
 
-Memory is bounded: the body is in a file, and so much as a slice of it is worked on at a time. So are the files: each
+Memory is bounded: the body is in a file, and a slice of it is in memory at a time. The files are bounded as well: each
 tenant has a share of the bytes of all unfinished batches.
 """
 
@@ -44,13 +44,13 @@ NDJSON: Final = "application/x-ndjson"
 SLICE_LINES: Final = 500
 SLICE_BYTES: Final = 8 << 20
 MIN_STORED_BYTES: Final = 16 << 20
-"""an answer of a line for each of many documents may be longer than what is kept of others"""
+"""The answer to a batch has a line per document, so more of it is stored than of other answers."""
 
 _log = logging.getLogger("ragfence.server")
 
 
 class Body(NamedTuple):
-    """A batch as it was sent, all of it."""
+    """The complete body of a batch."""
 
     spool: Spool
     digest: bytes
@@ -58,17 +58,17 @@ class Body(NamedTuple):
 
 
 async def read_body(pieces: AsyncIterable[bytes], limits: Http, unfinished: UnfinishedBatch) -> Body:
-    """Raises `Refused` as soon as it is too long, or there is no room for it."""
-    # To its end before anything is answered. To answer while the body still comes in would be quicker, and would hang
-    # with every client that does not read while it sends: both sides wait for the other to empty a full buffer.
+    """Raises `RequestRefused` as soon as the body is too long, or there is no room for it."""
+    # The answer starts after the end of the body. Answering earlier would be faster, but would block with every client
+    # that does not read while it sends: both sides would wait for the other one to empty a full buffer.
     spool, sha256, lines, last = Spool(closed=unfinished.end), hashlib.sha256(), 0, b"\n"
     async for piece in pieces:
         lines += piece.count(b"\n")
         last = piece[-1:] or last
         if spool.size + len(piece) > limits.max_batch_bytes:
-            raise _too_large(f"at most {limits.max_batch_bytes:,} bytes are taken")
+            raise _too_large(f"at most {limits.max_batch_bytes:,} bytes are accepted")
         if lines + (last != b"\n") > limits.max_batch_lines:
-            raise _too_large(f"at most {limits.max_batch_lines:,} lines are taken")
+            raise _too_large(f"at most {limits.max_batch_lines:,} lines are accepted")
         unfinished.take(len(piece))
         spool.append(piece)
         sha256.update(piece)
@@ -82,28 +82,28 @@ class NdjsonBatches:
         self._documents = fence.documents
         self._contract = contract
         rules = fence.policy.documents
-        # As JSON a letter with an accent takes three times its bytes, if it is escaped.
+        # Escaped in JSON, a letter with an accent takes three times its bytes.
         self._longest = 3 * (rules.max_text_bytes + rules.max_metadata_bytes) + (1 << 16)
         self._max_values = rules.max_metadata_bytes
         self._limit = max(fence.policy.http.max_stored_bytes, MIN_STORED_BYTES)
 
     async def answer(self, call: Call, principal: str, body: Body) -> Answer | Streamed:
-        """`call` is the request without its body; two requests with one key must have the same bytes."""
+        """Returns the answer to a batch. `call` is the request without its body, which is compared by its digest."""
         key = self._contract.content_key()
         compared = {"body": body.digest.hex() if key is None else digest_part(body.digest, key)}
         fenced = Call(call.method, call.path, call.route, call.query, call.headers, root=call.root, compared=compared)
         head = Answer(200, (("content-type", NDJSON), ("cache-control", "no-store")))
 
         async def produce(write: Write) -> bytes:
-            work = _Work(self, body.spool)
+            work = _BatchWork(self, body.spool)
             while piece := await run_in_turn(work.next_slice):
                 write(piece)
-            return work.done()
+            return work.last_line()
 
         return await self._contract.stream(fenced, principal, head, produce, limit=self._limit)
 
     def lines(self, spool: Spool) -> Iterator[tuple[int, Document | Problem, str | None, int]]:
-        """(number, document or what is wrong, doc_id if it has one, bytes) of every line that is not blank."""
+        """Yields (number, document or problem, doc_id if known, bytes) of every line that is not blank."""
         for number, line in enumerate(spool.lines(self._longest), start=1):
             if line is None:
                 yield (
@@ -113,15 +113,15 @@ class NdjsonBatches:
                     0,
                 )
             elif line.strip():
-                made, doc_id = _document_in(line, self._max_values)
-                yield number, made, doc_id, len(line)
+                parsed, doc_id = _document_in(line, self._max_values)
+                yield number, parsed, doc_id, len(line)
 
-    def ingested(self, documents: list[Document], event_id: str = "") -> list[Receipt | Exception]:
+    def ingest(self, documents: list[Document], event_id: str = "") -> list[Receipt | Exception]:
         try:
             return self._documents.ingest_each([GivenDocument(each, event_id=event_id) for each in documents])
         except TransientError:
             raise
-        except Exception:  # noqa: BLE001  # something that one of them met with: each alone, so that it is told of that one
+        except Exception:  # noqa: BLE001  # the error of one document: each is ingested alone, so that only its line gets it
             return [self._alone(each, event_id) for each in documents]
 
     def _alone(self, document: Document, event_id: str) -> Receipt | Exception:
@@ -131,53 +131,53 @@ class NdjsonBatches:
             return busy
         except TransientError:
             raise
-        except Exception as error:  # noqa: BLE001  # whatever it is, it is that of one line
+        except Exception as error:  # noqa: BLE001  # any error is the outcome of this line
             return error
 
 
-class _Work:
-    """One batch being worked on, slice by slice, in threads."""
+class _BatchWork:
+    """Ingests one batch, slice by slice, in threads."""
 
     def __init__(self, batches: NdjsonBatches, spool: Spool) -> None:
         lease = leading_lease()
         self._event_id = lease.key if lease else ""
-        """the request: the rows of its documents name it, so that a purge finds the answer that is kept"""
+        """The request: decision rows of its documents name it, so that a purge finds the stored answer."""
         self._batches = batches
         self._lines = batches.lines(spool)
         self._counted = {"new": 0, "duplicate": 0, "failed": 0}
         self._refused = 0
 
     def next_slice(self) -> bytes:
-        """The lines of the answer to the next lines of the batch; empty at its end."""
+        """Ingests the next lines of the batch, and returns their lines of the answer; empty at the end."""
         entries: list[tuple[int, Document | Problem, str | None]] = []
         size = 0
-        for number, made, doc_id, length in self._lines:
-            entries.append((number, made, doc_id))
+        for number, parsed, doc_id, length in self._lines:
+            entries.append((number, parsed, doc_id))
             size += length
             if len(entries) == SLICE_LINES or size >= SLICE_BYTES:
                 break
-        documents = [made for _, made, _ in entries if isinstance(made, Document)]
-        outcomes = iter(self._batches.ingested(documents, self._event_id) if documents else [])
+        documents = [parsed for _, parsed, _ in entries if isinstance(parsed, Document)]
+        outcomes = iter(self._batches.ingest(documents, self._event_id) if documents else [])
         return b"".join(
-            self._line(number, doc_id, next(outcomes) if isinstance(made, Document) else made)
-            for number, made, doc_id in entries
+            self._line(number, doc_id, next(outcomes) if isinstance(parsed, Document) else parsed)
+            for number, parsed, doc_id in entries
         )
 
-    def done(self) -> bytes:
+    def last_line(self) -> bytes:
         counted = {"lines": sum(self._counted.values())} | self._counted | {"refused": self._refused}
         return _line({"done": True, **counted})
 
     def _line(self, number: int, doc_id: str | None, outcome: Receipt | Exception | Problem) -> bytes:
-        told: dict[str, Any] = {"line": number, "doc_id": doc_id}
+        values: dict[str, Any] = {"line": number, "doc_id": doc_id}
         if isinstance(outcome, Receipt):
             self._counted["new" if outcome.is_new else "duplicate"] += 1
-            told |= {"status": 201 if outcome.is_new else 200, "decision": outcome.decision.value}
-            return _line(told | {"receipt": receipt_out(outcome, doc_id)})
+            values |= {"status": 201 if outcome.is_new else 200, "decision": outcome.decision.value}
+            return _line(values | {"receipt": receipt_out(outcome, doc_id)})
         self._counted["failed"] += 1
         problem = outcome if isinstance(outcome, Problem) else _problem_of(outcome)
         decision = _decision_of(outcome)
         self._refused += decision is Decision.REFUSED
-        return _line(told | {"status": problem.status, "decision": decision.value, "problem": problem.body()})
+        return _line(values | {"status": problem.status, "decision": decision.value, "problem": problem.body()})
 
 
 def _document_in(line: bytes, max_values: int) -> tuple[Document | Problem, str | None]:
@@ -186,8 +186,8 @@ def _document_in(line: bytes, max_values: int) -> tuple[Document | Problem, str 
         given = parse_bounded(line, max_values)
         if isinstance(given, dict) and isinstance(given.get("doc_id"), str):
             doc_id = given["doc_id"]
-        made = validated(given, DocumentIn)
-        return made.document(made.doc_id), doc_id
+        body = validated(given, DocumentIn)
+        return body.document(body.doc_id), doc_id
     except RequestRefused as refused:
         return refused.problem, doc_id
     except RagfenceError as error:

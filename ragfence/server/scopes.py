@@ -1,6 +1,6 @@
-"""Scopes: what an API key may do, and which of them each route needs.
+"""Scopes: what an API key may do, and which scopes each route requires.
 
-`ROUTES` is the only place that says what a route needs. The server checks it before any route is looked up, refuses to
+`ROUTES` is the only place with the scopes of a route. The server checks it before any route is looked up, refuses to
 start with a route that is not listed, and writes it into the OpenAPI document.
 """
 
@@ -16,7 +16,7 @@ from ragfence.wire.problems import Problem, refusal
 
 
 class KeyScope(StrEnum):
-    """One thing an API key may do. A key holds any set of them; none includes another."""
+    """One permission of an API key. A key has any set of scopes; none includes another."""
 
     INGEST = "ingest"
     RETRACT = "retract"
@@ -78,8 +78,8 @@ ROUTES: Final[Mapping[tuple[str, str], frozenset[KeyScope]]] = {
     ("GET", "/v1/aliases/{alias}"): _INDEXES,
     ("GET", "/v1/aliases/{alias}/history"): frozenset({KeyScope.SWAP, KeyScope.AUDIT}),
     ("GET", "/v1/search"): frozenset({KeyScope.SEARCH}),
-    # Whoever sent a request may ask how far it is: the answer is found by the caller's own principal, and the route
-    # wants the scope of the request that is asked about.
+    # Every caller may query the state of its own requests: they are found by its principal, and the route requires the
+    # scope of that request.
     ("GET", "/v1/idempotency"): _ANY_KEY,
     ("GET", "/v1/receipts/{key}"): frozenset({KeyScope.AUDIT}),
     ("GET", "/v1/decisions"): frozenset({KeyScope.AUDIT}),
@@ -89,7 +89,7 @@ ROUTES: Final[Mapping[tuple[str, str], frozenset[KeyScope]]] = {
     ("POST", "/v1/admin/purge-expired"): frozenset({KeyScope.ADMIN}),
     ("POST", "/v1/admin/purge"): frozenset({KeyScope.ADMIN}),
 }
-"""(method, path) -> the scopes of which a key must hold one"""
+"""(method, path) -> scopes, one of which a key must have"""
 
 
 class _Pattern(NamedTuple):
@@ -99,7 +99,7 @@ class _Pattern(NamedTuple):
 
 
 def _pattern(path: str) -> re.Pattern[str]:
-    """As the router reads it: a parameter stops at a slash unless it is a path."""
+    """Returns the pattern of the router: a parameter ends at a slash unless it is a path."""
     parts = re.split(r"(\{\w+(?::path)?\})", path)
     return re.compile(
         "".join(
@@ -114,9 +114,9 @@ _PATTERNS: Final = tuple(_Pattern(method, _pattern(path), scopes) for (method, p
 
 
 def scopes_for(method: str, path: str) -> frozenset[KeyScope] | None:
-    """The scopes of which one is needed, for a path as it was requested. None if there is no such address.
+    """Returns the scopes, one of which is required, for the path of a request. None if there is no such path.
 
-    HEAD needs what GET needs. A method that the address does not take needs any key: the router refuses it.
+    HEAD requires the scopes of GET. A method that the path does not accept requires any key: the router refuses it.
     """
     known = False
     method = "GET" if method == "HEAD" else method
@@ -129,7 +129,7 @@ def scopes_for(method: str, path: str) -> frozenset[KeyScope] | None:
 
 
 def allowed_methods(path: str) -> list[str]:
-    """All methods that the address takes, for the header Allow.
+    """Returns all methods that a path accepts, for the header Allow.
 
     >>> allowed_methods("/v1/documents/a")
     ['DELETE', 'GET', 'HEAD', 'OPTIONS', 'PUT']
@@ -139,15 +139,17 @@ def allowed_methods(path: str) -> list[str]:
 
 
 def check_listed(method: str, path: str) -> None:
-    """Raises for a route that says nowhere what it needs: the server does not start with it."""
+    """Raises `RuntimeError` for a route without scopes: the server does not start with it."""
     if (method, path) not in ROUTES:
-        raise RuntimeError(f"{method} {path} is not in ragfence.server.scopes.ROUTES: nobody says which scope it needs")
+        raise RuntimeError(
+            f"{method} {path} is not in ragfence.server.scopes.ROUTES, which names the scope it requires"
+        )
 
 
-def in_words(scopes: Iterable[KeyScope]) -> str:
-    """`audit`, `swap or audit`, in the order in which they are documented.
+def join_scopes(scopes: Iterable[KeyScope]) -> str:
+    """Returns scopes as text, in the order in which they are documented.
 
-    >>> in_words({KeyScope.AUDIT, KeyScope.SWAP})
+    >>> join_scopes({KeyScope.AUDIT, KeyScope.SWAP})
     'swap or audit'
     """
     given = set(scopes)
@@ -156,13 +158,13 @@ def in_words(scopes: Iterable[KeyScope]) -> str:
 
 
 def missing_scope(held: frozenset[KeyScope], needed: frozenset[KeyScope], what: str = "this request") -> Problem | None:
-    """The problem of a key that holds none of the needed scopes; None if it holds one."""
+    """Returns the problem of a key that has none of the required scopes; None if it has one."""
     if held & needed:
         return None
     has = [scope.value for scope in KeyScope if scope in held]
     return refusal(
         "AUTH.forbidden",
-        f"{what} needs the scope {in_words(needed)}; the API key has {', '.join(has)}",
+        f"{what} needs the scope {join_scopes(needed)}; the API key has {', '.join(has)}",
         needed_scopes=[scope.value for scope in KeyScope if scope in needed],
         scopes=has,
     )

@@ -1,7 +1,7 @@
-"""Answers that are sent while they are made, and what is too long for memory meanwhile.
+"""Answers that are sent while they are made, with a file for what does not fit into memory.
 
-What is produced goes into an `Outflow`. The client reads from it in its own time; the work waits for no client, and one
-that goes away ends nothing. The last piece is let out only once the whole is sealed.
+The pieces of an answer go into an `AnswerStream`, from which the client reads at its own pace. The work does not wait
+for the client, and continues if it disconnects. The last piece is sent only after the answer is sealed.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ PIECE: Final = 1 << 16
 
 Write = Callable[[bytes], None]
 Produce = Callable[[Write], Awaitable[bytes]]
-"""writes piece by piece and returns the last piece, which says that the answer is complete"""
+"""Writes piece by piece, and returns the last piece, which marks the answer as complete."""
 
 
 class Spool:
-    """Bytes: a few are held in memory, many in a file without a name, which goes when nobody has it any more.
+    """Bytes in memory, or in an unnamed file if there are many. It is closed with its last reference.
 
     `closed` is called then.
     """
 
     def __init__(self, in_memory: int = IN_MEMORY, *, closed: Callable[[], None] | None = None) -> None:
-        self._file = SpooledTemporaryFile(max_size=in_memory)  # noqa: SIM115  # it outlives every block
+        self._file = SpooledTemporaryFile(max_size=in_memory)  # noqa: SIM115  # it outlives this block
         weakref.finalize(self, self._file.close)
         if closed is not None:
             weakref.finalize(self, closed)
@@ -46,7 +46,7 @@ class Spool:
         return self._file.read(most)
 
     def lines(self, longest: int) -> Iterator[bytes | None]:
-        """With their ends; None for one that is longer, which is passed over piece by piece."""
+        """Yields the lines with their ends; None for a line that is too long, which is skipped piece by piece."""
         at = 0
         while at < self.size:
             self._file.seek(at)
@@ -65,31 +65,31 @@ class Spool:
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """An answer whose body is still being made. If it ends without its last piece it was cut off: ask again."""
+    """An answer whose body is still being made. Without its last piece it was cut off: send the request again."""
 
     status: int
     headers: Headers
     pieces: AsyncIterator[bytes]
 
 
-class Outflow:
-    """The body of one answer, between those who make it and the one who reads it. All in one event loop."""
+class AnswerStream:
+    """The body of one answer, between the handler that makes it and the client that reads it, in one event loop."""
 
     def __init__(self, head: Answer, produce: Produce, *, limit: int) -> None:
-        """`head`: status and headers; `limit`: how much is kept for replays."""
+        """`head`: status and headers; `limit`: bytes that are stored for replays."""
         self.head = head
         self._produce: Produce | None = produce
         self._limit = limit
         self._spool = Spool()
         self._last = b""
-        self._over = False
+        self._has_ended = False
         self._more = asyncio.Event()
-        self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def perform(self) -> Answer:
-        """Everything but the letting out of the last piece."""
-        assert self._produce is not None  # an attempt has one handler, which is asked once
-        # Not kept: what it is made of may be large, and a client may take long to read the answer.
+        """Makes the answer, and sends all but its last piece."""
+        assert self._produce is not None  # an attempt has one handler, which is called once
+        # Not referenced any longer: its data may be large, and a client may take long to read the answer.
         produce, self._produce = self._produce, None
         self._last = await produce(self._write)
         del produce
@@ -97,24 +97,24 @@ class Outflow:
         body = self._spool.read(0, self._spool.size) + self._last if complete else b""
         return Answer(self.head.status, self.head.headers, body, complete=complete)
 
-    def settle(self, kept: bool) -> None:
-        if kept:
+    def settle(self, own: bool) -> None:
+        if own:
             self._write(self._last)
         self.end()
 
     def end(self) -> None:
-        self._over = True
+        self._has_ended = True
         self._more.set()
 
     async def pieces(self, give_up_at: float | None = None) -> AsyncIterator[bytes]:
-        """What there is, as it comes. `give_up_at`: the time of the loop at which the client stops waiting."""
+        """Yields pieces as they come. `give_up_at`: when the client stops waiting, on the clock of the event loop."""
         loop = asyncio.get_running_loop()
         at = 0
         while True:
             while piece := self._spool.read(at, PIECE):
                 at += len(piece)
                 yield piece
-            if self._over:
+            if self._has_ended:
                 return
             self._more.clear()
             try:
@@ -129,5 +129,5 @@ class Outflow:
         if piece:
             self._spool.append(piece)
             self._more.set()
-            if not self.begun.done():
-                self.begun.set_result(None)
+            if not self.started.done():
+                self.started.set_result(None)

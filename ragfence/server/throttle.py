@@ -1,8 +1,8 @@
-"""Wrong credentials leave a trace and become slow: counted, logged now and then, and bounded per address.
+"""Wrong credentials are counted, logged at intervals, and limited per address.
 
-Every address has a budget of wrong tokens that refills; once it is used up, tokens that this process does not know are
-answered 429 without asking the store. Keys that were let in before are not affected, whatever comes from the same
-address: a proxy or a NAT has one address for everybody behind it.
+Every address has a budget of wrong tokens, which refills. Once it is used up, tokens that this process does not know
+are answered with 429 without reading the store. Keys that were accepted before are not affected, whatever else comes
+from the same address: all clients behind a proxy or a NAT have the same one.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Final
 from cachetools import LRUCache
 
 BURST: Final = 50
-"""wrong tokens of one address that are answered at once"""
+"""Wrong tokens of one address before it is slowed down."""
 PER_S: Final = 10.0
-"""wrong tokens of one address per second after that"""
+"""Wrong tokens of one address per second after that."""
 LOG_EVERY_S: Final = 60.0
-"""at most one line per address in this time"""
+"""Each address is logged at most once in this time."""
 LOG_LINES: Final = 100
-"""at most so many lines in the same time, of all addresses together"""
+"""The largest number of lines in that time, for all addresses together."""
 MAX_ADDRESSES: Final = 10_000
 
 _log = logging.getLogger("ragfence.server")
@@ -33,7 +33,7 @@ _log = logging.getLogger("ragfence.server")
 
 @dataclass(slots=True)
 class _Source:
-    """What one address did: its budget, and what was not logged yet."""
+    """The budget of one address, and the number of its refusals that are not logged yet."""
 
     budget: float
     at: float
@@ -42,7 +42,7 @@ class _Source:
 
 
 class FailureThrottle:
-    """One per process; memory is bounded by `max_addresses`, and the address not seen for longest makes room."""
+    """The addresses of one process. There are at most `max_addresses`; the least recently used one is dropped."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class FailureThrottle:
         self._lines = 0
 
     def wait_s(self, address: str) -> int:
-        """0 while the address has budget left; else for how many whole seconds it should wait."""
+        """Returns how many whole seconds the address should wait; 0 while it has budget left."""
         with self._lock:
             source = self._sources.get(address)
             if source is None:
@@ -70,7 +70,7 @@ class FailureThrottle:
             return 0 if source.budget >= 1 else max(1, math.ceil((1 - source.budget) / self._per_s))
 
     def fail(self, address: str, reason: str, key_id: str = "", *, spend: bool = True) -> None:
-        """Remembers a refusal, and logs it unless the address was logged a moment ago. No secret is in the line."""
+        """Counts a refusal, and logs it unless the address was logged recently. The line contains no secret."""
         with self._lock:
             source = self._sources.get(address)
             if source is None:
@@ -106,7 +106,7 @@ class FailureThrottle:
 
 
 def address_of(client: tuple[str, int] | None) -> str:
-    """The address of a connection; IPv6 by its /64, which one host has to itself.
+    """Returns the address of a connection; for IPv6 its /64 network, which usually belongs to one host.
 
     >>> address_of(("2001:db8::1", 5)), address_of(("192.0.2.7", 5)), address_of(None)
     ('2001:db8::/64', '192.0.2.7', 'unknown')

@@ -147,7 +147,7 @@ MUTANTS = [
     Mutant(
         "api: a key that was let in before is slowed down with the wrong ones",
         "ragfence/server/auth.py",
-        " and not self._keys.let_in_before(token):",
+        " and not self._keys.was_accepted(token):",
         ":",
         THROTTLE,
     ),

@@ -11,7 +11,7 @@ from prometheus_client import REGISTRY
 
 import ragfence
 from ragfence import Policy
-from ragfence.server.apikeys import ApiKeys, parsed
+from ragfence.server.apikeys import ApiKeys, parse_token
 from ragfence.server.key_log import PERIOD_S, LastUse
 from ragfence.stores.local import LocalObjects
 from ragfence.testing.memory import FaultyObjects, MemoryObjects
@@ -111,7 +111,7 @@ def test_creating_and_revoking_a_key_are_rows_without_secrets_and_the_audit_is_c
         ("create", "ada@host", made.key_id),
         ("revoke", "bob@host", made.key_id),
     ]
-    parts = parsed(made.token)
+    parts = parse_token(made.token)
     assert parts is not None
     (stored,) = keys.list("acme")
     for name in (entry.name for entry in objects.list("acme/ledger/")):
@@ -178,4 +178,4 @@ def test_a_later_use_replaces_the_earlier_and_a_store_that_is_away_hurts_nobody(
 def test_memory_for_uses_is_bounded() -> None:
     use = LastUse(MemoryObjects(), max_keys=10)
     assert all(use.is_due("acme", f"{number:016d}") for number in range(100))
-    assert len(use._noted) == 10
+    assert len(use._written) == 10

@@ -99,7 +99,7 @@ def test_a_role_may_do_what_its_scopes_may(api: Served, role: Role) -> None:
 
 
 def test_a_route_that_nobody_listed_is_not_served() -> None:
-    with pytest.raises(RuntimeError, match="which scope it needs"):
+    with pytest.raises(RuntimeError, match="the scope it requires"):
         check_listed("POST", "/v1/everything")
     assert scopes_for("GET", "/v1/everything") is None
     assert scopes_for("PATCH", "/v1/documents") == frozenset(KeyScope)  # the router says 405
