@@ -256,7 +256,8 @@ class Http(_Section):
     max_unfinished_bytes: int = Field(default=1 << 30, ge=1, le=1 << 40)
     """limit for the batches of all tenants that are arriving or being processed, in temporary files"""
     body_grace_s: float = Field(default=10, gt=0, le=3600)
-    """how long a body may take, whatever its size; every `min_body_rate` bytes received add a second"""
+    """how long a body may take, whatever its size, plus a random time of up to half of that; every `min_body_rate`
+    bytes received add a second"""
     min_body_rate: int = Field(default=1 << 14, ge=1, le=1 << 30)
     """bytes a second that a body must reach after `body_grace_s`"""
     max_builds: int = Field(default=2, ge=1, le=64)

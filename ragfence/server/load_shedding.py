@@ -4,7 +4,8 @@
   before their body is read), which leaves room for reads: clients can still query the state of their work.
 - A request whose body is still arriving is not in progress: it is counted separately, and limited by `fair_shares`.
 - A body is refused by its Content-Length (413), or as soon as more bytes have arrived than are accepted.
-- A body has `body_timeout_s`, and one second more for every `min_rate` bytes that arrived (408). The time of the
+- A body has `body_timeout_s` to one and a half times that, and one second more for every `min_rate` bytes that arrived
+  (408). The time of the
   application does not count.
 - `/healthz`, `/readyz` and `/metrics` are always answered.
 
@@ -33,6 +34,8 @@ STOPPING: Final = "ragfence.stopping"
 """In the state of the lifespan: set by the server when it stops."""
 EXCHANGE: Final = "ragfence.exchange"
 """In the state of a request: its `BoundedExchange`, by which inner layers can refuse it."""
+TIMEOUT_SPREAD: Final = 0.5
+"""By how much the time for a body is longer at most."""
 LINGER_S: Final = 2.0
 LINGER_BYTES: Final = 8 << 20
 SMALL_BODY: Final = 16 << 10
@@ -135,7 +138,9 @@ class LoadShedding:
         return refusal("DEPENDENCY.overloaded", retry_after=random.randint(1, 4))
 
     async def _execute(self, scope: Scope, receive: Receive, send: Send, limit: int) -> None:
-        exchange = BoundedExchange(receive, send, limit=limit, timeout_s=self._body_timeout_s, min_rate=self._min_rate)
+        # Random, or bodies that began together are all refused in the same moment and hold up everyone else.
+        timeout_s = self._body_timeout_s * random.uniform(1, 1 + TIMEOUT_SPREAD)
+        exchange = BoundedExchange(receive, send, limit=limit, timeout_s=timeout_s, min_rate=self._min_rate)
         is_arriving = body_length(scope) != 0
 
         def count(amount: int) -> None:

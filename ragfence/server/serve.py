@@ -111,6 +111,9 @@ def app_from_environment() -> App:
     )
 
 
+SWITCH_INTERVAL_S: Final = 0.001
+"""Python's own is 0.005."""
+
 OnReady = Callable[[str, int], None]
 """Called with the URL and the port, once requests are answered."""
 
@@ -221,6 +224,9 @@ class _Server(uvicorn.Server):
         """Tasks that last as long as the server: its own, the lifespan, and those that the lifespan has started."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        # After this time a thread that computes (a build) gives the interpreter back to the event loop, which needs it
+        # several times for each request.
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         await super().startup(sockets)
         self._permanent = asyncio.all_tasks()
         self._ready()

@@ -18,10 +18,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from ragfence.core.operations import Operation
-from ragfence.core.policy import Policy
 from ragfence.core.receipts import Decision, Receipt
 from ragfence.engine.aio import run_blocking
 from ragfence.engine.claim_block import ClaimBlock, is_final
@@ -29,16 +28,15 @@ from ragfence.errors import (
     Conflict,
     FencedOut,
     InFlight,
-    NotJson,
     PolicyError,
     Quarantined,
     RagfenceError,
-    ResultTooBig,
     Stale,
     TerminalError,
     ValidationError,
     WebhookUnverified,
 )
+from ragfence.queues.consumer import Claims, seal
 from ragfence.queues.transport import Envelope, Message, Transport
 from ragfence.webhooks.providers import Provider, WebhookEvent
 from ragfence.webhooks.signatures import Delivery
@@ -50,26 +48,6 @@ ORDER_KIND: Final = "webhook.order"
 _log = logging.getLogger("ragfence.webhooks")
 
 Handle = TypeVar("Handle", bound=Callable[..., Any])
-
-
-class Claims(Protocol):
-    """What of a fence the handlers need."""
-
-    @property
-    def tenant(self) -> str: ...
-    @property
-    def policy(self) -> Policy: ...
-    def claim(
-        self,
-        operation: Operation,
-        *,
-        payload: object = None,
-        wait_s: float | None = None,
-        verdict: bool = False,
-        event_id: str = "",
-        correlation_id: str = "",
-        route: str = "",
-    ) -> ClaimBlock: ...
 
 
 class WebhookReply(NamedTuple):
@@ -352,14 +330,6 @@ def storable(result: Any) -> Any:
     if isinstance(result, Receipt):
         return {"key": result.key, "decision": str(result.decision), "snippet_ids": list(result.snippet_ids)}
     return result
-
-
-def seal(claim: ClaimBlock, result: Any) -> Receipt:
-    """Seals an event. Its effect happened: a result that no receipt can hold is left out, never raised."""
-    try:
-        return claim.seal(result=result)
-    except (NotJson, ResultTooBig):
-        return claim.seal(result=None)
 
 
 def _ordered(claim: ClaimBlock) -> Any:
