@@ -43,10 +43,12 @@ class Fence:
 
     @property
     def tenant(self) -> str:
+        """The tenant that the fence was opened for. It is part of every key and of every stored name."""
         return self._engine.tenant
 
     @property
     def policy(self) -> Policy:
+        """The effective policy."""
         return self._engine.policy
 
     @cached_property
@@ -94,6 +96,7 @@ class Fence:
 
     @property
     def audit(self) -> Audit:
+        """Decision rows and what follows from them: history of a key, savings, conflicts, anomalies, and the auditor."""
         from ragfence.audit.audit import Audit
 
         return Audit(self._engine.fences, self._engine.objects, self._engine.policy)
@@ -238,6 +241,7 @@ class Fence:
         return collect_stats(self._engine.fences, since, self._recounting)
 
     def close(self) -> None:
+        """Releases leases and connections. Any later call raises `StoreClosed`."""
         if "indexes" in self.__dict__:  # a cached property that was used
             self.indexes.close()
         self._engine.close()
