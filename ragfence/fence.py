@@ -96,7 +96,7 @@ class Fence:
 
     @property
     def audit(self) -> Audit:
-        """Decision rows and what follows from them: history of a key, savings, conflicts, anomalies, and the auditor."""
+        """Decision rows and what follows from them: histories, savings, conflicts, anomalies, and the auditor."""
         from ragfence.audit.audit import Audit
 
         return Audit(self._engine.fences, self._engine.objects, self._engine.policy)

@@ -55,11 +55,11 @@ The machine's load average was {load_before} before the rounds and {load_after} 
 ### Requests per second, latency and cost
 
 Medians of the rounds, latencies in milliseconds, CPU in microseconds of a core that the server's process took for a
-request (of the Redis beside it nothing is counted). To be read as ratios.
+request (without that of Redis). To be read as ratios.
 
 {rates}
 
-### Beside the goals
+### Other figures
 
 {notes}
 
@@ -85,24 +85,26 @@ lease of ragfence is {lease_s:g} s.
 - **IdempotencyMiddleware** and **asgi-idempotency-header**: on that same route, which counts its effects; every round
   checks them. On Valkey ragfence has no object store here, so an operation is as durable on both sides. SQLite comes
   with a folder of objects and syncs both; `MemoryBackend` keeps a dict, and loses it with the process.
-- **connections**: each has one request under way. The load is a process of its own on uvloop; **{ceiling}** is what it
+- **connections**: each has one request at a time. The load is a process of its own on uvloop; **{ceiling}** is what it
   can do: against a server that answers every request with the same bytes.
 """
 
 REASONS: dict[str, str] = {
-    OTHER_PAYLOAD: "The key stands for the first payload. ragfence compares it and says 409; asgi-idempotency-header "
-    "does not look at the body, and answers the second amount with the receipt of the first.",
-    HANDLER_EXCEPTION: "Nothing happened, so the retry has to perform it. ragfence gives the key back; "
-    "asgi-idempotency-header leaves it among those under way, which nothing ever takes out again.",
-    EXPIRED: "A key whose time is over is free. With an object store ragfence answers longer than it promised, until "
+    OTHER_PAYLOAD: "The key belongs to the first payload. ragfence compares payloads and answers 409; "
+    "asgi-idempotency-header does not look at the body, and answers the second amount with the receipt of the first.",
+    HANDLER_EXCEPTION: "Nothing happened, so the retry has to execute it. ragfence releases the key; "
+    "asgi-idempotency-header leaves it among those in progress, and never removes it.",
+    EXPIRED: "An expired key is free. With an object store ragfence answers longer than it promised, until "
     "purge-expired; then, and on Redis alone at once, the key is new. asgi-idempotency-header forgets the answer and "
-    "still holds the key to be under way.",
-    CRASHED: "Nothing happened, and nobody is at it any more. ragfence's lease runs out and the retry takes over; in "
+    "still considers the key in progress.",
+    CRASHED: "Nothing happened, and no process is working on it. ragfence's lease expires and the retry takes over; in "
     "Redis asgi-idempotency-header's key has no lease and no expiry; in memory it died with the process.",
-    CRASHED_LATE: "A lease gives one effect per key if the effect can be recognised, not one execution: a blind effect "
-    "is repeated by whoever takes over. asgi-idempotency-header does not repeat it on Redis, and never answers either.",
-    CRASHED_RECOVERED: "Told how to look for an earlier effect (`recover=`), ragfence finds it and answers: one.",
-    TWINS: "Both perform it once. ragfence tells the others 202 with a place to ask, asgi-idempotency-header 409.",
+    CRASHED_LATE: "A lease gives one effect per key if the effect can be recognised, not one execution: an effect that "
+    "cannot be recognised is repeated by the next owner. asgi-idempotency-header does not repeat it on Redis, and "
+    "never answers either.",
+    CRASHED_RECOVERED: "With `recover=`, ragfence finds the earlier effect and answers with it.",
+    TWINS: "Both execute it once. ragfence answers the others with 202 and an address to poll, "
+    "asgi-idempotency-header with 409.",
     LOST_REPLY: "Both finish the work for a client that has left, and replay the answer.",
 }
 _SUBJECTS = (SERVE_SQLITE, SERVE_VALKEY, MIDDLEWARE_SQLITE, MIDDLEWARE_VALKEY, PEER_MEMORY, PEER_REDIS)
@@ -168,7 +170,7 @@ def notes(measured: Measured) -> list[str]:
     busy = max(statistics.median(each["busy"]) for name, each in measured["cells"].items() if CEILING not in name)
     found, cost = figures(measured), costs(measured)
     lines = [
-        f"The load can do {alone:,.0f} requests/s over {most} connections, on the machine as it was; beside every "
+        f"The load can do {alone:,.0f} requests/s over {most} connections, on the machine as it was; next to every "
         f"measured server it took at most {100 * busy:.0f} % of a core."
     ]
     for ours, theirs in (
@@ -183,8 +185,8 @@ def notes(measured: Measured) -> list[str]:
         name = figure(ours, theirs, most)
         if name in found:
             lines.append(
-                f"{' of '.join(ours)} beside {' of '.join(theirs)}, {most} connections: {_spread(found[name])} of its "
-                f"rate; {_spread(_inverse(cost[name]))} of its CPU for a request."
+                f"{' of '.join(ours)} compared with {' of '.join(theirs)}, {most} connections: "
+                f"{_spread(found[name])} of its rate; {_spread(_inverse(cost[name]))} of its CPU for a request."
             )
     return lines
 

@@ -150,7 +150,7 @@ def other_payload(site: Site) -> Told:
     key = next(_keys)
     replies = [site.ask(key), site.ask(key, amount=2 * AMOUNT)]
     claimed = replies[1].status < 300
-    return _told(site, key, replies, "told that the other amount was paid" if claimed else "")
+    return _told(site, key, replies, "the answer names the other amount" if claimed else "")
 
 
 def handler_exception(site: Site) -> Told:

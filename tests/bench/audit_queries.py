@@ -146,7 +146,7 @@ def _last_day(audit: Audit) -> int:
 QUERIES = {
     BY_SOURCE: _by_source,
     BY_DAY: _by_day,
-    "the story of a key": _explain,
+    "the history of a key": _explain,
     "decisions of the last day": _last_day,
 }
 

@@ -17,9 +17,9 @@ SECTION = """
 ## Audit
 
 A ledger of {rows:,} rows over {days} days ({objects:,} Parquet objects in a **local folder**, {megabytes:,.0f} MiB),
-asked by `fence.audit`; every question has a process of its own, pyarrow loaded before the clock starts, and is asked
-{times} times, of which the fastest counts. And the rate of those who are only told what is known, on Redis, with the
-decision rows and without: there is no switch, so "without" is a double of the store that only this benchmark has.
+read by `fence.audit`; every query has a process of its own, pyarrow loaded before the clock starts, and runs
+{times} times, of which the fastest counts. Also the rate of calls that are answered from known records, on Redis, with
+decision rows and without: there is no switch, so "without" is a double of the store in this benchmark.
 {rounds} rounds, {batch} documents or keys a call. The machine's load average was {load_before} before and {load_after}
 after.{quick}
 
@@ -27,7 +27,7 @@ after.{quick}
 
 {goals}
 
-### Beside the goals
+### Other figures
 
 {notes}
 """
@@ -68,7 +68,7 @@ def _notes(measured: Measured) -> list[str]:
     judged = {verdict.goal.what for verdict in verdicts(measured)}
     others = {query: told for query, told in asked.items() if query not in judged}
     return [
-        "Processor time of the questions: "
+        "Processor time of the queries: "
         + ", ".join(f"{query} {told['cpu_seconds']:.2f} s" for query, told in asked.items())
         + ".",
         *(

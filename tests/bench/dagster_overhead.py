@@ -42,7 +42,7 @@ SECTION = """
 ## Dagster
 
 {rounds} rounds of {documents:,} documents of 1,000 characters, on Redis and a **{objects}**; Dagster {version},
-in process, on an ephemeral instance. The asset is materialized: opening the fence, a sync that remembers what it saw,
+in process, on an ephemeral instance. The asset is materialized: opening the fence, a sync that records what it read,
 the corpus digest, tables and chart are on its clock, and so is what Dagster does for any asset: {idle_ms:.0f} ms for
 one with a check, a resource and as much metadata that does nothing. The bare call is `ingest_many` on a fence that is
 open, and so is Dagster's instance: a process opens it once, an ephemeral one in {opening_ms:.0f} ms. Figures are the
@@ -52,7 +52,7 @@ asset's time over that of the call.
 
 {goals}
 
-### Beside the goals
+### Other figures
 
 {beside}
 """

@@ -17,7 +17,7 @@ PAGE = """\
 
 Measured on a shared {cores}-core machine: ratios, not absolute rates. Every subject ran in each of {rounds} rounds, in
 another order every time; a ratio is taken within a round, and the median of the rounds is judged. {server} with
-{allocator}, on loopback, Python {python}, redis-py {redis_py} with hiredis {hiredis}; beside it
+{allocator}, on loopback, Python {python}, redis-py {redis_py} with hiredis {hiredis}; compared with
 {peer}.
 The audit is on: every decision leaves its row in the server before the caller has its answer. The machine's load
 average was {load_before} before the rounds and {load_after} at the end, after the contending processes.{scale_note}
@@ -31,7 +31,7 @@ The first measures, prints, and writes `out/bench.json`, and `out/bench-*.json` 
 rates and the machine's load; the second writes this page. `python -m tests.bench --quick` takes less time, with fewer
 rounds and smaller stores; `--part 1` measures operations alone, `--part 2` [documents](#documents), `--part 3`
 [indexes](#indexes), `--part 4` Dagster, `--part 5` the HTTP API, `--part 6` the audit, `--part 7`
-[one tenant beside a hostile one](#one-tenant-beside-a-hostile-one), `--part 8`
+[one tenant next to a hostile one](#one-tenant-next-to-a-hostile-one), `--part 8`
 [what grows with the store](#what-grows-with-the-store).
 
 ## Goals: {summary}
@@ -40,7 +40,7 @@ Redis alone, no object store.
 
 {goals}
 
-## Beside the goals
+## Other figures
 
 {notes}
 
@@ -60,13 +60,13 @@ which waits for the disk.
   speed: no JMESPath, no payload validation, no Lambda context, its cache inside the process off as by default. It runs
   in an environment and a process of its own and has its own clock. It keeps no decision rows and compares no payloads.
 - **bulk replay, bulk new**: `store.claim(claims)` of {batch} keys and a receipt for each, or claim and seal of as many.
-  The claims are made ready before the clock starts, as are keys and values of the `SET NX` beside it.
+  The claims are made ready before the clock starts, and so are keys and values of the `SET NX`.
 - **round trips**: turns on the wire, counted by a relay between client and server.
 - **a sealed record**: `MEMORY USAGE key SAMPLES 0`, mean of a sample of the records.
-- **large and small store**: two servers, the same keys asked for on both, ratio of the medians. The server's allocator
+- **large and small store**: two servers, the same keys requested on both, ratio of the medians. The server's allocator
   decides here: with that of libc, replays in the large store ran at 0.76x and 0.87x in two earlier runs.
 - **processes**: every process wants every key, in a shuffled order of its own, all start at once; the effect sleeps
-  1 ms. A claim waits if it met somebody's lease. Times are those of the decision rows, on the server's clock.
+  1 ms. A claim waits if another owner has the lease. Times are those of the decision rows, on the server's clock.
 {documents}"""
 
 
@@ -107,7 +107,10 @@ def _peer(versions: Mapping[str, str]) -> str:
 
 
 def goals_lines(found: Sequence[Verdict], named: Named) -> str:
-    lines = ["| | what | beside | goal | measured | middle half | lowest to highest | verdict |", "|---" * 8 + "|"]
+    lines = [
+        "| | what | compared with | goal | measured | middle half | lowest to highest | verdict |",
+        "|---" * 8 + "|",
+    ]
     for verdict in found:
         goal, spread = verdict.goal, verdict.spread
         figure = seen(goal, spread.middle) if spread else "-"
@@ -121,7 +124,7 @@ def goals_lines(found: Sequence[Verdict], named: Named) -> str:
 def _built_too(measured: Measured) -> list[str]:
     rates = measured["rates"]["redis"]
     spread = Spread.of(ratios(rates["bulk replay, claims built too"], rates["pipelined SET NX"]))
-    return [f"Bulk replay with the making of the claims on the clock: {spread.middle:.2f}x of pipelined SET NX."]
+    return [f"Bulk replay with the creation of the claims included: {spread.middle:.2f}x of pipelined SET NX."]
 
 
 def _objects(measured: Measured) -> str:

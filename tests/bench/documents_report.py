@@ -23,7 +23,7 @@ SECTION = """
 ## Documents
 
 Measured as above, in {rounds} rounds: {documents:,} documents of 1,000 characters, ragfence on Redis with a
-**{objects}** as its object store, the audit on, in batches of {batch:,}; beside it {peers}.
+**{objects}** as its object store, the audit on, in batches of {batch:,}; compared with {peers}.
 The machine's load average was {load_before} before the rounds and {load_after} at the end.{scale_note}
 
 ### Goals: {summary}
@@ -40,11 +40,11 @@ Medians of the rounds, to be read as ratios.
 
 Counted outside ragfence and outside the peers, in {races}. ragfence has a sink here, which embeds and writes; its texts
 chunked and its snippets in the object store are counted too (judged, with the rest). Rows left are those with different
-ids, which nobody will ever overwrite. No call of a peer returns the ids of a document that it skips.
+ids, which no later run overwrites. No call of a peer returns the ids of a document that it skips.
 
 {race}
 
-### Beside the goals
+### Other figures
 
 {notes}
 
@@ -56,7 +56,7 @@ ids, which nobody will ever overwrite. No call of a peer returns the ids of a do
 - **LangChain**: `index()` with `SQLRecordManager` on SQLite, batches of 1,000, SHA-256 keys, `cleanup="incremental"`,
   which drops the old version of a changed document, as the others do; without it, new documents may cost it less.
 - **LlamaIndex**: `IngestionPipeline` with `RedisDocumentStore` on the same server, writes pipelined by 1,000 instead of
-  one by one, no cache of transformations. In the race its `SentenceSplitter` stands in front, as in its documentation.
+  one by one, no cache of transformations. In the race its `SentenceSplitter` comes first, as in its documentation.
 - Both have an embedder and a vector store that do nothing but count, and run in an environment and processes of their
   own, with their own clocks. All documents are made before the clock starts, the same text, id and metadata for all.
 - ragfence writes every new document's snippets and rows to the disk, synced, before it answers; LangChain commits to
@@ -113,7 +113,7 @@ def notes(measured: Measured) -> list[str]:
     changed, rates = measured["growth"]["changed"], measured["rates"]
     sink = Spread.of(ratios(rates[named(FIRST, WITH_SINK)], rates[named(FIRST, RAGFENCE)]))
     return [
-        f"New documents with a sink that counts and does nothing, for which a batch writes down what it owes: "
+        f"New documents with a sink that counts and does nothing, for which a batch records what it owes: "
         f"{sink.middle:.2f}x ({sink.lowest:.2f} to {sink.highest:.2f}) of the rate without.",
         f"A document with {stored['snippets']} snippets has {stored['keys_per_document']:.3g} keys in Redis with "
         f"{stored['document_bytes']:.0f} bytes (judged); used_memory grew by {stored['server_bytes_per_document']:.0f} "

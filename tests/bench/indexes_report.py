@@ -32,7 +32,7 @@ Medians of the rounds, to be read as ratios: {rows:,} rows into LanceDB, {qdrant
 
 {rates}
 
-### Beside the goals
+### Other figures
 
 {notes}
 

@@ -17,11 +17,11 @@ from tests.bench.tenants_goals import figure, figures, verdicts
 from tests.bench.tenants_hostile import FORMS
 from tests.bench.tenants_rounds import ALONE, ATTACKED, BESIDE, HOWS, KINDS, STORES, named
 
-TITLE = "\n## One tenant beside a hostile one\n"
+TITLE = "\n## One tenant next to a hostile one\n"
 UNMEASURED = (
     TITLE
     + """
-Not measured yet. `python -m tests.bench --part 7` takes half an hour on a machine that has nothing else to do, and
+Not measured yet. `python -m tests.bench --part 7` takes half an hour on an idle machine, and
 `--part 7 --quick` a quarter of that; then `--write-docs` puts the figures here.
 """
 )
@@ -43,7 +43,7 @@ the attacker or the unrelated process. To be read as ratios.
 
 {latencies}
 
-### Beside the goals
+### Other figures
 
 {notes}
 

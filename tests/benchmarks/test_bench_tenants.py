@@ -84,7 +84,7 @@ def test_the_terminal_and_the_page_show_every_goal_and_nothing_of_this_machine(m
     assert servers.HOST not in page
     # Where the page's own links lead, measured or not.
     for section in (page, tenants_report.UNMEASURED):
-        assert section.startswith("\n## One tenant beside a hostile one\n")
+        assert section.startswith("\n## One tenant next to a hostile one\n")
 
 
 def test_latency_is_compared_within_a_round_and_losses_are_added_up(measured):
