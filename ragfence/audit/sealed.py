@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 from ragfence.audit.ledger import Wanted
 from ragfence.audit.row_reader import Rows
 from ragfence.core.decision_rows import DECISION_TEXT
-from ragfence.core.layout import RowKind
+from ragfence.core.layout import BATCH_BYTES, RowKind
 from ragfence.core.operations import FenceNumber
 from ragfence.documents.rewrite import EndedRevision, RevisionFact
-from ragfence.engine.batch_commit import BATCH_BYTES
 
 if TYPE_CHECKING:
     import pyarrow

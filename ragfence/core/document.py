@@ -97,9 +97,6 @@ class CheckedDocument(NamedTuple):
     content_type: str
 
 
-_tuple = tuple.__new__
-
-
 def normalised(text: str) -> str:
     """NFC, with LF at the end of lines.
 
@@ -144,7 +141,7 @@ def checked(
     if content_type != PLAIN:
         content_type = _checked_name(doc_id, "content_type", content_type, MAX_CONTENT_TYPE_BYTES)
     # As a tuple, past the constructor: this runs for every document of every batch.
-    return _tuple(CheckedDocument, (doc_id, text, text_bytes, stored, source_url, sequence, content_type))
+    return CheckedDocument(doc_id, text, text_bytes, stored, source_url, sequence, content_type)
 
 
 def _checked_id(doc_id: object, position: int | None) -> str:

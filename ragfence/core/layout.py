@@ -8,6 +8,7 @@
                     [lease  LEASE, then a key record of the given size]
     parked record   STAMP, then a key record: a document's superseded revision
     decision row    ROW, then effect_id and error_code (each length:1 + bytes), context (length:4 + bytes)
+    result          of a document: a tag, [owner:8], [row: ADDRESS], [origin: ADDRESS], then the ids of its snippets
     marker          R:<epoch>:<run_id> of a shard that is ready, H:<epoch>:<run_id> of one that is being hydrated
 
 The fields in brackets are stored only if they are not empty, which the upper bits of the state (HAS_*) and the flags of
@@ -144,6 +145,15 @@ LEASE = Fields(digest=f"c{DIGEST_BYTES}") + _RECORD_SIZE
 HEADED_SOURCE = SOURCE + HEAD
 LEASED_SOURCE = SOURCE + LEASE
 """a source without a head, whose first revision is being ingested"""
+BATCH_BYTES = 8
+"""How much of a token names its batch, and so, with the epoch, the segment in which its move was committed."""
+ADDRESS = Fields(epoch="Q", batch=f"c{BATCH_BYTES}")
+"""of a segment of the log"""
+OWNER_BYTES = 8
+HERE, ELSEWHERE, MOVED = b"d", b"e", b"x"
+"""Tags of a document's result. HERE: its row and its positions are in the segment that the epoch and the token of the
+record name. ELSEWHERE: the positions are in another segment, whose address follows. MOVED, after a compaction: the
+addresses of both follow. In upper case, the owner comes first: the source that owns the document."""
 SEQUENCE_HALVES = Fields(high="i4", low="I4")
 """of a sequence, of which a number in Lua cannot hold more"""
 ROW = Fields(
@@ -597,3 +607,32 @@ def record_in(head: bytes) -> bytes:
 def source_with(epoch: int, head: bytes) -> bytes:
     """The record of a source that has this encoded head and no lease."""
     return b"%c%b%b%b" % (RECORD_VERSION, head[:1], _stamp.pack(epoch), head[1:])
+
+
+# Results of documents
+
+_address = ADDRESS.struct()
+_IDS_AT = {HERE: 1, ELSEWHERE: 1 + ADDRESS.size, MOVED: 1 + 2 * ADDRESS.size, b"": 0}
+_IDS_AT |= {tag.upper(): at + OWNER_BYTES for tag, at in _IDS_AT.items() if tag}
+
+
+def ids_in(result: bytes) -> bytes:
+    """The ids of the snippets alone, which every replay needs."""
+    at = _IDS_AT.get(result[:1])
+    if at is None:
+        raise FormatCorrupt(f"the record of a document starts with {result[:1]!r}")
+    return result[at:]
+
+
+def owner_and_addresses(result: bytes) -> tuple[bytes, list[tuple[int, bytes]]]:
+    """The owner, or nothing, and (epoch, batch) of each address in the result of a document."""
+    at = 1 + OWNER_BYTES if result[:1].isupper() else 1
+    end = len(result) - len(ids_in(result))
+    try:
+        return result[1:at], list(_address.iter_unpack(result[at:end]))
+    except struct.error as broken:
+        raise FormatCorrupt(f"the record of a document is cut off: {broken}") from broken
+
+
+def pack_address(epoch: int, batch: bytes) -> bytes:
+    return _address.pack(epoch, batch)

@@ -30,7 +30,6 @@ from ragfence.engine.requests import acting_key
 from ragfence.errors import DocumentMoved, ValidationError
 
 _quoted: Callable[[str], str] = json.encoder.encode_basestring
-_tuple = tuple.__new__
 MARKDOWN_TYPES = frozenset({"text/markdown", "text/html"})
 """Headings of HTML become headings of Markdown before a document is made of it."""
 
@@ -132,7 +131,7 @@ class ClaimBuilder:
             doc_id.encode(), hashed, size, cut.key_tail, metadata, url, content_type
         )
         context = caller.context(doc_id, hashed, cut.name, sequence, len(text), event_id=event_id, api_key=api_key)
-        return _tuple(Ask, (key, source, fingerprint, metadata_hash, sequence, token, context)), doc, content, cut
+        return Ask(key, source, fingerprint, metadata_hash, sequence, token, context), doc, content, cut
 
     def ingest(
         self, document: Document | CheckedDocument, token: bytes, caller: Caller, event_id: str = ""

@@ -10,7 +10,7 @@ from typing import Any
 
 from ragfence.core.decision_rows import row_for_answer
 from ragfence.core.decisions import ConflictVerdict, Granted, InFlightVerdict, Replay, StaleVerdict
-from ragfence.core.layout import METADATA_UPDATED, REVIVED, TOKEN_BYTES, RowKind, ending_in, result_in
+from ragfence.core.layout import METADATA_UPDATED, REVIVED, TOKEN_BYTES, RowKind, ending_in, ids_in, result_in
 from ragfence.core.receipts import Decision, Flags, Receipt, default_effect_id, refused_receipt
 from ragfence.core.records import KeyRecord
 from ragfence.documents.chunking.chunker import pieces_of
@@ -27,7 +27,6 @@ from ragfence.documents.log import (
     Positions,
     StoredResult,
     address_in,
-    ids_in,
     result_of,
     stored_in,
 )
@@ -63,7 +62,6 @@ DOCUMENT_POINTS = (
 )
 
 _DUPLICATE = Flags()
-_tuple = tuple.__new__
 
 
 def ingest_effect(subject: PreparedDocument, grant: Granted) -> FinishedEffect:
@@ -86,9 +84,9 @@ def ingest_effect(subject: PreparedDocument, grant: Granted) -> FinishedEffect:
     if replaced:
         known = frozenset(_each(replaced.ids))
         fresh = [each for each in fresh if each[0] not in known]
-    positions = _tuple(Positions, tuple(zip(*pieces, strict=True))) if pieces else NO_POSITIONS
+    positions = Positions(*zip(*pieces, strict=True)) if pieces else NO_POSITIONS
     detail = _detail(subject, grant, INGEST, ids, replaced, owner, positions=positions, fresh=fresh)
-    return _tuple(FinishedEffect, (result_of(ids, owner=owner), detail))
+    return FinishedEffect(result_of(ids, owner=owner), detail)
 
 
 def _detail(
@@ -104,27 +102,23 @@ def _detail(
     fresh: Sequence[tuple[bytes, str]] = (),
 ) -> Detail:
     (doc_id, _, text, metadata, source_url, _, content_type), content, cut, claim, _, _ = subject
-    # As a tuple, past the constructor: one is made for every document that is new.
-    return _tuple(
-        Detail,
-        (
-            doc_id,
-            action,
-            content.hash,
-            len(text),  # not `content.size`, which counts what else is hashed
-            metadata.decode(),
-            source_url,
-            content_type,
-            cut.recipe.text,
-            grant.record.when_ms - claim.lease_ms,
-            ids,
-            positions,
-            _without(replaced.ids, ids) if replaced else b"",
-            origin,
-            replaced.row.text if replaced else _retracted_at(grant),
-            fresh,
-            owner.hex(),
-        ),
+    return Detail(
+        doc_id,
+        action,
+        content.hash,
+        len(text),  # not `content.size`, which counts what else is hashed
+        metadata.decode(),
+        source_url,
+        content_type,
+        cut.recipe.text,
+        grant.record.when_ms - claim.lease_ms,
+        ids,
+        positions,
+        _without(replaced.ids, ids) if replaced else b"",
+        origin,
+        replaced.row.text if replaced else _retracted_at(grant),
+        fresh,
+        owner.hex(),
     )
 
 
@@ -283,21 +277,17 @@ def _answered(key: bytes, record: KeyRecord | None, decision: Decision, flags: F
     if record is None:  # there was nothing to retract
         return Receipt(key.hex(), default_effect_id(key), decision=decision, flags=flags)
     _, _, _, (epoch, counter), _, first_seen_ms, sealed_at_ms, _, _, _, _, _, stored = record
-    # As a tuple, past the constructor: a batch of replays makes one for each document.
-    return _tuple(
-        Receipt,
-        (
-            key.hex(),
-            default_effect_id(key),
-            snippet_texts(ids_in(stored)),
-            None,
-            None,
-            decision,
-            flags,
-            f"{epoch}.{counter}",
-            first_seen_ms,
-            sealed_at_ms,
-        ),
+    return Receipt(
+        key.hex(),
+        default_effect_id(key),
+        snippet_texts(ids_in(stored)),
+        None,
+        None,
+        decision,
+        flags,
+        f"{epoch}.{counter}",
+        first_seen_ms,
+        sealed_at_ms,
     )
 
 

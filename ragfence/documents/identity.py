@@ -28,7 +28,6 @@ _SIZES = [_size(size) for size in range(2048)]
 """of what is short; more than an id may have"""
 _FIRST = _size(0)
 _SNIPPET = framed("ragfence/snippet/1", ())
-_tuple = tuple.__new__
 _SHARD = [bytes((shard,)) for shard in range(SHARDS)]
 
 
@@ -125,8 +124,7 @@ class Identity:
         return self._compared(b"%b%b%b%b%b%b%b" % (self._metadata, sizes[0], metadata, sizes[1], url, sizes[2], kind))
 
     def content(self, text: bytes) -> Content:
-        # As a tuple, past the constructor: one is made for every document of every batch.
-        return _tuple(Content, (self._hash(text), len(text)))
+        return Content(self._hash(text), len(text))
 
     def state(self, state: str) -> str:
         """What is noted of the state of an item: that of S3 is often an MD5 of its content."""

@@ -8,7 +8,7 @@ rows name the segment of that row (`origin`). Everything is readable with DuckDB
 
 The record of a document in the fence store holds, as its result, the ids of its snippets and where its rows are:
 
-    d ids                       row and positions are in the segment that epoch and token of the record name
+    d ids                       the row and the positions are in the segment that epoch and token of the record name
     e origin:16 ids             the positions are in another segment
     x row:16 origin:16 ids      after a compaction: neither is where the record would say
     D, E, X                     the same, with owner:8 behind the letter: the source that owns the document
@@ -21,15 +21,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ragfence.core.layout import BATCH_BYTES, ELSEWHERE, HERE, MOVED, ids_in, owner_and_addresses, pack_address
 from ragfence.core.operations import encoded
 from ragfence.core.records import KeyRecord
-from ragfence.engine.batch_commit import BATCH_BYTES
 from ragfence.errors import FormatCorrupt
 
 INGEST, REVIVE, METADATA, RETRACT, PURGE = "ingest", "revive", "metadata", "retract", "purge"
 
-PLAIN, _ELSEWHERE, _MOVED = b"d", b"e", b"x"
-OWNER_BYTES = 8
 NO_OWNER = b""
 
 
@@ -40,14 +38,11 @@ class Address(NamedTuple):
     batch: bytes
 
     def encode(self) -> bytes:
-        return self.epoch.to_bytes(8, "big") + self.batch
+        return pack_address(self.epoch, self.batch)
 
     @property
     def text(self) -> str:
         return f"{self.epoch:020d}/{self.batch.hex()}"
-
-
-ADDRESS_BYTES = 8 + BATCH_BYTES
 
 
 def address_in(name: str) -> Address:
@@ -56,11 +51,7 @@ def address_in(name: str) -> Address:
         *_, epoch, batch = name.split("/")
         return Address(int(epoch), bytes.fromhex(batch))
     except ValueError as broken:
-        raise FormatCorrupt(f"{name!r} is no name of a segment") from broken
-
-
-def _address(data: bytes) -> Address:
-    return Address(int.from_bytes(data[:8], "big"), data[8:ADDRESS_BYTES])
+        raise FormatCorrupt(f"{name!r} is not the name of a segment") from broken
 
 
 class StoredResult(NamedTuple):
@@ -75,43 +66,26 @@ class StoredResult(NamedTuple):
 
 
 def stored_in(record: KeyRecord) -> StoredResult:
-    data = record.result
+    result = record.result
     here = Address(record.fence.epoch, record.token[:BATCH_BYTES])
-    tag = data[:1]
-    if tag == PLAIN or not data:
-        return StoredResult(here, here, data[1:])
-    owner = NO_OWNER
-    if tag.isupper():
-        owner, data, tag = data[1 : 1 + OWNER_BYTES], data[OWNER_BYTES:], tag.lower()
-    if tag == PLAIN:
-        return StoredResult(here, here, data[1:], owner)
-    if tag == _ELSEWHERE:
-        return StoredResult(here, _address(data[1:]), data[1 + ADDRESS_BYTES :], owner)
-    if tag == _MOVED:
-        origin = _address(data[1 + ADDRESS_BYTES :])
-        return StoredResult(_address(data[1:]), origin, data[1 + 2 * ADDRESS_BYTES :], owner)
-    raise FormatCorrupt(f"the record of a document starts with {tag!r}")
-
-
-_IDS_AT = {PLAIN: 1, _ELSEWHERE: 1 + ADDRESS_BYTES, _MOVED: 1 + 2 * ADDRESS_BYTES, b"": 0}
-_IDS_AT |= {tag.upper(): at + OWNER_BYTES for tag, at in _IDS_AT.items() if tag}
-
-
-def ids_in(result: bytes) -> bytes:
-    """The ids alone, which every replay needs."""
-    at = _IDS_AT.get(result[:1])
-    if at is None:
-        raise FormatCorrupt(f"the record of a document starts with {result[:1]!r}")
-    return result[at:]
+    if result[:1] == HERE or not result:
+        return StoredResult(here, here, ids_in(result))
+    owner, addresses = owner_and_addresses(result)
+    row, origin = here, here
+    if addresses:
+        origin = Address(*addresses[-1])
+    if len(addresses) > 1:
+        row = Address(*addresses[0])
+    return StoredResult(row, origin, ids_in(result), owner)
 
 
 def result_of(ids: bytes, origin: Address | None = None, row: Address | None = None, owner: bytes = NO_OWNER) -> bytes:
     if row is not None:
-        tag, rest = _MOVED, row.encode() + (origin or row).encode()
+        tag, rest = MOVED, row.encode() + (origin or row).encode()
     elif origin is not None:
-        tag, rest = _ELSEWHERE, origin.encode()
+        tag, rest = ELSEWHERE, origin.encode()
     else:
-        tag, rest = PLAIN, b""
+        tag, rest = HERE, b""
     return b"%b%b%b%b" % (tag.upper() if owner else tag, owner, rest, ids)
 
 

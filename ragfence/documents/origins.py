@@ -17,9 +17,10 @@ from typing import NamedTuple
 
 from ragfence.core.decisions import Claim, Granted
 from ragfence.core.hashing import digest
+from ragfence.core.layout import OWNER_BYTES
 from ragfence.core.operations import checked_text, encoded
 from ragfence.core.records import KeyRecord
-from ragfence.documents.log import NO_OWNER, OWNER_BYTES, StoredResult
+from ragfence.documents.log import NO_OWNER, StoredResult
 from ragfence.engine.batch_commit import Declined
 from ragfence.errors import FormatCorrupt, FormatTooNew, OriginConflict, ValidationError
 from ragfence.stores.objects import ObjectStore

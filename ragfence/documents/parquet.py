@@ -6,11 +6,10 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from ragfence.core.layout import fence_fields, sealed_head, short, split_keys
+from ragfence.core.layout import BATCH_BYTES, HERE, fence_fields, sealed_head, short, split_keys
 from ragfence.core.operations import FenceNumber
 from ragfence.documents.identity import KIND, SNIPPET_BYTES, snippet_texts
-from ragfence.documents.log import PLAIN, Address, Detail, Positions, Snippet, address_in, result_of
-from ragfence.engine.batch_commit import BATCH_BYTES
+from ragfence.documents.log import Address, Detail, Positions, Snippet, address_in, result_of
 from ragfence.engine.segment_log import LogRow, Packed
 from ragfence.errors import FormatCorrupt, FormatTooNew, SegmentUnreadable
 
@@ -110,7 +109,7 @@ def _packed(name: str, table: Any) -> Iterator[Packed]:
         tail = kind
         if live:
             plain = at_home and not origin and not owner
-            tail += (PLAIN + ids) if plain else _result(ids, origin, here, at_home, owner)
+            tail += (HERE + ids) if plain else _result(ids, origin, here, at_home, owner)
         fields = epoch << 8 | counter >> 32, counter & 0xFFFFFFFF
         yield (
             shard + source,

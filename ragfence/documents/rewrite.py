@@ -23,7 +23,7 @@ from itertools import islice
 from typing import NamedTuple, TypeVar
 
 from ragfence.core.decision_rows import Row, context_of
-from ragfence.core.layout import FINGERPRINT_BYTES, State
+from ragfence.core.layout import BATCH_BYTES, FINGERPRINT_BYTES, State
 from ragfence.core.operations import FenceNumber
 from ragfence.core.records import KeyRecord
 from ragfence.documents.identity import SNIPPET_BYTES, operation_of
@@ -37,7 +37,6 @@ from ragfence.documents.parquet import (
     whole_rows,
 )
 from ragfence.engine import crash_points
-from ragfence.engine.batch_commit import BATCH_BYTES
 from ragfence.engine.epochs import Epochs
 from ragfence.engine.expiry import row_for_end
 from ragfence.engine.hydration import AFTER_REWRITTEN, Hydrator, Keep

@@ -21,11 +21,12 @@ from typing import Any, NamedTuple
 
 from ragfence._progress import Meter
 from ragfence.core.decisions import Mode
+from ragfence.core.layout import ids_in
 from ragfence.core.operations import FenceNumber
 from ragfence.core.records import Head, KeyRecord, SourceRecord
 from ragfence.documents.findings import BEYOND_REPAIR, Finding, Trouble, Verification
 from ragfence.documents.identity import SNIPPET_BYTES, snippet_texts
-from ragfence.documents.log import INGEST, Positions, address_in, ids_in
+from ragfence.documents.log import INGEST, Positions, address_in
 from ragfence.documents.parquet import decode_snippets, whole_rows
 from ragfence.documents.rewrite import LogRewrite
 from ragfence.engine.epochs import Epochs

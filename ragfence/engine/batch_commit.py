@@ -33,7 +33,7 @@ from ragfence.core.decisions import (
     StaleVerdict,
     Verdict,
 )
-from ragfence.core.layout import METADATA_UPDATED, NO_TOKEN, REVIVED, TOKEN_BYTES, State
+from ragfence.core.layout import BATCH_BYTES, METADATA_UPDATED, NO_TOKEN, REVIVED, TOKEN_BYTES, State
 from ragfence.core.records import KeyRecord
 from ragfence.engine import crash_points
 from ragfence.engine.epochs import Epochs
@@ -118,12 +118,8 @@ class _Wanted:
 
 
 _T = TypeVar("_T")
-_tuple = tuple.__new__
 _MANY = 100
 """rows: encoding them takes longer than starting a thread for it"""
-
-BATCH_BYTES = 8
-"""How much of a token names its batch, and so, with the epoch, the segment in which its move was committed."""
 
 
 def batch_tokens() -> Iterator[bytes]:
@@ -388,8 +384,8 @@ class BatchCommitter:
 
     def _seal(self, move: Move, grant: Granted, result: bytes) -> Seal:
         claim, prior = move.claim, grant.prior
-        # As a tuple, past the constructor, as is the row below: one of each is made for every document.
-        sealing = (
+        # By position, as the row below: one of each is made for every document, and names cost more.
+        return Seal(
             claim.key,
             grant.record.token,
             grant.record.fence,
@@ -410,11 +406,10 @@ class BatchCommitter:
             prior is not None,
             NO_TOKEN,
         )
-        return _tuple(Seal, sealing)
 
     def _row(self, seal: Seal, grant: Granted, detail: Any) -> LogRow:
         kept = grant.head.sequence if grant.head else None
-        row = (
+        return LogRow(
             seal.key,
             seal.source,
             seal.fence,
@@ -429,7 +424,6 @@ class BatchCommitter:
             "",
             0,
         )
-        return _tuple(LogRow, row)
 
     def _ref(self, move: Move, grant: Granted) -> LeaseRef:
         return LeaseRef(

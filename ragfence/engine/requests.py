@@ -33,9 +33,6 @@ def acting_as(api_key: str) -> Iterator[None]:
         acting_key.reset(acting)
 
 
-_tuple = tuple.__new__
-
-
 class Request(NamedTuple):
     operation: Operation
     fingerprint: bytes
@@ -82,48 +79,42 @@ class Request(NamedTuple):
 
     def claim(self, token: bytes, position: int, waited_ms: int) -> Claim:
         rules = self.rules
-        # As tuples, past the constructors, here and below: each is made for every call, and by name costs eight times.
-        return _tuple(
-            Claim,
-            (
-                self.key,
-                self.fingerprint,
-                token,
-                self.mode,
-                self.source,
-                self.operation.sequence,
-                NO_METADATA,
-                False,  # retract
-                rules.lease_ms,
-                rules.max_attempts,
-                rules.pending_ttl_ms,
-                rules.source_ttl_ms,
-                self.operation.kind,
-                self.owner,
-                self.kept_payload,
-                position,
-                waited_ms,
-                self.context,
-                self.store_tells_conflicts,
-            ),
+        # By position, here and below: each is made for every call, and names cost more.
+        return Claim(
+            self.key,
+            self.fingerprint,
+            token,
+            self.mode,
+            self.source,
+            self.operation.sequence,
+            NO_METADATA,
+            False,  # retract
+            rules.lease_ms,
+            rules.max_attempts,
+            rules.pending_ttl_ms,
+            rules.source_ttl_ms,
+            self.operation.kind,
+            self.owner,
+            self.kept_payload,
+            position,
+            waited_ms,
+            self.context,
+            self.store_tells_conflicts,
         )
 
     def lease_ref(self, token: bytes, *, epoch: int) -> LeaseRef:
         rules = self.rules
-        return _tuple(
-            LeaseRef,
-            (
-                self.key,
-                token,
-                self.mode,
-                self.source,
-                rules.lease_ms,
-                rules.pending_ttl_ms,
-                rules.source_ttl_ms,
-                epoch,
-                0,  # position
-                self.context,
-            ),
+        return LeaseRef(
+            self.key,
+            token,
+            self.mode,
+            self.source,
+            rules.lease_ms,
+            rules.pending_ttl_ms,
+            rules.source_ttl_ms,
+            epoch,
+            0,  # position
+            self.context,
         )
 
     def seal(
@@ -139,29 +130,26 @@ class Request(NamedTuple):
         winner: bytes = NO_TOKEN,
     ) -> Seal:
         record = granted.record
-        return _tuple(
-            Seal,
-            (
-                self.key,
-                record.token,
-                record.fence,
-                self.mode,
-                self.source,
-                failed,
-                effect_id,
-                result,
-                error,
-                self.operation.sequence,
-                NO_METADATA,
-                True,  # live
-                self.rules.ttl_ms,
-                self.rules.source_ttl_ms,
-                flags,
-                waited_ms,
-                self.context,
-                winner != NO_TOKEN,
-                winner,
-            ),
+        return Seal(
+            self.key,
+            record.token,
+            record.fence,
+            self.mode,
+            self.source,
+            failed,
+            effect_id,
+            result,
+            error,
+            self.operation.sequence,
+            NO_METADATA,
+            True,  # live
+            self.rules.ttl_ms,
+            self.rules.source_ttl_ms,
+            flags,
+            waited_ms,
+            self.context,
+            winner != NO_TOKEN,
+            winner,
         )
 
 

@@ -26,7 +26,6 @@ Json = TypeVar("Json", bound="str | int | float | list[Any] | Mapping[str, Any] 
 _TEXT, _INLINE, _REFERENCE, _FAILURE = b"t", b"j", b"r", b"f"
 MAX_EFFECT_ID_BYTES = 255
 _decode = json.JSONDecoder().decode
-_tuple = tuple.__new__
 
 
 class Results:
@@ -112,23 +111,19 @@ class Results:
 
     def receipt(self, key: bytes, record: KeyRecord, decision: Decision, flags: Flags) -> Receipt:
         state, _, _, fence, _, first_seen_ms, sealed_at_ms, _, _, _, effect_id, _, stored = record
-        value = stored[1:].decode() if stored[:1] == _TEXT else self.load(stored)
+        value: Any = stored[1:].decode() if stored[:1] == _TEXT else self.load(stored)
         failed = state is FAILED
-        # As a tuple, past the constructor: a batch of replays makes one for each key.
-        return _tuple(
-            Receipt,
-            (
-                key.hex(),
-                effect_id or default_effect_id(key),
-                (),
-                None if failed else value,
-                value if failed else None,
-                decision,
-                flags,
-                "%d.%d" % fence,  # noqa: UP031  # half the time of an f-string
-                first_seen_ms,
-                sealed_at_ms,
-            ),
+        return Receipt(
+            key.hex(),
+            effect_id or default_effect_id(key),
+            (),
+            None if failed else value,
+            value if failed else None,
+            decision,
+            flags,
+            "%d.%d" % fence,  # noqa: UP031  # half the time of an f-string
+            first_seen_ms,
+            sealed_at_ms,
         )
 
 

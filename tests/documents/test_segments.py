@@ -13,18 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragfence.core.layout import State
+from ragfence.core.layout import State, ids_in
 from ragfence.core.operations import FenceNumber
 from ragfence.core.records import KeyRecord
-from ragfence.documents.log import (
-    Address,
-    Detail,
-    Positions,
-    address_in,
-    ids_in,
-    result_of,
-    stored_in,
-)
+from ragfence.documents.log import Address, Detail, Positions, address_in, result_of, stored_in
 from ragfence.documents.parquet import ParquetCodec, decode_snippets, encode_snippets, whole_rows
 from ragfence.engine.segment_log import LogRow
 from ragfence.errors import FormatCorrupt, FormatTooNew, StoreUnsafe

@@ -8,11 +8,11 @@ from typing import Any
 import ragfence
 from ragfence import Document
 from ragfence.core.decisions import Mode
+from ragfence.core.layout import ids_in
 from ragfence.documents.chunking.chunker import Recipe
 from ragfence.documents.documents import Documents
 from ragfence.documents.head_moves import effect_of
 from ragfence.documents.identity import Identity, operation_of, snippet_texts
-from ragfence.documents.log import ids_in
 from ragfence.documents.parquet import ParquetCodec, decode_snippets
 from ragfence.engine.batch_commit import Move, MovedHead, batch_tokens
 from ragfence.engine.epochs import Epochs

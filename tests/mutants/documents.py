@@ -56,8 +56,8 @@ MUTANTS = [
     Mutant(
         "a row does not name the head that it replaced",
         "ragfence/documents/head_moves.py",
-        "            replaced.row.text if replaced else _retracted_at(grant),\n            fresh,\n",
-        '            "",\n            fresh,\n',
+        "        replaced.row.text if replaced else _retracted_at(grant),\n        fresh,\n",
+        '        "",\n        fresh,\n',
         HEADS,
     ),
     Mutant(

@@ -16,7 +16,7 @@ from typing import Any
 from tests.servers.daemons import HOST, Daemon, Server, folder_for, free_ports, started
 
 USER = "postgres"
-NOBODY = "nobody"
+NO_TOKEN = "nobody"
 
 
 @functools.cache
@@ -41,7 +41,7 @@ def _runs(program: Path) -> bool:
 
 
 def _user() -> dict[str, Any]:
-    return {"user": NOBODY, "group": "nogroup", "extra_groups": []} if os.geteuid() == 0 else {}
+    return {"user": NO_TOKEN, "group": "nogroup", "extra_groups": []} if os.geteuid() == 0 else {}
 
 
 @contextlib.contextmanager
@@ -52,7 +52,7 @@ def postgres() -> Iterator[str]:
         data.mkdir()
         if os.geteuid() == 0:
             for path in (folder, data):
-                shutil.chown(path, NOBODY, "nogroup")
+                shutil.chown(path, NO_TOKEN, "nogroup")
         made = subprocess.run(
             [_programs() / "initdb", "--auth=trust", "--encoding=utf8", "--no-sync", "-U", USER, "-D", data],
             capture_output=True,

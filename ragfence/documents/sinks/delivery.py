@@ -13,9 +13,10 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+from ragfence.core.layout import BATCH_BYTES, ids_in
 from ragfence.core.records import Head
 from ragfence.documents.identity import snippet_texts
-from ragfence.documents.log import METADATA, Address, address_in, ids_in
+from ragfence.documents.log import METADATA, Address, address_in
 from ragfence.documents.sinks.intents import Intent, Intents, OwedWork, TouchedSnippets, touched_snippets
 from ragfence.documents.sinks.reconciliation import Reconciler, lookup_of
 from ragfence.documents.sinks.sink import (
@@ -32,7 +33,7 @@ from ragfence.documents.sinks.sink import (
 )
 from ragfence.documents.sinks.upserts import NewSegment, PlacedRow, Revisions, Upserts
 from ragfence.engine import crash_points
-from ragfence.engine.batch_commit import BATCH_BYTES, Answer, BatchCommitter, Move, MovedHead
+from ragfence.engine.batch_commit import Answer, BatchCommitter, Move, MovedHead
 from ragfence.engine.segment_log import LogRow
 from ragfence.errors import RagfenceError, SnapshotGone, StoreUnavailable
 from ragfence.stores.fences import FenceStore

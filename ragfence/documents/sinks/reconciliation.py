@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ragfence.core.decisions import Claim, Granted, Mode
+from ragfence.core.layout import ids_in
 from ragfence.core.operations import FenceNumber
 from ragfence.core.records import Head, SourceRecord
 from ragfence.documents.chunking.chunker import Recipe
 from ragfence.documents.claims import Caller, ClaimBuilder
 from ragfence.documents.head_moves import retract_effect
 from ragfence.documents.identity import KIND, Identity, snippet_texts
-from ragfence.documents.log import METADATA, NO_POSITIONS, ids_in, result_of, stored_in
+from ragfence.documents.log import METADATA, NO_POSITIONS, result_of, stored_in
 from ragfence.documents.sinks.intents import TouchedSnippets
 from ragfence.documents.sinks.sink import Sink, VectorSink, delete_all
 from ragfence.documents.sinks.upserts import PlacedRow, Revisions, Upserts

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ragfence import errors
-from ragfence.core.layout import METADATA_UPDATED, REVIVED, result_in
+from ragfence.core.layout import METADATA_UPDATED, REVIVED, ids_in, result_in
 from ragfence.core.receipts import DUPLICATE, Decision, Receipt
 from ragfence.core.records import Head
 from ragfence.documents.identity import SNIPPET_BYTES, snippet_texts
-from ragfence.documents.log import ids_in, stored_in
+from ragfence.documents.log import stored_in
 from ragfence.documents.readers.content import SkippedFiles
 from ragfence.documents.sync.ingest_table import IngestTable
 from ragfence.engine.batch_commit import MovedHead

@@ -23,13 +23,13 @@ from ragfence._progress import Meter
 from ragfence.core.decision_rows import NO_FENCE
 from ragfence.core.decisions import Ask, Claim, Mode, Replay, settle_claim
 from ragfence.core.document import Document
+from ragfence.core.layout import ids_in
 from ragfence.core.receipts import DUPLICATE, Decision, Receipt
 from ragfence.core.records import Head
 from ragfence.documents.claims import Caller, ClaimBuilder, DocumentQuery, PreparedDocument, Recipes, split_waves
 from ragfence.documents.dry_run import DryRun
 from ragfence.documents.head_moves import HeadMover, receipt_of
 from ragfence.documents.identity import SNIPPET_BYTES, Content, Identity
-from ragfence.documents.log import ids_in
 from ragfence.documents.origins import Origin, Origins
 from ragfence.documents.readers.content import SkippedFiles
 from ragfence.documents.reads import DocumentReads

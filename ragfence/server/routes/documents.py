@@ -17,12 +17,13 @@ from ragfence.core.canonical import canonical_json
 from ragfence.core.document import CheckedDocument, Document, DocumentLimits
 from ragfence.core.document import checked as checked_document
 from ragfence.core.hashing import ContentKey, digest_part
+from ragfence.core.layout import ids_in
 from ragfence.core.operations import SEQUENCE_MAX, SEQUENCE_MIN, checked_text
 from ragfence.core.receipts import Decision, Flags, Receipt, default_effect_id
 from ragfence.core.redaction import REDACTED, Redaction
 from ragfence.documents.claims import ANY, Expected
 from ragfence.documents.identity import snippet_texts
-from ragfence.documents.log import RETRACT, ids_in
+from ragfence.documents.log import RETRACT
 from ragfence.documents.reads import StoredDocument
 from ragfence.engine.leases import leading_lease
 from ragfence.fence import Fence

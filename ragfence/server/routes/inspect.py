@@ -14,10 +14,9 @@ from starlette.responses import Response
 
 from ragfence.core.decision_rows import Phase
 from ragfence.core.hashing import SHARDS
-from ragfence.core.layout import State
+from ragfence.core.layout import State, ids_in
 from ragfence.core.operations import key_from_text
 from ragfence.documents.identity import snippet_texts
-from ragfence.documents.log import ids_in
 from ragfence.engine.inspector import Inspector
 from ragfence.errors import ValidationError
 from ragfence.fence import Fence

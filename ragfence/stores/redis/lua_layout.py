@@ -94,14 +94,14 @@ def _fill_calls(source: str) -> str:
     return "".join((*done, source))
 
 
-def _inside(source: str, start: int) -> tuple[str, int]:
+def _inside(text: str, start: int) -> tuple[str, int]:
     """What is inside of the parentheses, and where they are closed."""
     depth = 1
-    for at in range(start, len(source)):
-        depth += {"(": 1, ")": -1}.get(source[at], 0)
+    for at in range(start, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[at], 0)
         if not depth:
-            return source[start:at], at + 1
-    raise ValueError(f"never closed: {source[start : start + 60]!r}")
+            return text[start:at], at + 1
+    raise ValueError(f"never closed: {text[start : start + 60]!r}")
 
 
 def _split(arguments: str) -> list[str]:
