@@ -1,0 +1,40 @@
+"""The comparison of two trees: what its figures mean, and that its worker can run every workload of this tree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import servers
+from tests.bench.trees import ROOT, Turn, Worker, ratios, summary
+
+TURN: Turn = {
+    "old": {"items": 10, "cpu_s": 1.0, "server_cpu_s": 1.0},
+    "new": {"items": 20, "cpu_s": 3.0, "server_cpu_s": 1.0},
+}
+
+
+def test_a_ratio_is_the_cpu_time_of_one_item_new_over_old() -> None:
+    assert ratios([TURN]) == [pytest.approx(1.5)]
+    assert ratios([TURN], with_server=True) == [pytest.approx(1.0)]
+    assert summary([TURN, TURN])["ratio"] == pytest.approx(1.5)
+
+
+def test_a_batch_reports_its_items_and_its_cpu_time(valkey_server: servers.RedisServer, tmp_path: Path) -> None:
+    worker = Worker(ROOT, tmp_path / "new", valkey_server.url, seed=1)
+    try:
+        reply = worker.run("once replay, Valkey")
+        assert reply["items"] == 1000
+        assert reply["cpu_s"] > 0
+    finally:
+        worker.close()
+
+
+@pytest.mark.slow
+def test_every_workload_runs_in_this_tree(valkey_server: servers.RedisServer, tmp_path: Path) -> None:
+    worker = Worker(ROOT, tmp_path / "new", valkey_server.url, seed=1)
+    try:
+        assert [name for name in worker.workloads if "error" in worker.run(name)] == []
+    finally:
+        worker.close()
