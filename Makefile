@@ -6,8 +6,9 @@ READY  := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs
 SEED   ?= 1
 WORKERS ?= 3
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
-.PHONY: demo ui test slow lint format chaos drills mutants bench docs notebooks screenshots clean
+.PHONY: demo ui test test-all slow lint format lock wheel-check chaos drills mutants bench docs notebooks screenshots clean
 .DEFAULT_GOAL := test
 
 $(BIN)/uv:
@@ -15,8 +16,9 @@ $(BIN)/uv:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 
-$(READY): pyproject.toml | $(BIN)/uv
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[dev]'
+# Exactly what uv.lock names, by its hashes. UV_PROJECT_ENVIRONMENT might name another environment, so it is said here.
+$(READY): pyproject.toml uv.lock | $(BIN)/uv
+	UV_PROJECT_ENVIRONMENT=$(VENV) $(BIN)/uv sync --quiet --frozen --extra dev --python $(BIN)/python
 	touch $(READY)
 
 demo: $(READY)  ## the main job on real documents, through Dagster; embedded, no server
@@ -25,17 +27,29 @@ demo: $(READY)  ## the main job on real documents, through Dagster; embedded, no
 ui: $(READY)  ## Dagster's UI on the state of the demo; PORT=3000
 	PORT=$(PORT) $(BIN)/python -m pipelines.ui
 
-test: lint  ## lint, types, layers, then every fast test on every store
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+# Which tests are `thorough` or `slow`, and why: tests/thorough.py and CONTRIBUTING.md.
+test: lint  ## lint and types, then the tests of a developer's loop: every rule, on every store
+	$(PYTEST) -m 'not slow and not thorough'
 
-slow: $(READY)  ## what `make test` leaves out, and the state machines at length
-	RAGFENCE_EXAMPLES=2000 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m slow
-	RAGFENCE_EXAMPLES=2000 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup tests/machine tests/contract/test_lua_agrees.py
+test-all: test  ## `make test`, then the rest of what a change must pass: other servers, process kills, the demo, the wheel
+	$(PYTEST) -m 'thorough and not slow'
+	$(MAKE) wheel-check
+
+slow: $(READY)  ## the tests that neither of them runs, and the state machines at length
+	RAGFENCE_EXAMPLES=2000 $(PYTEST) -m slow
+	RAGFENCE_EXAMPLES=2000 $(PYTEST) tests/machine tests/contract/test_lua_agrees.py
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/ragfence policy check pipelines/ragfence.yml >/dev/null
+
+lock: | $(BIN)/uv  ## uv.lock anew, after a change of the dependencies in pyproject.toml
+	$(BIN)/uv lock --python $(BIN)/python
+
+wheel-check: $(READY)  ## builds the wheel, installs it alone into an empty environment, and uses it there
+	$(BIN)/python -m tests.wheel
 
 format: $(READY)
 	$(BIN)/ruff format .
@@ -67,7 +81,7 @@ bench: $(READY) $(PEERS)/powertools/.ready $(PEERS)/documents/.ready $(PEERS)/ap
 	$(BIN)/python -m tests.bench $(if $(PART),--part $(PART))
 
 $(DOCS_READY): pyproject.toml $(READY)
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[docs]'
+	UV_PROJECT_ENVIRONMENT=$(VENV) $(BIN)/uv sync --quiet --frozen --extra dev --extra docs --python $(BIN)/python
 	touch $(DOCS_READY)
 
 docs: $(DOCS_READY)  ## the documentation as a site in out/site; a warning is an error

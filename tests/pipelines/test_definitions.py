@@ -1,4 +1,4 @@
-"""The code location: it loads, as Dagster and dg load it, from the tree and from a wheel; its jobs do what they say."""
+"""The code location: it loads, as Dagster and dg load it; its jobs do what they say."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import dagster as dg
@@ -275,28 +274,6 @@ def test_a_snippet_of_the_docs_runs_in_an_empty_folder(number, home, tmp_path):
     (folder / "handbook").mkdir(parents=True)
     done = run([sys.executable, "-W", "error", "-c", SNIPPETS[number]], home, cwd=folder)
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.slow
-def test_a_wheel_has_the_code_location_and_its_golden_queries_and_nobody_s_documents(home, tmp_path):
-    """Built without a network; imported from the wheel alone, away from the tree."""
-    build = "import sys, hatchling.build; print(hatchling.build.build_wheel(sys.argv[1]))"
-    done = run([sys.executable, "-c", build, str(tmp_path)], home)
-    assert done.returncode == 0, done.stderr
-    wheel = tmp_path / done.stdout.split()[-1]
-    names = set(zipfile.ZipFile(wheel).namelist())
-    assert {"pipelines/definitions.py", "pipelines/corpus.py", "pipelines/golden.jsonl"} <= names
-    assert {Path(name).suffix for name in names if name.startswith("pipelines/")} == {".py", ".jsonl"}
-    unpacked = tmp_path / "unpacked"
-    zipfile.ZipFile(wheel).extractall(unpacked)
-    program = (
-        "import pipelines.definitions as it, pipelines.settings as where\n"
-        "assert where.GOLDEN.is_file() and not where.CORPUS.exists()\n"
-        "print(it.__file__)\n"
-    )
-    done = run([sys.executable, "-c", program], home, cwd=tmp_path, PYTHONPATH=str(unpacked))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(str(unpacked))
 
 
 def test_nothing_of_dagster_is_needed_to_import_the_package():
