@@ -250,7 +250,7 @@ def answers(
     given: dict[int | str, Any] = {status: {"model": model} for status in statuses or (200,)}
     problems = [400, 401, 403, 404, 422, 429, 500, 501, 503]
     if write:
-        given[202] = {"model": InProgress, "description": "being performed; ask again at Location"}
+        given[202] = {"model": InProgress, "description": "in progress; the outcome will be at Location"}
         problems += [408, 409, 410, 412, 413, 415, 504]
     for status in problems:
         given[status] = {

@@ -1,6 +1,6 @@
-"""The headers of a request that the contract reads: the key, the client's budget, and what else the policy requires.
+"""The headers of a request that the contract reads: the key, the client's budget, and others that the policy requires.
 
-Whatever cannot be read is refused before anything is claimed.
+A header that cannot be parsed is refused before anything is claimed.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _BUDGET = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s?(ms|s)?")
 
 
 def key_of(call: Call) -> str | None:
-    """The key of a request, None if it has none. The quoted form and the bare one are the same key."""
+    """Returns the key of a request, or None. The quoted form and the bare one are the same key."""
     given = values_of(call.headers, KEY_HEADER)
     if not given:
         return None
     if len(given) > 1:
-        raise RequestRefused(_malformed(f"the header stands there {len(given)} times"))
+        raise RequestRefused(_malformed(f"the header occurs {len(given)} times"))
     return parse_key(given[0])
 
 
@@ -44,12 +44,12 @@ def parse_key(text: str) -> str:
     elif _BARE.fullmatch(text):
         key = text
     elif text.startswith('"'):
-        raise RequestRefused(_malformed("it starts with a quote, and is no quoted string"))
+        raise RequestRefused(_malformed("it starts with a quote, but is not a quoted string"))
     elif "," in text:
         raise RequestRefused(_malformed('a key with a comma must be quoted: "a,b"'))
     else:
         raise RequestRefused(
-            _malformed("it is empty" if not text else "it holds characters that are not printable ASCII")
+            _malformed("it is empty" if not text else "it contains characters that are not printable ASCII")
         )
     if not key:
         raise RequestRefused(_malformed("it is empty"))
@@ -59,7 +59,7 @@ def parse_key(text: str) -> str:
 
 
 def format_key(key: str) -> str:
-    """The key as a header value that is read as the same key: bare where that is possible."""
+    """Returns the key as a header value, bare if possible; `parse_key` returns the same key."""
     if _BARE.fullmatch(key):
         return key
     return '"' + key.replace("\\", "\\\\").replace('"', '\\"') + '"'
@@ -70,7 +70,7 @@ def missing_key() -> RequestRefused:
 
 
 def budget_in(headers: Headers) -> float | None:
-    """For how many seconds the client will wait: `X-Request-Timeout: 2.5`, `2.5s` or `2500ms`."""
+    """Returns how many seconds the client will wait: `X-Request-Timeout: 2.5`, `2.5s` or `2500ms`."""
     given = values_of(headers, BUDGET_HEADER)
     if not given:
         return None
@@ -88,7 +88,7 @@ def budget_in(headers: Headers) -> float | None:
 
 
 def check_required(call: Call, names: tuple[str, ...]) -> None:
-    """What the policy requires beside the key, which has a refusal of its own."""
+    """Raises `RequestRefused` if a header that the policy requires is missing. The key is checked elsewhere."""
     for name in names:
         if name.lower() != KEY_HEADER and not any(values_of(call.headers, name.lower())):
             raise RequestRefused(
@@ -97,7 +97,7 @@ def check_required(call: Call, names: tuple[str, ...]) -> None:
 
 
 def principal_from(authorization: str) -> str:
-    """Who asks, as far as the header tells: a digest, because credentials are never stored."""
+    """Returns the caller named by the Authorization header, as a digest: credentials are never stored."""
     return (
         digest("ragfence/principal/1", authorization.encode("latin-1", "replace")).hex()[:32] if authorization else ""
     )

@@ -1,4 +1,4 @@
-"""What was asked and what is answered over HTTP, as plain values: no framework, no I/O."""
+"""HTTP requests and answers as plain values: no framework, no I/O."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ragfence.core.hashing import digest
 from ragfence.errors import RagfenceError
 
 Headers: TypeAlias = tuple[tuple[str, str], ...]
-"""names in lower case; a name may stand there more than once"""
+"""Names in lower case. A name may occur more than once."""
 
 CONDITIONS: Final = ("if-match", "if-none-match")
-"""headers under which a write does something else, or nothing"""
+"""Headers that change what a write does, or whether it does anything."""
 
 _JSON_TYPE: Final = re.compile(
     r"\s*(?:application|text)/(?:[\w.!#$&^+-]+\+)?json\s*(?:;.*)?", re.IGNORECASE | re.DOTALL
@@ -23,7 +23,7 @@ _JSON_TYPE: Final = re.compile(
 
 
 def headers_from(raw: Iterator[tuple[bytes, bytes]] | list[tuple[bytes, bytes]]) -> Headers:
-    """As a server hands them over. Latin-1 takes every byte; whether it may stand there is asked where it is used."""
+    """Returns headers from a server. Latin-1 decodes every byte; values are checked where they are used."""
     return tuple((name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in raw)
 
 
@@ -32,13 +32,13 @@ def values_of(headers: Headers, name: str) -> list[str]:
 
 
 def first_of(headers: Headers, name: str) -> str:
-    """Empty if there is none of that name."""
+    """Returns the first value of that name; empty if there is none."""
     return next((value.strip(" \t") for known, value in headers if known == name), "")
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request. `route` is the template it was matched to (`/refunds/{id}`), `path` what was asked for."""
+    """A request. `route` is the template it was matched to (`/refunds/{id}`), `path` the path of its URL."""
 
     method: str
     path: str
@@ -47,14 +47,14 @@ class Call:
     headers: Headers = ()
     body: bytes = b""
     root: str = ""
-    """under which prefix the application is mounted"""
+    """The prefix under which the application is mounted."""
     compared: object = None
-    """what is compared instead of the body, by a route that has read it"""
+    """What is compared instead of the body, if the route has parsed it."""
     kept: object = None
-    """what of `compared` may be kept to tell what differs, if not all of it"""
+    """What of `compared` may be stored to show what differs, if not all of it."""
 
     def header(self, name: str) -> str:
-        """The first of that name; empty if there is none."""
+        """Returns the first value of that name; empty if there is none."""
         return first_of(self.headers, name)
 
     @property
@@ -62,10 +62,10 @@ class Call:
         return self.route or self.path
 
     def payload(self) -> object:
-        """What is compared between two requests with the same key: method, path, query, conditions and body.
+        """Returns what is compared between two requests with the same key: method, path, query, conditions and body.
 
-        JSON is compared by its meaning, so the order of fields and white space do not count, and a conflict can show
-        what differs. Everything else, compressed JSON too, is compared byte for byte. Raises `NotJson`.
+        JSON is compared as values, so the order of fields and white space do not matter, and a conflict can show what
+        differs. Everything else, also compressed JSON, is compared byte for byte. Raises `NotJson`.
         """
         if self.compared is not None or self.is_json:
             return self._with(parse_json(self.body) if self.compared is None else self.compared)
@@ -76,20 +76,20 @@ class Call:
         return digest("ragfence/http-request/1", *parts)
 
     def kept_payload(self) -> object:
-        """None: all of the payload."""
+        """Returns what of the payload may be stored; None: all of it."""
         return None if self.kept is None else self._with(self.kept)
 
     def _with(self, body: object) -> dict[str, object]:
         return {"method": self.method, "path": self.path, "query": self.query, "body": body, **self._conditions()}
 
     def _conditions(self) -> dict[str, str]:
-        """Only those that are there, so that a request without any is compared as it always was."""
+        """Returns only those that are present, so that the payload of a request without any stays the same."""
         given = {name: ", ".join(values_of(self.headers, name)) for name in CONDITIONS}
         return {name: value for name, value in given.items() if value}
 
     @property
     def is_json(self) -> bool:
-        # No body is no JSON, whatever a client always sends along as its type.
+        # An empty body is not JSON, whatever type a client always sends.
         if not self.body or self.header("content-encoding").lower() not in ("", "identity"):
             return False
         return _JSON_TYPE.fullmatch(self.header("content-type")) is not None
@@ -97,20 +97,20 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A response. `complete` is false for one that is longer than what is kept: `body` is only its beginning."""
+    """A response. If it is longer than what is stored, `complete` is False and `body` is only its beginning."""
 
     status: int
     headers: Headers = ()
     body: bytes = b""
     complete: bool = True
     error: RagfenceError | None = field(default=None, compare=False, repr=False)
-    """what went wrong inside the server, where the answer is the problem of that"""
+    """The error inside the server, if the answer is its problem."""
 
     def header(self, name: str) -> str:
         return first_of(self.headers, name)
 
     def with_headers(self, more: Mapping[str, str]) -> Answer:
-        """Ours replace those of the same name."""
+        """Returns a copy with these headers, which replace those of the same name."""
         kept = tuple(pair for pair in self.headers if pair[0] not in more)
         return replace(self, headers=(*kept, *more.items()))
 

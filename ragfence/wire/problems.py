@@ -1,6 +1,6 @@
-"""Every error as an HTTP answer: problem+json (RFC 9457) with a stable `code`, `retryable` and a `hint`.
+"""Errors as HTTP answers: problem+json (RFC 9457) with a stable `code`, `retryable` and a `hint`.
 
-`ERRORS` and `REFUSALS` are the one table: what the library raises, and what only HTTP knows. `docs/errors.md` is made
+`ERRORS` (errors of the library) and `REFUSALS` (only HTTP) are the only table of problems. `docs/errors.md` is made
 from it by `python -m ragfence.wire.problems`.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # its patterns take long to load, and a client redacts nothin
 MEDIA_TYPE: Final = "application/problem+json"
 TYPE_PREFIX: Final = "urn:ragfence:problem:"
 RETRY_AFTER_S: Final = 1
-"""told with every answer of 429 and 503 that knows nothing better"""
+"""Retry-After of answers with 429 and 503 that have no better value."""
 
 
 class ProblemRow(NamedTuple):
@@ -44,21 +44,21 @@ ERRORS: Final[Mapping[type[RagfenceError], ProblemRow]] = {
     errors.NotJson: ProblemRow(400, "The body is not JSON that can be compared"),
     errors.InsecureUrl: ProblemRow(502, "An API key would be sent over plain HTTP"),
     errors.DocumentInvalid: ProblemRow(422, "The document cannot be ingested"),
-    errors.PruneTooLarge: ProblemRow(422, "More documents would be retracted than the policy lets go at once"),
-    errors.ResultTooBig: ProblemRow(500, "The result is larger than what the stores may hold"),
+    errors.PruneTooLarge: ProblemRow(422, "More documents would be retracted than the policy allows in one call"),
+    errors.ResultTooBig: ProblemRow(500, "The result is larger than the stores accept"),
     errors.PolicyError: ProblemRow(500, "The server's policy is refused"),
     errors.ContentSecretError: ProblemRow(
-        500, "The server lacks the secret that contents of the tenant are hashed with"
+        500, "The server lacks the secret with which contents of the tenant are hashed"
     ),
     errors.UnknownStore: ProblemRow(500, "The server's store cannot be opened"),
-    errors.EmbedderUnknown: ProblemRow(422, "Nobody registered an embedder of this name"),
+    errors.EmbedderUnknown: ProblemRow(422, "No embedder of this name is registered"),
     errors.AliasUnknown: ProblemRow(404, "There is no such alias"),
     errors.WebhookUnverified: ProblemRow(401, "The signature of the webhook was not accepted"),
-    errors.Conflict: ProblemRow(409, "The key is known with another payload"),
+    errors.Conflict: ProblemRow(409, "The key was used with another payload"),
     errors.OriginConflict: ProblemRow(409, "Another source owns the document"),
     errors.Stale: ProblemRow(409, "A newer revision is already applied"),
-    errors.EffectFailed: ProblemRow(422, "The operation failed for good; this is its outcome, replayed"),
-    errors.Quarantined: ProblemRow(409, "Too many attempts failed; somebody has to release the key"),
+    errors.EffectFailed: ProblemRow(422, "The operation failed permanently; this is its outcome, replayed"),
+    errors.Quarantined: ProblemRow(409, "Too many attempts failed; the key has to be released"),
     errors.NestedClaim: ProblemRow(500, "A claim inside the effect of its own key"),
     errors.Unsupported: ProblemRow(501, "This server does not do that"),
     errors.ObjectsRequired: ProblemRow(501, "This server has no object store"),
@@ -66,20 +66,20 @@ ERRORS: Final[Mapping[type[RagfenceError], ProblemRow]] = {
     errors.NotSealed: ProblemRow(409, "The index was never sealed"),
     errors.BuildRetired: ProblemRow(410, "The index was retired"),
     errors.BuildMissing: ProblemRow(409, "The rows of the index are not in the backend"),
-    errors.BuildUnverified: ProblemRow(500, "What was built is not what was to be built"),
+    errors.BuildUnverified: ProblemRow(500, "The built index is not what was requested"),
     errors.GateFailed: ProblemRow(409, "A gate before the swap failed"),
     errors.AliasMoved: ProblemRow(412, "The alias is not where it was expected"),
     errors.DocumentMoved: ProblemRow(412, "The document is not at the version that was expected"),
-    errors.StoreUnsafe: ProblemRow(500, "The server's store cannot keep the promise"),
+    errors.StoreUnsafe: ProblemRow(500, "The server's store cannot keep its guarantees"),
     errors.StoreAuth: ProblemRow(500, "The store refused the server's credentials"),
     errors.TableGone: ProblemRow(410, "The table was deleted; a newer one has been written"),
     errors.FormatTooNew: ProblemRow(500, "Stored by a newer ragfence than this server's"),
-    errors.FormatCorrupt: ProblemRow(500, "Stored bytes that are no record"),
+    errors.FormatCorrupt: ProblemRow(500, "Stored bytes are not a valid record"),
     errors.SegmentUnreadable: ProblemRow(500, "A segment of the log is cut off, damaged or missing"),
     errors.TransientError: ProblemRow(503, "Trying again may help"),
-    errors.InFlight: ProblemRow(409, "The operation is being performed right now"),
-    errors.LeaseLost: ProblemRow(503, "The lease ran out while the operation was performed"),
-    errors.FencedOut: ProblemRow(503, "Another attempt was faster; ask again for its outcome"),
+    errors.InFlight: ProblemRow(409, "The operation is in progress"),
+    errors.LeaseLost: ProblemRow(503, "The lease expired during the operation"),
+    errors.FencedOut: ProblemRow(503, "Another attempt was faster; send the request again for its outcome"),
     errors.SealUncertain: ProblemRow(503, "The operation happened, its outcome could not be stored yet"),
     errors.TransportUnavailable: ProblemRow(503, "A queue did not answer"),
     errors.QueueFull: ProblemRow(429, "The queue is full"),
@@ -90,11 +90,11 @@ ERRORS: Final[Mapping[type[RagfenceError], ProblemRow]] = {
     errors.EmbedderUnavailable: ProblemRow(503, "The embedder did not answer"),
     errors.ApiRefused: ProblemRow(502, "Another server refused"),
     errors.ApiUnauthorized: ProblemRow(502, "Another server did not accept the API key"),
-    errors.ApiForbidden: ProblemRow(502, "Another server wants a scope that the API key lacks"),
+    errors.ApiForbidden: ProblemRow(502, "Another server requires a scope that the API key lacks"),
     errors.ApiUnavailable: ProblemRow(503, "Another server did not answer"),
     errors.SnapshotGone: ProblemRow(409, "Documents that were to be indexed are gone"),
 }
-"""code, retryable and the usual hint are those of the class"""
+"""Code, retryable and the default hint are those of the class."""
 
 _NEW_KEY: Final = (
     "make one key per operation, the same in every retry: a UUID kept with the job, or the id of what is sent; "
@@ -114,10 +114,12 @@ REFUSALS: Final[Mapping[str, ProblemRule]] = {
     "VALIDATION.headers_too_large": ProblemRule(
         431, False, "There are too many headers, or they are too long", "send less in headers and in the address"
     ),
-    "VALIDATION.media_type": ProblemRule(415, False, "The body has a type nobody reads here", "send application/json"),
+    "VALIDATION.media_type": ProblemRule(
+        415, False, "The body has a type that is not accepted", "send application/json"
+    ),
     "VALIDATION.not_found": ProblemRule(404, False, "There is nothing at this address", "check the address"),
-    "VALIDATION.method": ProblemRule(405, False, "The address does not take this method", "see the header Allow"),
-    "VALIDATION.body": ProblemRule(422, False, "The body is not what this address takes", "see /openapi.json"),
+    "VALIDATION.method": ProblemRule(405, False, "The address does not accept this method", "see the header Allow"),
+    "VALIDATION.body": ProblemRule(422, False, "The body is not what this address accepts", "see /openapi.json"),
     "VALIDATION.parameter": ProblemRule(422, False, "A parameter of the address is wrong", "see /openapi.json"),
     "VALIDATION.slow_client": ProblemRule(408, True, "The request did not arrive in time", "send it again, faster"),
     "AUTH.missing": ProblemRule(401, False, "No credentials", "send Authorization: Bearer and an API key"),
@@ -127,7 +129,7 @@ REFUSALS: Final[Mapping[str, ProblemRule]] = {
     "AUTH.host": ProblemRule(
         403,
         False,
-        "The server does not go by this name",
+        "The server does not have this name",
         "use http://127.0.0.1 or http://localhost, or serve with API keys",
     ),
     "AUTH.origin": ProblemRule(403, False, "The request was made by another website", "serve with API keys"),
@@ -139,16 +141,16 @@ REFUSALS: Final[Mapping[str, ProblemRule]] = {
     ),
     "RATE_LIMIT.exceeded": ProblemRule(429, True, "Too many requests", "wait for as long as Retry-After says"),
     "RATE_LIMIT.share": ProblemRule(
-        429, True, "The tenant holds its share of the server", "wait for its other requests"
+        429, True, "The tenant uses its share of the server", "wait for its other requests"
     ),
-    "RATE_LIMIT.builds": ProblemRule(429, True, "Too many builds at the same time", "wait for the builds under way"),
+    "RATE_LIMIT.builds": ProblemRule(429, True, "Too many builds at a time", "wait for the builds in progress"),
     "DEPENDENCY.timeout": ProblemRule(504, True, "The operation took longer than the time given", _SAME_KEY),
-    "DEPENDENCY.overloaded": ProblemRule(503, True, "Too much to do", "wait for as long as Retry-After says"),
-    "TRANSIENT.unexpected": ProblemRule(500, True, "Something unexpected happened", _SAME_KEY),
+    "DEPENDENCY.overloaded": ProblemRule(503, True, "The server is overloaded", "wait for as long as Retry-After says"),
+    "TRANSIENT.unexpected": ProblemRule(500, True, "An unexpected error occurred", _SAME_KEY),
     "PROVIDER.duplicate": ProblemRule(
         409,
         False,
-        "The operation happened before, and its answer was not kept",
+        "The operation happened before, and its answer was not stored",
         "do not send it again under another key; read what it made instead",
     ),
 }
@@ -156,7 +158,7 @@ REFUSALS: Final[Mapping[str, ProblemRule]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """The body of an answer that is an error."""
+    """The body of an error answer."""
 
     status: int
     code: str
@@ -168,7 +170,7 @@ class Problem:
 
     @property
     def retry_after(self) -> int | None:
-        """In whole seconds, as the header has it."""
+        """Retry-After in whole seconds."""
         given = self.extras.get("retry_after")
         if given is not None:
             return int(given)
@@ -188,7 +190,7 @@ class Problem:
         return known | {name: value for name, value in self.extras.items() if value is not None} | wait
 
     def redacted(self, redactor: Redaction) -> Problem:
-        """As it may be kept. What is no JSON is told as text, so it is looked through as that text."""
+        """Returns the problem as it may be stored. Values that are not JSON are redacted as text."""
         extras: Any = redactor.redact(json.loads(json.dumps(dict(self.extras), default=str)))
         return replace(
             self, detail=redactor.redact_text(self.detail), hint=redactor.redact_text(self.hint), extras=extras
@@ -212,7 +214,7 @@ class RequestRefused(Exception):
 
 
 def refusal(code: str, detail: str = "", *, hint: str | None = None, **extras: Any) -> Problem:
-    """A problem that only HTTP knows, by its code in `REFUSALS`."""
+    """Returns a problem that only HTTP knows, by its code in `REFUSALS`."""
     row = REFUSALS[code]
     return Problem(
         status=row.status,
@@ -226,7 +228,7 @@ def refusal(code: str, detail: str = "", *, hint: str | None = None, **extras: A
 
 
 def problem_of(error: RagfenceError, *, status: int | None = None, **extras: Any) -> Problem:
-    """The problem of an error, also of a class of the user's own: the row is that of the nearest class above it."""
+    """Returns the problem of an error. Of a class of the user it is that of the nearest base class in `ERRORS`."""
     row = next(ERRORS[kind] for kind in type(error).__mro__ if kind in ERRORS)
     carried = {name: error.details[name] for name in _SHOWN if error.details.get(name) is not None}
     if (left_ms := error.details.get("retry_after_ms")) is not None:
@@ -254,16 +256,16 @@ _SHOWN: Final = (
     "newest",
     "report",
 )
-"""what an error carries and a caller may see; receipts are not among them: they may be somebody else's"""
+"""Details of an error that a caller may see. Receipts are not: they may belong to another caller."""
 
 
 def whole_seconds(milliseconds: int) -> int:
-    """Rounded up: who comes back a moment too early waits twice."""
+    """Rounds up: a client that returns a moment too early waits twice."""
     return max(1, -(-milliseconds // 1000))
 
 
 def table() -> list[tuple[str, int, bool, str, str]]:
-    """(code, status, retryable, title, class) of everything, sorted by code."""
+    """Returns (code, status, retryable, title, class) of all problems, sorted by code."""
     rows = [(kind.code, row.status, kind.retryable, row.title, kind.__name__) for kind, row in ERRORS.items()]
     rows += [(code, row.status, row.retryable, row.title, "") for code, row in REFUSALS.items()]
     return sorted(rows)
@@ -281,8 +283,8 @@ Every error is answered as `application/problem+json` (RFC 9457):
 ```
 
 `code` is stable. `retryable` says whether the same request, with the same key, may succeed later; where `retry_after`
-(and the header `Retry-After`) is given, not before so many seconds. `hint` says what to do next, as a request
-or as a command on the server. What else there is depends on the code: `key`, `diff` (an RFC 6902 patch from the body
+(and the header `Retry-After`) is given, not before that number of seconds. `hint` says what to do next, as a request
+or as a command on the server. Other fields depend on the code: `key`, `diff` (an RFC 6902 patch from the body
 sent first to this one), `status_url`, `needed_scopes` (the API key needs one of them).
 
 | family | meaning | retry? |
@@ -293,11 +295,11 @@ sent first to this one), `status_url`, `needed_scopes` (the API key needs one of
 | `RATE_LIMIT.exceeded` | too many requests | yes, after `Retry-After` |
 | `RATE_LIMIT.credentials` | too many wrong credentials came from the same address | yes, with the right API key |
 | `DEPENDENCY.timeout`, `DEPENDENCY.unavailable` | a store or a service did not answer in time, or at all | yes |
-| `TRANSIENT.*`, `LEASE.*`, `IN_FLIGHT` | nobody knows yet | yes, with the same key |
-| `PROVIDER.duplicate` | it happened already | no: use what is there |
+| `TRANSIENT.*`, `LEASE.*`, `IN_FLIGHT` | the outcome is not known yet | yes, with the same key |
+| `PROVIDER.duplicate` | it happened before | no: use what is stored |
 
-The status is the usual one: the policy may choose 422 for a conflict (`on_conflict.status`), and an operation that is
-being performed is answered with 202 unless it says 409 (`http.in_progress`).
+The status is the usual one: the policy may choose 422 for a conflict (`on_conflict.status`), and an operation in
+progress is answered with 202 unless it says 409 (`http.in_progress`).
 
 | code | status | retryable | title | class in `ragfence.errors` |
 |---|---|---|---|---|

@@ -1,4 +1,4 @@
-"""What the ingestion API takes and gives, as pydantic models: they check the requests and are the OpenAPI document."""
+"""Requests and answers of the ingestion API as pydantic models, which check requests and describe the API (OpenAPI)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ALIAS_PATTERN: Final = "^[a-z0-9][a-z0-9_.-]{0,63}$"
 
 
 class _Taken(BaseModel):
-    # Strict, and no unknown fields: a mistyped `source_ulr` must not be dropped in silence.
+    # Strict, without unknown fields: a mistyped `source_ulr` must not be ignored.
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
@@ -113,7 +113,7 @@ class FlagsOut(BaseModel):
 
 
 class ReceiptOut(BaseModel):
-    """What every call with the same document gets: key, effect_id and snippet_ids are for ever those of the first."""
+    """The receipt of a document: key, effect_id and snippet_ids are the same for every call."""
 
     key: str
     doc_id: str | None = None
@@ -141,7 +141,7 @@ class DocumentOut(BaseModel):
 
 
 class OutcomeOut(BaseModel):
-    """How a key stands."""
+    """The state of a key."""
 
     key: str
     kind: str
@@ -196,16 +196,16 @@ class StatsOut(BaseModel):
     tenant: str
     since: str
     documents: int = 0
-    """live ones, exact"""
+    """Live documents, exact."""
     records: list[dict[str, Any]]
-    """keys by kind and state, without documents; `estimated` says which of the counts are estimates"""
+    """Keys by kind and state, without documents; `estimated` marks counts that are estimates."""
     keys: int = 0
     pending: int = 0
     quarantined: int = 0
     average_ttl_s: float | None = None
-    """how long ended keys are still held, on average: an estimate"""
+    """How long ended keys are still stored, on average: an estimate."""
     rows: int
-    """decision rows, on Redis entries of them, that are not drained yet"""
+    """Decision rows, or on Redis their stream entries, that are not drained yet."""
     processed: int = 0
     duplicates: int = 0
     decisions: dict[str, int]
@@ -235,7 +235,7 @@ class PurgedExpiredOut(BaseModel):
 
 
 class InProgress(BaseModel):
-    """Still being performed: ask at status_url, or send the same request again."""
+    """The operation is in progress: request status_url, or send the same request again."""
 
     key: str
     state: str
@@ -258,7 +258,7 @@ class ProblemOut(BaseModel):
 
 
 def receipt_out(receipt: Receipt, doc_id: str | None) -> dict[str, Any]:
-    """A receipt as it is answered: written out, since pydantic would take as long as all the rest."""
+    """Returns a receipt as JSON values. By hand, because pydantic would take as long as everything else."""
     flags = receipt.flags
     return {
         "key": receipt.key,

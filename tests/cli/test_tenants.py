@@ -310,7 +310,7 @@ def test_no_store_that_somebody_uses_is_written_into(embedded_town: Town, tmp_pa
 
 def test_a_tenant_that_is_not_there_is_not_exported(embedded_town: Town, tmp_path: Path) -> None:
     embedded_town.fill("acme")
-    with pytest.raises(ValidationError, match="has nothing of tenant 'acmee'"):
+    with pytest.raises(ValidationError, match="has no objects of tenant 'acmee'"):
         embedded_town.export("acmee", tmp_path / "copy")
     assert not (tmp_path / "copy" / "exports").exists()
 

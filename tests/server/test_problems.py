@@ -58,7 +58,7 @@ def test_a_problem_has_all_members_of_rfc_9457_and_ours() -> None:
     assert answer.header("content-type") == "application/problem+json"
     assert body == {
         "type": "urn:ragfence:problem:CONFLICT.idempotency.payload_mismatch",
-        "title": "The key is known with another payload",
+        "title": "The key was used with another payload",
         "status": 409,
         "detail": "known",
         "code": "CONFLICT.idempotency.payload_mismatch",

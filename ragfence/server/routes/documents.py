@@ -63,7 +63,7 @@ router = APIRouter(prefix="/v1", tags=["documents"])
 
 DocIdInPath = Annotated[str, Path(min_length=1, max_length=MAX_ID_CHARACTERS, description="may hold slashes")]
 _ETAG: Final = re.compile(r'[ \t,]*+(?:(W/)?"([!#-~\x80-\xff]*+)"[ \t]*+(?=,|$)|$)')
-"""the next of a list, as RFC 9110, 8.8.3 and 5.6.1 have it; or its end"""
+"""The next ETag of a list (RFC 9110, 8.8.3 and 5.6.1), or the end of the list."""
 
 IF_MATCH: Final = {
     "name": "If-Match",
@@ -88,7 +88,7 @@ IF_NONE_MATCH: Final = {
     responses=answers(ReceiptOut, 200, 201, write=True),
 )
 async def post_document(request: Request) -> Response:
-    """Once per doc_id and content: whoever sends it again, under whatever key, gets the same snippet_ids."""
+    """Once per doc_id and content: sent again, under any key, it gets the same snippet_ids."""
     body = await body_of(request)
     return await _ingested(request, None, body, None)
 
@@ -103,7 +103,7 @@ async def post_document(request: Request) -> Response:
 async def post_batch(request: Request) -> Response:
     """NDJSON in, one document per line; NDJSON out, one outcome per line, in their order, and `{"done": true}` last.
 
-    An answer without its last line was cut off: send the batch again, with the same key.
+    An answer without its last line was cut off: send the batch again with the same key.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != NDJSON or request.headers.get("content-encoding", "identity").lower() != "identity":
@@ -114,11 +114,11 @@ async def post_batch(request: Request) -> Response:
         body = await read_body(request.stream(), session.fence.policy.http, unfinished)
     except RequestRefused as refused:
         exchange: BoundedExchange = request.scope["state"][EXCHANGE]
-        exchange.refuse(refused.problem)  # closes the connection once a client that still sends has seen it
+        exchange.refuse(refused.problem)  # closes the connection after a client that is still sending has seen it
         raise
     except ClientDisconnect:
         raise RequestRefused(refusal("VALIDATION.slow_client", "the batch ended before it was complete")) from None
-    # The request itself was paid for before its lines could be counted.
+    # The request itself was counted before its lines were known.
     spent = await request.app.state.quotas.spend(caller_of(request).tenant, body.lines - 1, paid=1)
     if spent.refused is not None:
         return response_of(spent.refused)
@@ -137,7 +137,7 @@ async def post_batch(request: Request) -> Response:
     responses=answers(ReceiptOut, 200, 201, write=True),
 )
 async def put_document(request: Request, doc_id: DocIdInPath) -> Response:
-    """As POST; with If-Match only if the document still has that ETag (`*`: if there is one), with `If-None-Match: *`
+    """Like POST; with If-Match only if the document still has that ETag (`*`: if there is one), with `If-None-Match: *`
     only if it is new."""
     body = await body_of(request)
     return await _ingested(request, doc_id, body, expected(request))
@@ -154,7 +154,7 @@ async def delete_document(
     doc_id: DocIdInPath,
     sequence: Annotated[int | None, Query(ge=SEQUENCE_MIN, le=SEQUENCE_MAX)] = None,
 ) -> Response:
-    """Its text stays until it is compacted or purged; the same content brings it back with its snippet_ids."""
+    """Its text stays stored until it is compacted or purged; the same content revives it with its snippet_ids."""
     body = await body_of(request)
     if body:
         raise RequestRefused(refusal("VALIDATION.body", "a DELETE has no body"))
@@ -179,7 +179,7 @@ async def delete_document(
     responses=answers(DocumentOut) | {304: {"description": "it still has the ETag of If-None-Match"}},
 )
 async def get_document(request: Request, doc_id: DocIdInPath, snippets: bool = False) -> Response:
-    """The live revision: how it is described, and with `snippets=true` its snippets with text and positions."""
+    """The description of the live revision; with `snippets=true` also its snippets with text and positions."""
     documents = session_of(request).fence.documents
     found = await looked_up(lambda: documents.get(doc_id))
     if found is None:
@@ -189,20 +189,20 @@ async def get_document(request: Request, doc_id: DocIdInPath, snippets: bool = F
     etag = f'"{found.fence}"'
     if _is_known(request, found.fence):
         return response_of(Answer(304, (("etag", etag),)))
-    told = described(found)
+    values = described(found)
     if snippets:
-        told["snippets"] = [asdict(each) for each in await looked_up(lambda: documents.snippets(doc_id))]
-    return read_answer(told, {"etag": etag})
+        values["snippets"] = [asdict(each) for each in await looked_up(lambda: documents.snippets(doc_id))]
+    return read_answer(values, {"etag": etag})
 
 
 def _is_known(request: Request, version: str) -> bool:
-    """Whether If-None-Match names it: compared weakly (RFC 9110, 13.1.2). One that is no list names nothing."""
+    """Returns whether If-None-Match names the version, by weak comparison (RFC 9110, 13.1.2)."""
     given = ",".join(request.headers.getlist("if-none-match"))
     return given.strip() == ANY or any(tag == version for _, tag in _etags(given) or ())
 
 
 def _etags(given: str) -> list[tuple[bool, str]] | None:
-    """Whether each is weak, and what stands in its quotes; None if it is no list of ETags."""
+    """Returns (is weak, text in quotes) of each ETag; None if the text is not a list of ETags."""
     found: list[tuple[bool, str]] = []
     at = 0
     while (tag := _ETAG.match(given, at)) is not None:
@@ -214,13 +214,13 @@ def _etags(given: str) -> list[tuple[bool, str]] | None:
 
 
 def described(found: StoredDocument) -> dict[str, Any]:
-    told = asdict(found)
-    told["updated"], told["etag"] = moment(told.pop("updated_ms")), told.pop("fence")
-    return told
+    values = asdict(found)
+    values["updated"], values["etag"] = moment(values.pop("updated_ms")), values.pop("fence")
+    return values
 
 
 def expected(request: Request) -> Expected | None:
-    """The version, or versions, that the request expects; None if it does not care.
+    """Returns the version, or versions, that the request expects; None for any.
 
     A weak ETag never matches, and no other server's does (RFC 9110, 13.1.1).
     """
@@ -236,7 +236,7 @@ def expected(request: Request) -> Expected | None:
         return ANY
     if (tags := _etags(match)) is None:
         raise RequestRefused(
-            refusal("VALIDATION.header", "If-Match is no list of ETags", hint='"12.34", in quotes, or *')
+            refusal("VALIDATION.header", "If-Match is not a list of ETags", hint='"12.34", in quotes, or *')
         )
     return frozenset(tag for weak, tag in tags if not weak)
 
@@ -249,8 +249,8 @@ class _Prepared(NamedTuple):
 
 
 def _prepare(request: Request, session: TenantSession, doc_id: str | None, body: bytes) -> _Prepared:
-    """The document in a body, whose id is in the body or in the address."""
-    max_values = session.fence.policy.documents.max_metadata_bytes  # none of them takes less than a byte
+    """Returns the document in a body; its id is in the body or in the address."""
+    max_values = session.fence.policy.documents.max_metadata_bytes  # a value takes at least one byte
     if doc_id is None:
         given = checked(body, request, DocumentIn, max_values=max_values)
         document = given.document(given.doc_id)
@@ -278,12 +278,12 @@ async def _ingested(request: Request, doc_id: str | None, body: bytes, expect: E
 
 
 async def _earlier(fence: Fence, doc_id: str) -> tuple[str, Receipt | None]:
-    """The event that this request is, and what an attempt at it moved the document to before it was cut off.
+    """Returns the event id of this request, and the receipt of an earlier attempt that was interrupted.
 
-    Somebody else may have moved the document since: to move it once more would be a second effect of one key.
+    The document may have changed since that attempt: moving it again would be a second effect of the same key.
     """
     lease = leading_lease()
-    if lease is None:  # the policy lets requests come without a key
+    if lease is None:  # the policy allows requests without a key
         return "", None
     if not lease.may_have_happened:
         return lease.key, None
@@ -297,7 +297,7 @@ def _moved_to(fence: Fence, doc_id: str, event_id: str) -> Receipt | None:
     ids = b""
     if json.loads(row.context).get("action") != RETRACT:
         record = fence.inspector.key_state(row.key, fence.audit.operation_of(row.key)).record
-        if record is None or not record.ended:  # compacted or purged since: it is new again
+        if record is None or not record.ended:  # compacted or purged since, so it is new again
             return None
         ids = ids_in(record.result)
     return Receipt(
@@ -313,9 +313,9 @@ def _moved_to(fence: Fence, doc_id: str, event_id: str) -> Receipt | None:
 
 
 def _compared(document: Document, key: ContentKey | None) -> dict[str, Any]:
-    """What a second request with the same key must have: text and metadata as digests.
+    """Returns what a second request with the same key must have: text and metadata as digests.
 
-    Most of it is kept with the key, to tell what differs; of a document that is purged nothing may be left.
+    Most of it is stored with the key, to show what differs, and no text may remain of a document that is purged.
     """
     return {
         "doc_id": document.doc_id,
@@ -328,9 +328,9 @@ def _compared(document: Document, key: ContentKey | None) -> dict[str, Any]:
 
 
 def _kept(document: Document, redactor: Redaction, key: ContentKey | None) -> dict[str, Any]:
-    """What is kept of the parts that may hold secrets: by the digest of a secret whoever guesses it knows."""
+    """Returns what may be stored of parts that can contain secrets: a digest of a secret would confirm a guess."""
     parts: dict[str, Any] = {"metadata": dict(document.metadata), "source_url": document.source_url}
-    # Where they stand in the request: a rule may name a field by the fields it stands in.
+    # In the structure of the request: a rule may name a field by its path.
     clean: Any = redactor.redact({"body": parts})
     if clean["body"] == REDACTED:
         return dict.fromkeys(parts, REDACTED)

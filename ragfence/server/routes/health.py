@@ -1,4 +1,4 @@
-"""The routes for whoever runs the server: is it alive, may it be sent requests, what does it count."""
+"""Routes for operators: liveness, readiness and metrics."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ FORWARDED = (
     "cf-connecting-ip",
     "true-client-ip",
 )
-"""headers of a proxy: whoever sent the request is not on this machine, although the connection is"""
+"""Headers of a proxy: the connection is local, but the request may not be."""
 KEPT_S = 1.0
-"""how long an answer about the stores is good for"""
+"""How long an answer about the stores is cached."""
 PATIENCE_S = 2.0
 PROBE = "ragfence-ready"
-"""a name that nobody writes: asking for it proves that the store answers"""
+"""A name that is never written: reading it shows that the store answers."""
 
 
 @router.get("/healthz", summary="Is the process alive", responses=answers(Health))
@@ -51,7 +51,7 @@ async def healthz() -> Response:
 
 
 class Readiness:
-    """Whether the stores answer: asked at most once a second, and by one thread, however many ask the server."""
+    """Whether the stores answer. They are called at most once a second, by one thread."""
 
     def __init__(self, objects: ObjectStore, open_fence: Callable[[], Fence]) -> None:
         self._objects, self._open_fence = objects, open_fence
@@ -60,7 +60,7 @@ class Readiness:
         self._answered: tuple[float, str] = (0.0, "")
 
     async def trouble(self) -> str:
-        """Empty: both stores answer."""
+        """Returns what is wrong; empty if both stores answer."""
         at, known = self._answered
         if at and time.monotonic() - at < KEPT_S:
             return known
@@ -106,15 +106,17 @@ class MetricsPage(Response):
     media_type = "text/plain; version=0.0.4"
 
 
-_METRICS_ANSWERS = {status: told for status, told in answers(Health).items() if status != 200}
+_METRICS_ANSWERS = {status: answer for status, answer in answers(Health).items() if status != 200}
 
 
 @router.get("/metrics", summary="For Prometheus", response_class=MetricsPage, responses=_METRICS_ANSWERS)
 async def metrics(request: Request) -> Response:
-    """To loopback, but not through a proxy; or with RAGFENCE_METRICS_TOKEN as bearer: the figures name tenants."""
+    """For loopback without a proxy, or with RAGFENCE_METRICS_TOKEN as bearer: the metrics name tenants."""
     if not _may_read_metrics(request):
         return response_of(
-            refusal("AUTH.missing", hint=f"ask from loopback without a proxy, or with {METRICS_TOKEN}").answer()
+            refusal(
+                "AUTH.missing", hint=f"send the request from loopback without a proxy, or with {METRICS_TOKEN}"
+            ).answer()
         )
     from ragfence.telemetry import exposition
 

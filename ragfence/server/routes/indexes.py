@@ -49,7 +49,7 @@ AliasInPath = Annotated[str, Path(pattern=ALIAS_PATTERN)]
     responses=answers(BuildOut, 200, 201, write=True),
 )
 async def post_build(request: Request) -> Response:
-    """Of all live documents, once per INDEX_HASH: whoever asks again gets the sealed build. 202 if it takes long."""
+    """Of all live documents, once per INDEX_HASH: a repeated call gets the sealed build. 202 if it takes long."""
     body = await body_of(request)
     given = checked(body, request, BuildIn)
     session = session_of(request)
@@ -61,7 +61,7 @@ async def post_build(request: Request) -> Response:
     tenant, pool = caller_of(request).tenant, request.app.state.builds
     place = pool.reserve(tenant)
     if place is None and not request.state.write.is_claimed:
-        # A replay, or who asks again for a build that is under way, is no further build.
+        # A replay, or a request for a build in progress, needs no further place.
         known = await session.contract.is_known(call_of(request, body), caller_of(request).principal)
         if not known:
             raise pool.refusal()
@@ -77,8 +77,8 @@ async def post_build(request: Request) -> Response:
             own.end()
         entry = await looked_up(lambda: session.fence.indexes.get(build.index_hash))
         assert entry is not None
-        told = built(build.index_hash, entry) | {"decision": build.decision.value}
-        return json_answer(told, 201 if build.receipt.is_new else 200, {"location": f"/v1/builds/{build.index_hash}"})
+        values = built(build.index_hash, entry) | {"decision": build.decision.value}
+        return json_answer(values, 201 if build.receipt.is_new else 200, {"location": f"/v1/builds/{build.index_hash}"})
 
     try:
         return await execute_write(request, work, body)
@@ -202,9 +202,9 @@ async def get_search(
 
 
 def built(index_hash: str, entry: BuildEntry) -> dict[str, Any]:
-    told: dict[str, Any] = {"index_hash": index_hash, "state": entry.kind, "at": moment(entry.at_ms)}
+    values: dict[str, Any] = {"index_hash": index_hash, "state": entry.kind, "at": moment(entry.at_ms)}
     if (seal := entry.seal) is not None:
-        told |= {
+        values |= {
             "rows": seal.rows,
             "documents": seal.documents,
             "dimension": seal.dimension,
@@ -212,7 +212,7 @@ def built(index_hash: str, entry: BuildEntry) -> dict[str, Any]:
             "corpus_digest": seal.corpus_digest,
             "inputs": seal.inputs,
         }
-    return told
+    return values
 
 
 async def _moved(request: Request, body: bytes, move: Callable[[], Swap]) -> Response:
@@ -254,6 +254,6 @@ def _check_allowed(what: str, given: str, allowed: tuple[str, ...]) -> None:
             refusal(
                 "VALIDATION.body",
                 f"this server builds with the {what}s {', '.join(allowed)}, not with {given!r}",
-                hint=f"whoever runs the server may allow it: http.{what}s in its policy",
+                hint=f"the operator of the server may allow it: http.{what}s in its policy",
             )
         )

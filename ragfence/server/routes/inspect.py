@@ -1,4 +1,4 @@
-"""The routes that look: at keys, decisions and figures of a tenant; and those that set right what got stuck."""
+"""Routes that read keys, decisions and statistics of a tenant, and routes for administration."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def get_status(
     method: Annotated[str, Query(max_length=10)],
     route: Annotated[str, Query(max_length=500)],
 ) -> Response:
-    """202 while the operation is performed, then its answer. The address is the Location of a 202.
+    """202 while the operation is being executed, then its answer. The address is the Location of a 202.
 
     It needs a scope that the operation itself needs.
     """
@@ -109,12 +109,12 @@ async def get_decisions(
             after[0] if after else since, until, kind=kind, decision=decision, phase=phase, source_id=source_id
         )
         table = table.sort_by([("ts", "ascending"), ("row_id", "ascending")])
-        if after:  # a page begins in the millisecond in which the one before ended
+        if after:  # a page begins in the millisecond in which the previous one ended
             earliest = pc.min(table.column("ts"))
             seen = pc.and_(pc.equal(table.column("ts"), earliest), pc.less_equal(table.column("row_id"), after[1]))
             ended_here = table.num_rows and _ts({"ts": earliest.as_py()}) == after[0]
             table = table.filter(pc.invert(seen)) if ended_here else table
-        # Only what is shown becomes Python: there may be millions of rows.
+        # Only the rows of this page become Python objects: there may be millions.
         shown = table.slice(0, limit).to_pylist()
         more = _as_cursor(_ts(shown[-1]), shown[-1]["row_id"]) if table.num_rows > limit else None
         return {"items": [_jsonable(row) for row in shown], "next_cursor": more}
@@ -166,7 +166,7 @@ async def post_release(request: Request, key: KeyInPath) -> Response:
     responses=answers(PurgedExpiredOut, 200, write=True),
 )
 async def post_purge_expired(request: Request) -> Response:
-    """In bounded batches: ask again with `after` until it is empty."""
+    """In bounded batches: call it again with `after` until that is empty."""
     body = await body_of(request)
     given = checked(body, request, PurgeExpiredIn)
     fence = session_of(request).fence
@@ -185,7 +185,7 @@ async def post_purge_expired(request: Request) -> Response:
     responses=answers(PurgedOut, 200, write=True),
 )
 async def post_purge(request: Request) -> Response:
-    """Its text, metadata and vectors, out of everything that ragfence keeps; a tombstone stays."""
+    """Removes its text, metadata and vectors from everything that ragfence stores; a tombstone stays."""
     body = await body_of(request)
     given = checked(body, request, PurgeIn)
     fence = session_of(request).fence
@@ -202,12 +202,12 @@ def _outcome(fence: Fence, key: str) -> dict[str, Any]:
         operation = fence.audit.operation_of(key_from_text(key))
     except ValidationError as unknown:
         raise RequestRefused(
-            refusal("VALIDATION.not_found", f"nothing is known of {key}", hint=unknown.hint)
+            refusal("VALIDATION.not_found", f"the key {key} is unknown", hint=unknown.hint)
         ) from unknown
     record = fence.inspector.key_state(key_from_text(key), operation).record
     if record is None:
         raise RequestRefused(
-            refusal("VALIDATION.not_found", f"nothing is held under {key}", hint="it may have expired")
+            refusal("VALIDATION.not_found", f"no record is stored for {key}", hint="it may have expired")
         )
     ids = snippet_texts(ids_in(record.result)) if operation.kind == "document" and record.ended else ()
     return {
@@ -225,16 +225,16 @@ def _outcome(fence: Fence, key: str) -> dict[str, Any]:
 
 def _keys(inspector: Inspector, kind: str | None, state: str | None, limit: int, after: str) -> dict[str, Any]:
     def found() -> Iterator[dict[str, Any]]:
-        # A shard at a time, since a store has no order of its own: bounded by the largest shard.
+        # One shard at a time, because a store has no order of its own: memory is bounded by the largest shard.
         for shard in range(int(after[:2], 16) if after else 0, SHARDS):
             for each in sorted(inspector.records(shard), key=lambda each: each.key):
                 record, key = each.record, each.key.hex()
-                told = State(record.state).name.lower()
-                if key > after and (kind is None or record.kind == kind) and (state is None or told == state):
+                shown = State(record.state).name.lower()
+                if key > after and (kind is None or record.kind == kind) and (state is None or shown == state):
                     yield {
                         "key": key,
                         "kind": record.kind,
-                        "state": told,
+                        "state": shown,
                         "attempt": record.attempt,
                         "error_code": record.error or None,
                         "first_seen": moment(record.first_seen_ms),
@@ -286,7 +286,7 @@ def _as_cursor(moment: object, last: str) -> str:
 
 
 def _cursor(text: str, pattern: str) -> tuple[str, str] | None:
-    """`pattern`: of what a page ends with."""
+    """`pattern` matches the last item of a page."""
     if not text:
         return None
     try:

@@ -17,7 +17,7 @@ from ragfence.core.operations import encoded
 from ragfence.engine.epochs import Epochs
 from ragfence.errors import ObjectsRequired, StoreUnavailable, ValidationError
 from ragfence.server.apikeys import FOLDER as APIKEYS
-from ragfence.server.tenants.stores import Told, parts_of
+from ragfence.server.tenants.stores import Progress, parts_of
 from ragfence.stores.file_modes import make_folders, opener
 from ragfence.stores.objects import MAX_PART_BYTES, ObjectEntry
 
@@ -28,7 +28,7 @@ WORKERS = 8
 PASSES = 5
 ROWS = ".decisions.parquet"
 PART = ".part"
-"""of a file that is being written"""
+"""The ending of a file that is being written."""
 
 
 @dataclass(slots=True)
@@ -38,29 +38,28 @@ class TenantExported:
     objects: int = 0
     bytes: int = 0
     copied: int = 0
-    """of these objects, by this call; the others were there already"""
+    """Objects copied by this call; the others existed already."""
     rows: int = 0
-    """decision rows"""
+    """Decision rows."""
     passes: int = 0
 
 
 class TenantExport:
-    """Copies a tenant to a folder that `ragfence.open(objects=folder)` takes; run again, it goes on where it was.
+    """Copies a tenant to a folder for `ragfence.open(objects=folder)`. An export that was interrupted is continued.
 
-        <folder>/objects/<tenant>/...              the objects, under the names they have
-        <folder>/exports/<tenant>.json             from where, and whether it is complete
+        <folder>/objects/<tenant>/...              the objects, with their names
+        <folder>/exports/<tenant>.json             the source, and whether the export is complete
         <folder>/exports/<tenant>.decisions.parquet
 
-    These two have a digest in their names where the tenant's is too long for a file's.
+    The last two have a digest in their names if the name of the tenant is too long for a file name.
 
-    What refers is copied before what it refers to, so everything that is named in the copy is in it. A compaction or
-    purge meanwhile makes another pass. API keys are left out unless they are asked for: a copy of data is no reason
-    to let anybody in where it ends up. Physical indexes are not copied either; their vectors are, so building them
-    again embeds nothing.
+    Objects are copied before those that they refer to, so every object that is named in the copy is in it. A compaction
+    or purge meanwhile causes another pass. API keys are not copied by default, because a copy of the data should not
+    accept requests. Physical indexes are not copied either; their vectors are, so building them again embeds nothing.
     """
 
     _FIRST = ("catalog", "builds", "attempts", "sealed", "epochs", "segments")
-    """Commit points and logs; whatever they name is in the other folders."""
+    """Commit points and logs; the objects that they name are in the other folders."""
 
     def __init__(self, fence: Fence, folder: str | os.PathLike[str], *, with_apikeys: bool = False) -> None:
         from ragfence.stores.local import LocalObjects
@@ -75,14 +74,14 @@ class TenantExport:
         self._manifest = Path(folder).absolute() / "exports" / f"{_file_name(fence.tenant)}.json"
         self._folder = str(Path(folder).absolute())
 
-    def run(self, told: Told = lambda done: None) -> TenantExported:
+    def run(self, progress: Progress = lambda done: None) -> TenantExported:
         self._begin()
         report = TenantExported(self._fence.tenant, self._folder)
         epochs = Epochs(self._fence.tenant, self._from)
         while True:
             before = epochs.known()
             report.passes, report.objects, report.bytes = report.passes + 1, 0, 0
-            self._pass(report, told)
+            self._pass(report, progress)
             if epochs.known() == before:
                 break
             if report.passes == PASSES:
@@ -97,8 +96,8 @@ class TenantExport:
     def _begin(self) -> None:
         if next(parts_of(self._from, self._root), None) is None:
             raise ValidationError(
-                f"{self._from.url} has nothing of tenant {self._fence.tenant!r}",
-                hint="`ragfence tenants list` names them",
+                f"{self._from.url} has no objects of tenant {self._fence.tenant!r}",
+                hint="`ragfence tenants list` shows the tenants",
             )
         try:
             known: dict[str, Any] | None = json.loads(self._manifest.read_bytes())
@@ -109,8 +108,8 @@ class TenantExport:
         if known is None:
             if next(iter(self._to.list(self._root, limit=1)), None) is not None:
                 raise ValidationError(
-                    f"{self._folder} holds tenant {self._fence.tenant!r} already, and not as an export",
-                    hint="export to a new folder: this one may be somebody's store",
+                    f"{self._folder} already contains tenant {self._fence.tenant!r}, and not as an export",
+                    hint="export to a new folder: this one may be the store of a fence",
                 )
             self._note(complete=False)
         elif known.get("complete") or known.get("from") != self._from.url:
@@ -120,7 +119,7 @@ class TenantExport:
                 hint="export to a new folder: this one may be in use",
             )
 
-    def _pass(self, report: TenantExported, told: Told) -> None:
+    def _pass(self, report: TenantExported, progress: Progress) -> None:
         there = {*parts_of(self._from, self._root), *parts_of(self._to, self._root)}.difference(self._left_out)
         rest = sorted(there.difference(self._FIRST))
         with ThreadPoolExecutor(WORKERS, thread_name_prefix="ragfence-export") as pool:
@@ -128,13 +127,13 @@ class TenantExport:
                 prefix = f"{self._root}{folder}/"
                 pairs = _paired(self._from.list(prefix), self._to.list(prefix))
                 while batch := list(islice(pairs, WORKERS * 8)):
-                    # Gone from the tenant since an earlier run or pass: purged, say.
+                    # Deleted from the tenant since an earlier run or pass, for example by a purge.
                     self._to.delete([copy.name for entry, copy in batch if copy is not None and not _same(entry, copy)])
                     for size, copied in pool.map(self._copy, batch):
                         report.objects += size is not None
                         report.bytes += size or 0
                         report.copied += copied
-                    told(report.objects)
+                    progress(report.objects)
 
     def _copy(self, pair: tuple[ObjectEntry | None, ObjectEntry | None]) -> tuple[int | None, bool]:
         entry, copy = pair
@@ -146,11 +145,13 @@ class TenantExport:
         if data is None:
             return None, False  # deleted since it was listed
         if len(data) != entry.size:
-            raise StoreUnavailable(f"{entry.name} has {entry.size} bytes, and {len(data)} came", hint="run it again")
+            raise StoreUnavailable(
+                f"{entry.name} has {entry.size} bytes, and {len(data)} were read", hint="run it again"
+            )
         put = self._to.put_new(entry.name, data)
         if not put.won and put.existing != data:
             raise StoreUnavailable(
-                f"somebody else writes {entry.name} in {self._folder}", hint="export to a new folder"
+                f"another process writes {entry.name} in {self._folder}", hint="export to a new folder"
             )
         return entry.size, True
 
@@ -175,21 +176,21 @@ class TenantExport:
 
 
 def _file_name(tenant: str) -> str:
-    """Of what is noted of a tenant, before its ending. A `~` is in no encoded name."""
+    """Returns the name of the files about a tenant, without the ending. No encoded name contains `~`."""
     name = encoded(tenant)
     fits = len(f"{name}{ROWS}{PART}") <= MAX_PART_BYTES
     return name if fits else f"~{hashlib.sha256(tenant.encode()).hexdigest()}"
 
 
 def _same(entry: ObjectEntry | None, copy: ObjectEntry | None) -> bool:
-    """An object never changes, so its size tells whether all of it is there."""
+    """Compares sizes, which is enough: an object never changes."""
     return entry is not None and copy is not None and entry.size == copy.size
 
 
 def _paired(
     left: Iterator[ObjectEntry], right: Iterator[ObjectEntry]
 ) -> Iterator[tuple[ObjectEntry | None, ObjectEntry | None]]:
-    """Two listings, side by side: both are sorted."""
+    """Merges two sorted listings: yields the entries of each name."""
     one, other = next(left, None), next(right, None)
     while one is not None or other is not None:
         if other is None or (one is not None and one.name < other.name):
@@ -204,7 +205,7 @@ def _paired(
 
 
 def _write(file: Path, data: bytes) -> None:
-    """Whole or not at all."""
+    """Writes a file atomically."""
     try:
         make_folders(file.parent)
         part = file.with_name(f"{file.name}{PART}")
@@ -214,4 +215,6 @@ def _write(file: Path, data: bytes) -> None:
             os.fsync(opened.fileno())
         part.replace(file)
     except OSError as broken:
-        raise StoreUnavailable(f"cannot write {file}: {broken}", hint="make room and run the export again") from broken
+        raise StoreUnavailable(
+            f"cannot write {file}: {broken}", hint="free some space, then run the export again"
+        ) from broken

@@ -1,4 +1,4 @@
-"""A fence store across tenants, which no fence looks at: every fence is of one tenant.
+"""A fence store across tenants; a fence sees only one tenant.
 
 Which tenants there are, without reading all their names.
 """
@@ -23,19 +23,19 @@ from ragfence.server.apikeys import FOLDER as APIKEYS
 from ragfence.stores.objects import ObjectEntry, ObjectStore
 
 BATCH = 1000
-"""so much is deleted at once"""
+"""Items deleted at a time."""
 
-Told = Callable[[int], None]
-"""Called with how much is done by now."""
+Progress = Callable[[int], None]
+"""Called with the number of items done so far."""
 
 
 class TenantHoldings(NamedTuple):
-    """What a fence store has of a tenant."""
+    """The contents of a fence store for one tenant."""
 
     sources: int = 0
-    """documents, and whatever else has an order"""
+    """Documents, and other sources with an order."""
     records: int = 0
-    """of keys: pending, sealed, and the receipts of earlier revisions"""
+    """Records of keys: pending, sealed, and the receipts of earlier revisions."""
 
 
 class TenantStore(Protocol):
@@ -44,17 +44,17 @@ class TenantStore(Protocol):
     def tenants(self) -> dict[str, TenantHoldings]: ...
 
     def count(self, tenant: str) -> int:
-        """How much `drop` would remove."""
+        """Returns how many items `drop` would remove."""
         ...
 
-    def drop(self, tenant: str, told: Told) -> int:
-        """Removes all of a tenant, the markers first, in bounded steps. Returns how much that was."""
+    def drop(self, tenant: str, progress: Progress) -> int:
+        """Removes all items of a tenant, the markers first, in bounded steps. Returns their number."""
         ...
 
 
 @contextlib.contextmanager
 def standing(where: str | os.PathLike[str]) -> Iterator[TenantStore]:
-    """The fence store at a URL or path, as `ragfence.open` takes it. A file that is not there is not made."""
+    """Opens the fence store at a URL or path, as `ragfence.open` takes it. Does not create a missing file."""
     if _is_server(where):
         link = _backend("ragfence.stores.redis.server_urls", "redis").open_link(
             os.fspath(where), timeout_s=5.0, hash_tags=()
@@ -66,7 +66,7 @@ def standing(where: str | os.PathLike[str]) -> Iterator[TenantStore]:
 
 
 def tenant_in(part: str) -> str:
-    """Empty for what is no tenant's: what backends and probes keep there begins with a dot."""
+    """Returns "" for names of backends and probes, which begin with a dot."""
     name = unquote(part)
     return name if encoded(name) == part else ""
 
@@ -103,16 +103,16 @@ class _Sqlite:
         with self._opened() as db:
             return sum(self._count(db, table, tenant) for table in self._tables(db))
 
-    def drop(self, tenant: str, told: Told) -> int:
+    def drop(self, tenant: str, progress: Progress) -> int:
         done = 0
         with self._opened() as db:
-            db.execute("PRAGMA secure_delete = ON")  # what is free in the file would still be read by a curious editor
+            db.execute("PRAGMA secure_delete = ON")  # or the text would stay readable in free pages of the file
             for table in self._tables(db):
                 key = _TABLES[table]
                 chosen = f"SELECT {key} FROM {table} WHERE tenant = ? LIMIT {BATCH}"
                 while removed := db.execute(f"DELETE FROM {table} WHERE ({key}) IN ({chosen})", (tenant,)).rowcount:
                     done += removed
-                    told(done)
+                    progress(done)
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         return done
 
@@ -123,7 +123,7 @@ class _Sqlite:
     def _opened(self) -> Iterator[sqlite3.Connection]:
         db = None
         try:
-            # Never made by looking at it. Each statement is a transaction, so whoever works beside us gets his turn.
+            # Does not create the file. Each statement is a transaction, so that other processes are not blocked.
             if not self._path.exists():
                 db = sqlite3.connect(":memory:")
             else:
@@ -145,12 +145,12 @@ class _Sqlite:
         version = db.execute("PRAGMA user_version").fetchone()[0]
         if version > SCHEMA_VERSION:
             raise FormatTooNew(f"{self._path} has schema {version}; this ragfence knows {SCHEMA_VERSION}")
-        # A file of an older schema lacks some of them until it is opened for work.
+        # A file of an older schema lacks some tables until a fence opens it.
         present = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         return tuple(table for table in _TABLES if table in present)
 
     def _names(self, db: sqlite3.Connection, table: str) -> Iterator[str]:
-        """From one to the next by the index, however many rows each has."""
+        """Goes from one tenant to the next by the index, however many rows each of them has."""
         name = ""
         while row := db.execute(f"SELECT min(tenant) FROM {table} WHERE tenant > ?", (name,)).fetchone():
             if row[0] is None:
@@ -177,7 +177,7 @@ class _Redis:
     def count(self, tenant: str) -> int:
         return sum(1 for pattern in self._patterns(tenant) for _ in self._scan(pattern))
 
-    def drop(self, tenant: str, told: Told) -> int:
+    def drop(self, tenant: str, progress: Progress) -> int:
         from ragfence.stores.redis.codec import Names
         from ragfence.stores.redis.replies import understood
 
@@ -190,11 +190,11 @@ class _Redis:
             while batch := list(islice(names, BATCH)):
                 with understood(self._link.url):
                     done += self._unlinked(batch)
-                told(done)
+                progress(done)
         return done
 
     def _unlinked(self, batch: list[tuple[Any, bytes]]) -> int:
-        """By server and hash tag: a cluster takes several names at once only if they are of one slot."""
+        """Groups names by server and hash tag: a cluster accepts several names only if they have the same slot."""
         groups: dict[tuple[int, bytes], list[bytes]] = {}
         clients = {id(client): client for client, _ in batch}
         for client, name in batch:
@@ -202,7 +202,7 @@ class _Redis:
         return sum(clients[server].unlink(*names) for (server, _), names in groups.items())
 
     def _scan(self, pattern: bytes) -> Iterator[tuple[Any, bytes]]:
-        """A name may come twice, as SCAN has it."""
+        """A name may occur twice, as with SCAN."""
         from ragfence.stores.redis.replies import understood
 
         with understood(self._link.url):
@@ -212,7 +212,7 @@ class _Redis:
 
     @staticmethod
     def _patterns(tenant: str) -> tuple[bytes, bytes]:
-        # Nothing in an encoded tenant is special to SCAN.
+        # An encoded tenant contains no special characters of SCAN.
         tag = encoded(tenant).encode()
         return b"rf{%s:??}*" % tag, b"rf{%s}l*" % tag
 
@@ -221,18 +221,18 @@ class _Redis:
 class TenantState:
     name: str
     held: TenantHoldings | None
-    """None: the fence store knows nothing of it"""
+    """None: the fence store has no data of the tenant."""
     folders: tuple[str, ...]
-    """what kinds of objects it has"""
+    """The kinds of its objects."""
     apikeys: int = 0
-    """also revoked ones"""
+    """Including revoked ones."""
     objects: int | None = None
     bytes: int | None = None
-    """only where sizes were asked for: every name has to be listed for that"""
+    """Only with `sizes`, which requires listing every name."""
 
 
 def tenants(fences: TenantStore, objects: ObjectStore | None, *, sizes: bool = False) -> Iterator[TenantState]:
-    """Every tenant of either store, by name. Of the objects only the folders are looked at, unless `sizes`."""
+    """Returns every tenant of either store, by name. Without `sizes` only the folders of objects are listed."""
     known = fences.tenants()
     stored = {} if objects is None else {tenant: part for part in parts_of(objects, "") if (tenant := tenant_in(part))}
     for name in sorted({*known, *stored}):
@@ -248,7 +248,7 @@ def tenants(fences: TenantStore, objects: ObjectStore | None, *, sizes: bool = F
 
 
 def parts_of(objects: ObjectStore, root: str) -> Iterator[str]:
-    """The names right below, each by a request of its own: nobody reads all names to learn the first parts."""
+    """Yields the names directly below `root`, with one request each, instead of listing all names."""
     after = ""
     while entry := next(iter(objects.list(root, start_after=after, limit=1)), None):
         part = entry.name[len(root) :].partition("/")[0]
