@@ -24,11 +24,11 @@ def needs_extra(extra: str, use: str, kind: type[RagfenceError] = Unsupported) -
         yield
     except ModuleNotFoundError as missing:
         package = (missing.name or "").partition(".")[0]
-        if package in ("", "ragfence"):  # a fault of ragfence's own: no installation repairs it
+        if package in ("", "ragfence"):  # a bug in ragfence: installing a package does not fix it
             raise
         raise missing_package(package, f"ragfence[{extra}]", use, kind) from missing
 
 
 def missing_package(package: str, install: str, use: str, kind: type[RagfenceError] = Unsupported) -> RagfenceError:
-    """The error of a package that is not there; `install` is what pip has to be told."""
+    """Returns the error for a missing package; `install` is the argument for `pip install`."""
     return kind(f"{use} needs the package {package!r}, which is not installed", hint=f"pip install '{install}'")

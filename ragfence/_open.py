@@ -1,4 +1,4 @@
-"""`ragfence.open()`: from URLs, settings and a policy to a fence."""
+"""`ragfence.open()`: makes a fence from URLs, settings and a policy."""
 
 from __future__ import annotations
 
@@ -50,10 +50,24 @@ def open(
 ) -> Fence:
     """Opens a fence.
 
-    Without arguments and without RAGFENCE_* variables it is embedded: SQLite and a folder under `.ragfence/`. `run_id`,
-    `correlation_id` and `route` are kept in the decision rows: which run, on whose behalf, by which way. `observe`
-    names who is told of every decision: "metrics", "logs", "traces", or a listener of your own; None asks
-    RAGFENCE_OBSERVE, and () is nobody.
+    Without arguments and without RAGFENCE_* variables it is embedded: SQLite and a folder, both under `.ragfence/`.
+
+    Args:
+        store: The fence store: a URL, a folder, a file, or a store of your own. By default, RAGFENCE_STORE.
+        objects: The object store: a URL, a folder, or a store of your own. By default, RAGFENCE_OBJECTS; for an
+            embedded fence store, the folder next to it.
+        tenant: Whose operations these are. By default, RAGFENCE_TENANT.
+        policy: A `Policy`, or the path of a `ragfence.yml`. By default, RAGFENCE_POLICY.
+        owner: Names this process in records and decision rows. By default, host and process id.
+        run_id: Stored in every decision row, as are correlation_id and route.
+        journal: The folder for effects that ran while the fence store was down.
+        observe: Who is notified of every decision: "metrics", "logs", "traces", or listeners of your own. None uses
+            RAGFENCE_OBSERVE, and () notifies no one.
+
+    Raises:
+        UnknownStore: A URL names no store, or its package is not installed.
+        StoreUnsafe: The store cannot keep the guarantees.
+        PolicyError: The policy is invalid, or does not fit the stores.
 
     >>> fence = open()  # doctest: +SKIP
     >>> fence = open("redis://127.0.0.1:6379/0", objects="s3://bucket/prefix", tenant="acme")  # doctest: +SKIP
@@ -83,7 +97,7 @@ def open(
         fence_store,
         object_store,
         rules,
-        # Absolute, as all paths: a process that changes its folder must not lose what it journaled.
+        # Absolute, like all paths: a process that changes its working directory must not lose its journal.
         journal=Path(journal or EMBEDDED / "journal").absolute(),
         codec=ParquetCodec(),
         secret=partial(load_secret, rules.content_secret, tenant),
@@ -101,7 +115,7 @@ def open(
 
 
 def _listeners(observe: str | Listener | Sequence[str | Listener] | None, rules: Policy) -> list[Listener]:
-    """Before any store is opened: a name that is wrong, or a package that is missing, leaves nothing behind."""
+    """Called before any store is opened, so that a wrong name or a missing package leaves nothing behind."""
     if observe is None and not os.environ.get("RAGFENCE_OBSERVE"):
         return []
     from ragfence.telemetry.config import listeners_of
@@ -112,7 +126,7 @@ def _listeners(observe: str | Listener | Sequence[str | Listener] | None, rules:
 def open_objects_of(
     where: str | os.PathLike[str] | FenceStore, wanted: str | os.PathLike[str] | ObjectStore | None
 ) -> ObjectStore | None:
-    """The object store beside a fence store: the one that is named, or the folder beside an embedded one."""
+    """Opens the object store that goes with a fence store: the one named, or the folder next to an embedded one."""
     if wanted is None and isinstance(where, str | os.PathLike) and not _is_server(where):
         wanted = _sqlite_path(where).parent / "objects"
     return _open_objects(wanted) if isinstance(wanted, str | os.PathLike) else wanted
@@ -122,7 +136,7 @@ def _refuse_other_backend(where: str | os.PathLike[str], rules: Policy) -> None:
     found, wanted = "redis" if _is_server(where) else "sqlite", rules.stores.fence
     if wanted not in (None, found):
         raise PolicyError(
-            f"the policy wants the fences in {wanted} (stores.fence), and {show_url(os.fspath(where))} is {found}",
+            f"the policy requires fences in {wanted} (stores.fence), and {show_url(os.fspath(where))} is {found}",
             hint="open another store (or set RAGFENCE_STORE), or change the policy",
         )
 
@@ -130,15 +144,19 @@ def _refuse_other_backend(where: str | os.PathLike[str], rules: Policy) -> None:
 def _refuse_misfit(fences: FenceStore, tenant: str, objects: ObjectStore | None) -> None:
     if fences.tenant != tenant:
         raise ValidationError(
-            f"the store belongs to tenant {fences.tenant!r}, not to {tenant!r}",
+            f"the store belongs to tenant {fences.tenant!r}, not {tenant!r}",
             hint=Hint(f"open it with tenant={fences.tenant!r}", cli=f"name it: --tenant {fences.tenant}"),
         )
     solo = getattr(fences, "solo", None)
     if solo is not None and solo != (objects is None):
-        made = "made with solo=True, and there is an object store" if solo else "not made with solo=True"
+        made = (
+            "made with solo=True, but there is an object store"
+            if solo
+            else "made without solo=True, but there is no object store"
+        )
         raise ValidationError(
             f"{fences.url} was {made}",
-            hint="a fence store is solo exactly when no object store stands behind it: solo=True without objects",
+            hint="use solo=True exactly when there is no object store",
         )
 
 
@@ -154,7 +172,7 @@ def _open_fences(where: str | os.PathLike[str] | FenceStore, tenant: str, rules:
     if rules.durability.confirms:
         raise PolicyError(
             "durability: SQLite has no replicas and no append-only file to wait for",
-            hint="leave the section out; every commit of SQLite is on the disk before it answers",
+            hint="remove the section; SQLite answers only after a commit is on disk",
         )
     from ragfence.stores.sqlite import SqliteFences
 
@@ -168,13 +186,15 @@ def _open_objects(where: str | os.PathLike[str]) -> ObjectStore:
 
         return LocalObjects(_file_path(url) if scheme else Path(url))
     if scheme != "s3":
-        raise UnknownStore(f"{show_url(url)!r} names no object store ragfence knows", hint=f"use {OBJECT_FORMS}")
+        raise UnknownStore(
+            f"{show_url(url)!r} does not name an object store that ragfence knows", hint=f"use {OBJECT_FORMS}"
+        )
     parts = _split(url)
     if parts is None or not parts.netloc:
-        raise UnknownStore(f"{show_url(url)!r} names no bucket", hint="use s3://bucket/prefix")
+        raise UnknownStore(f"{show_url(url)!r} does not name a bucket", hint="use s3://bucket/prefix")
     if "@" in parts.netloc or ":" in parts.netloc:
         raise UnknownStore(
-            f"{show_url(url)!r}: the URL of a bucket is shown in messages, so it holds no credentials",
+            f"{show_url(url)!r}: the URL of a bucket appears in messages, so it must not hold credentials",
             hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead, and use s3://bucket/prefix",
         )
     query = {name: values[-1] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
@@ -193,7 +213,7 @@ def _open_objects(where: str | os.PathLike[str]) -> ObjectStore:
 
 
 def _scheme(where: str | os.PathLike[str], forms: str) -> str:
-    """What stands before `://`; empty for a path. A path object is a path, whatever its name looks like."""
+    """Returns what comes before `://`, or "" for a path. A path object is a path, whatever its name looks like."""
     if not isinstance(where, str):
         return ""
     scheme, separator, _ = where.partition("://")
@@ -202,10 +222,10 @@ def _scheme(where: str | os.PathLike[str], forms: str) -> str:
     # `redis:localhost` is a mistake, not a folder.
     if not where or separator or looks_like_url(where):
         raise UnknownStore(
-            f"{show_url(where)!r} is no URL and no folder",
+            f"{show_url(where)!r} is neither a URL nor a folder",
             hint=Hint(
                 f"use {forms}; for a folder with a colon pass a pathlib.Path",
-                cli=f"use {forms}; for a folder with a colon give its whole path, or ./ before it",
+                cli=f"use {forms}; for a folder with a colon give its full path, or put ./ before it",
             ),
         )
     return ""
@@ -217,17 +237,19 @@ def _is_server(where: str | os.PathLike[str]) -> bool:
         return False
     if scheme in REDIS_SCHEMES:
         return True
-    raise UnknownStore(f"{show_url(os.fspath(where))!r} names no fence store ragfence knows", hint=f"use {FENCE_FORMS}")
+    raise UnknownStore(
+        f"{show_url(os.fspath(where))!r} does not name a fence store that ragfence knows", hint=f"use {FENCE_FORMS}"
+    )
 
 
 def _sqlite_path(where: str | os.PathLike[str]) -> Path:
-    """As SQLAlchemy has it: three slashes and a relative path, four and an absolute one. Or a folder, or a file."""
+    """As in SQLAlchemy: three slashes and a relative path, four and an absolute one. Or a folder, or a file."""
     url = os.fspath(where)
     if _scheme(where, FENCE_FORMS):
         host, slash, path = url.removeprefix("sqlite://").partition("/")
         if host or not slash or path in ("", ":memory:") or "?" in path:
             raise UnknownStore(
-                f"{show_url(url)!r} names no file",
+                f"{show_url(url)!r} does not name a file",
                 hint="use sqlite:///relative/fences.db or sqlite:////absolute/fences.db (it must be a file)",
             )
         return Path(path).absolute()
@@ -239,13 +261,13 @@ def _file_path(url: str) -> Path:
     parts = _split(url)
     if parts is None or parts.netloc not in ("", "localhost") or not parts.path.strip("/"):
         raise UnknownStore(
-            f"{show_url(url)!r} names no folder of this machine", hint="use file:///absolute/path, or a folder"
+            f"{show_url(url)!r} does not name a folder of this machine", hint="use file:///absolute/path, or a folder"
         )
     return Path(unquote(parts.path))
 
 
 def _split(url: str) -> SplitResult | None:
-    """None for what is no URL. Python's own error is not raised on: it quotes the URL."""
+    """Returns None for an invalid URL. Python's own error quotes the URL, which may hold a password."""
     try:
         return urlsplit(url)
     except ValueError:

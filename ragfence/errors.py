@@ -2,62 +2,60 @@
 
     RagfenceError                       the root; has .code, .hint, .retryable
     +-- TerminalError                   trying again cannot help
-    |   +-- ValidationError             bad input; nothing was stored
-    |   |   +-- NotJson                 a payload or result that canonical JSON cannot hold
-    |   |   +-- InsecureUrl             an API key that would be sent over plain http to another host
-    |   |   +-- DocumentInvalid         a document that cannot be ingested; .doc_id names it
-    |   |   +-- PruneTooLarge           a sync would retract more documents than the policy lets go at once
-    |   |   +-- ResultTooBig            a result above what the stores may hold
-    |   |   +-- PolicyError             a policy or setting that would break a guarantee
-    |   |   |   +-- ContentSecretError  the secret of `content_hash: hmac` is missing, too short, or another one
-    |   |   +-- UnknownStore            a store URL nobody can open
-    |   |   +-- EmbedderUnknown         a name of an embedder that nobody registered
-    |   |   +-- AliasUnknown            an alias that was never swapped
-    |   +-- WebhookUnverified           a webhook that nobody with a secret has signed, or signed too long ago
-    |   +-- Conflict                    the same key with another payload; never applied
-    |   |   +-- OriginConflict          other content under a doc_id that another source owns; names both
-    |   +-- Stale                       a sequence older than the one already applied
+    |   +-- ValidationError             invalid input; nothing was stored
+    |   |   +-- NotJson                 a payload or result that canonical JSON cannot represent
+    |   |   +-- InsecureUrl             an API key would be sent over plain http to another host
+    |   |   +-- DocumentInvalid         a document cannot be ingested; .doc_id names it
+    |   |   +-- PruneTooLarge           a sync would retract more documents than the policy allows at once
+    |   |   +-- ResultTooBig            a result is larger than the policy or the store allows
+    |   |   +-- PolicyError             a policy or setting would break a guarantee
+    |   |   |   +-- ContentSecretError  the secret of `content_hash: hmac` is missing, too short or wrong
+    |   |   +-- UnknownStore            a store URL that ragfence cannot open
+    |   |   +-- EmbedderUnknown         no embedder is registered under the name
+    |   |   +-- AliasUnknown            the alias was never swapped
+    |   +-- WebhookUnverified           the signature of a webhook is missing, wrong or too old
+    |   +-- Conflict                    the key is known with another payload; never applied
+    |   |   +-- OriginConflict          other content for a doc_id that another source owns; names both
+    |   +-- Stale                       the sequence is older than the one already applied
     |   +-- EffectFailed                the effect was sealed as a failure; this is its replay
-    |   +-- Quarantined                 too many attempts; waits for `release`
-    |   +-- NestedClaim                 a claim inside the effect of its own key: it would wait for itself
-    |   +-- Unsupported                 this version of ragfence does not do that
-    |   +-- ObjectsRequired             asked of a fence without an object store
-    |   +-- EmbedderInvalid             an embedder whose vectors cannot be used: wrong number, dimension, NaN, revision
-    |   +-- NotSealed                   an index that was never sealed; no alias may point at it
-    |   |   +-- BuildRetired            it was sealed once, and gc has retired it since
-    |   |   +-- BuildMissing            it is sealed, but its rows are not in the backend
-    |   +-- BuildUnverified             what was read back is not what was to be built; nothing was sealed
-    |   +-- GateFailed                  a gate before the swap; .report has the numbers
-    |   +-- AliasMoved                  the alias is not where `expect` says; .current is where it is
-    |   +-- DocumentMoved               the document is not at the version that `expect` says; .current is its version
-    |   +-- StoreUnsafe                 a store that cannot keep the promise (evicting Redis, S3 without If-None-Match)
+    |   +-- Quarantined                 too many attempts failed; waits for `release`
+    |   +-- NestedClaim                 a claim inside the effect of its own key: it would deadlock
+    |   +-- Unsupported                 this version of ragfence does not support it
+    |   +-- ObjectsRequired             the call needs an object store, and the fence has none
+    |   +-- EmbedderInvalid             an embedder's vectors cannot be used: wrong count, dimension or revision, NaN
+    |   +-- NotSealed                   the index was never sealed; no alias may point at it
+    |   |   +-- BuildRetired            it was sealed, and gc has retired it since
+    |   |   +-- BuildMissing            it is sealed, but its rows are missing in the backend
+    |   +-- BuildUnverified             the rows read back differ from those built; nothing was sealed
+    |   +-- GateFailed                  a gate rejected the swap; .report has the numbers
+    |   +-- AliasMoved                  the alias is not at `expect`; .current is where it is
+    |   +-- DocumentMoved               the document is not at version `expect`; .current is its version
+    |   +-- StoreUnsafe                 the store cannot keep the guarantees (evicting Redis, S3 without If-None-Match)
     |   +-- StoreAuth                   the store refused the credentials
-    |   +-- TableGone                   the table of a sync was deleted, and a newer one has been written
+    |   +-- TableGone                   the table of a sync was deleted, and a newer one exists
     |   +-- FormatTooNew                stored by a newer ragfence than this one
-    |   +-- FormatCorrupt               stored bytes that are no record
-    |   |   +-- SegmentUnreadable       a segment of the log is cut off, damaged or missing; .segment names it
-    |   +-- ApiRefused                  an HTTP server's answer that is none of the above; also an ApiError
-    |       +-- ApiUnauthorized         401: no API key, or one that is unknown, expired or revoked
-    |       +-- ApiForbidden            403: the API key lacks a scope; .needed_scopes has those of which one is needed
+    |   +-- FormatCorrupt               stored bytes are not a valid record
+    |   |   +-- SegmentUnreadable       a segment of the log is truncated, damaged or missing; .segment names it
+    |   +-- ApiRefused                  another error response of an HTTP server; also an ApiError
+    |       +-- ApiUnauthorized         401: the API key is missing, unknown, expired or revoked
+    |       +-- ApiForbidden            403: the API key lacks a scope; any of .needed_scopes would do
     +-- TransientError                  trying again may help
-        +-- InFlight                    somebody else performs the operation right now
-        +-- LeaseLost                   the lease ran out or was taken over; stop working
-        +-- FencedOut                   the seal came too late; .receipt is the winner's, if there is one
-        +-- SealUncertain               the effect happened, its seal could not be written; .receipt holds it
+        +-- InFlight                    another caller is executing the operation now
+        +-- LeaseLost                   the lease expired or was taken over; stop working
+        +-- FencedOut                   another attempt won before the seal; .receipt is the winner's, if known
+        +-- SealUncertain               the effect happened, but its seal could not be written; .receipt holds it
         +-- TransportUnavailable        a queue did not answer
         +-- QueueFull                   a queue is above its high-water mark; nothing was sent
         +-- StoreUnavailable            the store did not answer
-        |   +-- StoreClosed             the fence was closed by this very process; open it again
+        |   +-- StoreClosed             this process closed the fence; open it again
         +-- CommitUncertain             the object store did not say whether the commit happened
         +-- NotReady                    the fence store is being rebuilt from the object store
-        +-- EmbedderUnavailable         the endpoint of an embedder did not answer, however often it was asked
-        +-- SnapshotGone                documents of a corpus that was to be built have been purged or compacted away
-        +-- ApiUnavailable              an HTTP server did not answer, or asks to come again; also an ApiError
+        +-- EmbedderUnavailable         the endpoint of an embedder did not answer, after all retries
+        +-- SnapshotGone                documents of the corpus being built were purged or compacted
+        +-- ApiUnavailable              an HTTP server did not answer, or said to retry; also an ApiError
 
-Raise `TerminalError` (or a subclass of your own) inside an effect to seal the failure: every later call gets it
-replayed. Any other exception releases the key, so that the next call tries again.
-
-How errors with keyword-only details cross process boundaries.
+Raise `TerminalError` (or a subclass of your own) inside an effect to seal the failure: every later call replays it.
+Any other exception releases the key, so that the next call tries again. Errors can be pickled, with their details.
 """
 
 from __future__ import annotations
@@ -70,10 +68,10 @@ def rebuild(kind: type[Any], message: str, hint: str, details: dict[str, Any]) -
 
 
 class Hint(str):
-    """What to do next, in the words of whoever reads it.
+    """What to do next, worded for each surface.
 
-    The text itself is for Python. `cli` is for a terminal, `http` for the caller of the API; a text without them says
-    the same everywhere.
+    The text itself is for Python, `cli` is for the terminal and `http` for a caller of the HTTP API. Without them, the
+    text is the same everywhere.
 
     >>> hint = Hint("build it first: fence.indexes.build()", cli="build it first: `ragfence build`")
     >>> hint, hint_on("cli", hint), hint_on("cli", "make room")
@@ -90,17 +88,17 @@ class Hint(str):
         return made
 
     def after(self, text: str) -> Hint:
-        """The same, with this text before it."""
+        """Returns the hint with `text` before it."""
         return Hint(f"{text}{self}", cli=f"{text}{self.cli}", http=f"{text}{self.http}")
 
 
 def hint_on(surface: Literal["cli", "http"], hint: str) -> str:
-    """The words of a hint for this surface."""
+    """Returns the wording of a hint for this surface."""
     return str(getattr(hint, surface)) if isinstance(hint, Hint) else hint
 
 
 class RagfenceError(Exception):
-    """The root. `code` is stable and machine-readable; `hint` says what to do next."""
+    """The base class of all errors. `code` is stable and machine-readable; `hint` says what to do next."""
 
     code: ClassVar[str] = "ERROR"
     retryable: ClassVar[bool] = False
@@ -113,7 +111,7 @@ class RagfenceError(Exception):
         self.details: dict[str, Any] = details
 
     def __getattr__(self, name: str) -> Any:
-        # `error.receipt`, `error.key`: whatever the raiser attached, None when it had nothing to attach.
+        # `error.receipt`, `error.key`: what was attached when the error was raised, or None.
         if name in type(self).carries:
             return self.__dict__.get("details", {}).get(name)
         raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
@@ -150,14 +148,14 @@ class WebhookUnverified(TerminalError):
 
 class NotJson(ValidationError):
     code = "VALIDATION.not_json"
-    default_hint = "JSON is UTF-8, with each name once in an object, and with finite numbers"
+    default_hint = "use UTF-8, finite numbers, and each name once per object"
 
 
 class InsecureUrl(ValidationError):
     code = "VALIDATION.insecure_url"
     default_hint = Hint(
-        "use https://, or pass allow_http=True (RAGFENCE_ALLOW_HTTP=1) if nobody else can read the network",
-        cli="use https://, or set RAGFENCE_ALLOW_HTTP=1 if nobody else can read the network",
+        "use https://, or pass allow_http=True (RAGFENCE_ALLOW_HTTP=1) if no one else can read the network",
+        cli="use https://, or set RAGFENCE_ALLOW_HTTP=1 if no one else can read the network",
     )
 
 
@@ -167,7 +165,7 @@ class DocumentInvalid(ValidationError):
 
 
 class PruneTooLarge(ValidationError):
-    """`wanted` of `live` documents would go; `doc_ids` are the first of them."""
+    """`wanted` of `live` documents would be retracted; `doc_ids` are the first of them."""
 
     code = "VALIDATION.prune_too_large"
     carries = frozenset({"key", "doc_ids", "wanted", "live"})
@@ -197,14 +195,14 @@ class EmbedderUnknown(ValidationError):
 class AliasUnknown(ValidationError):
     code = "VALIDATION.alias_unknown"
     default_hint = Hint(
-        "fence.aliases.names() lists those there are; fence.aliases.swap(alias, index_hash) makes one",
-        cli="`ragfence alias` lists those there are; `ragfence swap ALIAS INDEX_HASH` makes one",
-        http="GET /v1/aliases lists those there are; POST /v1/aliases/ALIAS:swap makes one",
+        "fence.aliases.names() lists all aliases; fence.aliases.swap(alias, index_hash) creates one",
+        cli="`ragfence alias` lists all aliases; `ragfence swap ALIAS INDEX_HASH` creates one",
+        http="GET /v1/aliases lists all aliases; POST /v1/aliases/ALIAS:swap creates one",
     )
 
 
 class Conflict(TerminalError):
-    """The key is known with another payload. `diff` is the RFC 6902 patch, where the policy keeps payloads."""
+    """The key is known with another payload. `diff` is the RFC 6902 patch, if the policy stores payloads."""
 
     code = "CONFLICT.idempotency.payload_mismatch"
     default_hint = Hint(
@@ -215,7 +213,7 @@ class Conflict(TerminalError):
 
 
 class OriginConflict(Conflict):
-    """`origin` has other content under `doc_id` than `owner`, the source that the document belongs to."""
+    """`origin` has other content for `doc_id` than `owner`, the source that owns the document."""
 
     code = "CONFLICT.origin"
     default_hint = Hint(
@@ -230,7 +228,7 @@ class OriginConflict(Conflict):
 
 class Stale(TerminalError):
     code = "CONFLICT.sequence.stale"
-    default_hint = "a newer revision of this source is already applied; drop this one"
+    default_hint = "a newer revision of this source is already applied; discard this one"
     carries = frozenset({"key", "sequence", "newest"})
 
 
@@ -247,18 +245,18 @@ class EffectFailed(TerminalError):
 class Quarantined(TerminalError):
     code = "QUARANTINED"
     default_hint = Hint(
-        "find out why the effect keeps failing (`ragfence explain KEY`), then fence.release(key) gives it new attempts",
-        cli="find out why the effect keeps failing (`ragfence explain KEY`), then `ragfence release KEY` gives it new "
-        "attempts",
-        http="find out why the effect keeps failing (on the server: `ragfence explain KEY`), then POST "
-        "/v1/admin/keys/KEY:release gives it new attempts",
+        "find out why the effect keeps failing (`ragfence explain KEY`), then allow new attempts: fence.release(key)",
+        cli="find out why the effect keeps failing (`ragfence explain KEY`), then allow new attempts: `ragfence "
+        "release KEY`",
+        http="find out why the effect keeps failing (on the server: `ragfence explain KEY`), then allow new "
+        "attempts: POST /v1/admin/keys/KEY:release",
     )
     carries = frozenset({"key", "attempt", "error_code"})
 
 
 class NestedClaim(TerminalError):
     code = "USAGE.nested_claim"
-    default_hint = "this key is being performed further up in the same call; it would wait for itself for ever"
+    default_hint = "this key is being executed further up the call stack; the claim would wait for itself forever"
 
 
 class Unsupported(TerminalError):
@@ -300,18 +298,18 @@ class BuildRetired(NotSealed):
 class BuildMissing(NotSealed):
     code = "INDEX.missing"
     default_hint = Hint(
-        "gc drops what no alias needs, so resolve the alias again (fence.aliases.resolve(name)) and use the build it "
-        "names; if that is this one, its rows were deleted outside ragfence: build it again, then swap to it",
-        cli="gc drops what no alias needs, so look where the alias points now (`ragfence alias NAME`) and use that "
-        "build; if it is this one, its rows were deleted outside ragfence: build it again, then swap to it",
-        http="gc drops what no alias needs, so look where the alias points now (GET /v1/aliases/NAME) and use that "
-        "build; if it is this one, its rows were deleted outside ragfence: build it again, then swap to it",
+        "gc drops builds that no alias needs, so resolve the alias again (fence.aliases.resolve(name)) and use the "
+        "build it names; if that is this one, its rows were deleted outside ragfence: build it again, then swap to it",
+        cli="gc drops builds that no alias needs, so check where the alias points now (`ragfence alias NAME`) and use "
+        "that build; if it is this one, its rows were deleted outside ragfence: build it again, then swap to it",
+        http="gc drops builds that no alias needs, so check where the alias points now (GET /v1/aliases/NAME) and use "
+        "that build; if it is this one, its rows were deleted outside ragfence: build it again, then swap to it",
     )
 
 
 class BuildUnverified(TerminalError):
     code = "INDEX.unverified"
-    default_hint = "nothing was sealed; build it again, and look at the backend if it happens twice"
+    default_hint = "nothing was sealed; build it again, and check the backend if it happens twice"
     carries = frozenset({"key", "checks"})
 
 
@@ -330,16 +328,16 @@ class GateFailed(TerminalError):
 class AliasMoved(TerminalError):
     code = "ALIAS.moved"
     default_hint = Hint(
-        "look where it is now (fence.aliases.resolve(name)), and decide again",
-        cli="look where it is now (`ragfence alias NAME`), and decide again",
-        http="look where it is now (GET /v1/aliases/NAME), and decide again",
+        "check where it points now (fence.aliases.resolve(name)), and decide again",
+        cli="check where it points now (`ragfence alias NAME`), and decide again",
+        http="check where it points now (GET /v1/aliases/NAME), and decide again",
     )
     carries = frozenset({"key", "alias", "current", "generation"})
 
 
 class DocumentMoved(TerminalError):
     code = "DOCUMENT.moved"
-    default_hint = "read it again, and decide again"
+    default_hint = "read the document again, and decide again"
     carries = frozenset({"key", "doc_id", "current"})
 
 
@@ -353,7 +351,7 @@ class StoreAuth(TerminalError):
 
 class TableGone(TerminalError):
     code = "TABLE.gone"
-    default_hint = "ingest the source again: that writes its table anew, with the same snippet_ids"
+    default_hint = "ingest the source again: that rewrites its table, with the same snippet_ids"
 
 
 REHYDRATE = Hint(
@@ -361,7 +359,7 @@ REHYDRATE = Hint(
     cli="nothing was changed; `ragfence hydrate` rebuilds the fence store from its objects",
     http="nothing was changed; on the server, `ragfence hydrate` rebuilds the fence store from its objects",
 )
-"""the hint for damage in the fence store, which is only an index of the object store"""
+"""The hint for damage in the fence store, which is only an index of the object store."""
 
 
 class FormatTooNew(TerminalError):
@@ -371,7 +369,7 @@ class FormatTooNew(TerminalError):
 
 class FormatCorrupt(TerminalError):
     code = "FORMAT.corrupt"
-    default_hint = "nothing was changed; restore what is damaged from a backup"
+    default_hint = "nothing was changed; restore the damaged data from a backup"
 
 
 class SegmentUnreadable(FormatCorrupt):
@@ -379,14 +377,14 @@ class SegmentUnreadable(FormatCorrupt):
 
     code = "FORMAT.segment_unreadable"
     default_hint = Hint(
-        "restore this object from a backup; only documents that have rows in it are concerned. Without a backup, "
-        "fence.documents.verify(repair=True, accept_loss=True) gives up what only this object knows: then ingest the "
+        "restore this object from a backup; only documents with rows in it are affected. Without a backup, "
+        "fence.documents.verify(repair=True, accept_loss=True) gives up what only this object holds: then ingest the "
         "sources again",
-        cli="restore this object from a backup; only documents that have rows in it are concerned. Without a backup, "
-        "`ragfence verify --repair --accept-loss` gives up what only this object knows: then ingest the sources again",
-        http="the object has to be restored from a backup on the server; only documents that have rows in it are "
-        "concerned. Without a backup, `ragfence verify --repair --accept-loss` gives up what only this object knows: "
-        "then ingest the sources again",
+        cli="restore this object from a backup; only documents with rows in it are affected. Without a backup, "
+        "`ragfence verify --repair --accept-loss` gives up what only this object holds: then ingest the sources again",
+        http="the object has to be restored from a backup on the server; only documents with rows in it are affected. "
+        "Without a backup, `ragfence verify --repair --accept-loss` gives up what only this object holds: then ingest "
+        "the sources again",
     )
     carries = frozenset({"key", "segment"})
 
@@ -403,7 +401,7 @@ class InFlight(TransientError):
 
 class LeaseLost(TransientError):
     code = "LEASE.lost"
-    default_hint = "stop: somebody else may be performing this operation now"
+    default_hint = "stop: another owner may be executing this operation now"
 
 
 class FencedOut(TransientError):
@@ -414,7 +412,7 @@ class FencedOut(TransientError):
 
 class SealUncertain(TransientError):
     code = "LEASE.seal_uncertain"
-    default_hint = "the effect happened; call again to learn what was sealed"
+    default_hint = "the effect happened; call again to get what was sealed"
     carries = frozenset({"key", "receipt", "committed"})
 
 
@@ -439,11 +437,11 @@ class StoreUnavailable(TransientError):
 
 
 class StoreClosed(StoreUnavailable):
-    """Never a reason to perform an effect without a fence: `on_store_error: open` is about stores that are away."""
+    """Never a reason to run an effect without a fence: `on_store_error: open` is for stores that are down."""
 
     code = "DEPENDENCY.closed"
     default_hint = Hint(
-        "close a fence when nothing is under way any more; ragfence.open(...) opens it again",
+        "close a fence once all its work is done; ragfence.open(...) opens it again",
         cli="run the command again",
         http="the server is shutting down: try again, with the same key",
     )
@@ -461,22 +459,22 @@ class NotReady(TransientError):
 
 class EmbedderUnavailable(TransientError):
     code = "EMBEDDER.unavailable"
-    default_hint = "check the endpoint and its limits, then try again: what was embedded is kept"
+    default_hint = "check the endpoint and its limits, then try again: finished embeddings are kept"
 
 
 class SnapshotGone(TransientError):
     code = "INDEX.snapshot_gone"
-    default_hint = "build again: the corpus of now has another INDEX_HASH"
+    default_hint = "build again: the current corpus has another INDEX_HASH"
 
 
 class ApiError(Exception):
-    """What an HTTP server answered, or that it did not; `.status` is the answer's. One of the two below."""
+    """An error response of an HTTP server, or no response; `.status` is its status. Raised as one of the subclasses."""
 
     carries: ClassVar[frozenset[str]] = frozenset({"key", "status", "retry_after_s", "status_url"})
 
     def __init__(self, message: str = "", *, hint: str | None = None, **details: Any) -> None:
         super().__init__(message, hint=hint, **details)  # type: ignore[call-arg]  # the next is a RagfenceError
-        # What is one of a class elsewhere in the tree is one of the answer here: there is no end of codes.
+        # Elsewhere a class has one code. Here it comes with the response: a server may send any.
         vars(self)["code"] = str(details.get("code") or type(self).code)  # type: ignore[attr-defined]  # as above
 
 

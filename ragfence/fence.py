@@ -1,4 +1,4 @@
-"""`Fence`: what `ragfence.open()` returns. A facade; the work is in the engine, the guards and the surfaces."""
+"""`Fence`: what `ragfence.open()` returns. A facade over the engine, the guards and the audit."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 
 class Fence:
-    """One effect per key: whatever is claimed here happens once, and everybody gets the same receipt.
+    """One effect per key: an operation takes effect once, and every caller gets the same receipt.
 
-    Leases give one *effect* per key, not one execution: an owner that is frozen past its lease may execute again
-    what its successor executes, but only one of them is sealed, and both are answered with that one.
+    Leases give one *effect* per key, not one execution: an owner that is frozen past the end of its lease may run the
+    same effect as its successor, but only one of the two is sealed, and both get that receipt.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -58,7 +58,7 @@ class Fence:
 
     @cached_property
     def documents(self) -> Documents:
-        """Documents, ingested once per doc_id and content. Needs an object store."""
+        """Ingests documents, once per doc_id and content. Needs an object store."""
         from ragfence.documents.documents import DocumentHooks, Documents
 
         hooks = DocumentHooks(
@@ -70,7 +70,7 @@ class Fence:
 
     @cached_property
     def indexes(self) -> Indexes:
-        """Indexes of all live documents, built once per INDEX_HASH. Needs an object store."""
+        """Builds indexes of all live documents, once per INDEX_HASH. Needs an object store."""
         from ragfence.indexes.indexes import Indexes
 
         self._needs_objects("indexes")
@@ -78,7 +78,7 @@ class Fence:
 
     @cached_property
     def aliases(self) -> Aliases:
-        """Names that searches use: each points at a sealed build. Needs an object store."""
+        """The names used in searches; each points at a sealed build. Needs an object store."""
         from ragfence.indexes.aliases import Aliases
 
         self._needs_objects("aliases")
@@ -88,7 +88,7 @@ class Fence:
         )
 
     def search(self, alias: str, text: str, *, k: int = 5) -> list[Hit]:
-        """The k nearest snippets of the build that the alias points at, the nearest first, ready to be cited.
+        """Returns the k nearest snippets of the build that the alias points at, nearest first, with citations.
 
         >>> fence.search("docs", "how do leases expire?")[0].doc_id  # doctest: +SKIP
         """
@@ -116,16 +116,29 @@ class Fence:
         wait_s: float | None = None,
         on_store_error: str | None = None,
     ) -> OnceDecorator:
-        """Performs a function, sync or async, once per key; calling it returns a `Receipt`.
+        """Decorates a function, sync or async, so that it runs once per key. A call returns a `Receipt`.
 
-        key             makes (source_id, revision), a source_id, or an `Operation` out of the arguments
-        payload         makes what is compared between calls of the same key; the arguments, unless given
-        effect_id       makes the receipt's effect_id out of the result
-        recover         called with the arguments when an earlier attempt may have happened; returns
-                        `Recovered(result)` if it did, None if it did not; may be async if the function is
-        terminal        exceptions whose failure is final: sealed, and replayed to every later call
-        wait_s          how long to wait for somebody else's effect; the policy's deadline, unless given
-        on_store_error  "open" runs the effect even when the fence store is down, and journals it
+        Args:
+            kind: The kind of operation; policies set TTLs and retries per kind.
+            key: Takes the arguments; returns a source_id, (source_id, revision), or an `Operation`.
+            payload: Takes the arguments; returns the payload that calls with the same key must share. By default, the
+                arguments.
+            source_type: What the source_id names, for example "jira".
+            action: What is done, for example "create".
+            index_hash: The index that the operation belongs to, if any.
+            effect_id: Takes the result; returns the effect_id of the receipt.
+            recover: Called with the arguments when an earlier attempt may have taken effect. Returns
+                `Recovered(result)` if it has, None if not. May be async if the function is.
+            terminal: Exceptions that make a failure final: it is sealed, and replayed to every later call.
+            wait_s: How long to wait for another owner of the key. By default, the policy's deadline.
+            on_store_error: "open" runs the function even if the fence store is down, and journals its effect.
+
+        Raises:
+            Conflict: The key is known with another payload.
+            Stale: A higher sequence of the source is already applied.
+            InFlight: Another owner is still running the effect.
+            EffectFailed: The effect was sealed as a failure.
+            Quarantined: Too many attempts failed.
 
         >>> @fence.once(kind="ticket", key=lambda req: (req["id"], req["version"]))  # doctest: +SKIP
         ... def create_ticket(req): ...
@@ -158,10 +171,19 @@ class Fence:
         correlation_id: str = "",
         route: str = "",
     ) -> ClaimBlock:
-        """A block that performs an operation once; see `Claimed`. Also for `async with`.
+        """Claims an operation for a `with` or `async with` block; see `ClaimBlock`.
 
-        With `verdict=True` a conflict, a stale sequence and an operation in flight are not raised: `op.decision` and
-        `op.error` tell.
+        Args:
+            operation: What to execute once.
+            payload: What calls with the same key must share.
+            wait_s: How long to wait for another owner of the key. By default, the policy's deadline.
+            verdict: Do not raise `Conflict`, `Stale`, `InFlight` and `Quarantined`, but set `op.decision` and
+                `op.error`.
+            event_id: Stored in the decision rows, as are correlation_id and route.
+
+        >>> with fence.claim(operation, payload=body) as op:  # doctest: +SKIP
+        ...     if op.is_new:
+        ...         op.seal(result=apply(body))
         """
         request = self._engine.request(
             operation, payload, event_id=event_id, correlation_id=correlation_id, route=route
@@ -173,7 +195,10 @@ class Fence:
         return BatchedClaims(self._engine)
 
     def release(self, operation: Operation | str) -> bool:
-        """New attempts for a key that is quarantined, stuck, or sealed as a failure. False: nothing to release."""
+        """Allows new attempts for a key that is quarantined, stuck, or sealed as a failure.
+
+        Returns False if there is nothing to release. Raises `ValidationError` if the effect was sealed.
+        """
         if isinstance(operation, str):
             operation = self.audit.operation_of(key_from_text(operation))
         return self._engine.release(operation)
@@ -187,25 +212,27 @@ class Fence:
         limit: int = 10_000,
         dry_run: bool = False,
     ) -> Released:
-        """New attempts for all keys that match, up to `limit`: after an outage that quarantined many, say.
+        """Allows new attempts for all keys that match, for example after an outage that quarantined many.
 
-        state    "quarantined", or "released" for keys that were given back and have attempts left
-        error    a pattern, as in the shell, for the code of the last error: "STORE.*"
-        kind     only keys of this kind of operation
-        dry_run  names the keys and changes nothing
+        Args:
+            state: "quarantined", or "released" for keys that were released and have attempts left.
+            error: A shell pattern for the code of the last error: "STORE.*".
+            kind: Only keys of this kind of operation.
+            limit: At most this many keys.
+            dry_run: Return the keys and change nothing.
 
         >>> fence.release_matching(error="STORE.*")  # doctest: +SKIP
         """
         return self._engine.release_matching(ReleaseQuery(state, error, kind), limit=limit, dry_run=dry_run)
 
     def hydrate(self, progress: Progress | None = None) -> None:
-        """Rebuilds the fence store from the object store. Happens by itself when the store forgot something."""
+        """Rebuilds the fence store from the object store. This happens automatically when the fence store lost data."""
         self._engine.hydrate(progress)
 
     def purge_expired(self, limit: int = 1000, *, after: str = "") -> Purged:
-        """Removes what has outlived its lifetime: up to `limit` records, and what is over of the next `limit` commits.
+        """Removes expired data: up to `limit` records, and those of the next `limit` commits that have expired.
 
-        A key that was purged is new again. Run it now and then; it may be stopped anywhere and run by many at once.
+        A purged key is new again. Run this regularly; it may be interrupted anywhere and run by many processes at once.
 
         >>> purged = fence.purge_expired()  # doctest: +SKIP
         >>> while purged.after:  # doctest: +SKIP
@@ -214,24 +241,25 @@ class Fence:
         return self._engine.purge_expired(limit, after)
 
     def purge_expired_once(self, *, steps: int = 20, limit: int = 1000) -> bool:
-        """As `purge_expired`, up to so many steps in a row, unless another process is at it: then False.
+        """Runs up to `steps` steps of `purge_expired`, unless another process is doing it: then returns False.
 
-        What is left is for the next time. `ragfence serve` calls it every hour.
+        The rest is left to the next call. `ragfence serve` calls this every hour.
         """
         return self._engine.purge_expired_once(steps, limit)
 
     def reconcile_journal(self) -> JournalReconciled:
         """Seals the effects that ran while the fence store was down.
 
-        That happens by itself, too, in the background, when `once` reaches the store again.
+        It also happens automatically, in the background, when `once` reaches the store again.
         """
         return self._engine.reconcile_journal()
 
     def stats(self, since: str = "24h") -> FenceStats:
-        """What the fence holds and how often it spared an effect, from counts that the store keeps.
+        """Returns what the fence stores and how many effects it saved, from counters in the fence store.
 
-        It takes as long with a million documents as with none. `since` is a span (`24h`, `7d`) or a time, for the
-        decisions; they are counted by the hour, for 35 days. What a store forgot is counted in the ledger.
+        The call takes as long with a million documents as with none. `since` is a span (`24h`, `7d`) or a time; it
+        limits the decisions, which are counted per hour, for 35 days. Older counts, and those a store has lost, come
+        from the ledger.
 
         >>> stats = fence.stats()  # doctest: +SKIP
         >>> stats.processed, stats.duplicates, stats.hit_rate  # doctest: +SKIP
@@ -242,7 +270,7 @@ class Fence:
 
     def close(self) -> None:
         """Releases leases and connections. Any later call raises `StoreClosed`."""
-        if "indexes" in self.__dict__:  # a cached property that was used
+        if "indexes" in self.__dict__:  # a cached property: only if it was used
             self.indexes.close()
         self._engine.close()
 
@@ -255,7 +283,7 @@ class Fence:
         self.close()
 
     def _bury(self, doc_id: str) -> None:
-        """What a purge leaves of the decision rows of a document, and of the requests that sent it."""
+        """Removes a purged document from decision rows and stored requests, and leaves a tombstone."""
         from ragfence.audit.tombstones import Tombstones
 
         engine = self._engine
@@ -283,7 +311,7 @@ class Fence:
 
 
 def _exceptions(terminal: object) -> tuple[type[Exception], ...]:
-    """Checked now: a mistake found only when the effect fails would leave its key held."""
+    """Checked at once: if a mistake were found only when the effect fails, its key would stay held."""
     kinds = terminal if isinstance(terminal, tuple) else (terminal,)
     for kind in kinds:
         if not (isinstance(kind, type) and issubclass(kind, Exception)):

@@ -155,9 +155,9 @@ def test_objects_that_are_no_folder_are_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (["--store", "mysql://h/db"], "names no fence store"),
-        (["--store", "redis:localhost"], "is no URL and no folder"),
-        (["--objects", "gs://bucket"], "names no object store"),
+        (["--store", "mysql://h/db"], "does not name a fence store"),
+        (["--store", "redis:localhost"], "is neither a URL nor a folder"),
+        (["--objects", "gs://bucket"], "does not name an object store"),
         (["--policy", "missing.yml"], "no such policy file"),
     ],
 )
@@ -172,7 +172,7 @@ def test_what_cannot_be_opened_at_all_is_a_line_and_the_rest_is_checked(options:
 def test_a_policy_that_is_refused_or_wants_another_store_is_found(tmp_path: Path) -> None:
     (tmp_path / "ragfence.yml").write_text("stores: {fence: redis}")
     (text,) = fails(found())
-    assert "wants the fences in redis" in text
+    assert "requires fences in redis" in text
     (tmp_path / "ragfence.yml").write_text("stores: {ttl: {api_hours: 1}}")
     (text,) = fails(found())
     assert "stores.ttl.api_hours" in text

@@ -143,7 +143,7 @@ def test_an_expected_error_is_a_message_and_a_hint() -> None:
     assert (done.returncode, done.stdout) == (1, "")
     warning, first, second = done.stderr.splitlines()
     assert warning.startswith("WARNING: the password in --store can be read")
-    assert first.startswith("error: 'mysql://h/db' names no fence store")
+    assert first.startswith("error: 'mysql://h/db' does not name a fence store")
     assert second.startswith("  -> use redis://")
     told = process("status", "--store", "mysql://u:geheim@h/db", "--json")
     assert (told.returncode, told.stderr.splitlines()) == (1, [warning])

@@ -56,9 +56,9 @@ OF_ARGUMENTS = {
     "accept_loss needs repair=True",
     "verify(repair=True, accept_loss=True)",
     'for example kind="ticket"',
-    "a fence store is solo exactly when no object store stands behind it: solo=True without objects",
-    "made with solo=True, and there is an object store",
-    "not made with solo=True",
+    "use solo=True exactly when there is no object store",
+    "made with solo=True, but there is an object store",
+    "made without solo=True, but there is no object store",
     "pass a ragfence.Document",
     "a document without metadata cannot get some later; pass metadata= to Document(...)",
 }

@@ -306,12 +306,12 @@ def test_a_fence_without_objects_cannot_be_hydrated() -> None:
 def test_a_store_made_for_another_use_is_refused(solo: bool) -> None:
     objects = MemoryObjects() if solo else None
     opened = lambda: ragfence.open(MemoryFences(solo=solo), objects=objects)  # noqa: E731
-    refused(ValidationError, opened, names="solo=True", hint="solo exactly when no object store")
+    refused(ValidationError, opened, names="solo=True", hint="solo=True exactly when there is no object store")
 
 
 def test_a_store_of_another_tenant_is_refused() -> None:
     store = MemoryFences("acme", solo=True)
-    refused(ValidationError, lambda: ragfence.open(store), names="'acme', not to 'default'", hint="tenant='acme'")
+    refused(ValidationError, lambda: ragfence.open(store), names="'acme', not 'default'", hint="tenant='acme'")
 
 
 def test_an_operation_of_another_tenant_is_refused() -> None:
