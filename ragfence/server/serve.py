@@ -32,6 +32,7 @@ from ragfence.errors import RagfenceError, ValidationError
 from ragfence.server.asgi import App
 from ragfence.server.connections import Addresses, ConnectionLimits, fastest_protocol
 from ragfence.server.edge import is_loopback
+from ragfence.server.full_collections import short_full_collections
 from ragfence.server.load_shedding import STOPPING
 
 with needs_extra("api", "`ragfence serve`"):
@@ -230,6 +231,10 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         self._permanent = asyncio.all_tasks()
         self._ready()
+
+    async def main_loop(self) -> None:
+        with short_full_collections():
+            await super().main_loop()
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         if sig == signal.SIGINT and self._serving.workers > 1:
