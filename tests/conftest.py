@@ -11,7 +11,15 @@ pytest.register_assert_rewrite(
     "ragfence.testing.contracts.backends", "ragfence.testing.contracts.objects", "ragfence.testing.contracts.sinks"
 )
 
-from tests import servers  # noqa: E402  (what it imports shall be rewritten, too)
+from tests import servers, thorough  # noqa: E402  (what it imports shall be rewritten, too)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what `make test` leaves out and `make test-all` adds."""
+    for item in items:
+        if (reason := thorough.reason_for(item.nodeid)) is not None:
+            item.add_marker(pytest.mark.thorough(reason))
 
 
 @pytest.fixture(scope="session")
