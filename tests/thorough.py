@@ -1,9 +1,9 @@
 """Which tests are `thorough`: what a change must pass before it lands, but not after every edit.
 
 `make test` leaves them out and `make test-all` adds them; together they are every test that is not marked `slow`. The
-rules are in one place, so that one can read what `make test` covers: **every rule on every kind of store**. Variants of a
-store (Redis 6.2, a cluster, SeaweedFS) and wrappers that change nothing keep the core of the contract there. Of a cross
-product, only the same behaviour on one more store is left out.
+rules are in one place, so that one can read what `make test` covers: **every rule on every kind of store**. Variants
+of a store (Redis 6.2, a cluster, SeaweedFS) and wrappers that change nothing keep the core of the contract there. Of
+a cross product, only the same behaviour on one more store is left out.
 
 A rule is a pattern for the id of a test. `test_the_rules_match` keeps each of them up to date.
 """
