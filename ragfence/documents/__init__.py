@@ -1,1 +1,1 @@
-"""The documents guard: every document is cut and stored once, and answered with its first snippet_ids."""
+"""The documents guard: every document is chunked and stored once; later calls get the first snippet_ids."""

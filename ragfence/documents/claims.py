@@ -1,9 +1,8 @@
-"""From a document to a claim: checked, hashed, and addressed, for a million documents in a row.
+"""Claims of documents: a document is validated, hashed and addressed, a million times in a row.
 
-Optimistic concurrency: a document is moved only if it still is at the version that its caller has read.
-
-A version is the fence number of the head (`Receipt.fence`, `StoredDocument.fence`), which no two moves share. It is
-compared under the lease, when nobody else can move the head; asking before that only spares most callers an attempt.
+Optimistic concurrency: a document is moved only if it is still at the version that its caller has read. A version is
+the fence number of the head (`Receipt.fence`, `StoredDocument.fence`), which no two moves share. It is compared under
+the lease, when no other process can move the head; the check before that only spares most callers an attempt.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ from ragfence.errors import DocumentMoved, ValidationError
 
 _quoted: Callable[[str], str] = json.encoder.encode_basestring
 MARKDOWN_TYPES = frozenset({"text/markdown", "text/html"})
-"""Headings of HTML become headings of Markdown before a document is made of it."""
+"""An HTML page becomes Markdown, headings included, before it becomes a document."""
 
 
 class Recipes:
-    """Which chunker cuts which content type: one for all, or the usual ones."""
+    """The chunker of each content type: one for all types, or the default ones."""
 
     def __init__(self, chunker: Chunker | None, rules: DocumentRules, key: ContentKey | None = None) -> None:
         size, overlap = rules.chunk_size, rules.chunk_overlap
@@ -47,15 +46,15 @@ class Recipes:
 
 
 class ChunkerRecipe(NamedTuple):
-    """A chunker with all that is derived from it once."""
+    """A chunker with everything that is derived from it once."""
 
     chunker: Chunker
     recipe: Recipe
     name: str
-    """the recipe's digest, as rows and keys have it"""
+    """the digest of the recipe, as in rows and keys"""
     key_tail: bytes
     content_key: ContentKey | None
-    """of a tenant whose snippet ids are keyed"""
+    """for a tenant whose snippet ids are keyed"""
 
     @classmethod
     def by(cls, chunker: Chunker, key: ContentKey | None = None) -> ChunkerRecipe:
@@ -65,32 +64,32 @@ class ChunkerRecipe(NamedTuple):
 
 
 class GivenDocument(NamedTuple):
-    """A document of several that are sent together, each by somebody else."""
+    """One of several documents that are ingested together for different callers."""
 
     document: Document | CheckedDocument
     waited_s: float = 0.0
-    """so long it has waited already: its error tells"""
+    """how long it has waited already; reported in its error"""
     event_id: str = ""
-    """kept in its decision rows"""
+    """stored in its decision rows"""
     api_key: str = ""
-    """the id of the key with which it was sent; kept there, too"""
+    """the id of the API key it was sent with; stored there as well"""
 
 
 DocumentQuery = tuple[Ask, CheckedDocument, Content, ChunkerRecipe]
-"""the question, and what it was made of; a plain tuple, since one is made for every document sent again"""
+"""asks whether a document is live as it was sent; a plain tuple, since one is made for every document"""
 
 
 class PreparedDocument(NamedTuple):
-    """A document that may be claimed."""
+    """A document with its claim."""
 
     doc: CheckedDocument
     content: Content
     cut: ChunkerRecipe
     claim: Claim
     origin: Origin | None = None
-    """the source that brings it through `sync`"""
+    """the source of a `sync` that brings it"""
     expected: Expected | None = None
-    """the version it must be at: see `expecting`"""
+    """the version it must be at, see `require_version`"""
 
 
 class ClaimBuilder:
@@ -122,7 +121,7 @@ class ClaimBuilder:
         event_id: str = "",
         api_key: str = "",
     ) -> DocumentQuery:
-        """Is it ingested already? Raises `DocumentInvalid`, which names the document."""
+        """Builds the query whether it is ingested already. Raises `DocumentInvalid`, which names the document."""
         doc = document if isinstance(document, CheckedDocument) else self.check(document, position)
         doc_id, text, text_bytes, metadata, url, sequence, content_type = doc
         cut = self._recipes.of(content_type)
@@ -136,13 +135,13 @@ class ClaimBuilder:
     def ingest(
         self, document: Document | CheckedDocument, token: bytes, caller: Caller, event_id: str = ""
     ) -> PreparedDocument:
-        """Raises `DocumentInvalid`, which names the document."""
+        """Builds the claim of a document. Raises `DocumentInvalid`, which names the document."""
         return self.claim(self.query(document, token, caller, event_id=event_id), token, caller)
 
     def claim(
         self, query: DocumentQuery, token: bytes, caller: Caller, origin: Origin | None = None
     ) -> PreparedDocument:
-        """What was asked about is not ingested: how it is claimed, by a token of its own."""
+        """Builds the claim of a document that is not ingested yet, with a token of its own."""
         (key, source, fingerprint, metadata_hash, sequence, _, context), doc, content, cut = query
         rules = self._kind_rules
         claim = Claim(
@@ -193,7 +192,7 @@ class ClaimBuilder:
         return PreparedDocument(doc, content, cut, claim)
 
     def _counted(self, doc: CheckedDocument) -> bytes:
-        """What the content hash is made of where the policy lists metadata that counts."""
+        """The bytes of the content hash, if the policy lists metadata fields that are part of the content."""
         metadata = parse_json(doc.metadata)
         assert isinstance(metadata, Mapping)
         counted = {name: metadata[name] for name in self._content_fields if name in metadata}
@@ -201,7 +200,7 @@ class ClaimBuilder:
 
 
 class Caller:
-    """What the decision rows of a call say of who called."""
+    """What the decision rows of a call say about its caller."""
 
     def __init__(self, owner: str, run_id: str, correlation_id: str = "", route: str = "", origin: str = "") -> None:
         self.owner = owner
@@ -234,7 +233,7 @@ class Caller:
 
 
 def split_waves(prepared: Mapping[int, PreparedDocument]) -> Iterator[dict[int, PreparedDocument]]:
-    """The same source twice in a batch goes into successive ones, in the order given."""
+    """Splits a batch that holds a source twice into successive batches, in the order given."""
     waves: list[dict[int, PreparedDocument]] = []
     seen: dict[tuple[int, bytes], int] = {}
     for at, each in prepared.items():
@@ -247,12 +246,12 @@ def split_waves(prepared: Mapping[int, PreparedDocument]) -> Iterator[dict[int, 
 
 
 NOTHING = ""
-"""the version of a document that is not there"""
+"""the version of a document that does not exist"""
 ANY = "*"
-"""expects that the document is there, at whatever version"""
+"""expects that the document exists, at any version"""
 
 Expected = str | frozenset[str]
-"""a version, or several of which any will do"""
+"""a version, or several of which any is accepted"""
 
 Effect = Callable[[PreparedDocument, Granted], FinishedEffect]
 
@@ -262,7 +261,7 @@ def version_of(head: Head | None) -> str:
 
 
 def is_applied(head: Head | None, claim: Claim) -> bool:
-    """Whether the head is what the claim wants to make it: perhaps by an attempt of the same caller that was cut off.
+    """Whether the head already is what the claim would make it, perhaps by an interrupted attempt of the same caller.
 
     RFC 9110, 13.1.1: a condition that fails because the change was already made may be answered as done.
     """
@@ -278,28 +277,30 @@ def is_applied(head: Head | None, claim: Claim) -> bool:
 
 
 def check_version(doc_id: str, head: Head | None, expected: Expected | None, claim: Claim) -> None:
-    """Raises `DocumentMoved`, unless it is as the claim wants it. None expects nothing."""
+    """Raises `DocumentMoved` if the head is neither at an expected version nor already what the claim would make it."""
     if expected is None:
         return
     if not isinstance(expected, str | frozenset):
-        raise ValidationError(f"expect is a version, as receipt.fence, or a frozenset of them, not {expected!r}")
+        raise ValidationError(
+            f"expect must be a version, such as receipt.fence, or a frozenset of versions, not {expected!r}"
+        )
     current = version_of(head)
     if isinstance(expected, frozenset):
         as_expected = current != NOTHING and current in expected
     else:
         as_expected = current != NOTHING if expected == ANY else current == expected
     if not as_expected and not is_applied(head, claim):
-        where = f"at version {current}" if current else "not there"
-        wanted = f"expected at {expected}" if expected else "expected not to be there"
+        where = f"at version {current}" if current else "missing"
+        wanted = f"expected at {expected}" if expected else "expected not to exist"
         if isinstance(expected, frozenset):
-            wanted = f"expected at {' or '.join(sorted(expected)) or 'another, by a weak tag'}"
+            wanted = f"expected at {' or '.join(sorted(expected)) or 'another version, by a weak ETag'}"
         if expected == ANY:
-            wanted = "expected to be there"
-        raise DocumentMoved(f"document {doc_id!r} is {where}, and {wanted}", doc_id=doc_id, current=current)
+            wanted = "expected to exist"
+        raise DocumentMoved(f"document {doc_id!r} is {where}, but was {wanted}", doc_id=doc_id, current=current)
 
 
 def require_version(effect: Effect, expected: Expected | None) -> Effect:
-    """The effect, unless the head has moved."""
+    """Returns the effect with a check of the version before it."""
     if expected is None:
         return effect
 

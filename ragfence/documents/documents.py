@@ -1,4 +1,4 @@
-"""`fence.documents`: a document is ingested once per doc_id and content, and everybody gets the first snippet_ids."""
+"""`fence.documents`: a document is ingested once per doc_id and content; every caller gets the first snippet_ids."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ BATCH = 1000
 
 
 class DocumentInternals(NamedTuple):
-    """What the guard of indexes reads of documents."""
+    """The parts of documents that indexes read."""
 
     corpus: Corpus
     reads: DocumentReads
@@ -102,10 +102,10 @@ class DocumentHooks(NamedTuple):
 
 
 class Documents:
-    """Documents behind the fence. Safe to be killed anywhere; any number of processes may send the same ones.
+    """Documents behind the fence. A process may be killed anywhere; any number of them may send the same documents.
 
-    Leases give one *effect* per document, not one execution: a process frozen past its lease may chunk again what its
-    successor chunks, but both get the same snippet_ids and one head move counts.
+    Leases give one *effect* per document, not one execution: a process that is frozen past its lease may chunk a
+    document that its successor chunks as well, but both get the same snippet_ids and only one head move counts.
     """
 
     def __init__(
@@ -139,12 +139,15 @@ class Documents:
         sink: Sink | VectorSink | None = None,
         allow_empty_text: bool | None = None,
     ) -> Documents:
-        """The same documents with another chunker, with a sink, or with other rules for empty texts.
+        """Returns the same documents with another chunker, a sink, or another rule for empty texts.
 
-        Another chunker makes other snippets of the same content. A sink, such as a live vector store, gets what is new
-        and loses what is dead; see docs/sinks.md. Keep what this returns: its first call settles what others left.
-        A sink with an `embedder` gets the vectors too, those that builds with that embedder use.
-        `allow_empty_text=True` accepts documents whose text is empty or only white space.
+        Keep the returned object: its first call completes the work that crashed processes still owe the sink.
+
+        Args:
+            chunker: Cuts the texts. Another chunker makes other snippets of the same content.
+            sink: A live vector store, for example, which receives new snippets and loses dead ones; see docs/sinks.md.
+                A sink with an `embedder` also receives the vectors that builds with that embedder use.
+            allow_empty_text: Whether documents are accepted whose text is empty or only white space.
         """
         return Documents(
             self._engine,
@@ -170,12 +173,19 @@ class Documents:
         dry_run: bool = False,
         event_id: str = "",
     ) -> Receipt:
-        """Ingests one document, or answers with the snippet_ids of the first time.
+        """Ingests one document, or returns the receipt of the first time.
 
-        `expect` is the version it must be at (the `.fence` of its last receipt; "": it must not be there; "*": it must
-        be there, at any version); if somebody has moved it since, `DocumentMoved`. Raises `DocumentInvalid`,
-        `Conflict`, `Stale`, `InFlight` or `Quarantined`;
-        `ingest_many` has them as entries.
+        Args:
+            document: The document.
+            expect: The version that the document must have: the `.fence` of its last receipt, "" if it must not exist,
+                "*" if it must exist at any version.
+            dry_run: Returns the receipt that the document would get, and changes nothing.
+            event_id: Stored in the decision rows.
+
+        Raises:
+            DocumentMoved: The document is not at the expected version.
+            DocumentInvalid, Conflict, Stale, InFlight, Quarantined: The document was not ingested; `ingest_many`
+                returns these as entries.
 
         >>> fence.documents.ingest(ragfence.Document("a", "some text")).snippet_ids  # doctest: +SKIP
         """
@@ -197,7 +207,7 @@ class Documents:
         dry_run: bool = False,
         event_id: str = "",
     ) -> Receipt:
-        """Takes a document away. The same content after it brings it back with its snippet_ids."""
+        """Retracts a document. Ingesting the same content again restores it with its snippet_ids."""
         prepared = self._claim_builder.retract(doc_id, sequence, next(batch_tokens()), self._caller(), event_id)
         return self._one(prepared, expect, dry_run)
 
@@ -233,15 +243,20 @@ class Documents:
         stream: bool = False,
         on_error: OnError = "return",
     ) -> Sequence[Receipt] | Iterator[Receipt]:
-        """Ingests many documents: one receipt each, in their order.
+        """Ingests many documents and returns one receipt for each, in their order.
 
-        A document that is invalid, stale, conflicting, or whose chunker fails is an entry with `.failure`, whose
-        decision is `refused`, `stale`, `conflict` or `in_flight`; the others of its batch are ingested. With
-        `on_error="raise"` the first of them raises what `ingest` would: what came before it stays ingested (in
-        `error.details["receipts"]`, unless `stream`), what follows in later batches is not even read.
+        A document that is invalid, stale, in conflict or in flight, or whose chunker fails, becomes an entry with
+        `.failure`; the other documents of its batch are ingested.
 
-        `stream=True` returns an iterator that ingests while it is read, in bounded memory; a dry run keeps what it has
-        foreseen, for documents that come again.
+        Args:
+            documents: The documents.
+            progress: Shows a progress bar if True; a callable is called with the number of documents done.
+            batch: How many documents are committed together, from 1 to 10,000.
+            dry_run: Returns the receipts that the documents would get, and changes nothing.
+            stream: Returns an iterator that ingests while it is read, in bounded memory. (A dry run remembers every
+                document that it has seen, in case it comes again.)
+            on_error: "raise" raises the first failure, as `ingest` would. Documents before it stay ingested; their
+                receipts are in `error.details["receipts"]`, unless `stream`. Later batches stay unread.
         """
         if isinstance(documents, Document):  # a tuple, which could be iterated over
             raise ValidationError("ingest_many takes many documents", hint="use ingest(document), or pass [document]")
@@ -254,9 +269,10 @@ class Documents:
         return receipts if stream else collect(receipts)
 
     def ingest_each(self, given: Sequence[GivenDocument], *, wait_s: float | None = None) -> list[Receipt | Exception]:
-        """As `ingest` for each, in one segment: its receipt, or the error it would have raised.
+        """Ingests documents of several callers in one segment: returns the receipt of each, or its error.
 
-        The same document twice is ingested twice, in the order given. `wait_s`: for those that others ingest right now.
+        The same document twice is ingested twice, in the order given. `wait_s` bounds the wait for documents that
+        another process is ingesting.
         """
         return self._batches.each(given, wait_s=wait_s)
 
@@ -275,15 +291,25 @@ class Documents:
     ) -> SyncReport:
         """Ingests what changed in a source: a folder, a file, s3://bucket/prefix, documents, or a `Source`.
 
-        What has not changed since the last time is not even read. `prune="scoped"` retracts what this source brought
-        and no longer has, `"full"` every live document that it does not have. `PruneTooLarge`: that would be more than
-        the share that the policy allows (`documents.max_prune_share`), and nothing was done; pass the share to allow.
+        Documents that have not changed since the last sync stay unread. A document belongs to the source that brought
+        it: different content from another source is a conflict, and a prune never retracts documents that other
+        sources own or have.
 
-        With `table=True`, `.table` of the report is an `IngestTable`: doc_id, content_hash, decision and snippet_ids of
-        every document, also of those that were not even read. It is in the object store, and is read page by page.
+        Args:
+            source: Where the documents come from.
+            prune: "scoped" retracts what this source brought and no longer has, "full" every live document that it
+                does not have.
+            max_prune_share: The share of live documents that a prune may retract; by default that of the policy.
+            progress: Shows a progress bar if True; a callable is called with the number of documents listed.
+            dry_run: Reports what would happen, and changes nothing.
+            table: Whether the report has a `.table`: doc_id, content_hash, decision and snippet_ids of every document,
+                unread ones included. The table is in the object store and is read page by page.
+            origin: The owner of the documents; by default the name of the source.
+            prefix: Put in front of every doc_id, so that two sources never share one.
+            take_over: Whether the source may replace the content of documents that another source owns.
 
-        A document belongs to the source that brought it (`origin`, by default the source's name). Other content of
-        another source is a conflict, unless `take_over`, and no prune retracts what others own or have (see `prefix=`).
+        Raises:
+            PruneTooLarge: The prune would retract more than the allowed share; nothing was changed.
 
         >>> fence.documents.sync("handbook/", prune="scoped").unread  # doctest: +SKIP
         """
@@ -323,36 +349,37 @@ class Documents:
             return Sync(parts, found, states, prune=prune, max_share=share, dry_run=dry_run).run(update)
 
     def get(self, doc_id: str) -> StoredDocument | None:
-        """The live revision of a document, described; None if there is none."""
+        """Returns the live revision of a document, without its text; None if there is none."""
         return self._reads.get(doc_id)
 
     def snippets(self, doc_id: str) -> list[StoredSnippet]:
-        """The snippets of the live revision, in their order, with text and positions."""
+        """Returns the snippets of the live revision, in their order, with text and positions."""
         return self._reads.snippets(doc_id)
 
     def heads(self) -> Iterator[StoredDocument]:
-        """Every live document, in no order. Reads the whole log."""
+        """Iterates over every live document, in no particular order. Reads the whole log."""
         return map(self._reads.describe, self._reads.live())
 
     def corpus_digest(self, shard: int | None = None) -> str:
-        """One value for all live documents, or those of one shard: it changes when one comes, goes, or changes."""
+        """Returns a digest of all live documents, or of one shard: it changes when one comes, goes or changes."""
         self._backing.watch.start()
         return self._corpus.digest() if shard is None else self._corpus.digest_of(shard)
 
     def compact(self, *, progress: bool | Callable[[int], None] = False) -> CompactReport:
-        """Rewrites the log into few large segments, without what was superseded `keep_superseded_days` ago.
+        """Rewrites the log into a few large segments, without revisions superseded `keep_superseded_days` ago.
 
-        Contents that it drops are new again when they come back. Writers wait while it writes. Does nothing where
-        there is nothing to gain.
+        Content that is dropped is new if it comes back. Writers wait while the log is written. Does nothing if there is
+        nothing to gain.
         """
         days = self._engine.policy.documents.keep_superseded_days
         with meter(progress, None, "compacting") as update:
             return Compaction(self._log_rewrite, self._engine.fences, days, update).run()
 
     def purge(self, doc_id: str) -> PurgeReport:
-        """Removes the text and the metadata of a document from everything that ragfence keeps, for good.
+        """Removes the text and the metadata of a document permanently from everything that ragfence stores.
 
-        A tombstone stays. Ingested again, the document is new. One that was cut off is completed by the next.
+        A tombstone stays. If the document is ingested again, it is new. A purge that was interrupted is completed by
+        the next purge of the document.
         """
         return Purge(
             self._engine.fences,
@@ -377,11 +404,13 @@ class Documents:
         accept_loss: bool = False,
         progress: bool | Callable[[int], None] = False,
     ) -> Verification:
-        """Compares fence store, log, snippets, live indexes, and the sink if it has `ids()`; see `.findings`.
+        """Compares the fence store, the log, the snippets, live indexes, and the sink if it has `ids()`.
 
-        With `repair`, what can be mended is mended, and `.findings` is what is left. A document whose snippets are lost
-        is released: its next ingest is new, and makes them again with the same ids. `accept_loss` also gives up
-        segments whose rows cannot be read: ingest the sources again then.
+        Args:
+            repair: Repairs what can be repaired; `.findings` then holds what remains. A document whose snippets are
+                lost is released: its next ingest is new and makes the same snippets with the same ids.
+            accept_loss: Also removes segments whose rows cannot be read. Ingest the sources again afterwards.
+            progress: Shows a progress bar if True; a callable is called with the number of segments read.
         """
         if accept_loss and not repair:
             raise ValidationError("accept_loss needs repair=True", hint="verify(repair=True, accept_loss=True)")
@@ -412,11 +441,13 @@ class Documents:
             return replace(found, findings=(*found.findings, *of_indexes))
 
     def settle(self, *, full: bool = False, foreign: Foreign = "keep") -> Settled:
-        """Does what the sink is still owed after crashes and errors; happens by itself with later calls.
+        """Completes the work that crashes and errors left for the sink; later calls do this automatically.
 
-        `full=True` compares the sink with every live document, and gives it what it lacks: also the way to fill a new
-        one. Orphans can be found only in a sink that has `ids()`. Rows that the log never named are somebody else's
-        and stay; `foreign="delete"` deletes them too, from a collection that is this fence's alone.
+        Args:
+            full: Compares the sink with every live document and adds what it lacks. This also fills a new sink.
+                Orphans are found only in a sink that has `ids()`.
+            foreign: "keep" leaves rows alone that the log never named; "delete" deletes them, for a collection that
+                only this fence writes to.
         """
         if foreign not in get_args(Foreign):
             raise ValidationError(f"Invalid value for foreign: {foreign!r}", hint='use "keep" or "delete"')
@@ -449,7 +480,7 @@ class Documents:
         raise error_of(prepared, answer, self._rules.wait_ms / 1000)
 
     def _caller(self) -> Caller:
-        # Whoever is answered by a Redis that was split off must not be so for ever; a forked child watches for itself.
+        # A partitioned Redis must not answer forever. A forked child starts a watch of its own.
         self._backing.watch.start()
         engine = self._engine
         return Caller(engine.owner, engine.run_id, engine.correlation_id, engine.route)

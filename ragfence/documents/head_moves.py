@@ -1,4 +1,4 @@
-"""Head moves of documents: what each one writes into the log, and what its caller is told."""
+"""Head moves of documents: the rows each one writes into the log, and the receipt of its caller."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _DUPLICATE = Flags()
 
 
 def ingest_effect(subject: PreparedDocument, grant: Granted) -> FinishedEffect:
-    """Cuts the document, unless its key was sealed before: then only its head moves."""
+    """Chunks the document, unless its key was sealed before: then only its head moves."""
     doc, _, cut, claim, source, _ = subject
     head, prior = grant.head, grant.prior
     replaced = stored_in(head.record) if head and head.live and head.record else None
@@ -123,7 +123,7 @@ def _detail(
 
 
 def _retracted_at(grant: Granted) -> str:
-    """Where the retraction is that this move follows: it leads to the revisions before it; empty: there was none."""
+    """The segment of the retraction that this move follows and that leads to earlier revisions, or empty."""
     head = grant.head
     return stored_in(head.record).row.text if head and head.record and not head.live else ""
 
@@ -155,9 +155,9 @@ def effect_of(subject: PreparedDocument) -> Callable[[PreparedDocument, Granted]
 
 
 class SnippetHook:
-    """The snippets of a batch are durable before its rows say that they exist; then comes the sink, if there is one.
+    """Makes the snippets of a batch durable before its rows name them, then calls the sink, if there is one.
 
-    `settle` comes before both: it makes durable what the first document of a tenant decides for all.
+    `settle` runs before both: it makes the settings durable that the first document of a tenant fixes for all.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class SnippetHook:
         if data is not None:
             place = self._layout.snippets_at(address_in(name))
             if not self._objects.put_new(place, data).won:
-                raise CommitUncertain(f"the snippets {place} were written by somebody else", hint="try again")
+                raise CommitUncertain(f"the snippets {place} were written by another process", hint="try again")
         crash_points.reach(AFTER_SNIPPETS)
         self._then.before_commit(name, rows)
 
@@ -193,17 +193,17 @@ class HeadMover:
     def answers(
         self, waves: Sequence[Mapping[int, PreparedDocument]], *, wait_s: float | None = None
     ) -> Iterator[tuple[int, PreparedDocument, Answer, float]]:
-        """What each was answered, and for how many seconds it was waited for."""
+        """Yields position, document, answer, and the seconds waited."""
         wait_s = self._wait_s if wait_s is None else wait_s
         for number, wave in enumerate(waves):
             moves = [Move(each.claim, effect_of(each), each) for each in wave.values()]
-            if number:  # another batch, so another name for its segment
+            if number:  # another batch needs another name for its segment
                 tokens = batch_tokens()
                 moves = [move._replace(claim=move.claim._replace(token=next(tokens))) for move in moves]
             started = time.monotonic()
             try:
                 answers = self._writer.move(moves, wait_s=wait_s)
-            except StopIteration as stopped:  # of a sink or an embedder; in this generator nobody could tell whose
+            except StopIteration as stopped:  # in a generator it would look like its own end
                 raise EffectFailed(
                     "a sink or an embedder raised StopIteration while documents were moved",
                     hint="let it raise another error; nothing was acknowledged, so the documents can be sent again",
@@ -214,7 +214,7 @@ class HeadMover:
                 yield at, each, as_replay(answer), waited_s
 
     def _settle_declined(self, moves: Sequence[Move], answers: Sequence[Answer]) -> None:
-        """Moves that were granted and then declined, because another origin owns the document: their rows say so."""
+        """Writes the rows of moves that were granted and then declined, because another origin owns the document."""
         declined = [
             (move, answer.error)
             for move, answer in zip(moves, answers, strict=True)
@@ -237,7 +237,7 @@ _DECLINED = (OriginConflict, ContentUnchanged)
 
 
 def as_replay(answer: Answer) -> Answer:
-    """Content that stands is answered as any duplicate."""
+    """Answers unchanged content as any duplicate."""
     if isinstance(answer, Failed) and isinstance(answer.error, ContentUnchanged):
         return Replay(answer.error.record)
     return answer
@@ -257,7 +257,7 @@ def receipt_of(subject: PreparedDocument, answer: Answer, waited_s: float = 0.0)
 
 @lru_cache(maxsize=256)
 def _flags(attempt: int, takeover: bool, how: int) -> Flags:
-    """Most documents have the same, and nobody can change them."""
+    """Shared, since most documents have the same flags and they are immutable."""
     return Flags(
         attempt=attempt,
         takeover=takeover,
@@ -295,7 +295,7 @@ _ANSWERED = Decision.DUPLICATE
 
 
 def replay_receipt(key: bytes, record: bytes) -> Receipt:
-    """The receipt of a document that is live as it was sent: out of its record's bytes, since most are."""
+    """The receipt of a document that is live as it was sent, read from its record's bytes: the usual case."""
     epoch, counter, first_seen_ms, sealed_at_ms = ending_in(record)
     return Receipt(
         key.hex(),
@@ -316,9 +316,7 @@ def error_of(subject: PreparedDocument, answer: Answer, waited_s: float = 0.0) -
     doc_id, key = subject.doc.doc_id, subject.claim.key.hex()
     match answer:
         case ConflictVerdict(record):
-            why = (
-                "is known with another length" if record else f"has another content at sequence {subject.doc.sequence}"
-            )
+            why = "is known with another length" if record else f"has other content at sequence {subject.doc.sequence}"
             return ConflictError(
                 f"document {doc_id!r} {why}", hint="give the changed document a higher sequence", key=key
             )
@@ -328,12 +326,12 @@ def error_of(subject: PreparedDocument, answer: Answer, waited_s: float = 0.0) -
             )
         case InFlightVerdict(_, record, True):
             return Quarantined(
-                f"document {doc_id!r} failed {record.attempt} times, last with {record.error or 'no error told'}",
-                hint=f"mend the cause, then: ragfence release {key}",
+                f"document {doc_id!r} failed {record.attempt} times, last with {record.error or 'an unknown error'}",
+                hint=f"fix the cause, then run: ragfence release {key}",
                 key=key,
             )
         case InFlightVerdict(_, record):
-            who = record.owner or "somebody"
+            who = record.owner or "another process"
             return InFlightError(
                 f"document {doc_id!r} is being ingested by {who}; waited {int(waited_s * 1000)} ms", key=key
             )

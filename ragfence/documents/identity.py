@@ -1,8 +1,8 @@
-"""Who a document is: its key, its source, its fingerprint, and the ids of its snippets.
+"""The identity of a document: its key, its source, its fingerprint, and the ids of its snippets.
 
 A document's key is the key of an ordinary operation (kind `document`, the content hash as revision, the recipe as
-index_hash), so whatever finds operations finds documents. It is computed here for a million documents in a row: what
-the digests of a tenant and a recipe have in common is framed once.
+index_hash), so whatever finds operations finds documents. It is computed for a million documents in a row, so the
+common prefix of the digests of a tenant and a recipe is framed once.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ SNIPPET_BYTES = 16
 
 _size = struct.Struct(">Q").pack
 _SIZES = [_size(size) for size in range(2048)]
-"""of what is short; more than an id may have"""
+"""length prefixes of short parts; longer than an id can be"""
 _FIRST = _size(0)
 _SNIPPET = framed("ragfence/snippet/1", ())
 _SHARD = [bytes((shard,)) for shard in range(SHARDS)]
 
 
 class SourcePlace(NamedTuple):
-    """Where a document lives in the fence store."""
+    """Where a document is stored in the fence store."""
 
     shard: int
     source: bytes
 
 
 class Content(NamedTuple):
-    """What of a document decides whether it is new."""
+    """The part of a document that decides whether it is new."""
 
     hash: str
     size: int
-    """of what is hashed, in bytes: compared besides the hash"""
+    """of the hashed bytes; compared in addition to the hash"""
 
 
 class Identity:
     """The digests of one tenant's documents.
 
-    Keys, sources and snippet ids are sha256. What is only compared within one key (fingerprint and metadata hash) is
-    as the tenant's content hash: xxh3 for trusted pipelines, sha256 where documents come from strangers. With hmac,
-    whatever is made from text or metadata is keyed; keys are sha256 of a content hash that is.
+    Keys, sources and snippet ids are sha256. Fingerprint and metadata hash, which are only compared within one key, use
+    the tenant's content hash: xxh3 for trusted pipelines, sha256 if documents come from strangers. With hmac, every
+    digest of text or metadata is keyed; a key is the sha256 of such a content hash.
     """
 
     def __init__(self, tenant: str, algorithm: Algorithm, key: ContentKey | None = None) -> None:
@@ -60,21 +60,21 @@ class Identity:
         self._compared, self._hash = _functions_of(algorithm, key)
         self._content_key = key
         tenant_bytes = tenant.encode()
-        # `framed` joins a tag and length-prefixed parts, so its beginnings can be made ahead.
+        # `framed` joins a tag and length-prefixed parts, so a prefix of it can be made once.
         self._shard = framed("ragfence/shard/1", (tenant_bytes,))
         self._source = framed("ragfence/document-source/1", (tenant_bytes,))
         self._key = framed("ragfence/operation/1", (tenant_bytes, KIND.encode(), b""))
         self._fingerprint = framed("ragfence/document/1", ())
         self._metadata = framed("ragfence/metadata/1", ())
         self._described: dict[str, bytes] = {}
-        """by content type: how the metadata hash of a document without a URL ends"""
+        """by content type: the last part of what the metadata hash of a document without a URL covers"""
 
     def digests(
         self, doc_id: bytes, content_hash: str, size: int, tail: bytes, metadata: bytes, url: str, content_type: str
     ) -> tuple[bytes, bytes, bytes, bytes]:
-        """Key, source, fingerprint and metadata hash at once: what `place`, `key` and the others say, in half the time.
+        """Key, source, fingerprint and metadata hash at once, in half the time of `place`, `key` and the others.
 
-        Every document that is sent again comes this way. A property test holds the two together.
+        Called for every document. A property test proves that both ways agree.
         """
         name, revision = _SIZES[len(doc_id)] + doc_id, content_hash.encode()
         rest = _SIZES[len(revision)] + revision
@@ -104,7 +104,7 @@ class Identity:
         return SourcePlace(shard, sha256(self._source + name).digest()[:SOURCE_BYTES])
 
     def key(self, shard: int, doc_id: bytes, content_hash: str, tail: bytes) -> bytes:
-        """`tail`: see `key_tail`."""
+        """The key of a document; `tail` is made by `key_tail`."""
         revision = content_hash.encode()
         sizes = len(doc_id).to_bytes(8, "big"), len(revision).to_bytes(8, "big")
         frame = b"%b%b%b%b%b%b" % (self._key, sizes[0], doc_id, sizes[1], revision, tail)
@@ -136,13 +136,13 @@ class Identity:
 def _functions_of(
     algorithm: Algorithm, key: ContentKey | None
 ) -> tuple[Callable[[bytes], bytes], Callable[[bytes], str]]:
-    """How 16 bytes are made of what is compared, and a tagged hash of content."""
+    """Two functions: the 16 bytes of what is compared, and the tagged hash of content."""
     if algorithm == "xxh3":
         return xxhash.xxh3_128_digest, lambda data: "xxh3:" + xxhash.xxh3_128_hexdigest(data)
     if algorithm == "sha256":
         return lambda data: sha256(data).digest()[:16], lambda data: "sha256:" + sha256(data).hexdigest()
     if key is None:
-        raise ValueError("the content hash is keyed, and there is no key")
+        raise ValueError("the content hash is keyed, but there is no key")
     return lambda data: key.digest_frame(data)[:16], lambda data: content_hash(data, "hmac", key)
 
 
@@ -154,15 +154,15 @@ def operation_of(tenant: str, doc_id: str, content_hash: str, recipe: str, actio
 
 
 def key_tail(recipe: str, action: str = INGEST) -> bytes:
-    """What the keys of all documents with this recipe end in."""
+    """The last part of what the key of every document with this recipe covers."""
     whole = framed("ragfence/operation/1", (recipe.encode(), action.encode()))
     return whole[len(framed("ragfence/operation/1", ())) :]
 
 
 def snippet_ids(doc_id: str, recipe: bytes, texts: Sequence[str], key: ContentKey | None = None) -> list[bytes]:
-    """Content-addressed: an edited document keeps the ids of its unchanged snippets.
+    """The ids of snippets, made from their texts: an edited document keeps the ids of its unchanged snippets.
 
-    Of several equal texts in one document each has its own id, by its number among them.
+    Equal texts in one document get different ids, by their number among them.
     """
     start = b"%b%b%b" % (_SNIPPET, sized(doc_id.encode()), sized(recipe))
     made = _sha256 if key is None else key.digest_frame
@@ -184,7 +184,7 @@ def _sha256(frame: bytes) -> bytes:
 
 
 def snippet_texts(ids: bytes) -> tuple[str, ...]:
-    """Ids that stand one behind the other, as people see them: 32 hex digits each, which is also a UUID."""
+    """Concatenated ids as text: 32 hex digits each, which is also a valid UUID."""
     if len(ids) == SNIPPET_BYTES:  # as most have
         return (ids.hex(),)
     return tuple(ids.hex("-", SNIPPET_BYTES).split("-")) if ids else ()

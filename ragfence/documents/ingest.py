@@ -1,4 +1,4 @@
-"""Many documents in one call: asked about together, answered at once where they are known, moved where they are not."""
+"""Batches of documents: one query for all of them, replays for those that are known, head moves for the rest."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class BatchIngest:
             yield from receipts
 
     def each(self, given: Sequence[GivenDocument], *, wait_s: float | None = None) -> list[Receipt | Exception]:
-        """The receipt of each, or its error."""
+        """Returns the receipt of each document, or its error."""
         caller, tokens = self._caller(), batch_tokens()
         outcomes: dict[int, Receipt | Exception] = {}
         queries: dict[int, DocumentQuery] = {}
@@ -92,7 +92,7 @@ class BatchIngest:
         preview: DryRun | None,
         errors: dict[int, Exception] | None,
     ) -> list[Receipt]:
-        """`errors` is filled with what went wrong, by position; what follows an invalid document is then left alone."""
+        """Fills `errors`, if given, with failures by position, and then stops at the first invalid document."""
         caller, tokens = self._caller(), batch_tokens()
         receipts: dict[int, Receipt] = {}
         queries: dict[int, DocumentQuery] = {}
@@ -128,12 +128,12 @@ class BatchIngest:
         return answered
 
     def _claims(self, queries: Mapping[int, DocumentQuery], caller: Caller) -> dict[int, PreparedDocument]:
-        """By tokens of their own: those of the questions name rows that may be written already."""
+        """Claims with tokens of their own: those of the queries name rows that may already be written."""
         tokens, claim = batch_tokens(), self._claim_builder.claim
         return {at: claim(query, next(tokens), caller) for at, query in queries.items()}
 
     def _unanswered(self, queries: dict[int, DocumentQuery], receipts: dict[int, Receipt]) -> dict[int, DocumentQuery]:
-        """Answers the documents that are live just as they were sent, which most are; returns the others."""
+        """Adds the receipts of documents that are live just as they were sent, usually most; returns the others."""
         left: dict[int, DocumentQuery] = {}
         known = self._fences.replays([query[0] for query in queries.values()])
         try:  # the receipts are made while the store writes the rows
@@ -155,7 +155,7 @@ def _at(error: Exception, position: int) -> Exception:
 
 
 def _warn(receipts: Sequence[Receipt]) -> None:
-    """For callers who do not look at receipts: one line for a batch. What is stale is left out on purpose."""
+    """Logs one line for a batch, for callers that ignore receipts. Stale documents are left out: they are expected."""
     failed = [receipt for receipt in receipts if receipt.failure is not None and receipt.decision is not STALE]
     if failed and (first := failed[0].failure):
         message = "%d of %d documents were not ingested; the first: %s [%s]"
