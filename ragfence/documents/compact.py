@@ -1,19 +1,19 @@
-"""Compaction: the log is rewritten into few large segments, without what nobody needs any more.
+"""Compaction: the log is rewritten into a few large segments, without rows that are no longer needed.
 
-What stays of a document, decided from the log alone:
+What remains of a document, decided from the log alone:
 
 - its head row, live or not (a tombstone keeps the top sequence), and the `ingest` row with the head's key, which has
   the positions;
-- of every revision that was superseded less than `keep_superseded_days` ago the `ingest` row and the newest row, so
-  that its receipt and its snippets survive, and the row that superseded it, which says since when.
+- of every revision that was superseded less than `keep_superseded_days` ago, the `ingest` row and the newest row, so
+  that its receipt and its snippets survive, and the row that superseded it, which says when.
 
-Anything else goes, receipt and snippets together: that content is new again when it comes back.
+Everything else is dropped, receipt and snippets together: that content is new if it comes back.
 
-There is nothing to gain, and no epoch is started, unless a row can go or the segments become half as many or fewer.
+No epoch is started unless a row can be dropped or the number of segments is at least halved.
 
 Memory: about 400 bytes a row of the log for the plan (less than the hydration that follows needs), and the texts of one
-window of `WINDOW_BYTES`. Documents are written in the order of their ids; where that is not about the order in which
-they came, segments are read once per window instead of once.
+window of `WINDOW_BYTES`. Documents are written in the order of their ids; if that differs much from the order in which
+they were ingested, segments are read once per window instead of once.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ from ragfence.stores.fences import FenceStore
 DAY_MS = 24 * 3_600_000
 WINDOW_ROWS = 50_000
 WINDOW_BYTES = 128 * 2**20
-"""of document texts: so much is put in order at a time"""
+"""of document texts, sorted at a time"""
 
 
 @dataclass(frozen=True, slots=True)
 class CompactReport:
-    """What a compaction did. `epoch` 0: there was nothing to gain, and nothing was changed."""
+    """The result of a compaction. `epoch` is 0 if there was nothing to gain and nothing was changed."""
 
     epoch: int = 0
     segments_before: int = 0
@@ -66,26 +66,26 @@ class CompactReport:
     bytes_before: int = 0
     bytes_after: int = 0
     dropped_revisions: int = 0
-    """superseded contents that are new again when they come back"""
+    """superseded revisions, whose content is new if it comes back"""
     deleted: DeletedObjects = NOTHING
 
 
 class Step(NamedTuple):
-    """What decides about a row."""
+    """The part of a row that decides whether it remains."""
 
     key: bytes
     token: bytes
     fence: FenceNumber
     live: bool
     made: bool
-    """it is an `ingest` row: it has positions"""
+    """whether it is an `ingest` row, which has positions"""
     at_ms: int
     size: int
     segment: str
 
 
 def survivors(history: Sequence[Step], kept_since_ms: int) -> list[Step]:
-    """The rows of one document that stay, of all in the order of their fences."""
+    """Returns the rows of one document that remain; `history` is in the order of fences."""
     newest = {step.key: at for at, step in enumerate(history) if step.live}
     made = {step.key: at for at, step in enumerate(history) if step.made}
     head = len(history) - 1
@@ -95,7 +95,7 @@ def survivors(history: Sequence[Step], kept_since_ms: int) -> list[Step]:
         if at == head:
             stay.add(made.get(key, head))
             continue
-        # Never earlier than what went before it: else a clock that jumped could keep a row that supersedes, and drop
+        # Never earlier than the time before it: otherwise a clock that jumped could keep a row that supersedes and drop
         # the revision that the row belongs to.
         superseded_ms = max(superseded_ms, history[at + 1].at_ms)
         if superseded_ms > kept_since_ms:
@@ -104,19 +104,19 @@ def survivors(history: Sequence[Step], kept_since_ms: int) -> list[Step]:
 
 
 class _KeptDocument(NamedTuple):
-    """A document on its way into a new segment."""
+    """A document that goes into a new segment."""
 
     doc_id: str
     steps: list[Step]
     held_in: frozenset[str]
-    """every segment with a row of it: any of them may have snippets that a later revision still uses"""
+    """every segment with a row of it: each may have snippets that a later revision still uses"""
 
     def weight(self) -> tuple[int, int]:
         return len(self.steps), sum(step.size for step in self.steps if step.made)
 
 
 class _Survey:
-    """The rows of some segments, outlined. Segments never change, so each is read once."""
+    """An outline of the rows of some segments. Segments never change, so each is read once."""
 
     def __init__(self, log_rewrite: LogRewrite) -> None:
         self._log_rewrite = log_rewrite
@@ -132,13 +132,13 @@ class _Survey:
                 self._outline(name)
 
     def kept(self, kept_since_ms: int) -> Iterator[_KeptDocument]:
-        """Every document, in the order of their ids."""
+        """Yields every document, in the order of ids."""
         for doc_id in sorted(self._histories):
             history = sorted(self._histories[doc_id], key=lambda step: step.fence)
             yield _KeptDocument(doc_id, survivors(history, kept_since_ms), frozenset(step.segment for step in history))
 
     def gone(self, kept: _KeptDocument) -> list[EndedRevision]:
-        """The contents of a document that do not stay."""
+        """Returns the revisions of a document that are dropped."""
         stay = {step.key for step in kept.steps if step.live}
         steps = sorted(self._histories[kept.doc_id], key=lambda step: step.fence)
         newest = {step.key: step for step in steps if step.live and step.key not in stay}
@@ -170,7 +170,7 @@ class Compaction:
 
     def run(self) -> CompactReport:
         self._log_rewrite.run(self._plan, "compacted")
-        # Also when nothing was to gain: one that was cut off may have left what it replaced.
+        # Also if there was nothing to gain: an interrupted compaction may have left what it replaced.
         return replace(self._report, deleted=self._log_rewrite.collect_void())
 
     def _plan(self) -> Plan | None:
@@ -185,8 +185,8 @@ class Compaction:
         return None
 
     def _groups(self, segments: Sequence[str], keep: Keep) -> list[list[_KeptDocument]]:
-        """Which documents come into one segment each."""
-        if not self._survey.names <= set(segments):  # somebody else rewrote the log meanwhile
+        """Groups the documents by their new segments."""
+        if not self._survey.names <= set(segments):  # another process rewrote the log in the meantime
             self._survey = _Survey(self._log_rewrite)
         self._survey.look_at(segments, keep)
         kept = self._survey.kept(self._fences.now_ms() - self._keep_ms)
@@ -234,7 +234,7 @@ class Compaction:
 
 
 class _Snippets:
-    """The texts of the old segments."""
+    """The snippet texts of the old segments."""
 
     def __init__(self, log_rewrite: LogRewrite) -> None:
         self._log_rewrite = log_rewrite
@@ -271,4 +271,4 @@ def _weight_of_all(group: Sequence[_KeptDocument]) -> tuple[int, int]:
 
 
 def _nobody_waits() -> None:
-    """While a plan is made no lock is held."""
+    """No lock is held while a plan is made."""

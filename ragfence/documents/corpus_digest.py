@@ -1,7 +1,7 @@
 """The corpus digest: one value for all live documents, their descriptions and recipes. Equal digests, equal corpora.
 
-Per shard a digest over its sorted heads, kept as long as the shard's version stands: what it costs grows with what
-changed. Heads are read between two equal versions, so a digest is never of a moment that did not exist.
+Each shard has a digest of its sorted heads, which is kept until the version of the shard changes: the cost grows with
+what changed. Heads are read between two equal versions, so a digest always describes one moment.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ragfence.stores.fences import FenceStore
 
 ATTEMPTS = 20
 FEW = 4
-"""as many shards are read one by one; for more, one pass over all costs less"""
+"""up to this many shards are read one by one; for more, one pass over all of them is cheaper"""
 
 Version = tuple[int, int]
 LiveHead = tuple[int, bytes, Head]
@@ -33,18 +33,20 @@ class Corpus:
         self._known: dict[int, tuple[Version, bytes]] = {}
 
     def digest(self) -> str:
-        """Changes if, and only if, a live document comes, goes, or changes its content, description or recipe."""
+        """Returns the digest: it changes only if a live document comes, goes, or changes its content, description or
+        recipe.
+        """
         for _ in range(ATTEMPTS):
             before = self._versions()
             made = self._digests(before)
             if self._fences.versions() == before:
-                # Kept only now: what was read while something moved is of no version at all.
+                # Stored only now: what was read while something moved belongs to no version.
                 self.remember(before, made)
                 return digest_of_shards(made)
         raise _too_fast()
 
     def digest_of(self, shard: int) -> str:
-        """Of the live documents of one shard."""
+        """Returns the digest of the live documents of one shard."""
         if not 0 <= shard < SHARDS:
             raise ValidationError(f"shards are 0 to {SHARDS - 1}, not {shard!r}")
         for _ in range(ATTEMPTS):
@@ -54,7 +56,7 @@ class Corpus:
         raise _too_fast()
 
     def live(self) -> tuple[str, list[LiveHead]]:
-        """The digest, and the heads that it is of."""
+        """Returns the digest, and the heads that it covers."""
         for _ in range(ATTEMPTS):
             before = self._versions()
             # A dictionary: a scan may show a head twice.
@@ -69,11 +71,11 @@ class Corpus:
         raise _too_fast()
 
     def versions(self) -> list[Version]:
-        """Of every shard: what a digest is valid for."""
+        """Returns the version of every shard, for which a digest is valid."""
         return self._versions()
 
     def known_at(self, versions: Sequence[Version]) -> list[bytes] | None:
-        """The digests of the shards at these versions, if all are known."""
+        """Returns the digests of the shards at these versions, or None unless all are known."""
         with self._lock:
             found = [self._known.get(shard) for shard in range(SHARDS)]
         made = [each[1] for each, version in zip(found, versions, strict=True) if each and each[0] == version]
@@ -116,7 +118,7 @@ def digest_of_shards(made: Sequence[bytes]) -> str:
 
 
 def shard_digests(heads: Iterable[tuple[int, bytes]]) -> list[bytes]:
-    """Of (shard, source + digest of the key + metadata hash), one for each live document."""
+    """Digests of (shard, source + digest of the key + metadata hash), one tuple for each live document."""
     held: dict[int, set[bytes]] = {shard: set() for shard in range(SHARDS)}
     for shard, head in heads:
         held[shard].add(head)

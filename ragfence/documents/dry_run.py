@@ -1,4 +1,4 @@
-"""`dry_run=True`: what would happen to documents, without a claim, a write or a decision row."""
+"""Dry runs: what would happen to documents, without a claim, a write or a decision row."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _GONE = b""
 
 
 class DryRun:
-    """What one call would do. A document that comes again is judged by what the one before it would have left."""
+    """One call as a dry run. A document that comes again is decided by what its predecessor would have left."""
 
     def __init__(self, fences: FenceStore) -> None:
         self._fences = fences
-        # Only what would change, and encoded: a call may foresee a million documents.
+        # Only the changes, and encoded: a call may have a million documents.
         self._sources: dict[bytes, bytes] = {}
         self._parked: dict[bytes, bytes] = {}
 
     def receipts(self, documents: Sequence[PreparedDocument]) -> list[Receipt]:
-        """The receipts that these would get now. New ones are chunked, so that their snippet_ids are known."""
+        """Returns the receipts the documents would get now. New ones are chunked to get their snippet_ids."""
         return list(map(receipt_of, documents, self.answers(documents)))
 
     def answers(self, documents: Sequence[PreparedDocument]) -> list[Answer]:
@@ -50,7 +50,7 @@ class DryRun:
         return [self._answer(document, found, now_ms) for document, found in zip(documents, held, strict=True)]
 
     def head(self, place: SourcePlace, stored: Head | None) -> Head | None:
-        """The head of a source as it would be by now, if the store has this one."""
+        """Returns the head of a source as it would be by now, given the stored one."""
         source = self._sources.get(bytes((place.shard,)) + place.source)
         return stored if source is None else SourceRecord.decode(source).head
 
@@ -60,12 +60,12 @@ class DryRun:
         verdict, change = settle_claim(held, claim, now_ms, stamp=0, next_fence=lambda: NO_FENCE)
         self._keep(claim, change)
         if not isinstance(verdict, Granted):
-            assert not isinstance(verdict, NotReadyVerdict)  # a store says that, never a decision
+            assert not isinstance(verdict, NotReadyVerdict)  # only a store answers that, never a decision
             return verdict
         held = self._by_now(claim, stored)
         try:
             effect = effect_of(document)(document, verdict)
-        except Exception as error:  # noqa: BLE001  # as when it would be ingested
+        except Exception as error:  # noqa: BLE001  # as in an ingest
             lease = LeaseRef(claim.key, claim.token, claim.mode, claim.source)
             _, change = settle_release(held, lease, now_ms, error=code_of(error), expire=False)
             self._keep(claim, change)
@@ -82,7 +82,7 @@ class DryRun:
             live=not claim.retract,
         )
         outcome, change = settle_seal(held, seal, now_ms, epoch=NO_FENCE.epoch)
-        assert isinstance(outcome, Sealed)  # nobody else is here who could have been faster
+        assert isinstance(outcome, Sealed)  # no other process takes part
         self._keep(claim, change)
         again, flags = verdict.prior is not None, flags_of(verdict, claim)
         return MovedHead(outcome.record, again, flags, verdict.takeover)

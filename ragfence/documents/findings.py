@@ -1,4 +1,4 @@
-"""What `verify` can find, and what is to be done about it."""
+"""The findings of `verify`, and what to do about each."""
 
 from __future__ import annotations
 
@@ -40,29 +40,30 @@ LOST = frozenset({Trouble.SNIPPETS_MISSING, Trouble.POSITIONS_MISFIT})
 BEYOND_REPAIR = frozenset({Trouble.ROWS_UNREADABLE, Trouble.TOO_NEW})
 IN_THE_SINK = frozenset({Trouble.SINK_MISSING, Trouble.SINK_ORPHAN})
 HARMLESS = frozenset({Trouble.VOID, Trouble.UNSETTLED})
-"""What any crash or race leaves behind, and nobody needs to mend."""
+"""Left behind by any crash or race; needs no repair."""
 
-_RELOAD = "`ragfence verify --repair` or `ragfence hydrate` loads the fence store anew"
+_RELOAD = "`ragfence verify --repair` or `ragfence hydrate` reloads the fence store"
 _RELEASE = "`ragfence verify --repair` releases it; then ingest the document again, it gets the same snippet_ids"
 _SETTLE = Hint(
-    "`fence.documents.using(sink=...).settle(full=True)`, or its `verify(repair=True)`, puts the sink right",
-    cli="the program that writes to this sink has to settle it (docs/sinks.md)",
+    "`fence.documents.using(sink=...).settle(full=True)`, or its `verify(repair=True)`, repairs the sink",
+    cli="settle the sink in the program that writes to it (docs/sinks.md)",
 )
 TO_DO = {
     Trouble.HEAD_MISSING: _RELOAD,
     Trouble.HEAD_DIFFERS: _RELOAD,
     Trouble.HEAD_WITHOUT_ROW: f"{_RELOAD}; the document can then be ingested as new",
     Trouble.RECEIPT_MISSING: _RELOAD,
-    Trouble.UNSETTLED: f"nothing: whoever sends the document next settles it. {_RELOAD}, which settles it, too",
+    Trouble.UNSETTLED: f"nothing: the next ingest of the document settles it. {_RELOAD}, which also settles it",
     Trouble.SNIPPETS_MISSING: _RELEASE,
     Trouble.POSITIONS_MISFIT: _RELEASE,
-    Trouble.ROWS_UNREADABLE: "restore this object from a backup: nothing else knows these documents. Without one, "
-    "`ragfence verify --repair --accept-loss` gives them up; then ingest the sources again: what was in it is new, "
-    "or as it was before, and gets the same snippet_ids",
-    Trouble.SNIPPETS_UNREADABLE: "restore this object from a backup. Else, for the documents that need it: " + _RELEASE,
+    Trouble.ROWS_UNREADABLE: "restore this object from a backup: nothing else holds these documents. Without one, "
+    "`ragfence verify --repair --accept-loss` removes it; then ingest the sources again: its documents are new, "
+    "or as they were before, and get the same snippet_ids",
+    Trouble.SNIPPETS_UNREADABLE: "restore this object from a backup. Otherwise, for the documents that need it: "
+    + _RELEASE,
     Trouble.TOO_NEW: "upgrade ragfence on this machine",
-    Trouble.VOID: "nothing: it counts for nobody. `ragfence verify --repair` and `ragfence compact` delete it",
-    Trouble.SETTINGS: "set the policy to what the documents were hashed with, or use another tenant",
+    Trouble.VOID: "nothing: it is not part of the log. `ragfence verify --repair` and `ragfence compact` delete it",
+    Trouble.SETTINGS: "set the policy to the settings the documents were hashed with, or use another tenant",
     Trouble.SINK_MISSING: _SETTLE,
     Trouble.SINK_ORPHAN: _SETTLE,
     Trouble.INDEX_MISSING: "`ragfence rollback ALIAS`, or build another index and swap to it; gc retires this one",
@@ -72,12 +73,12 @@ TO_DO = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is not as it should be."""
+    """One thing that is wrong."""
 
     trouble: Trouble
     what: str
     doc_id: str = ""
-    """empty where nobody knows, or none is concerned"""
+    """empty if it is unknown, or if no document is concerned"""
     key: str = ""
     """of the revision, in hex"""
     place: str = ""
@@ -90,7 +91,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What was looked at and found. After a repair: what is still to be found, and what was mended."""
+    """The result of `verify`. After a repair: what was repaired, and what can still be found."""
 
     epoch: int
     documents: int
@@ -103,5 +104,5 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """Nothing is wrong; there may be leftovers."""
+        """Whether nothing is wrong; there may be harmless leftovers."""
         return all(finding.trouble in HARMLESS for finding in self.findings)

@@ -1,17 +1,17 @@
-"""The log of documents: its objects, what a row holds, and what a sealed record says of them.
+"""The log of documents: its objects, the contents of a row, and the result in a sealed record.
 
     <tenant>/segments/<epoch>/<batch>   rows; the commit point of a batch
     <tenant>/snippets/<epoch>/<batch>   the texts of the snippets that the batch made; written first
 
-A row is one head move. Positions belong to the revision, so they stand in its `ingest` row; `revive` and `metadata`
+A row is one head move. Positions belong to the revision, so they are in its `ingest` row; `revive` and `metadata`
 rows name the segment of that row (`origin`). Everything is readable with DuckDB, Polars or pandas: see docs/formats.md.
 
 The record of a document in the fence store holds, as its result, the ids of its snippets and where its rows are:
 
     d ids                       the row and the positions are in the segment that epoch and token of the record name
     e origin:16 ids             the positions are in another segment
-    x row:16 origin:16 ids      after a compaction: neither is where the record would say
-    D, E, X                     the same, with owner:8 behind the letter: the source that owns the document
+    x row:16 origin:16 ids      after a compaction: both are in other segments
+    D, E, X                     the same, with owner:8 after the letter: the source that owns the document
 
 The owner is the digest of an origin's name (see `origins`); a document that was never synced from a source has none.
 """
@@ -32,7 +32,7 @@ NO_OWNER = b""
 
 
 class Address(NamedTuple):
-    """Which segment: the epoch in its name, and its batch."""
+    """A segment: the epoch in its name, and its batch."""
 
     epoch: int
     batch: bytes
@@ -46,7 +46,7 @@ class Address(NamedTuple):
 
 
 def address_in(name: str) -> Address:
-    """Of an object name, or of the text of an address: both end in <epoch>/<batch>."""
+    """Parses an object name, or the text of an address: both end in <epoch>/<batch>."""
     try:
         *_, epoch, batch = name.split("/")
         return Address(int(epoch), bytes.fromhex(batch))
@@ -55,14 +55,14 @@ def address_in(name: str) -> Address:
 
 
 class StoredResult(NamedTuple):
-    """What the record of a document says: its snippets, and where its newest row and its positions are."""
+    """The result in the record of a document: its snippets, and the segments of its newest row and its positions."""
 
     row: Address
     origin: Address
     ids: bytes
-    """one behind the other"""
+    """concatenated"""
     owner: bytes = NO_OWNER
-    """the digest of the origin that the document belongs to"""
+    """the digest of the origin that owns the document"""
 
 
 def stored_in(record: KeyRecord) -> StoredResult:
@@ -90,7 +90,7 @@ def result_of(ids: bytes, origin: Address | None = None, row: Address | None = N
 
 
 class Positions(NamedTuple):
-    """Where the snippets of a revision stand in its normalised text, in their order."""
+    """The positions of a revision's snippets in its normalised text, in their order."""
 
     starts: Sequence[int]
     ends: Sequence[int]
@@ -101,7 +101,7 @@ NO_POSITIONS = Positions((), (), ())
 
 
 class Detail(NamedTuple):
-    """What a row of the log holds beside what the engine knows."""
+    """The part of a log row that the engine does not interpret."""
 
     doc_id: str
     action: str
@@ -117,17 +117,17 @@ class Detail(NamedTuple):
     dead: bytes = b""
     """the ids that die with this move"""
     origin: str = ""
-    """the segment that holds the positions; empty for this one"""
+    """the segment that holds the positions; empty if it is this one"""
     before: str = ""
     """the segment of the head that this move followed"""
     fresh: Sequence[tuple[bytes, str]] = ()
-    """the snippets that nobody has written yet: id and text; they go into the snippets object, not into the row"""
+    """id and text of snippets that are not stored yet; they go into the snippets object, not into the row"""
     owner: str = ""
-    """the digest of the origin that the document belongs to, in hex"""
+    """the digest of the origin that owns the document, in hex"""
 
 
 class Snippet(NamedTuple):
-    """What never changes of a snippet."""
+    """The immutable part of a snippet."""
 
     snippet_id: str
     doc_id: str
@@ -138,7 +138,7 @@ class Snippet(NamedTuple):
 
 
 def estimated_tokens(text: str) -> int:
-    """As `encode_snippets` has it for many at once."""
+    """Estimates the tokens of one text, as `encode_snippets` does for many."""
     return ((len(text) if text.isascii() else len(text.encode())) + 3) // 4
 
 

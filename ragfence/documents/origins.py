@@ -1,6 +1,6 @@
-"""Origins: which source a document belongs to, so that two sources with one doc_id do not replace each other's content.
+"""Origins: the source that owns a document, so that two sources with one doc_id do not replace each other's content.
 
-An origin is the name of a source that brings documents through `sync`. Documents that come any other way (`ingest`,
+An origin is the name of a source that brings documents through `sync`. Documents ingested in any other way (`ingest`,
 HTTP, queues) have none: they never own and never conflict. The record of a document holds a short digest of its owner's
 name, and so does its row in the log; the name itself is written once:
 
@@ -29,7 +29,7 @@ VERSION = 1
 
 
 def origin_digest(name: str) -> bytes:
-    """What records and rows hold of an origin."""
+    """The digest of an origin in records and rows."""
     return digest("ragfence/origin/1", name.encode())[:OWNER_BYTES]
 
 
@@ -45,7 +45,7 @@ class Origin(NamedTuple):
 
 
 class ContentUnchanged(Declined):
-    """The content is live, and belongs to another origin: so do its metadata, and nothing is moved."""
+    """The content is live and belongs to another origin, as do its metadata: nothing is moved."""
 
     def __init__(self, record: KeyRecord) -> None:
         super().__init__("the content is live, and belongs to another origin")
@@ -55,10 +55,11 @@ class ContentUnchanged(Declined):
 def next_owner(
     doc_id: str, claim: Claim, origin: Origin | None, grant: Granted, replaced: StoredResult | None
 ) -> bytes:
-    """The owner of a document after a granted move. `replaced`: what its live head has stored.
+    """Returns the owner of a document after a granted move. `replaced` is the result in the record of its live head.
 
-    Raises `OriginConflict` where the move would put other content in the place of what another origin owns, and
-    `ContentStands` where only the metadata would be those of another origin.
+    Raises:
+        OriginConflict: The move would replace the content of another origin.
+        ContentUnchanged: The move would only replace the metadata of another origin.
     """
     owner = replaced.owner if replaced else NO_OWNER
     if origin is None:
@@ -99,7 +100,7 @@ class Origins:
         return Origin(checked, origin_digest(checked), take_over, self.name_of)
 
     def settle(self, origin: Origin) -> None:
-        """Makes the name durable. To be called before the first document of the origin; later calls cost nothing."""
+        """Makes the name durable. Called before the first document of the origin; later calls cost nothing."""
         if origin.name in self._settled:
             return
         data = json.dumps({"version": VERSION, "name": origin.name}, ensure_ascii=False).encode()
@@ -112,7 +113,7 @@ class Origins:
         self._names[origin.digest] = origin.name
 
     def name_of(self, owner: bytes) -> str:
-        """The digest in hex, if the name was lost."""
+        """Returns the name of an origin, or its digest in hex if the name was lost."""
         if owner not in self._names:
             data = self._objects.get(self._place(owner))
             if data is None:

@@ -1,4 +1,4 @@
-"""Segments as Parquet: rows and snippets. pyarrow is loaded with the first of them."""
+"""Segments as Parquet: rows and snippets. pyarrow is imported with the first of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ragfence.errors import FormatCorrupt, FormatTooNew, SegmentUnreadable
 
 VERSION = 1
 ROWS_VERSION = 2
-"""of rows; those of format 1 have no `owner`, and are read as documents of no origin"""
+"""of rows; rows of format 1 have no `owner`, and are read as documents without an origin"""
 SNIPPETS_HINT = (
     "restore this object from a backup; without one, `ragfence verify --repair` releases the documents that need it: "
     "ingest them again then, they get the same snippet_ids"
@@ -23,7 +23,7 @@ SNIPPETS_HINT = (
 
 
 class ParquetCodec:
-    """How the engine reads and writes rows."""
+    """Encodes and decodes rows for the engine."""
 
     def encode(self, rows: Sequence[LogRow]) -> bytes:
         import pyarrow as pa
@@ -66,7 +66,7 @@ class ParquetCodec:
         return _written(columns, "rows", dictionary=["action", "content_type", "recipe", "origin", "before", "owner"])
 
     def decode(self, name: str, data: bytes) -> Iterator[LogRow]:
-        """What the fence store needs of each row; `detail` stays empty: see `whole_rows`."""
+        """Yields the part of each row that the fence store needs; `detail` is empty, see `whole_rows`."""
         return _rows(name, _read(name, data, "rows", [*_OF_FENCES, "at"]))
 
     def packed(self, name: str, data: bytes) -> Iterator[Packed]:
@@ -74,7 +74,7 @@ class ParquetCodec:
 
 
 def _packed(name: str, table: Any) -> Iterator[Packed]:
-    """As `_rows`, each `packed`: for a whole log at once, so no row becomes an object. A test holds them together."""
+    """Yields the packed form of each row without making objects, for a whole log. A test compares it with `_rows`."""
     import pyarrow.compute as pc
 
     if not table.num_rows:
@@ -184,7 +184,7 @@ _OF_DETAILS = [
 
 
 def whole_rows(name: str, data: bytes, *, doc_id: str | None = None) -> Iterator[LogRow]:
-    """The rows of a segment with their details; those of one document alone, if it is given."""
+    """Yields the rows of a segment with their details, or only those of one document."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -202,7 +202,7 @@ def whole_rows(name: str, data: bytes, *, doc_id: str | None = None) -> Iterator
 
 
 def encode_snippets(rows: Sequence[LogRow]) -> bytes | None:
-    """The snippets that these rows make, or None if they make none."""
+    """Encodes the snippets that these rows make; None if they make none."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -221,12 +221,12 @@ def encode_snippets(rows: Sequence[LogRow]) -> bytes | None:
 
 
 def read_rows(name: str, data: bytes) -> Any:
-    """The rows of a segment as an Arrow table, with what an index takes from them."""
+    """Returns the rows of a segment as an Arrow table, with the columns that an index needs."""
     return _read(name, data, "rows", _OF_INDEXES)
 
 
 def read_snippets(name: str, data: bytes, columns: Sequence[str] = ("text", "tokens")) -> Any:
-    """The snippets of a segment as an Arrow table: their ids and these columns."""
+    """Returns the snippets of a segment as an Arrow table: their ids and these columns."""
     return _read(name, data, "snippets", list(columns))
 
 
@@ -261,7 +261,7 @@ def _written(columns: dict[str, Any], what: str, *, dictionary: list[str]) -> by
 
 
 def table_written(table: Any, what: str, *, dictionary: list[str], statistics: list[str]) -> bytes:
-    """As the bytes of an object, which say what they are and in which format."""
+    """Encodes a table as an object that names its kind and its format version."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -276,7 +276,7 @@ def _version_of(what: str) -> int:
 
 
 def _read(name: str, data: bytes, what: str, columns: list[str]) -> Any:
-    # Each name once: Arrow would return a column that is named twice as two.
+    # Each name once: Arrow would return a column twice.
     wanted = list(dict.fromkeys([*columns, "snippet_ids" if what == "rows" else "snippet_id"]))
     table = read_table(name, data, what, wanted)
     if "owner" in wanted and "owner" not in table.column_names:  # format 1
@@ -287,7 +287,7 @@ def _read(name: str, data: bytes, what: str, columns: list[str]) -> Any:
 
 
 def read_table(name: str, data: bytes, what: str, columns: list[str]) -> Any:
-    """The other way round: refused unless it is what it should be, in a format that is known."""
+    """Decodes an object; raises an error unless it is of this kind and of a known format."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -312,7 +312,7 @@ def _unreadable(name: str, what: str, why: str) -> FormatCorrupt:
 
 
 def id_lists(blobs: Sequence[bytes]) -> Any:
-    """Ids that stand one behind the other in each blob, as a list per blob: no id becomes a Python object."""
+    """Turns blobs of concatenated ids into an Arrow list per blob, without a Python object per id."""
     import pyarrow as pa
 
     offsets, end = [0], 0
@@ -324,7 +324,7 @@ def id_lists(blobs: Sequence[bytes]) -> Any:
 
 
 def list_blobs(table: Any, column: str) -> Iterator[bytes]:
-    """The opposite of `id_lists`."""
+    """The inverse of `id_lists`."""
     lists = table.column(column)
     for chunk in lists.chunks:
         offsets = chunk.offsets.to_pylist()
@@ -337,7 +337,7 @@ def list_blobs(table: Any, column: str) -> Iterator[bytes]:
 
 
 def fixed_values(table: Any, column: str) -> list[Any]:
-    """As Python objects. Digests are cut out of their buffer, which costs a fifth of making them one by one."""
+    """Returns a column as Python objects. Digests are sliced from their buffer, five times faster than one by one."""
     import pyarrow as pa
 
     values = table.column(column)
@@ -349,20 +349,20 @@ def fixed_values(table: Any, column: str) -> list[Any]:
 
 
 def fixed_matrix(table: Any, column: str) -> Any:
-    """The bytes of a column of fixed width, without a null, as a numpy array: a row for each value."""
+    """Returns a column of fixed width without nulls as a numpy array of bytes: a row for each value."""
     import numpy as np
 
     return np.frombuffer(_held(table, column), np.uint8).reshape(-1, table.schema.field(column).type.byte_width)
 
 
 def numbers(table: Any, column: str) -> list[int]:
-    """64-bit integers and times without a null, as Python objects."""
+    """Returns a column of 64-bit integers or times without nulls as Python integers."""
     held: list[int] = memoryview(_held(table, column)).cast("q").tolist()
     return held
 
 
 def _held(table: Any, column: str) -> bytes:
-    """All values of a column of fixed width, one behind the other."""
+    """Returns all values of a column of fixed width, concatenated."""
     values = table.column(column)
     width = values.type.bit_width // 8
     pieces = [
@@ -373,12 +373,12 @@ def _held(table: Any, column: str) -> bytes:
 
 
 def _turned(rows: Sequence[Any], kind: type[Any]) -> list[Sequence[Any]]:
-    """The columns of these tuples: all values of a field at once, in the order of the fields of their kind."""
+    """Transposes named tuples into columns, in the order of the fields of their type."""
     return list(zip(*rows, strict=True)) or [()] * len(kind._fields)
 
 
 def _fixed(values: Sequence[bytes], width: int) -> Any:
-    """Joined first, which costs a third of handing them over one by one."""
+    """Makes an Arrow array of one joined buffer, three times faster than value by value."""
     import pyarrow as pa
 
     held = b"".join(values)

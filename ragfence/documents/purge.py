@@ -1,14 +1,14 @@
-"""Purge: the text and the metadata of a document leave everything that ragfence keeps, for good; a tombstone stays.
+"""Purge: removes the text and the metadata of a document permanently from everything ragfence stores.
 
-    head moves to none (a `purge` row, under a lease) -> an epoch without the document's other rows -> deletion
+    the head is retracted (a `purge` row, under a lease) -> an epoch without the document's other rows -> deletion
 
-The tombstone keeps the doc_id and the top sequence; neither text nor metadata nor address, nor ids of snippets. Its
-receipts in the fence store are dropped. Decision rows and HTTP requests that tell of the document become tombstones as
-well, see `audit.tombstones`. A purge that was cut off anywhere is completed by the next one. The document may be
+A tombstone remains, with the doc_id and the top sequence: no text, no metadata, no address and no snippet ids. The
+document's receipts are removed from the fence store. Decision rows and stored HTTP requests about the document become
+tombstones as well, see `audit.tombstones`. An interrupted purge is completed by the next one. The document may be
 ingested again later, as new.
 
-A writer that is under way with the document when it is purged comes either before (and is purged) or after (and the
-document is there again): whoever has to be sure stops its loaders first.
+A writer that is ingesting the document at the same time comes either before the purge (and its text is purged) or after
+it (and the document exists again). If the document must stay gone, stop its loaders first.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from ragfence.engine.segment_log import LogRow
 from ragfence.stores.fences import FenceStore
 
 Forget = Callable[[str], None]
-"""Removes what somebody else keeps about a doc_id; may be called again for the same one."""
+"""Removes what another part of ragfence stores about a doc_id; may be called again for the same one."""
 
 
 @dataclass(frozen=True, slots=True)
 class PurgeReport:
-    """What a purge did. Not `known`: nothing was ever ingested under this doc_id, or somebody compacted it away."""
+    """The result of a purge. `known` is False if the doc_id was never ingested, or was compacted away."""
 
     doc_id: str
     known: bool
     epoch: int = 0
-    """0: no epoch was needed, an earlier purge had removed everything"""
+    """0 if no epoch was needed: an earlier purge had removed everything"""
     rows: int = 0
-    """removed from the log; the tombstone stays"""
+    """removed from the log; the tombstone remains"""
     segments: int = 0
-    """that were rewritten"""
+    """rewritten"""
     deleted: DeletedObjects = NOTHING
 
 
 class Purge:
     """One purge of one document.
 
-    `others`: whoever keeps something about documents beside the log, such as what a sync remembers of its files.
+    `others` remove what is stored about documents outside the log, such as the notes of a sync about its files.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Purge:
         self._others = others
         self._report = PurgeReport("", known=False)
         self._clean: set[str] = set()
-        """segments without the document: they never change, and need not be read again when everybody waits"""
+        """segments without the document; segments never change, so these are not read again while writers wait"""
 
     def run(self, doc_id: str) -> PurgeReport:
         doc_id = self._prepared(doc_id).doc.doc_id
@@ -85,7 +85,7 @@ class Purge:
         self._log_rewrite.run(lambda: self._plan(doc_id), "purged")
         for forget in self._others:
             forget(doc_id)
-        # Also for a document that nobody knows: a writer that died may have left its snippets in an earlier epoch.
+        # Also for an unknown document: a writer that died may have left its snippets in an earlier epoch.
         return replace(self._report, deleted=self._log_rewrite.collect_void())
 
     def _plan(self, doc_id: str) -> Plan | None:
@@ -98,27 +98,27 @@ class Purge:
         if known and _settled(rows, self._log_rewrite.newest_epoch()):
             return None
         for name in held_in:
-            self._log_rewrite.snippets(name)  # what cannot be read is found out before anybody has to wait
+            self._log_rewrite.snippets(name)  # fails here if it cannot be read, before writers have to wait
         return lambda epoch, segments, keep: self._rewrite(doc_id, epoch, segments, keep)
 
     def _rewrite(self, doc_id: str, epoch: int, segments: list[str], keep: Keep) -> list[str] | None:
         rows, held_in = self._held(doc_id, segments, keep)
-        if not rows:  # only an attempt that never committed: the new epoch voids whatever it left
+        if not rows:  # an attempt that never committed: the new epoch voids what it left
             self._report = replace(self._report, epoch=epoch)
             return segments
         tombstone = rows[-1]
         if tombstone.detail.action != PURGE:
-            return None  # it was ingested again meanwhile: its head has to be moved first
+            return None  # it was ingested again in the meantime: retract its head first
         record_ends(self._fences, ended_revisions(rows), PURGED)
-        # Their receipts, which no epoch would overwrite: they hold the ids of snippets.
+        # Their receipts hold snippet ids, and no epoch would overwrite them.
         self._fences.forget([gone.key for gone in ended_revisions(rows)], below=epoch)
         self._report = replace(self._report, epoch=epoch, rows=len(rows) - 1, segments=len(held_in))
-        # The ids that died were told to the sink when the head moved; they are made from the text, so none is kept.
+        # The sink received the dead ids when the head moved. They are made from the text, so none is kept.
         bare = tombstone._replace(detail=tombstone.detail._replace(dead=b""))
         return self._log_rewrite.take_out(epoch, segments, {doc_id: [bare]}, held_in, keep)
 
     def _held(self, doc_id: str, segments: Sequence[str], keep: Keep = lambda: None) -> tuple[list[LogRow], list[str]]:
-        """The rows of the document in the order of their fences, and the segments that hold them."""
+        """Returns the rows of the document in the order of fences, and the segments that hold them."""
         rows: list[LogRow] = []
         held_in = []
         for name in segments:
@@ -134,7 +134,7 @@ class Purge:
         return sorted(rows, key=lambda row: row.fence), held_in
 
     def _retract(self, doc_id: str) -> bool:
-        """Moves the head to none, unless it is there by a purge. False: there is no head to be moved."""
+        """Retracts the head, unless a purge did already. Returns False if there is no head."""
         prepared = self._prepared(doc_id)
         (answer,) = self._writer.move([Move(prepared.claim, _effect, prepared)], wait_s=self._wait_ms / 1000)
         if isinstance(answer, MovedHead | Replay):
@@ -155,5 +155,5 @@ def _effect(subject: PreparedDocument, grant: Granted) -> FinishedEffect:
 
 
 def _settled(rows: Sequence[LogRow], newest_epoch: int) -> bool:
-    """Nothing but the tombstone is left, and an epoch has begun since, which voids what was not committed."""
+    """Whether only the tombstone is left, and an epoch has begun since, which voids uncommitted writes."""
     return len(rows) == 1 and rows[0].fence.epoch < newest_epoch

@@ -1,7 +1,8 @@
-"""What is stored of documents: their descriptions out of the log, their snippets, and who is live.
+"""Reads of stored documents: their descriptions, their snippets, and which of them are live.
 
-Who is live is asked of the fence store; everything else is in the segment that a record names, so reading one document
-costs a few objects however many there are. A compaction may move segments away between the two: then it is asked again.
+The fence store knows which documents are live; everything else is in the segment that a record names, so reading one
+document takes a few objects, however many there are. If a compaction moves segments away in between, the read starts
+again.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class StoredDocument:
 
 
 class SegmentMoved(Exception):
-    """A segment was compacted away while it was looked for."""
+    """A segment was compacted away while it was being read."""
 
 
 class DocumentReads:
@@ -71,7 +72,7 @@ class DocumentReads:
         self._layout = layout
 
     def get(self, doc_id: str) -> StoredDocument | None:
-        stored_as = checked_text("doc_id", doc_id)  # a path from another system may come in NFD
+        stored_as = checked_text("doc_id", doc_id)  # a path from another system may be in NFD
         return self._again(lambda: self._get(stored_as))
 
     def snippets(self, doc_id: str) -> list[StoredSnippet]:
@@ -79,7 +80,7 @@ class DocumentReads:
         return self._again(lambda: self._snippets(stored_as))
 
     def head(self, doc_id: str) -> Head | None:
-        """The head of a document as the fence store has it, live or not."""
+        """Returns the head of a document in the fence store, live or not."""
         source = self.source(doc_id)
         return source.head if source else None
 
@@ -90,7 +91,7 @@ class DocumentReads:
         return held.source
 
     def live(self) -> Iterator[LogRow]:
-        """The newest row of every live document, in no order: the fence store says who, the log says what."""
+        """Yields the newest row of every live document, in no particular order."""
         self._hydrator.ensure_ready()
         wanted: dict[tuple[int, FenceNumber], bytes] = {}
         for shard in range(SHARDS):
@@ -104,7 +105,7 @@ class DocumentReads:
                     if wanted.pop((row.key[0], row.fence), None) == row.source:
                         yield row
             except StoreUnavailable:
-                # Rewritten meanwhile, and the old objects deleted: rows keep their fences, so the rest is found there.
+                # The log was rewritten, old objects are gone. Rows keep their fences: the next attempt finds the rest.
                 if self.segments() == segments:
                     raise
                 continue
@@ -115,7 +116,7 @@ class DocumentReads:
         )
 
     def _moved_on(self, missing: dict[tuple[int, FenceNumber], bytes]) -> dict[tuple[int, FenceNumber], bytes]:
-        """Heads without a row, as they are now: a compaction may have dropped what was superseded meanwhile."""
+        """Reads heads without a row again: a compaction may have dropped revisions superseded in the meantime."""
         if missing:
             self._hydrator.ensure_ready()
         lookups = [Lookup(bytes((shard,)) + bytes(32), Mode.DOCUMENT, source) for (shard, _), source in missing.items()]
@@ -127,7 +128,7 @@ class DocumentReads:
         }
 
     def log(self) -> Iterator[LogRow]:
-        """Every row that counts, with its details."""
+        """Yields every row of the log, with its details."""
         return self._whole_rows(self.segments())
 
     def _whole_rows(self, segments: Iterable[str]) -> Iterator[LogRow]:
@@ -138,7 +139,7 @@ class DocumentReads:
             yield from whole_rows(name, data)
 
     def segments(self) -> list[str]:
-        """The truth: the segments that count now."""
+        """Returns the names of the segments that are part of the log now."""
         return self._epochs.truth()
 
     def describe(self, row: LogRow) -> StoredDocument:
@@ -196,17 +197,17 @@ class DocumentReads:
     def _ingest_row(self, address: Address, doc_id: str, key: bytes) -> tuple[LogRow, Address]:
         address, rows = self._rows(address, doc_id)
         for row in rows:
-            # By the key, not by the ids: revisions that differ in white space alone have the same snippets, elsewhere.
+            # By the key, not by the ids: revisions that differ only in white space share snippets at other positions.
             if row.detail.action == INGEST and row.key == key:
                 return row, address
         raise SegmentMoved
 
     def _rows(self, address: Address, doc_id: str) -> tuple[Address, Iterator[LogRow]]:
-        """The rows of the document in a segment, and where the segment is now."""
+        """Returns the rows of the document in a segment, and the present address of the segment."""
         name = self._layout.rows_at(address)
         data = self._objects.get(name)
         if data is None:
-            # A purge rewrites segments under an epoch of its own and leaves them their batch.
+            # A purge rewrites segments in a new epoch, with the same batch in their names.
             name = next((each for each in reversed(self.segments()) if address_in(each).batch == address.batch), "")
             data = self._objects.get(name) if name else None
         if data is None:
@@ -214,7 +215,7 @@ class DocumentReads:
         return address_in(name), whole_rows(name, data, doc_id=doc_id)
 
     def _texts(self, made: LogRow, address: Address, doc_id: str) -> dict[str, Snippet]:
-        """The snippets of a revision: those it made, and those it took over from the heads before it."""
+        """Returns the snippets of a revision: those it made, and those it shares with earlier heads."""
         missing = set(snippet_texts(made.detail.ids))
         found: dict[str, Snippet] = {}
         while missing:
@@ -232,9 +233,9 @@ class DocumentReads:
         return found
 
     def _followed(self, row: LogRow, doc_id: str) -> tuple[LogRow, Address]:
-        """The ingest row of the head that this row's move replaced, and where it is."""
+        """Returns the ingest row of the head that this row replaced, and its address."""
         address, rows = self._rows(address_in(row.detail.before), doc_id)
-        # A compacted segment holds several revisions of a document: it followed the newest of those before it.
+        # A compacted segment may hold several revisions of a document: the row replaced the newest earlier one.
         earlier = [each for each in rows if each.live and each.fence < row.fence]
         if not earlier:
             raise SegmentMoved
@@ -249,6 +250,6 @@ class DocumentReads:
             except SegmentMoved:
                 continue
         raise FormatCorrupt(
-            "the log does not hold what the fence store says of it",
+            "the log does not hold the rows that the fence store names",
             hint="run `ragfence verify` to see what is missing",
         )

@@ -1,17 +1,17 @@
-"""Repair: what `verify` found is mended, by doing again what can be done again.
+"""Repair: fixes what `verify` found, by repeating what can be repeated.
 
-- The fence store is loaded anew from the log, into a new epoch: that also settles what is unsettled.
-- A revision whose snippets or positions are lost is released: its rows leave the log, so that its content is new when
-  it comes the next time, and makes the same snippets with the same ids. If it is the live one, a `release` row takes
-  its place: there is no head until then, and the sequence is one below its own, so that the very same document may come
-  again, and nothing older.
-- What is void is deleted.
+- The fence store is reloaded from the log, into a new epoch. That also settles leases that expired.
+- A revision whose snippets or positions are lost is released: its rows leave the log, so its content is new when it is
+  ingested again, and makes the same snippets with the same ids. If the revision is live, a `release` row takes its
+  place: there is no head until the next ingest, and the sequence is one below its own, so that the same document is
+  accepted again and nothing older.
+- Void objects are deleted.
 
-Rows that cannot be read are beyond repair, and so is what a newer ragfence wrote: then nothing is changed at all. With
-`accept_loss`, segments whose rows cannot be read are taken out of the log. Nobody can say what was in them, so their
-documents are as they were before, or unknown, until they are ingested again. A retraction that was in them is lost, and
-a sequence may start again below. What decision rows tell of them, and the log does not any more, gets `ended` rows, so
-that the auditor knows where it went.
+Rows that cannot be read are beyond repair, and so are objects of a newer ragfence: then nothing is changed at all. With
+`accept_loss`, segments whose rows cannot be read are removed from the log. Their contents are unknown, so their
+documents are as they were before, or unknown, until they are ingested again. A retraction in them is lost, and a
+sequence may start again at a lower number. Revisions that decision rows name and the log no longer holds get `ended`
+rows, so that the auditor knows why they are missing.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ class DocumentRepair:
         settle_sink: Callable[[bool], object] | None,
         find_revisions: RevisionQuery | None = None,
     ) -> None:
-        """`identity` is asked for only when something is to be released: settings that are wrong have none.
+        """`identity` is called only to release revisions: with wrong settings there is none.
 
-        `rows_tell`: who reads decision rows; without, nobody is told what was given up.
+        Without `find_revisions`, no `ended` rows are written for removed segments.
         """
         self._verifier = verifier
         self._fences = fences
@@ -97,11 +97,11 @@ class DocumentRepair:
         if troubles & TO_BE_RELEASED and usable:
             RevisionRelease(self._fences, self._log_rewrite, self._identity(), before.findings).run()
         elif troubles & IN_THE_FENCE_STORE and not self._hydrator.try_hydrate():
-            self._hydrator.ensure_ready()  # somebody else loads it already
+            self._hydrator.ensure_ready()  # another process is loading it already
         if troubles:
             self._log_rewrite.collect_void()
         if self._settle_sink is not None and usable:
-            # What a sink is owed shows only in one that can tell what it holds: it is given it in any case.
+            # Only a sink with `ids()` shows what it lacks, so pending work is done in any case.
             self._settle_sink(bool(troubles & (IN_THE_SINK | TO_BE_RELEASED)))
         if not troubles:
             return before
@@ -111,7 +111,7 @@ class DocumentRepair:
 
 
 class SegmentRemoval:
-    """Takes segments whose rows nobody can read out of the log, and what belongs to them."""
+    """Removes segments whose rows cannot be read from the log, and what belongs to them."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class SegmentRemoval:
             if not self._segments & set(self._log_rewrite.truth()):
                 return
             if not self._hydrator.try_hydrate(rewrite=self._rewrite):
-                time.sleep(PAUSE_S * (attempt + 1))  # somebody else rebuilds the fence store, or tries to
+                time.sleep(PAUSE_S * (attempt + 1))  # another process rebuilds the fence store, or tries to
         if self._segments & set(self._log_rewrite.truth()):
             raise NotReady("other processes keep rebuilding the fence store", hint="try again")
 
@@ -147,9 +147,9 @@ class SegmentRemoval:
         return left
 
     def _gone(self, removed_segments: AbstractSet[str], left: Sequence[str], keep: Keep) -> Iterable[EndedRevision]:
-        """What was sealed in these segments, or in others that were rewritten into them, and is not in the log now.
+        """Returns revisions sealed in these segments, or in others rewritten into them, that are not in the log now.
 
-        They cannot be read; but whoever was sealed has a decision row, and its fence and token name its segment.
+        The segments cannot be read, but each sealed revision has a decision row whose fence and token name its segment.
         """
         newest = max((address_in(name).epoch for name in removed_segments), default=0)
         rewritten = self._log_rewrite.rewritten() if removed_segments else ()
@@ -168,7 +168,7 @@ class SegmentRemoval:
         return gone.values()
 
     def _is_unreadable(self, name: str) -> bool:
-        """Still: somebody may have restored it meanwhile."""
+        """Whether the segment is still unreadable: it may have been restored in the meantime."""
         try:
             self._log_rewrite.rows(name)
         except SegmentUnreadable:
@@ -179,7 +179,7 @@ class SegmentRemoval:
 
 
 class RevisionRelease:
-    """Takes lost revisions out of the log."""
+    """Removes lost revisions from the log."""
 
     def __init__(
         self, fences: FenceStore, log_rewrite: LogRewrite, identity: Identity, findings: Sequence[Finding]
@@ -209,11 +209,11 @@ class RevisionRelease:
         return self._log_rewrite.take_out(epoch, segments, left, held_in, keep, lost=lost)
 
     def _without_snippets(self, segment: str) -> bool:
-        """Nobody can read its snippets; also where nobody needs them, they would stop every compaction."""
+        """Whether its snippets cannot be read. Even if none is needed, they would stop every compaction."""
         return self._log_rewrite.snippets_name(segment) in self._unreadable
 
     def _held(self, segments: Sequence[str], keep: Keep) -> tuple[dict[str, list[LogRow]], list[str]]:
-        """The rows of the documents, and the segments that must be rewritten."""
+        """Returns the rows of the documents, and the segments that must be rewritten."""
         histories: dict[str, list[LogRow]] = {}
         held_in = []
         for name in segments:
@@ -226,7 +226,7 @@ class RevisionRelease:
         return histories, held_in
 
     def _left(self, rows: Sequence[LogRow]) -> list[LogRow]:
-        """What stays of a document: all but its lost revisions; of a lost head, that there is none."""
+        """Returns the rows of a document that remain: not its lost revisions; a lost head becomes a `release` row."""
         head = max(rows, key=lambda row: row.fence)
         left = [row for row in rows if row.key not in self._keys]
         return [*left, self._released(head)] if head.key in self._keys else left

@@ -1,16 +1,15 @@
-"""What compaction, purge and repair have in common: an epoch whose list names rewritten segments.
+"""Rewrites of the log, for compaction, purge and repair: an epoch whose list names rewritten segments.
 
     epoch e begins -> new objects named with e -> put_new epochs/<e>/segments -> the fence store is reloaded -> deletion
 
-The list is the commit point. Killed before it, whoever comes next passes the epoch over, and what was written is void;
-killed after it, the next hydration completes it. Nothing is deleted that an epoch could still be built upon, so old
-objects may stay behind: `collect_void` deletes them, whenever it is called.
+The list is the commit point. After a crash before it, the next process skips the epoch, and what was written is void.
+After a crash behind it, the next hydration completes the epoch. Nothing is deleted that an epoch could still be built
+upon, so old objects may remain: `collect_void` deletes them whenever it is called.
 
-While an epoch is rewritten nobody can claim: writers wait, as for any hydration.
+While an epoch is rewritten, no process can claim: writers wait, as for any hydration.
 
-Contents that leave the log, by a purge, a compaction or a repair, are new when they come back: the rows that say so.
-
-Without them an auditor would see one content sealed twice, and call it a promise broken.
+Content that leaves the log by a purge, a compaction or a repair is new if it comes back. `record_ends` writes decision
+rows that say so: without them an auditor would see one content sealed twice, and report a broken promise.
 """
 
 from __future__ import annotations
@@ -54,20 +53,20 @@ REWRITING_POINTS = (
     crash_points.AFTER_LOADED,
     BEFORE_DELETION,
 )
-"""In the order in which a rewriting comes by them."""
+"""In the order in which a rewrite reaches them."""
 
 ATTEMPTS = 5
 WAIT_S = 60.0
 PAUSE_S = 0.05
 SEGMENT_ROWS = 5_000
 SEGMENT_BYTES = 32 * 2**20
-"""of text: a packed segment holds no more rows and no more text than that, but always one whole document"""
+"""of text: a packed segment has at most this many rows and bytes, but always at least one whole document"""
 DELETED_AT_ONCE = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """What `before_switch` is told: these segments are about to take the place of those."""
+    """The argument of `before_switch`: the segments in `added` are about to replace those in `replaced`."""
 
     epoch: int
     replaced: tuple[str, ...]
@@ -76,7 +75,7 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class DeletedObjects:
-    """What was deleted: objects that no list names, and none ever will."""
+    """Counts of deleted objects, which no list of segments names or ever will."""
 
     segments: int = 0
     snippets: int = 0
@@ -100,7 +99,7 @@ class WrittenSegment(NamedTuple):
 
 T = TypeVar("T")
 Plan = Callable[[int, list[str], Keep], list[str] | None]
-"""As a `Rewrite`; None: what it found is not what it was planned for. Nothing is rewritten, and it is planned anew."""
+"""A `Rewrite`. Returns None if the log changed since it was planned: nothing is rewritten, and it is planned again."""
 
 
 class LogRewrite:
@@ -119,13 +118,13 @@ class LogRewrite:
         self._layout = layout
         self._sleep = sleep
         self.before_switch: list[Callable[[Switch], None]] = []
-        """Called when the new segments are written and before they count, for what else belongs to a segment (the
-        vectors of its snippets): to be copied to the new addresses now. May be called again for the same segments."""
+        """Called after the new segments are written and before they count, to copy what else belongs to a segment (the
+        vectors of its snippets) to the new addresses. May be called again for the same segments."""
 
     def run(self, plan: Callable[[], Plan | None], what: str) -> int | None:
-        """Starts an epoch that does what `plan` wants; None if it wants nothing (any more).
+        """Starts an epoch that executes a plan, and returns its number; None if there is nothing to do.
 
-        `plan` looks at the log while others may write to it; the plan it returns is carried out when nobody can.
+        `plan` reads the log while other processes may write to it; the plan it returns is executed when none can.
         """
         overtaken, since, pause_s = 0, time.monotonic(), PAUSE_S
         while True:
@@ -135,7 +134,7 @@ class LogRewrite:
             try:
                 wanted = plan()
             except StoreUnavailable:
-                # Somebody else may have rewritten what it was reading, and deleted it.
+                # Another process may have rewritten and deleted what it was reading.
                 if not self._epochs.newer_than(known):
                     raise
             else:
@@ -144,17 +143,18 @@ class LogRewrite:
                 attempt = _Attempt(wanted, self.before_switch)
                 ready = self._hydrator.try_hydrate(rewrite=attempt.rewrite)
                 epoch = attempt.epoch
-                # Only the object store can tell that every later epoch will be built upon this one: another server may
+                # Only the object store can say that every later epoch will be built upon this one: another server may
                 # have begun one that does not know it yet.
                 if ready and attempt.switched and not self._epochs.newer_than(epoch):
                     return epoch
             overtaken += epoch > 0
-            if self._epochs.newer_than(known):  # somebody gets on, and it may be our turn soon
+            if self._epochs.newer_than(known):  # another process made progress: wait from here
                 since, pause_s = time.monotonic(), PAUSE_S
             if overtaken == ATTEMPTS or time.monotonic() - since > WAIT_S:
                 raise NotReady(
-                    f"the log could not be {what}: a newer epoch began {overtaken} times, or somebody keeps the lock",
-                    hint="nothing is lost; try again when no other process rebuilds, compacts or purges",
+                    f"the log could not be {what}: a newer epoch began {overtaken} times, or another process holds "
+                    "the lock",
+                    hint="nothing is lost; try again when no other process hydrates, compacts or purges",
                 )
             self._sleep(pause_s)
             pause_s = min(pause_s * 1.5, 2.0)
@@ -163,7 +163,7 @@ class LogRewrite:
         return self._epochs.truth()
 
     def rewritten(self) -> set[str]:
-        """Segments that counted once and whose rows, as far as they stay, are in others now."""
+        """Returns the segments that were part of the log once; the rows that remain are in other segments now."""
         return {*self._epochs.listed(self.newest_epoch(), since=0)} - {*self.truth()}
 
     def newest_epoch(self) -> int:
@@ -185,7 +185,7 @@ class LogRewrite:
         return fixed_values(read_table(name, self.get(name), "rows", ["key"]), "key")
 
     def snippets_name(self, name: str) -> str:
-        """What holds the snippets of a segment; there is none where its rows made none."""
+        """Returns the name of the snippets object of a segment; it does not exist if the rows made no snippets."""
         return self._layout.snippets_at(address_in(name))
 
     def snippets(self, name: str) -> list[Snippet]:
@@ -197,7 +197,7 @@ class LogRewrite:
         return place, self._objects.get(place)
 
     def write(self, epoch: int, batch: bytes, rows: Sequence[LogRow]) -> WrittenSegment:
-        """A segment and its snippets, which are the `fresh` ones of its rows."""
+        """Writes a segment, and the `fresh` snippets of its rows."""
         address = Address(epoch, batch)
         texts, data = encode_snippets(rows), ParquetCodec().encode(rows)
         if texts is not None:
@@ -217,10 +217,10 @@ class LogRewrite:
         *,
         lost: Collection[str] = (),
     ) -> list[str]:
-        """The documents leave their segments (`held_in`); what shall stay of each goes into segments of its own.
+        """Takes documents out of their segments (`held_in`), and writes what remains of them into new segments.
 
-        A rewritten segment keeps its batch, so that what other rows say of it still leads there. `lost`: segments
-        whose snippets nobody can read any more.
+        A rewritten segment keeps its batch, so that the addresses in other rows still lead to it. `lost` names segments
+        whose snippets cannot be read.
         """
         texts: dict[bytes, str] = {}
         by_batch: dict[bytes, list[str]] = {}
@@ -247,11 +247,11 @@ class LogRewrite:
         return sorted({*segments, *added} - set(held_in))
 
     def void(self) -> list[ObjectEntry]:
-        """Objects of earlier epochs that the newest one does not name: no epoch will ever be built upon them."""
+        """Lists objects of earlier epochs that the newest does not name: no epoch will ever be built upon them."""
         newest = self.newest_epoch()
         named = set(self._epochs.named_in(newest))
-        # Asked after its list was seen: whoever begins from now on begins with this list. One that began before, and
-        # is not complete, may go back to an older one.
+        # Checked after its list was read: an epoch that begins from now on starts with this list. An incomplete one
+        # that began before may go back to an older list.
         if self._epochs.newer_than(newest):
             return []
         found = []
@@ -266,11 +266,11 @@ class LogRewrite:
         return found
 
     def collect_void(self) -> DeletedObjects:
-        """Deletes what is void. Safe at any time, by any number of processes at once."""
+        """Deletes void objects. Safe at any time, and in any number of processes at once."""
         void = self.void()
         crash_points.reach(BEFORE_DELETION)
         names = [entry.name for entry in void]
-        # Also when nothing is void: what a writer left that was killed before there was an object goes by this.
+        # Also if nothing is void: it removes what a writer left that was killed before its object existed.
         for at in range(0, max(1, len(names)), DELETED_AT_ONCE):
             self._objects.delete(names[at : at + DELETED_AT_ONCE])
         segments = sum(name.startswith(f"{self._layout.segments}/") for name in names)
@@ -280,11 +280,11 @@ class LogRewrite:
 
     def _put(self, name: str, data: bytes) -> None:
         if not self._objects.put_new(name, data).won:
-            raise CommitUncertain(f"{name} was written by somebody else", hint="try again")
+            raise CommitUncertain(f"{name} was written by another process", hint="try again")
 
 
 class _Attempt:
-    """One epoch of a plan."""
+    """One attempt to execute a plan, in one epoch."""
 
     def __init__(self, plan: Plan, before_switch: Sequence[Callable[[Switch], None]]) -> None:
         self._plan = plan
@@ -312,7 +312,7 @@ def new_batch() -> bytes:
 def portions(
     things: Iterable[T], weigh: Callable[[T], tuple[int, int]], most_rows: int, most_bytes: int
 ) -> Iterator[list[T]]:
-    """In their order, as many at a time as the limits allow, and at least one."""
+    """Groups things in their order: as many at a time as the limits allow, and at least one."""
     portion: list[T] = []
     rows = size = 0
     for thing in things:
@@ -331,14 +331,14 @@ def _weight(rows: Sequence[LogRow]) -> tuple[int, int]:
 
 
 def split_ids(ids: bytes) -> list[bytes]:
-    """Ids that stand one behind the other."""
+    """Splits concatenated ids."""
     return [ids[at : at + SNIPPET_BYTES] for at in range(0, len(ids), SNIPPET_BYTES)]
 
 
 def whole_document(rows: Iterable[LogRow], texts: Mapping[bytes, str]) -> list[LogRow]:
-    """All rows of one document for one segment, each snippet with the first that needs it.
+    """Returns all rows of one document for one segment, each snippet with the first row that needs it.
 
-    What they say of other segments is void with those: all that belongs to the document is in one now.
+    Their addresses of other segments are cleared: everything that belongs to the document is in one segment now.
     """
     rows = sorted(rows, key=lambda row: row.fence)
     left = dict.fromkeys(each for row in rows if row.detail.action == INGEST for each in split_ids(row.detail.ids))
@@ -358,7 +358,7 @@ def whole_document(rows: Iterable[LogRow], texts: Mapping[bytes, str]) -> list[L
 
 
 def _with_snippets(rows: Sequence[LogRow], snippets: Sequence[Snippet]) -> list[LogRow]:
-    """The rows of a segment with the snippets that stood beside them."""
+    """Returns the rows of a segment with the snippets stored alongside them."""
     fresh: dict[tuple[str, str], list[tuple[bytes, str]]] = {}
     for snippet in snippets:
         made = (bytes.fromhex(snippet.snippet_id), snippet.text)
@@ -373,7 +373,7 @@ def _address(name: str) -> Address | None:
     try:
         return address_in(name)
     except FormatCorrupt:
-        return None  # whatever it is, it is not ours
+        return None  # not written by ragfence
 
 
 COMPACTED, PURGED, RELEASED, GIVEN_UP = "COMPACTED", "PURGED", "RELEASED", "GIVEN_UP"
@@ -381,7 +381,7 @@ AT_ONCE = 1000
 
 
 class EndedRevision(NamedTuple):
-    """A revision that no row of the log tells of any more."""
+    """A revision that has no row in the log any more."""
 
     doc_id: str
     key: bytes
@@ -391,19 +391,19 @@ class EndedRevision(NamedTuple):
 
 
 class RevisionFact(NamedTuple):
-    """What a decision row tells of a revision: that it was sealed, or that its life ended."""
+    """A fact from a decision row: a revision was sealed, or it ended."""
 
     of: EndedRevision
     ended: bool
 
 
 RevisionQuery = Callable[[Callable[[int, bytes], bool]], Iterable[RevisionFact]]
-"""What the decision rows tell of documents that were sealed in some segments: those for which a function of
-(epoch, batch) is true."""
+"""Reads facts from decision rows, about documents sealed in the segments for which a function of (epoch, batch) is
+true."""
 
 
 def record_ends(fences: FenceStore, gone: Iterable[EndedRevision], why: str) -> None:
-    """To be called before they leave: cut off in between, it is still one life."""
+    """Writes `ended` rows, before the revisions leave the log: after a crash in between, they are still one life."""
     each = iter(gone)
     while some := list(islice(each, AT_ONCE)):
         now_ms = fences.now_ms()
@@ -411,7 +411,7 @@ def record_ends(fences: FenceStore, gone: Iterable[EndedRevision], why: str) -> 
 
 
 def ended_revisions(rows: Iterable[LogRow]) -> Iterator[EndedRevision]:
-    """Of rows that leave; one for each content."""
+    """Returns the revisions of rows that leave the log, one for each content."""
     newest = {row.key: row for row in sorted(rows, key=lambda row: row.fence) if row.live}
     return (
         EndedRevision(row.detail.doc_id, key, row.token, row.fence, row.detail.at_ms) for key, row in newest.items()
@@ -419,7 +419,7 @@ def ended_revisions(rows: Iterable[LogRow]) -> Iterator[EndedRevision]:
 
 
 def ended_by_decisions(callback: Iterable[RevisionFact]) -> dict[bytes, EndedRevision]:
-    """The newest outcome of each key whose life goes on, as far as its decision rows know."""
+    """Returns the newest sealed revision of each key that did not end later, according to decision rows."""
     newest: dict[bytes, EndedRevision] = {}
     ended: dict[bytes, FenceNumber] = {}
     for gone, is_end in callback:

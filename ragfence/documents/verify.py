@@ -1,10 +1,8 @@
-"""Verify: do the fence store, the log, the snippets and a sink tell the same story?
+"""Verify: compares the fence store, the log, the snippets and a sink.
 
-The log is the truth. What the fence store, which is only its index, says otherwise is found here, also single keys that
-somebody deleted by hand; and so is what the log itself lacks. Documents may be ingested meanwhile: what looks wrong is
-looked at again before it is told. `repairing.py` mends what can be mended.
-
-The whole log as `verify` needs it: every row in outline, and whether each revision can be read back.
+The log is the truth. The verifier finds where the fence store, which is only an index of it, differs (down to single
+keys deleted by hand), and what the log itself lacks. Documents may be ingested meanwhile: what looks wrong is read
+again before it is reported. `repair` fixes what can be fixed.
 
 Memory: about 500 bytes a row and 24 bytes a snippet.
 """
@@ -37,7 +35,7 @@ from ragfence.stores.fences import FenceStore, Lookup
 from ragfence.stores.objects import ObjectStore
 
 Place = tuple[int, bytes]
-"""(shard, source): where a document is in the fence store"""
+"""(shard, source): the place of a document in the fence store"""
 
 
 class OutlinedRow(NamedTuple):
@@ -48,9 +46,9 @@ class OutlinedRow(NamedTuple):
     metadata_hash: bytes
     ids: bytes
     made: bool
-    """it is an `ingest` row: it has positions"""
+    """whether it is an `ingest` row, which has positions"""
     fits: bool
-    """positions and ids are equally many, and the positions are possible"""
+    """whether there are as many positions as ids, and the positions are possible"""
     segment: str
     before: str
     dead: bytes
@@ -67,10 +65,10 @@ class LoggedDocument:
         return max(self.rows, key=lambda row: row.fence)
 
     def superseded(self, epoch: int) -> dict[bytes, OutlinedRow]:
-        """The newest rows of the revisions whose receipts the fence store must have.
+        """Returns the newest row of each superseded revision whose receipt the fence store must have.
 
-        Those that were loaded with the epoch, and those that a later row replaced as head. A row that nobody sealed,
-        because its owner was taken over, becomes a receipt with the next epoch only.
+        These are the revisions loaded with the epoch, and those that a later row replaced as head. A row that was never
+        sealed, because its owner was taken over, becomes a receipt only with the next epoch.
         """
         head = self.head
         replaced = {row.before for row in self.rows}
@@ -84,7 +82,7 @@ class LoggedDocument:
 
 class InspectedLog:
     def __init__(self, objects: ObjectStore, snippets_at: Callable[[str], str], update: Meter) -> None:
-        """`snippets_at`: what the object with the snippets of a segment is called."""
+        """`snippets_at` returns the name of the snippets object of a segment."""
         self._objects = objects
         self._snippets_at = snippets_at
         self._update = update
@@ -92,7 +90,7 @@ class InspectedLog:
         self._there: list[Any] = []
         """pairs of Arrow arrays: the ids of snippets, and how many characters each has"""
         self._not_for_us: set[str] = set()
-        """segments whose snippets have a newer format: nobody here can say that they are missing"""
+        """segments whose snippets have a newer format, so that it is unknown whether any are missing"""
         self.documents: dict[Place, LoggedDocument] = {}
         self.findings: list[Finding] = []
         self.names: set[str] = set()
@@ -104,7 +102,7 @@ class InspectedLog:
         return any(finding.trouble in BEYOND_REPAIR for finding in self.findings)
 
     def read(self, names: Iterable[str]) -> None:
-        """Those that were not read before."""
+        """Reads the segments that were not read before."""
         for name in names:
             if name not in self.names:
                 self.names.add(name)
@@ -113,7 +111,7 @@ class InspectedLog:
                 self._update(len(self.names))
 
     def lost(self) -> Iterator[Finding]:
-        """The revisions that cannot be read back as they were."""
+        """Yields the revisions that cannot be read back as they were."""
         missing, misfitting = self._wanted.compared_with(self._there)
         for document in self.documents.values():
             if not self._not_for_us.isdisjoint(row.segment for row in document.rows):
@@ -121,7 +119,7 @@ class InspectedLog:
             made = {row.key: row for row in document.rows if row.made}
             for key in dict.fromkeys(row.key for row in document.rows if row.live):
                 if key in missing:
-                    what = f"{missing[key]} snippets of {document.doc_id!r} are nowhere"
+                    what = f"document {document.doc_id!r} lacks {missing[key]} of its snippets"
                     yield Finding(Trouble.SNIPPETS_MISSING, what, document.doc_id, key.hex())
                 elif key not in made:
                     what = f"the log has no positions for a revision of {document.doc_id!r}"
@@ -133,7 +131,7 @@ class InspectedLog:
     def _read_rows(self, name: str) -> None:
         data = self._objects.get(name)
         if data is None:
-            self.findings.append(Finding(Trouble.ROWS_UNREADABLE, f"{name} is listed and not there", place=name))
+            self.findings.append(Finding(Trouble.ROWS_UNREADABLE, f"{name} is listed but missing", place=name))
             return
         try:
             rows = list(whole_rows(name, data))
@@ -156,7 +154,7 @@ class InspectedLog:
 
         name = self._snippets_at(segment)
         data = self._objects.get(name)
-        if data is None:  # its rows made none, or somebody misses them
+        if data is None:  # its rows made none, or they are found missing later
             return
         try:
             there = [(bytes.fromhex(each.snippet_id), len(each.text)) for each in decode_snippets(name, data)]
@@ -173,7 +171,7 @@ class InspectedLog:
 
 
 class _ExpectedSnippets:
-    """The snippets that rows say exist, in Arrow: there may be millions."""
+    """The snippets that rows name, in Arrow: there may be millions."""
 
     def __init__(self) -> None:
         self._keys: list[bytes] = []
@@ -188,7 +186,7 @@ class _ExpectedSnippets:
         self._lengths.extend(end - start for start, end in zip(positions.starts, positions.ends, strict=True))
 
     def compared_with(self, there: Sequence[Any]) -> tuple[dict[bytes, int], set[bytes]]:
-        """Of each key how many of its snippets are missing, and the keys with snippets of another length."""
+        """Returns how many snippets of each key are missing, and the keys that have snippets of another length."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -234,7 +232,7 @@ ATTEMPTS = 5
 PAGE = 500
 
 SinkIds = Callable[[], Iterable[str]]
-"""All snippet_ids that a sink holds."""
+"""Returns all snippet_ids that a sink holds."""
 
 
 class DocumentVerifier:
@@ -250,7 +248,7 @@ class DocumentVerifier:
         *,
         sink_ids: SinkIds | None = None,
     ) -> None:
-        """`check_settings` raises what is wrong with what was fixed for the documents of this tenant."""
+        """`check_settings` raises an error if the settings differ from those fixed for the tenant's documents."""
         self._fences = fences
         self._objects = objects
         self._epochs = epochs
@@ -265,7 +263,7 @@ class DocumentVerifier:
             unready = self._unready()
             epoch = self._epochs.known().newest_complete
             looked = self._look(epoch, unready)
-            # What a flush, a hydration or a compaction did meanwhile must not pass for trouble.
+            # The effects of a flush, a hydration or a compaction in the meantime must not be reported as trouble.
             if self._epochs.known().newest_complete == epoch and (unready or self._answers_in(epoch)):
                 return looked
         raise NotReady("the log is rewritten faster than it can be verified", hint="try again")
@@ -276,7 +274,7 @@ class DocumentVerifier:
         log.read(self._epochs.truth())
         if unready is not None and not log.unreadable:
             raise unready
-        # These first: they may read rows that were written meanwhile.
+        # First, since it may read rows that were written in the meantime.
         differences = list(self._differences(log, epoch)) if unready is None else []
         found = [*self._settings(log), *log.findings, *log.lost(), *differences, *self._sink(log, held_before)]
         found += [
@@ -288,7 +286,7 @@ class DocumentVerifier:
         return all(marker and marker.usable and marker.epoch == epoch for marker in self._fences.markers())
 
     def _unready(self) -> RagfenceError | None:
-        """Why the fence store may not answer. Perhaps because the log cannot be read: then that is to be told."""
+        """Returns why the fence store is not ready. If the log cannot be read, that is reported instead."""
         try:
             self._hydrator.ensure_ready()
         except (FormatCorrupt, FormatTooNew, StoreUnavailable) as unready:
@@ -306,10 +304,10 @@ class DocumentVerifier:
             yield Finding(Trouble.TOO_NEW, newer.message)
 
     def _differences(self, log: InspectedLog, epoch: int) -> Iterator[Finding]:
-        """What log and fence store say differently.
+        """Yields where the log and the fence store differ.
 
-        Whoever moved since the log was read is told from who is wrong by reading, after the fence store, the log again:
-        what the log had before must be in the fence store, what the fence store has must be in the log then.
+        A document may have moved since the log was read. So the log is read again after the fence store: what it held
+        before must be in the fence store, and what the fence store holds must be in the log now.
         """
         known = log.documents
         strangers = {(shard, source) for shard, source, _ in self._fences.all_heads() if (shard, source) not in known}
@@ -336,7 +334,7 @@ class DocumentVerifier:
         return set(self._sink_ids()) if self._sink_ids else set()
 
     def _sink(self, log: InspectedLog, before: set[str]) -> Iterator[Finding]:
-        """What was wrong before the log was read and still is. A document that is on its way may show as orphans."""
+        """Yields what was wrong before the log was read and still is: a document under way may look like orphans."""
         if self._sink_ids is None:
             return
         now = self._held_by_sink()
@@ -352,17 +350,17 @@ class DocumentVerifier:
             if missing := own - now - before:
                 what = f"the sink lacks {len(missing)} of {len(own)} snippets of {document.doc_id!r}"
                 yield Finding(Trouble.SINK_MISSING, what, document.doc_id, head.key.hex())
-        # What the log never named is somebody else's: a collection may be shared.
+        # Rows that the log never named belong to others: a collection may be shared.
         for each in sorted(named - live):
             yield Finding(Trouble.SINK_ORPHAN, "no live document has this snippet of the sink", place=each)
 
 
 class _Suspect(NamedTuple):
-    """A document that log and fence store do not describe alike."""
+    """A document that the log and the fence store describe differently."""
 
     place: Place
     logged: OutlinedRow | None
-    """its head in the log, before the fence store was asked"""
+    """its head in the log, before the fence store was read"""
     held: SourceRecord | None
     now_ms: int
 
@@ -374,36 +372,36 @@ def _lookups(expected: Mapping[Place, Mapping[bytes, OutlinedRow]]) -> Iterator[
 
 
 def _of_head(suspect: _Suspect, document: LoggedDocument | None) -> Iterator[Finding]:
-    """What is wrong with the head of one document, of which the log says this by now."""
+    """Yields what is wrong with the head of one document, compared with the log as it is now."""
     held, logged = suspect.held, suspect.logged
     head, lease = (held.head, held.lease) if held else (None, None)
     if lease and lease.record.held_at(suspect.now_ms):
-        return  # somebody is moving it right now
+        return  # it is being moved right now
     doc_id = document.doc_id if document else ""
-    known = f"document {doc_id!r}" if document else "a document that the log does not know"
+    known = f"document {doc_id!r}" if document else "a document that is not in the log"
     key = logged.key.hex() if logged else ""
     if lease and lease.may_hide_a_commit:
-        what = f"{known}: a lease ran out, and its owner may have written a row that nobody sealed"
+        what = f"{known}: a lease expired, and its owner may have written a row that was not sealed"
         yield Finding(Trouble.UNSETTLED, what, doc_id, key)
         return
     if head is None or head.record is None:
         if logged:
-            yield Finding(Trouble.HEAD_MISSING, f"{known}: the fence store does not have its head", doc_id, key)
+            yield Finding(Trouble.HEAD_MISSING, f"{known}: its head is missing in the fence store", doc_id, key)
         return
     fence = head.record.fence
     row = next((row for row in document.rows if row.fence == fence), None) if document else None
     if row is None:
-        what = f"{known}: the fence store has the head {fence}, for which there is no row"
+        what = f"{known}: the fence store has the head {fence}, which has no row in the log"
         yield Finding(Trouble.HEAD_WITHOUT_ROW, what, doc_id, (bytes(suspect.place[:1]) + head.digest).hex())
     elif logged and logged.fence > fence:
-        what = f"{known}: the fence store has the head {fence}, the log {logged.fence}"
+        what = f"{known}: the fence store has the head {fence}, the log has {logged.fence}"
         yield Finding(Trouble.HEAD_DIFFERS, what, doc_id, key)
     elif not _same(head, row):
-        yield Finding(Trouble.HEAD_DIFFERS, f"{known}: its head {fence} is described otherwise", doc_id, key)
+        yield Finding(Trouble.HEAD_DIFFERS, f"{known}: its head {fence} is described differently", doc_id, key)
 
 
 def _settled_as(source: SourceRecord | None, row: OutlinedRow) -> bool:
-    """The row is the head, and no lease, held or run out, makes a question of it."""
+    """Whether the row is the head, and no lease, held or expired, may change that."""
     if source is None or source.head is None or (source.lease and source.lease.may_hide_a_commit):
         return False
     return _same(source.head, row)
@@ -423,5 +421,5 @@ def _of_receipts(
 ) -> Iterator[Finding]:
     for (key, row), record in zip(expected.items(), held, strict=True):
         if record is None or ids_in(record.result) != row.ids:
-            what = f"document {document.doc_id!r}: the fence store does not have the receipt of a superseded revision"
+            what = f"document {document.doc_id!r}: the receipt of a superseded revision is missing in the fence store"
             yield Finding(Trouble.RECEIPT_MISSING, what, document.doc_id, key.hex())
