@@ -120,7 +120,7 @@ def rows(documents: Documents) -> list[dict[str, Any]]:
 
 
 def noted(fence: Fence, source: str) -> list[str]:
-    """The objects that hold what a source was like, the newest first."""
+    """The objects that hold the state of a source, the newest first."""
     prefix = f"{fence.tenant}/sources/{sha256(source.encode()).hexdigest()}/"
     assert fence.inspector.objects is not None
     return [entry.name for entry in fence.inspector.objects.list(prefix)]

@@ -113,7 +113,7 @@ def test_old_notes_that_cannot_be_deleted_are_left_for_the_next_sync() -> None:
 def test_notes_that_cannot_be_read_are_named_and_not_guessed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     objects = LocalObjects(tmp_path)
     objects.put_new(f"acme/sources/{sha256(b'folder:handbook').hexdigest()}/{10**20 - 2}", b"no parquet")
-    with pytest.raises(FormatCorrupt, match=r"acme/sources/.* does not hold what a source was like") as broken:
+    with pytest.raises(FormatCorrupt, match=r"acme/sources/.* does not hold the state of a source") as broken:
         states(objects).newest()
     assert "delete this object" in broken.value.hint
     newer = MemoryObjects()

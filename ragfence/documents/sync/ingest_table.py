@@ -7,7 +7,7 @@
 where <source> is the hex sha256 of the source's name.
 
 Pages are named by their content and shared by tables, so a sync that finds nothing new writes no page, and one that
-decides as the sync before it writes nothing at all. Nothing is decided by a table: it is for those who work with the
+decides like the one before it writes nothing at all. A table decides nothing: it is for programs that use the
 snippet_ids afterwards.
 """
 
@@ -39,9 +39,9 @@ VERSION = 1
 COLUMNS = ("doc_id", "content_hash", "decision", "snippet_ids")
 
 KEEP_MS = 24 * 3600 * 1000
-"""so long a table can be read at least"""
+"""a table can be read for at least this time"""
 KEEP_NEWEST = 20
-"""as many tables of a source are kept, however old"""
+"""tables kept of each source, however old"""
 
 _KIND = "table"
 _LAST = 10**20 - 1
@@ -50,10 +50,10 @@ _LAST = 10**20 - 1
 class TableRow(NamedTuple):
     doc_id: str
     content_hash: str
-    """empty: the document could not be read"""
+    """empty if the document could not be read"""
     decision: str
     ids: bytes
-    """of its snippets, one behind the other"""
+    """of its snippets, concatenated"""
 
 
 class _Page(NamedTuple):
@@ -65,10 +65,10 @@ class _Page(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TablePart:
-    """Where the table of one sync is."""
+    """The place of the table of one sync."""
 
     objects: str
-    """the address of the object store; empty: only the process that wrote it can reach it"""
+    """the address of the object store; empty if only the process that wrote it can reach it"""
     name: str
     rows: int
     snippets: int
@@ -107,9 +107,10 @@ class IngestTable:
         return self.rows
 
     def pages(self) -> Iterator[pa.Table]:
-        """Arrow tables of at most 1,000 rows; one is in memory at a time.
+        """Yields Arrow tables of at most 1,000 rows; one is in memory at a time.
 
-        Raises `TableGone` if a page was deleted: the table is older than a day, and the source was ingested since.
+        Raises:
+            TableGone: A page was deleted: the table is older than a day, and the source was ingested since.
         """
         for address, parts in groupby(self.parts, key=lambda part: part.objects):
             with self._opened(address) as objects:
@@ -117,26 +118,26 @@ class IngestTable:
                     yield from _pages(objects, part.name)
 
     def to_arrow(self) -> pa.Table:
-        """The whole table in memory."""
+        """Returns the whole table as an Arrow table in memory."""
         import pyarrow as pa
 
         return pa.concat_tables([_schema().empty_table(), *self.pages()])
 
     def to_reader(self) -> pa.RecordBatchReader:
-        """For DuckDB, Polars and others that read a stream of Arrow batches."""
+        """Returns a reader of Arrow batches, for DuckDB, Polars and others."""
         import pyarrow as pa
 
         batches = chain.from_iterable(page.to_batches() for page in self.pages())
         return pa.RecordBatchReader.from_batches(_schema(), batches)
 
     def to_pandas(self) -> Any:
-        """The whole table in memory, as a DataFrame. Needs pandas."""
+        """Returns the whole table as a DataFrame. Needs pandas."""
         if find_spec("pandas") is None:
             raise missing_package("pandas", "pandas", "to_pandas()")
         return self.to_arrow().to_pandas()
 
     def head(self, count: int) -> list[dict[str, Any]]:
-        """The first rows, without reading the other pages."""
+        """Returns the first rows, without reading the other pages."""
         rows: list[dict[str, Any]] = []
         for page in self.pages() if count else ():
             rows += page.slice(0, count - len(rows)).to_pylist()
@@ -145,7 +146,7 @@ class IngestTable:
         return rows
 
     def to_json(self) -> dict[str, Any]:
-        """The reference as JSON, without the rows."""
+        """Returns the reference as JSON, without the rows."""
         parts = [
             {"objects": part.objects, "name": part.name, "rows": part.rows, "snippets": part.snippets}
             for part in self.parts
@@ -238,7 +239,7 @@ class TableWriter:
                 return name
 
     def _sweep(self) -> None:
-        """About once a day: tables older than that go, except the newest, and then the pages that no table has."""
+        """Deletes, about once a day, tables older than that except the newest, and then pages that no table has."""
         runs = [entry.name for entry in self._objects.list(f"{self._root}/runs/")]
         now_ms = _now_ms()
         if len(runs) <= KEEP_NEWEST or now_ms - _made_ms(runs[-1]) < 2 * KEEP_MS:
@@ -249,7 +250,7 @@ class TableWriter:
         for name in runs[: len(runs) - len(old)]:
             if (data := self._objects.get(name)) is not None:
                 used.update(page[0] for page in _manifest(name, data)["pages"])
-        # A page that is being written for a table to come is younger.
+        # A page written for a table that does not exist yet is younger.
         unused = [
             entry.name
             for entry in self._objects.list(f"{self._root}/pages/")
@@ -259,7 +260,7 @@ class TableWriter:
 
 
 def forget_in_tables(tenant: str, objects: ObjectStore, doc_id: str) -> None:
-    """Takes a document out of every stored table. One that was cut off is completed by the next."""
+    """Removes a document from every stored table. An interrupted removal is completed by the next."""
     pages = [entry.name for entry in objects.list(f"{encoded(tenant)}/tables/") if "/pages/" in entry.name]
     for original, group in groupby(pages, key=lambda name: name.partition("~")[0]):
         names = list(group)
@@ -274,7 +275,7 @@ def forget_in_tables(tenant: str, objects: ObjectStore, doc_id: str) -> None:
 
 
 def _without(name: str, data: bytes, doc_id: str) -> bytes | None:
-    """The page with the document's row emptied, or None if it has none. The row stays: decisions go by place."""
+    """Returns the page with the document's row emptied; None if it has none. The row stays: decisions go by place."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -1,4 +1,4 @@
-"""What a prune may retract. It is decided before a sync writes anything."""
+"""The documents that a prune may retract, determined before a sync writes anything."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ class PruneCandidates(NamedTuple):
     """The documents that a prune may retract."""
 
     versions: dict[str, str]
-    """the version at which each of them was seen; one that somebody moves later is not the prune's to retract"""
+    """the version at which each was seen; a document that moves later is not retracted"""
     live: int
-    """how many documents are live, whoever owns them; 0 if nothing is doomed and nobody had to count"""
+    """how many documents are live, whoever owns them; 0 if there are no candidates and they were not counted"""
     kept: int
-    """live documents that the source does not have and that stay: it does not own them, or another source has them"""
+    """live documents missing in the source that stay: it does not own them, or another source has them"""
     gone: set[str]
-    """what the source need not remember any longer"""
+    """documents whose notes the source can delete"""
 
 
 class PrunePlan(NamedTuple):
-    """What of the guard a plan is made with."""
+    """What a plan is made with."""
 
     fences: FenceStore
     reads: DocumentReads
     origin: Origin
     heads: Callable[[Iterable[str]], Iterator[tuple[str, Head | None]]]
     others_naming: Callable[[Collection[str]], set[str]]
-    """which of these documents another origin has brought, or found live, and not pruned"""
+    """returns which of these documents are noted by a source of another origin"""
 
     def candidates(self, prune: Prune, listed: ListedIds) -> PruneCandidates:
-        """`roll`: with all that the source lists now."""
+        """Returns the candidates; `listed` has everything that the source lists now."""
         found = self._outside(listed) if prune == "full" else self._left(listed)
         if not found.versions or self.origin.take_over:
             return found
@@ -50,7 +50,7 @@ class PrunePlan(NamedTuple):
         return found._replace(versions=versions, kept=found.kept + len(found.versions) - len(versions))
 
     def _outside(self, listed: ListedIds) -> PruneCandidates:
-        """What is live, is not on the roll and belongs to no other origin."""
+        """Live documents that are not listed and belong to no other origin."""
         live, kept, outside = 0, 0, {}
         for row in self.reads.live():
             live += 1
@@ -64,12 +64,12 @@ class PrunePlan(NamedTuple):
         return PruneCandidates(dict(sorted(outside.items())), live, kept, gone)
 
     def _left(self, listed: ListedIds) -> PruneCandidates:
-        """What is live and belongs to this origin, which no longer has it."""
+        """Live documents that belong to this origin, which no longer has them."""
         left, kept, gone = {}, 0, set()
         for doc_id, head in self.heads(listed.missing()):
             if head and head.live and head.record and stored_in(head.record).owner == self.origin.digest:
                 left[doc_id] = version_of(head)
-            elif head:  # somebody has retracted it, or it belongs to another origin, or to none
+            elif head:  # it was retracted, or it belongs to another origin or to none
                 gone.add(doc_id)
                 kept += head.live
         if not left:
@@ -82,10 +82,10 @@ class PrunePlan(NamedTuple):
 def check_prune(prune: object, share: object) -> None:
     if prune is not False and prune not in ("scoped", "full"):
         raise ValidationError(
-            f'prune is False, "scoped" or "full", not {prune!r}',
+            f'prune must be False, "scoped" or "full", not {prune!r}',
             hint='"scoped" retracts what this source brought and no longer has, "full" all that it does not have',
         )
     if share is None:
         return
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
-        raise ValidationError(f"max_prune_share is a share from 0 to 1, not {share!r}", hint="1.0 lets all go")
+        raise ValidationError(f"max_prune_share must be from 0 to 1, not {share!r}", hint="1.0 allows any share")

@@ -1,6 +1,6 @@
-"""What a sync tells: its report, and the tally that becomes one.
+"""The report of a sync, and the tally it is made from.
 
-Notices documents that come again under ids that were made up: each run would ingest and embed all of them anew.
+Also detects documents that come again under random ids: every run would ingest and embed all of them again.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from ragfence.engine.batch_commit import MovedHead
 from ragfence.errors import Hint, RagfenceError
 
 SAMPLE = 100
-"""so many of the documents that the source no longer has are compared"""
+"""documents missing in the source that are compared"""
 MOST_CONTENTS = 100_000
-"""of so many new documents the content is remembered"""
+"""new documents whose content is remembered"""
 
 _STABLE = "give every document an id that stays the same, such as its path, its URL or its database key"
 HINT = Hint(
@@ -37,7 +37,7 @@ _UUID4 = re.compile(r"[0-9a-f]{8}-?[0-9a-f]{4}-?4[0-9a-f]{3}-?[89ab][0-9a-f]{3}-
 
 
 def is_random_id(doc_id: str) -> bool:
-    """Whether it is a random UUID (version 4), as frameworks make up.
+    """Whether it is a random UUID (version 4), as frameworks generate.
 
     >>> is_random_id("be3a10bc-3c76-4cf9-8d06-e185a94375d3"), is_random_id("handbook/leave.md")
     (True, False)
@@ -61,7 +61,7 @@ class RandomIds:
     def replace(self, gone: Iterable[Head | None]) -> bool:
         """Whether they have the contents of documents whose random ids the source no longer names.
 
-        At least half of these: a few equal texts, such as blank forms, may come and go under ids that are given.
+        At least half of those: a few equal texts, such as blank forms, may come and go under ids of their own.
         """
         held = [head.record.fingerprint for head in gone if head is not None and head.live and head.record is not None]
         again = sum(fingerprint in self._contents for fingerprint in held)
@@ -69,12 +69,12 @@ class RandomIds:
 
 
 MAX_NAMED = 1000
-"""as many failures, retractions and repetitions are named in a report; all are counted"""
+"""failures, retractions and repetitions named in a report; all are counted"""
 
 SHOWN_EXTENSIONS = 10
 
 _NEW, _DUPLICATE = Decision.NEW.value, Decision.DUPLICATE.value
-"""the attribute is looked up by Python; these are for every document"""
+"""constants, since an attribute lookup for every document takes time"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class SyncFailure:
 
 @dataclass(frozen=True, slots=True)
 class SyncReport:
-    """What a sync did, or would have done."""
+    """The result of a sync, or of its dry run."""
 
     source: str
     dry_run: bool
@@ -98,41 +98,41 @@ class SyncReport:
     decisions: dict[str, int]
     """new, duplicate, conflict, in_flight, stale, refused: how many; every listed document is in one of them"""
     unread: int
-    """of the duplicates: those that were not even read"""
+    """duplicates that stayed unread"""
     revived: int
     metadata_updated: int
     failed: int
     failures: tuple[SyncFailure, ...]
-    """the first ones; a stale document is none of them, since there is nothing to mend"""
+    """the first ones; stale documents are not failures, since there is nothing to fix"""
     pruned: int
     pruned_ids: tuple[str, ...]
     """the first ones"""
     not_pruned: str
-    """why nothing was pruned, though it was asked for"""
+    """why nothing was pruned although it was requested"""
     kept: int
-    """documents that a prune left alone: this source does not own them, or another source still has them"""
+    """documents that a prune left alone: this source does not own them, or another source has them"""
     repeated: int
-    """items whose doc_id the source had named before; refused, unless their content is that of the first"""
+    """items whose doc_id the source had listed before; refused unless they have the content of the first"""
     repeated_ids: tuple[str, ...]
     snippets_made: int
     snippets_saved: int
-    """snippets that need not be embedded again"""
+    """snippets that are not embedded again"""
     characters_saved: int
-    """of the documents that are duplicates"""
+    """of documents that are duplicates"""
     seconds: float
     table: IngestTable | None = None
-    """doc_id, content_hash, decision and snippet_ids of every document, if it was asked for"""
+    """doc_id, content_hash, decision and snippet_ids of every document, if requested"""
     skipped: int = 0
-    """files of the source that were left out although no pattern ignores them; `listed` does not include them"""
+    """files of the source that no pattern ignores but that were skipped; not included in `listed`"""
     skipped_extensions: dict[str, int] = field(default_factory=dict)
-    """of these: files that have no reader, by extension, the most frequent first"""
+    """skipped files without a reader, by extension, the most frequent first"""
     skipped_special: int = 0
-    """of these: links that are not followed, pipes, sockets and devices"""
+    """skipped links that are not followed, pipes, sockets and devices"""
     random_ids: int = 0
-    """new documents with ids that look random, if their texts are live under other such ids, which the source no longer
-    names: each run ingests them anew; 0 if that was not noticed"""
+    """new documents with ids that look random, if their texts are live under other random ids that the source no longer
+    names: every run ingests them again; 0 if none were detected"""
     random_ids_hint: str = ""
-    """what to do about it"""
+    """what to do about random ids"""
 
     @property
     def ok(self) -> bool:
@@ -162,13 +162,13 @@ class SyncTally:
     random_ids: int = 0
 
     def live(self, snippets: int, characters: int) -> None:
-        """It is as it was: nothing was done."""
+        """Counts a document that is unchanged."""
         self.decisions[_DUPLICATE] += 1
         self.snippets_saved += snippets
         self.characters_saved += characters
 
     def moved(self, answer: MovedHead, characters: int, before: Head | None) -> None:
-        """Its head was moved. `before`: the one it replaced, if it is known: what both have need not be embedded."""
+        """Counts a moved head. Snippets that the replaced head, `before`, also has are not embedded again."""
         ids = ids_in(answer.record.result)
         if answer.again:
             self.revived += bool(answer.flags & REVIVED)
@@ -178,7 +178,7 @@ class SyncTally:
             self._new(len(ids) // SNIPPET_BYTES, _in_both(before, snippet_texts(ids)) if before else 0)
 
     def answered(self, receipt: Receipt, characters: int, before: Head | None) -> None:
-        """It is a duplicate, or would be moved."""
+        """Counts a duplicate, or a document that would be moved."""
         flags, ids = receipt.flags, receipt.snippet_ids
         self.revived += flags.revived
         self.metadata_updated += flags.metadata_updated
@@ -243,7 +243,7 @@ def describe_random_ids(count: int) -> str:
 
 
 def describe_skipped(report: SyncReport) -> str:
-    """What was left out, in words: `3 files without a reader (2 .pdf, 1 .png)`."""
+    """Describes the skipped files, such as `3 files without a reader (2 .pdf, 1 .png)`."""
     parts = []
     if files := report.skipped - report.skipped_special:
         most = [f"{count:,} {extension}" for extension, count in report.skipped_extensions.items()]
@@ -256,14 +256,14 @@ def describe_skipped(report: SyncReport) -> str:
 
 
 def _in_both(before: Head, snippet_ids: Sequence[str]) -> int:
-    """How many of these a head that is live has."""
+    """How many of these snippets a live head has."""
     if not before.live or before.record is None:
         return 0
     return len(frozenset(snippet_texts(stored_in(before.record).ids)).intersection(snippet_ids))
 
 
 def failure_of(doc_id: str, receipt: Receipt) -> SyncFailure:
-    """What is told of a document whose receipt is a failure."""
+    """The entry of a document whose receipt is a failure."""
     failure = receipt.failure or {}
     kind = getattr(errors, failure["type"], None)
     hint = kind.default_hint if isinstance(kind, type) and issubclass(kind, RagfenceError) else ""
@@ -271,5 +271,5 @@ def failure_of(doc_id: str, receipt: Receipt) -> SyncFailure:
 
 
 def ids_of_record(record: bytes) -> bytes:
-    """The snippet_ids that the encoded record of a live document names, one behind the other."""
+    """The concatenated snippet_ids in the encoded record of a live document."""
     return ids_in(result_in(record))

@@ -1,10 +1,10 @@
-"""What a source was like when it was last synced, so that an unchanged file is not even read.
+"""The state of a source at its last sync, so that unchanged files stay unread.
 
     <tenant>/sources/<hex sha256 of the source's name>/<10^20 - 1 - n>
 
-A log of create-only Parquet objects. Each holds the whole of it after one sync, and the newest comes first: one LIST of
-one entry and one GET. Nothing is decided by it alone: what it says of a document counts only as long as the fence
-store says the same, so notes that are lost, or older than they could be, cost reading and nothing else.
+A log of create-only Parquet objects. Each holds the whole state after one sync, and the newest is listed first: one
+LIST of one entry and one GET. A note alone decides nothing: it counts only if the fence store agrees, so notes that are
+lost or old only cost time for reading.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from ragfence.stores.objects import ObjectStore
 
 VERSION = 1
 KEPT = 2
-"""as many objects of a source are kept: one may be being read while its successor is written"""
+"""objects kept of each source: one may be read while its successor is written"""
 
 _WHAT = b"source"
 _REQUIRED = frozenset({b"ragfence.name", b"ragfence.content_fields"})
 _ORIGIN = b"ragfence.origin"
 _LAST = 10**20 - 1
 _CHUNK = 1000
-"""so many notes become Arrow at a time: as objects of Python they are work for the garbage collector"""
+"""notes converted to Arrow at a time: as Python objects they burden the garbage collector"""
 
 
 class SyncNote(NamedTuple):
-    """A document as the source had it, and as it was ingested."""
+    """A document as it was in the source, and as it was ingested."""
 
     doc_id: str
     state: str = ""
-    """empty: the source cannot tell, and the rest, which would save reading it, is not noted either"""
+    """empty if the source has no states; then only the doc_id is noted"""
     content_hash: str = ""
     size: int = 0
     characters: int = 0
@@ -48,17 +48,17 @@ class SyncNote(NamedTuple):
 
 
 class SyncNotes:
-    """The documents that a source has brought and nobody has pruned. In Arrow: there may be a million."""
+    """The documents that a source has brought and that were not pruned. In Arrow: there may be a million."""
 
     def __init__(self, number: int, table: Any = None, *, outdated: bool = False) -> None:
-        """`outdated`: they were written under a former name of the source, or without its origin."""
+        """`outdated`: the notes were written under a former name of the source, or without its origin."""
         self.number = number
         self.outdated = outdated
         self.table = table
         ids: list[str] = table.column("doc_id").to_pylist() if table is not None else []
         self._places = {doc_id: at for at, doc_id in enumerate(ids)}
         self.place: Callable[[str], int | None] = self._places.get
-        """of a document, asked several times for each: nothing is to stand between"""
+        """the place of a document; a bound method, since it is called several times for each"""
         self._stated = _has_state(table) if table is not None else b""
 
     def __len__(self) -> int:
@@ -68,12 +68,12 @@ class SyncNotes:
         return iter(self._places)
 
     def without_state(self, doc_id: str) -> bool:
-        """Whether it is noted, and nothing but its id."""
+        """Whether the document is noted with its id only."""
         place = self._places.get(doc_id)
         return place is not None and not self._stated[place]
 
     def of(self, doc_ids: Sequence[str]) -> list[SyncNote | None]:
-        """One answer per doc_id."""
+        """Returns one note, or None, per doc_id."""
         places = [self._places.get(doc_id) for doc_id in doc_ids]
         known = [place for place in places if place is not None]
         if not known:
@@ -84,7 +84,7 @@ class SyncNotes:
 
 
 class ListedIds:
-    """Which documents a listing has named so far."""
+    """The documents that a listing has named so far."""
 
     def __init__(self, notes: SyncNotes) -> None:
         self._notes = notes
@@ -92,7 +92,7 @@ class ListedIds:
         self._others: set[str] = set()
 
     def add(self, doc_id: str) -> bool:
-        """False: it was named before."""
+        """Adds a document; returns False if it was named before."""
         place = self._notes.place(doc_id)
         if place is None:
             if doc_id in self._others:
@@ -109,18 +109,18 @@ class ListedIds:
         return doc_id in self._others if place is None else bool(self._noted[place])
 
     def missing(self) -> list[str]:
-        """Who was noted and has not been named."""
+        """Returns documents that are noted and were not listed."""
         return [doc_id for doc_id, named in zip(self._notes, self._noted, strict=True) if not named]
 
 
 class NoteChanges:
-    """What a sync has learned. Of several notes of a document the last one counts."""
+    """The changes found by a sync. Of several notes of a document the last one counts."""
 
     def __init__(self) -> None:
         self.gone: set[str] = set()
         self._fresh: list[SyncNote] = []
         self._names: list[str] = []
-        """as `_fresh`, of documents without a state; one of the two is empty, so that the order is kept"""
+        """like `_fresh`, for documents without a state; one of the two is always empty, which keeps the order"""
         self._tables: list[Any] = []
 
     def __bool__(self) -> bool:
@@ -134,7 +134,7 @@ class NoteChanges:
             self._pack()
 
     def add_name(self, doc_id: str) -> None:
-        """Of a document without a state: its id is all that is noted."""
+        """Adds a document without a state: only its id is noted."""
         if self._fresh:
             self._pack()
         self._names.append(doc_id)
@@ -146,14 +146,16 @@ class NoteChanges:
         self._fresh, self._names = [], []
 
     def apply_to(self, table: Any) -> Any:
-        """The table, with what changed."""
+        """Returns the table with the changes."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
         self._pack()
         known = [] if table is None else [table]
         kept = pa.concat_tables([*known, *self._tables])
-        if pc.count_distinct(kept.column("doc_id")).as_py() < kept.num_rows:  # else, as in a first sync, all are new
+        if (
+            pc.count_distinct(kept.column("doc_id")).as_py() < kept.num_rows
+        ):  # otherwise all are new, as in a first sync
             numbered = pa.table({"doc_id": kept.column("doc_id"), "at": pa.array(range(kept.num_rows), pa.int64())})
             last = numbered.group_by("doc_id").aggregate([("at", "max")]).column("at_max")
             kept = kept.take(last.take(pc.sort_indices(last)))
@@ -174,10 +176,11 @@ class SyncStates:
         origin: str = "",
         former: str = "",
     ) -> None:
-        """`origin`: of the documents, where it is not the source's name: parts of one source may be noted apart.
+        """Opens the notes of one source.
 
-        `former`: the name under which the source was noted before it had this one. What is noted there counts until
-        there are notes of this name, so that a source with a new name is not read as a whole again.
+        `origin` is that of the documents, if it differs from the source's name: parts of one source may have notes of
+        their own. `former` is an earlier name of the source. Its notes count until there are notes of the present name,
+        so that a renamed source is not read again as a whole.
         """
         self._source = source
         self._former = SyncStates(tenant, former, objects, content_fields) if former else None
@@ -190,12 +193,12 @@ class SyncStates:
         while (name := self._newest_name()) is not None:
             if (notes := self._read(name)) is not None:
                 return notes
-            # A newer one was written since we asked, and this one deleted.
+            # A newer one was written since the listing, and this one deleted.
         before = self._former.newest() if self._former else SyncNotes(0)
         return SyncNotes(0, before.table, outdated=True) if len(before) else SyncNotes(0)
 
     def add(self, base: SyncNotes, changes: NoteChanges) -> None:
-        """Writes what changed since `base`, on top of what others have written meanwhile."""
+        """Writes the changes since `base`, on top of what other processes have written in the meantime."""
         while True:
             if (name := self._newest_name()) is not None and _number(name) != base.number:
                 base = self._read(name) or base
@@ -235,9 +238,9 @@ class SyncStates:
             return None
         stored, table = _opened(name, data)
         if stored[b"ragfence.name"] != self._source.encode():
-            raise _unreadable(name, "it is of another source")
+            raise _unreadable(name, "it belongs to another source")
         if json.loads(stored[b"ragfence.content_fields"]) != self._content_fields:
-            # Other metadata counted as content when these hashes were made: every document must be read.
+            # These hashes cover other metadata fields: every document must be read.
             import pyarrow as pa
 
             unknown = pa.array([""] * table.num_rows, pa.string())
@@ -245,10 +248,10 @@ class SyncStates:
         return SyncNotes(_number(name), table, outdated=_ORIGIN not in stored)
 
     def others_naming(self, doc_ids: Collection[str]) -> set[str]:
-        """Which of these documents are noted by a source of another origin, as of its last sync.
+        """Returns which of these documents are noted by a source of another origin, as of its last sync.
 
-        Notes without an origin, of a source that was not synced since there are origins, say nothing: they may be this
-        source's own, under its former name.
+        Notes without an origin, written before origins existed, are ignored: they may be this source's own, under its
+        former name.
         """
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -268,7 +271,7 @@ class SyncStates:
 
 
 def forget(tenant: str, objects: ObjectStore, doc_id: str) -> None:
-    """Takes a document out of what any source has noted. One that was cut off is completed by the next."""
+    """Removes a document from the notes of every source. An interrupted removal is completed by the next."""
     every = [entry.name for entry in objects.list(f"{encoded(tenant)}/sources/")]
     for _, names in groupby(every, key=lambda name: name.rpartition("/")[0]):
         holding = []
@@ -291,7 +294,7 @@ def forget(tenant: str, objects: ObjectStore, doc_id: str) -> None:
 
 
 def _opened(name: str, data: bytes) -> tuple[dict[bytes, bytes], Any]:
-    """What the object says of itself, and its table."""
+    """Returns the metadata of the object, and its table."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -310,7 +313,7 @@ def _opened(name: str, data: bytes) -> tuple[dict[bytes, bytes], Any]:
 
 def _unreadable(name: str, why: str) -> FormatCorrupt:
     return FormatCorrupt(
-        f"{name} does not hold what a source was like: {why}",
+        f"{name} does not hold the state of a source: {why}",
         hint="delete this object; the next sync then reads every document of the source again",
     )
 
@@ -319,11 +322,11 @@ def _number(name: str) -> int:
     try:
         return _LAST - int(name.rpartition("/")[2])
     except ValueError as broken:
-        raise FormatCorrupt(f"{name!r} is no number of a sync", hint="delete this object") from broken
+        raise FormatCorrupt(f"{name!r} does not end in the number of a sync", hint="delete this object") from broken
 
 
 def _has_state(table: Any) -> bytes:
-    """One byte for each note."""
+    """One byte per note: whether it has a state."""
     import pyarrow.compute as pc
 
     return bytes(pc.not_equal(table.column("state"), "").to_pylist())
@@ -337,7 +340,7 @@ def _table(notes: Sequence[SyncNote]) -> Any:
 
 
 def _table_of_names(doc_ids: Sequence[str]) -> Any:
-    """Notes of an id and nothing else."""
+    """Notes with an id only."""
     import pyarrow as pa
 
     rest = zip(SyncNote("")[1:], list(_kinds().items())[1:], strict=True)

@@ -1,11 +1,11 @@
-"""`fence.documents.sync`: the documents of a source, each read only if it changed since the last time.
+"""`fence.documents.sync`: ingests the documents of a source, and reads only those that changed since the last sync.
 
-A document is skipped, unread, only if the source says that it is as it was (size and mtime, or an ETag) *and* the
-fence store says that just this content, cut by just this recipe, is live. A changed chunker, a retraction or somebody
-else's edit therefore leads to a read. What is read goes the way of `ingest_many`.
+A document stays unread only if the source reports the same state (size and mtime, or an ETag) *and* the fence store
+holds exactly this content, chunked by exactly this recipe, as live. A changed chunker, a retraction or an edit by
+another writer therefore leads to a read. Documents that are read are ingested as by `ingest_many`.
 
-A prune retracts what the source no longer has. It is decided before anything is written: the source is listed once to
-see what would go, and once more to ingest; only what neither listing names is retracted.
+A prune retracts what the source no longer has. It is planned before anything is written: the source is listed once to
+find what would be retracted, and again to ingest; only documents missing in both listings are retracted.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ from ragfence.errors import DocumentInvalid, DocumentMoved, Hint, PruneTooLarge,
 from ragfence.stores.fences import FenceStore, Lookup
 
 PAGE = 1000
-"""as many items are looked at together, and at most as many documents go into one segment: as in `ingest_many`"""
+"""items that are processed together, and the most documents in one segment: as in `ingest_many`"""
 MOST_CHARACTERS = 32 * 2**20
-"""of documents that are read and wait to be ingested together"""
+"""of documents that are read and wait for their batch"""
 
 UNCHANGED, SYNC, PRUNE = "unchanged", "sync", "prune"
-"""the route in the decision rows: not even read, read, retracted because the source has it no longer"""
+"""routes in the decision rows: unread; read; retracted because the source no longer has it"""
 
 _log = logging.getLogger("ragfence.documents")
 Each = TypeVar("Each")
@@ -71,7 +71,7 @@ _state_of = itemgetter(Item._fields.index("state"))
 
 
 class SyncParts(NamedTuple):
-    """What of the guard a sync works with."""
+    """The parts of documents that a sync needs."""
 
     fences: FenceStore
     identity: Identity
@@ -86,7 +86,7 @@ class SyncParts(NamedTuple):
     origin: Origin
     origins: Origins
     table: TableWriter | None = None
-    """which gets a row for every document that the source lists"""
+    """receives a row for every document that the source lists"""
 
     def caller(self, route: str) -> Caller:
         return Caller(self.owner, self.run_id, self.correlation_id, route, self.origin.name)
@@ -99,9 +99,9 @@ class _LoadedDocument(NamedTuple):
     state: str
     document: Document
     note: SyncNote | None
-    """what was known of it; not looked up where the source has no states"""
+    """its note from the last sync; not looked up if the source has no states"""
     place: int
-    """in the page of items"""
+    """its position in the page of items"""
 
 
 class Sync:
@@ -123,13 +123,13 @@ class Sync:
         self._tally = SyncTally()
         self._unidentified = 0
         self._refused_ids: set[str] = set()
-        """documents that were not ingested, by the first item that names them"""
+        """documents whose first item was not ingested"""
         self._random_ids = RandomIds()
         self._rows: dict[int, TableRow] = {}
-        """of the page that is being worked on, by place"""
+        """of the present page, by place"""
 
     def run(self, update: Meter) -> SyncReport:
-        """A `RagfenceError` that stops it has the report of what was done until then among its details."""
+        """Runs the sync. A `RagfenceError` that stops it has the report of the work done so far in its details."""
         started = time.monotonic()
         try:
             try:
@@ -214,7 +214,7 @@ class Sync:
         self._check_repeats(repeats)
 
     def _check_repeats(self, repeats: Sequence[_LoadedDocument]) -> None:
-        """A doc_id that the source lists again must have the content that came first."""
+        """Refuses a doc_id that the source lists again, unless it has the content of the first item."""
         tokens, caller = batch_tokens(), self._parts.caller(SYNC)
         heads = self._heads([read.doc_id for read in repeats]) if repeats else []
         for read, head in zip(repeats, heads, strict=True):
@@ -237,7 +237,7 @@ class Sync:
                 self._invalid(read.doc_id, invalid, read.place)
 
     def _unread(self, noted: Sequence[tuple[int, SyncNote]]) -> set[str]:
-        """Which of these documents are live just as they were noted. They are answered, without having been read."""
+        """Answers the documents that are live just as they were noted, without reading them, and returns their ids."""
         tokens, caller = batch_tokens(), self._parts.caller(UNCHANGED)
         queries = [self._ask_about(note, next(tokens), caller) for _, note in noted]
         unread = set()
@@ -250,13 +250,13 @@ class Sync:
         return unread
 
     def _live(self, queries: Sequence[Ask]) -> list[bytes | None]:
-        """The snippet_ids of each, of those that are live as they are asked about."""
+        """Returns the snippet_ids of each document that is live as in its query, otherwise None."""
         if not queries:
             return []
         fences = self._parts.fences
         if not self._dry_run:
             return [None if record is None else ids_of_record(record) for record in fences.replays(queries).settled()]
-        # The same question, without the decision rows.
+        # The same query, without decision rows.
         held = fences.read([Lookup(ask.key, Mode.DOCUMENT, ask.source) for ask in queries])
         now_ms = fences.now_ms()
         answers: list[bytes | None] = []
@@ -294,7 +294,7 @@ class Sync:
             self._rows[place] = TableRow(doc_id, content_hash, decision, ids)
 
     def _loaded(self, item: Item, doc_id: str, place: int) -> Document | None:
-        """None: it is one of the failures. An error of another kind than these stops the sync."""
+        """Reads a document; None if that failed and is reported. Any other error stops the sync."""
         try:
             return item.load()
         except DocumentInvalid as invalid:
@@ -306,7 +306,7 @@ class Sync:
     def _unreadable(self, doc_id: str, error: OSError) -> DocumentInvalid:
         return DocumentInvalid(
             f"{doc_id} ({self._source.name}) cannot be read: {error.strerror or error}",
-            hint="make it readable, or leave it out",
+            hint="make it readable, or exclude it",
             doc_id=doc_id,
         )
 
@@ -335,7 +335,7 @@ class Sync:
             except DocumentInvalid as invalid:
                 self._refused_ids.add(doc_id)
                 self._invalid(doc_id, invalid, place)
-        # What this source has brought before is most likely live as it is; what it has not can as well be claimed.
+        # What this source brought before is most likely live; anything else can be claimed at once.
         brought = [at for at in queries if self._notes.place(waiting[at].doc_id) is not None] if self._notes else []
         if not self._dry_run:
             for at, ids in zip(brought, self._live([queries[at][0] for at in brought]), strict=True):
@@ -372,7 +372,7 @@ class Sync:
             self._note(read, query)
 
     def _look_for_random_ids(self) -> None:
-        """The same texts as last time, under ids that nobody can know again? Costs nothing where no id looks random."""
+        """Notices texts of the last sync that come again under random ids. Costs nothing if no id looks random."""
         if not self._random_ids.count:
             return
         gone = list(islice(filter(is_random_id, self._listed.missing()), SAMPLE))
@@ -406,7 +406,7 @@ class Sync:
             self._changes.add(note)
 
     def _answers(self, prepared: dict[int, PreparedDocument]) -> Iterator[tuple[int, Receipt | MovedHead]]:
-        """One by one, and without a receipt where a head was moved: nobody asks for those of all that is new."""
+        """Yields answers one by one, without a receipt if a head was moved: a sync needs none for new documents."""
         if self._dry_run:
             yield from zip(prepared, self._preview.receipts(list(prepared.values())), strict=True)
             return
@@ -424,9 +424,10 @@ class Sync:
             yield from zip(page, self._heads(page), strict=True)
 
     def _prune_candidates(self) -> dict[str, str]:
-        """The live documents that the source no longer has, if so many may go, each with its version.
+        """Returns the live documents that the source no longer has, each with its version, before anything is written.
 
-        Nothing was written so far.
+        Raises:
+            PruneTooLarge: They are more than the allowed share of the live documents.
         """
         listed = ListedIds(self._notes)
         random_ids = 0
@@ -440,14 +441,14 @@ class Sync:
             self._changes.gone |= gone
             return candidates
         hint = Hint(
-            "if the source is complete, allow it: max_prune_share=1.0 lets all go",
-            cli="if the source is complete, allow it: --max-prune-share 1 lets all go",
+            "if the source is complete, allow it: max_prune_share=1.0 allows any share",
+            cli="if the source is complete, allow it: --max-prune-share 1 allows any share",
         )
         if random_ids and all(map(is_random_id, islice(candidates, SAMPLE))):
-            hint = HINT.after("the ids look random, so that every run has others: ")
+            hint = HINT.after("the ids look random, so every run has different ones: ")
         refusal = PruneTooLarge(
             f"{self._source.name}: the prune would retract {len(candidates):,} of {live:,} live documents, and at most "
-            f"{100 * self._max_share:g} % may go at once",
+            f"{100 * self._max_share:g} % are allowed at once",
             hint=hint,
             doc_ids=tuple(islice(candidates, MAX_NAMED)),
             wanted=len(candidates),
@@ -459,7 +460,7 @@ class Sync:
         return {}
 
     def _retract(self, candidates: Mapping[str, str]) -> None:
-        """`doomed`: with the version of each. One that somebody has moved since is not this prune's to retract."""
+        """Retracts the candidates that are still at the given version; one that moved since is left alone."""
         for page in _paged(candidates, PAGE):
             tokens, caller = batch_tokens(), self._parts.caller(PRUNE)
             retract = self._parts.claim_builder.retract
@@ -475,12 +476,12 @@ class Sync:
                     self._tally.refused(failure_of(page[at], receipt))
                     continue
                 self._changes.gone.add(page[at])
-                if receipt.is_new:  # else somebody was faster
+                if receipt.is_new:  # otherwise another process was faster
                     self._tally.retracted(page[at])
 
 
 def _listed(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    """Page by page. A source that breaks off has its say after what it had listed until then."""
+    """Pages of items. If the source raises, the items listed before are yielded first."""
     rest, page = iter(items), list[Item]()
     try:
         for item in rest:
