@@ -33,8 +33,9 @@ class Corpus:
         self._known: dict[int, tuple[Version, bytes]] = {}
 
     def digest(self) -> str:
-        """Returns the digest. It changes if, and only if, a live document comes, goes, or changes its content, description
-        or recipe.
+        """Returns the digest of all live documents.
+
+        It changes if, and only if, one comes, goes, or changes its content, description or recipe.
         """
         for _ in range(ATTEMPTS):
             before = self._versions()

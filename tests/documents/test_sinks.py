@@ -287,7 +287,7 @@ def test_what_a_failing_delete_left_is_done_by_another_process(
     sink.on("delete").fail_before(times=None, error=ConnectionError("gone"))
     with pytest.warns(SinkPending):
         documents.retract("a")
-    with pytest.warns(SinkPending, match="could not be settled"):
+    with pytest.warns(SinkPending, match="could not be completed"):
         guard(world, sink).ingest_many([])
     with pytest.raises(ConnectionError):
         guard(world, sink).settle()
@@ -654,7 +654,7 @@ def test_an_intent_of_a_newer_ragfence_stays_and_keeps_no_other_back(world: Worl
     assert world.objects is not None
     newer = f"default/sinks/list/{0:020d}/{'00' * 8}"
     world.objects.put_new(newer, b'{"version":2}')
-    with pytest.warns(SinkPending, match="could not be settled"):
+    with pytest.warns(SinkPending, match="could not be completed"):
         crash(world, sink, AFTER_UPSERT, Document("a", A))
     with pytest.raises(FormatTooNew):
         guard(world, sink).settle()
@@ -662,7 +662,7 @@ def test_an_intent_of_a_newer_ragfence_stays_and_keeps_no_other_back(world: Worl
     assert sink.held == {}
     world.objects.delete([newer])
     world.objects.put_new(newer, b"no json")
-    with pytest.warns(SinkPending, match="is no intent"):
+    with pytest.warns(SinkPending, match="is not a valid intent"):
         guard(world, sink).ingest(Document("a", A))
     assert len(sink.held) == 3
 

@@ -138,7 +138,7 @@ def test_an_id_that_cannot_be_one_is_told_by_its_position() -> None:
 
 @pytest.mark.parametrize("thing", ["text", 5, None, {"id": "a", "text": "x"}, SimpleNamespace(text="x", metadata={})])
 def test_what_is_no_document_is_told_by_its_position(thing: object) -> None:
-    assert refusal(thing).message == f"documents[1] is no document but {type(thing).__name__}"
+    assert refusal(thing).message == f"documents[1] is not a document but {type(thing).__name__}"
 
 
 def test_a_document_whose_framework_cannot_give_its_text_is_told_by_its_id() -> None:

@@ -111,15 +111,15 @@ def test_a_line_that_is_no_document_is_told_by_its_number_and_the_others_are_rea
     assert [doc_id for doc_id, _ in found[1:-1]] == [f"docs.jsonl:{number}" for number in range(2, 15)]
     told = [message.removeprefix("line ").removeprefix(str(at)) for at, (_, message) in enumerate(found[1:-1], 2)]
     assert [message.removeprefix(" of docs.jsonl ")[:40] for message in told] == [
-        "is no JSON: Expecting property name encl",
-        "is no JSON object",
+        "is not valid JSON: Expecting property na",
+        "is not a JSON object",
         *["has no id (text or a whole number) in do"] * 5,
-        "is no JSON: the key 'id' is there twice",
-        "is no JSON: the key 'k' is there twice",
-        "is no JSON: NaN is no JSON number",
+        "is not valid JSON: the key 'id' is dupli",
+        "is not valid JSON: the key 'k' is duplic",
+        "is not valid JSON: NaN is not a JSON num",
         "is not UTF-8 at byte 24",
         "is nested too deeply",
-        "is no JSON: Exceeds the limit (4300 digi",
+        "is not valid JSON: Exceeds the limit (43",
     ]
     for item in items[1:-1]:
         with pytest.raises(DocumentInvalid) as error:

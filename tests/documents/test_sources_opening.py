@@ -109,7 +109,7 @@ def test_a_file_nobody_can_read_is_refused_and_what_is_known_is_said(folder: Pat
 
 
 def test_a_single_document_is_no_source_but_easily_made_one() -> None:
-    with pytest.raises(ValidationError, match="a document is no source") as error:
+    with pytest.raises(ValidationError, match="a document is not a source") as error:
         source_of(Document("a", "x"))
     assert "[document]" in error.value.hint
 

@@ -710,7 +710,7 @@ def test_an_iterator_can_be_pruned_after(documents: Documents) -> None:
     documents.sync(iter([Document("a", "a"), Document("b", "b")]))
     report = documents.sync((Document(doc_id, doc_id) for doc_id in "b"), prune="scoped", max_prune_share=0.5)
     assert (report.pruned_ids, live(documents)) == (("a",), {"b"})
-    with pytest.raises(ValidationError, match="it was read before"):
+    with pytest.raises(ValidationError, match="already read"):
         documents.sync(DocumentsSource(iter([Document("c", "c")])), prune="full", max_prune_share=1.0)
     assert live(documents) == {"b"}
 

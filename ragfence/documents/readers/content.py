@@ -1,4 +1,4 @@
-"""From the bytes of a file or object to a document: which ones are read, as what, and how they are decoded."""
+"""Content readers: which files and objects are read, as which type, and how their bytes become documents."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EXTENSIONS: Mapping[str, str] = MappingProxyType(
         ".txt": "text/plain",
     }
 )
-"""What is read if nothing else is asked for, and as what."""
+"""The extensions that are read by default, with their content types."""
 
 LIMIT_BYTES = 64 * 2**20
 MAX_TITLE = 500
@@ -43,10 +43,10 @@ _LONG_NON_ASCII_RUN = re.compile(rb"[\x80-\xff]{4}")
 
 @dataclass(slots=True)
 class SkippedFiles:
-    """Counts the files that a listing leaves out although no pattern says so."""
+    """Counts of files that a listing skips although no pattern ignores them."""
 
     extensions: Counter[str] = field(default_factory=Counter)
-    """files that have no reader; at most MAX_EXTENSIONS are told apart, the rest is OTHER_EXTENSIONS"""
+    """files without a reader; after MAX_EXTENSIONS extensions, further ones are counted as OTHER_EXTENSIONS"""
     special: int = 0
     """links that are not followed, pipes, sockets and devices"""
 
@@ -76,7 +76,7 @@ class ContentReader:
         return splitext(name)[1].lower() in self.types
 
     def manner(self, name: str, base_url: str = "") -> str:
-        """How a file is read, where that is not the usual way; a part of its state.
+        """Returns how a file is read, as a part of its state; empty for the default way.
 
         The same bytes under another encoding, type or URL are another document, and must be read again.
         """
@@ -107,7 +107,7 @@ class ContentReader:
 
     def _decoded(self, data: bytes, doc_id: str, source: str) -> str:
         try:
-            return data.decode(self.encoding).removeprefix("\ufeff")  # the mark that some editors put first
+            return data.decode(self.encoding).removeprefix("\ufeff")  # the byte order mark that some editors write
         except UnicodeError as broken:
             where = f": {broken.reason} at byte {broken.start}" if isinstance(broken, UnicodeDecodeError) else ""
             guess = guess_encoding(data)
@@ -129,19 +129,19 @@ class ContentReader:
 
 
 def is_binary(data: bytes) -> bool:
-    """Whether no 8-bit encoding could make text of it: it holds NUL, or too many control characters."""
+    """Whether the data is no text in any 8-bit encoding: it holds NUL, or too many control characters."""
     controls = len(data) - len(data.translate(None, _CONTROLS))
     return b"\0" in data or controls > _MAX_CONTROL_SHARE * len(data)
 
 
 def _is_mostly_ascii(data: bytes) -> bool:
-    """As text of Western Europe is, in any 8-bit encoding; Cyrillic or Japanese text is not."""
+    """Whether it looks like text of Western Europe in an 8-bit encoding; Cyrillic or Japanese text does not."""
     non_ascii = len(data) - len(data.translate(None, _NON_ASCII))
     return 3 * non_ascii <= len(data) and _LONG_NON_ASCII_RUN.search(data) is None
 
 
 def guess_encoding(data: bytes) -> str | None:
-    """The encoding that data which is not UTF-8 is plausibly text in; None if there is no good guess.
+    """Guesses the encoding of text that is not UTF-8; None if there is no good guess.
 
     >>> guess_encoding("Käse".encode("cp1252")), guess_encoding("Käse".encode("utf-16-le"))
     ('cp1252', 'utf-16-le')
@@ -168,21 +168,21 @@ def guess_encoding(data: bytes) -> str | None:
 def content_reader(
     extensions: Mapping[str, str] | Iterable[str] | None, encoding: str, limit_bytes: int
 ) -> ContentReader:
-    """`extensions`: a mapping to content types, or just extensions, of which unknown ones are plain text.
+    """Makes a reader. `extensions` maps extensions to content types, or lists extensions; unknown ones are plain text.
 
     >>> dict(reading(["md", ".RST"], "utf-8", LIMIT_BYTES).types)
     {'.md': 'text/markdown', '.rst': 'text/plain'}
     """
     if isinstance(extensions, str):
         raise ValidationError(
-            f"extensions must be several, got the text {extensions!r}",
+            f"extensions must be a list, not the text {extensions!r}",
             hint=Hint(f"for example extensions=[{extensions!r}]", cli=f"for example --ext {extensions}"),
         )
     try:
         "x".encode(encoding)
     except (LookupError, TypeError, UnicodeError) as unknown:
         raise ValidationError(
-            f"{encoding!r} is no text encoding Python knows",
+            f"{encoding!r} is not a text encoding that Python knows",
             hint=Hint('for example encoding="cp1252"', cli="for example --encoding cp1252"),
         ) from unknown
     types: Mapping[str, str] = EXTENSIONS
@@ -194,12 +194,12 @@ def content_reader(
 
 
 def _dotted(extension: str) -> str:
-    """`.md` for `md` and `.MD`; the empty one means files without any."""
+    """`.md` for `md` and `.MD`; the empty text stands for files without an extension."""
     return f".{extension.lower().removeprefix('.')}" if extension else ""
 
 
 def as_doc_id(value: object) -> str | None:
-    """An id as text, if it can be one: other people's ids are often numbers."""
+    """Returns an id as text, or None if it is not a valid one: ids of other systems are often numbers."""
     if not isinstance(value, str):
         return str(value) if isinstance(value, int) and not isinstance(value, bool) else None
     if not value:

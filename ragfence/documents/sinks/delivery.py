@@ -1,4 +1,4 @@
-"""Brings what documents become to a sink, around the commit of each batch, and settles what crashes left undone."""
+"""Delivers changes of documents to a sink, around the commit of each batch, and completes work left by crashes."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ from ragfence.errors import RagfenceError, SnapshotGone, StoreUnavailable
 from ragfence.stores.fences import FenceStore
 
 BATCH = 500
-"""documents that are compared with the sink at once"""
+"""documents compared with the sink at a time"""
 
 
 class SinkWriter(BatchCommitter):
-    """Moves heads as its parent does, and leaves the sink as they say."""
+    """Moves heads as its parent does, and updates the sink accordingly."""
 
     def __init__(self, delivery: SinkDelivery, *stores: Any, **options: Any) -> None:
-        """`delivery` is also the last of its neighbours."""
+        """`delivery` is also the last of its commit hooks."""
         super().__init__(*stores, **options)
         self._delivery = delivery
 
@@ -62,7 +62,7 @@ class SinkWriter(BatchCommitter):
 
 
 class SinkDelivery:
-    """One sink of one guard: what is done around each commit, and around each call."""
+    """One sink: the work around each commit and around each call."""
 
     def __init__(
         self,
@@ -89,14 +89,14 @@ class SinkDelivery:
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._open: dict[str, tuple[int, Intent]] = {}
-        """batches under way: the name of the intent, the thread, and the intent"""
+        """batches in progress: name of the intent -> thread and intent"""
         self._due: dict[str, TouchedSnippets] = {}
-        """of batches that are over, but not done with"""
+        """batches that ended with work left"""
         self._look_at: float | None = 0.0
-        """when to look for what others left behind"""
+        """when to look for work left by other processes"""
 
     def before_commit(self, name: str, rows: Sequence[LogRow]) -> None:
-        """The intent, then what is new. If the sink refuses it, nothing of the batch is committed."""
+        """Writes the intent, then upserts new snippets. If the sink raises, nothing of the batch is committed."""
         upserts = self._owed_upserts(rows)
         dead = {row.detail.doc_id: snippet_texts(row.detail.dead) for row in rows if row.detail.dead}
         if not upserts and not dead:
@@ -125,7 +125,7 @@ class SinkDelivery:
         crash_points.reach(AFTER_UPSERT)
 
     def after_seal(self, rows: Sequence[LogRow], sealed: Sequence[bool]) -> None:
-        """Deletes what is dead, then looks whether these moves still stand. Never raises: they are sealed."""
+        """Deletes dead snippets, then checks that these moves are still the newest. Never raises: they are sealed."""
         kept = self._intents.name_at(Address(rows[0].fence.epoch, rows[0].token[:BATCH_BYTES]))
         if kept not in self._open:
             return
@@ -135,7 +135,7 @@ class SinkDelivery:
         try:
             delete_all(self._sink, [each for row in moved.values() for each in snippet_texts(row.detail.dead)])
             crash_points.reach(AFTER_DELETE)
-            # What was upserted for a move that was sealed was upserted under its lease: nobody can have been between.
+            # Snippets of a sealed move were upserted under its lease: no other process can have come in between.
             unsure = {
                 doc_id: owed for doc_id, owed in intent.items() if doc_id not in moved or moved[doc_id].detail.dead
             }
@@ -143,7 +143,7 @@ class SinkDelivery:
             waiting = self._reconciler.reconcile(touched_snippets(unsure), right_for)
             if not waiting:
                 self._intents.delete(kept)
-        except Exception:  # noqa: BLE001  # of a sink or a store: `end` tries once more, then tells
+        except Exception:  # noqa: BLE001  # of a sink or a store: `end` tries again, then warns
             waiting = set(intent)
         if waiting:
             self._stays_due(kept, {doc_id: intent[doc_id] for doc_id in waiting})
@@ -152,31 +152,32 @@ class SinkDelivery:
             del self._open[kept]
 
     def begin(self) -> None:
-        """Before a call: settles what others left behind, the first time and as long as something is left."""
-        if self._pid != os.getpid():  # what is under way in the parent of a fork is not ours, nor is its lock
+        """Before a call: completes work left by others, the first time and as long as some is left."""
+        if self._pid != os.getpid():  # work in progress in the parent of a fork is not ours, nor is its lock
             self._pid, self._lock, self._open, self._due = os.getpid(), threading.Lock(), {}, {}
         if self._look_at is not None and time.monotonic() >= self._look_at:
             self._look()
 
     def abort(self) -> None:
-        """A call of this thread ended with an error: what it owes the sink is due."""
+        """After a call of this thread that raised: what it owes the sink becomes due."""
         with self._lock:
             mine = [name for name, (thread, _) in self._open.items() if thread == threading.get_ident()]
         for name in mine:
             self._stays_due(name, self._open[name][1])
 
     def end(self, *, takeover: bool) -> None:
-        """After a call: what is due is done, or the caller is told that it is not.
+        """After a call: completes the work that is due, or warns the caller.
 
-        `takeover`: somebody died or froze on one of its documents, and may have left an intent.
+        `takeover`: an owner of one of its documents died or froze, and may have left an intent.
         """
         left, failed = self._work_off()
         if takeover:
             self._look()
         if left:
             doc_ids = {doc_id for touched in left.values() for doc_id in touched}
-            why = repr(failed) if failed else "somebody else is writing right now"
-            self._warn(f"the sink is behind with {len(doc_ids)} document(s), such as {min(doc_ids)!r}: {why}")
+            behind = "1 document" if len(doc_ids) == 1 else f"{len(doc_ids):,} documents"
+            why = repr(failed) if failed else "another process is writing them right now"
+            self._warn(f"the sink is behind with {behind}, such as {min(doc_ids)!r}: {why}")
 
     def settle(
         self,
@@ -186,9 +187,9 @@ class SinkDelivery:
         full: bool,
         foreign: Foreign = "keep",
     ) -> Settled:
-        """Whatever was left behind by anybody; with `full`, all live documents are compared with the sink.
+        """Completes work left by any process; with `full`, compares all live documents with the sink.
 
-        `history`: every row of the log. What no row of it ever named was not written by us.
+        `history` returns every row of the log. What no row ever named was not written by ragfence.
         """
         done, left, failed = self._settle_intents()
         if failed:
@@ -199,10 +200,10 @@ class SinkDelivery:
         return replace(compared, intents=done, left=left + compared.left)
 
     def _owed_upserts(self, rows: Sequence[LogRow]) -> dict[str, Sequence[str]]:
-        """What of each document the sink must be given: what it does not hold yet, or all if it is described anew."""
+        """The snippets of each document that the sink needs: new ones, or all if the metadata changed."""
         live = [row for row in rows if row.live]
         followed = [row for row in live if row.detail.before]
-        # Under our lease a head stands still. If it is ours no more, the seal will tell, and all this is put right.
+        # Under our lease the head does not move. If the lease is lost, the seal fails, and the sink is reconciled.
         held = self._fences.read([lookup_of(row.key[0], row.source) for row in followed]) if followed else []
         heads = {
             row.detail.doc_id: each.source.head
@@ -216,7 +217,7 @@ class SinkDelivery:
         ids = snippet_texts(row.detail.ids)
         if head is None or head.record is None or head.metadata_hash != row.metadata_hash:
             return ids
-        if row.detail.action == METADATA:  # a higher sequence, or a takeover: nothing that a sink holds has changed
+        if row.detail.action == METADATA:  # a higher sequence, or a takeover: no data of a sink has changed
             return ()
         if getattr(self._sink, "keeps_positions", False):
             return ids
@@ -224,7 +225,7 @@ class SinkDelivery:
         return [each for each in ids if each not in known]
 
     def _work_off(self) -> tuple[dict[str, TouchedSnippets], Exception | None]:
-        """Does what is due, and waits for documents that are being written; an error is not waited for."""
+        """Does the work that is due, and waits for documents that are being written, but not after an error."""
         with self._lock:
             left, self._due = self._due, {}
         pause_s, failed = 0.005, None
@@ -237,7 +238,7 @@ class SinkDelivery:
                     else:
                         self._done(name)
                         del left[name]
-                except Exception as error:  # noqa: BLE001  # of a sink or a store; the caller has its receipts to get
+                except Exception as error:  # noqa: BLE001  # of a sink or a store; the caller must get its receipts
                     failed = error
             if failed or time.monotonic() >= give_up_at:
                 break
@@ -248,15 +249,15 @@ class SinkDelivery:
         return left, failed
 
     def _look(self) -> None:
-        self._look_at = None  # of many threads one is enough
+        self._look_at = None  # one of many threads is enough
         try:
             _, left, failed = self._settle_intents()
         except RagfenceError as error:
             left, failed = 1, error
-        if left:  # somebody is at work, or dead: that is clear when his lease has run out
+        if left:  # a process is working, or dead: known when its lease has expired
             self._look_at = time.monotonic() + self._lease_s
         if failed:
-            self._warn(f"what was left behind for the sink could not be settled: {failed!r}")
+            self._warn(f"work left for the sink could not be completed: {failed!r}")
 
     def _settle_intents(self) -> tuple[int, int, Exception | None]:
         """(settled, left, the first error)"""
@@ -272,12 +273,12 @@ class SinkDelivery:
                 else:
                     self._done(name)
                     done += 1
-            except Exception as error:  # noqa: BLE001  # one that cannot be settled must not keep the others
+            except Exception as error:  # noqa: BLE001  # one intent must not block the others
                 left, failed = left + 1, failed or error
         return done, left, failed
 
     def _stays_due(self, name: str, intent: Intent) -> None:
-        # Somebody may have settled the intent before we were through: a frozen process is taken for a dead one.
+        # Another process may have settled the intent already: a frozen process looks like a dead one.
         with contextlib.suppress(RagfenceError):
             self._intents.keep(name, intent)
         self._remember(name, intent)
@@ -286,7 +287,7 @@ class SinkDelivery:
             self._due[name] = touched_snippets(intent)
 
     def _remember(self, name: str, intent: Intent) -> None:
-        """What the batch behind an intent has embedded serves whoever sends its documents again."""
+        """Keeps the vectors that the batch of an intent embedded, in case its documents are sent again."""
         self._upserts.remember(address_in(name), [each for owed in intent.values() for each in owed.upserts])
 
     def _done(self, name: str) -> None:
@@ -301,8 +302,8 @@ class SinkDelivery:
         *,
         delete_foreign: bool,
     ) -> Settled:
-        """In this order: ids, intents, heads. A snippet that somebody is bringing in while we look is in his intent;
-        once that is gone, it is live."""
+        """Reads ids, intents and heads, in this order: a snippet that another process is adding meanwhile is in its
+        intent, and once that is gone, the snippet is live."""
         listed = getattr(self._sink, "ids", None)
         held = set(listed(None)) if listed else set()
         due = self._owed()
@@ -316,7 +317,7 @@ class SinkDelivery:
                     lacking[row.detail.doc_id] = absent
             waiting += len(self._reconciler.reconcile(lacking))
             missing += sum(map(len, lacking.values()))
-        # Others may keep rows of their own in the same collection: only what the log once had is ours to delete.
+        # Others may have rows in the same collection: only snippets that the log once named are ours to delete.
         own = orphans if delete_foreign else named_in_log(orphans, history)
         if own:
             delete_all(self._sink, sorted(own))
@@ -324,7 +325,7 @@ class SinkDelivery:
         return Settled(0, waiting, missing, len(own), len(orphans) - len(own))
 
     def _revived(self, deleted: set[str], live: Callable[[], Iterable[LogRow]]) -> int:
-        """Whoever brings back what we took for an orphan may have been faster than our delete."""
+        """Reconciles documents that were revived before their snippets were deleted as orphans."""
         waiting = len(deleted & self._owed())
         for page in _paged(live()):
             back = {row.detail.doc_id: deleted.intersection(snippet_texts(row.detail.ids)) for row in page}
@@ -340,8 +341,8 @@ class SinkDelivery:
 
     def _warn(self, text: str) -> None:
         warnings.warn(
-            f"sink {self._sink.name!r}: {text}; what it is owed is kept under {self._intents.root}, and done by a "
-            "later call or by settle()",
+            f"sink {self._sink.name!r}: {text}; the pending work is stored under {self._intents.root} and completed by "
+            "a later call or by settle()",
             SinkPending,
             stacklevel=4,
         )
@@ -354,12 +355,12 @@ def _new_segment(address: Address, rows: Sequence[LogRow]) -> NewSegment:
 def _unreadable(doc_id: str) -> StoreUnavailable:
     return StoreUnavailable(
         f"the snippets of document {doc_id!r} cannot be read",
-        hint="a compaction may be under way: try again; if it stays so, run `ragfence verify`",
+        hint="a compaction may be in progress: try again; if the error persists, run `ragfence verify`",
     )
 
 
 def named_in_log(ids: set[str], history: Callable[[], Iterable[LogRow]]) -> set[str]:
-    """Those of the snippet_ids that a row of the log has, or had until it died."""
+    """Returns the snippet_ids that a row of the log names, as live or dead."""
     left, found = set(ids), set[str]()
     for row in history() if left else ():
         for held in (row.detail.ids, row.detail.dead):

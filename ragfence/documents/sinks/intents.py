@@ -1,8 +1,8 @@
-"""What a batch owes a sink, written down before the first of it is done.
+"""Intents: the work that a batch owes a sink, written down before any of it is done.
 
-    <tenant>/sinks/<sink>/<epoch>/<batch>   stands until all of the batch is done: upserts, commit, seal, deletes
+    <tenant>/sinks/<sink>/<epoch>/<batch>   deleted when all work of the batch is done: upserts, commit, seal, deletes
 
-An intent holds ids alone: no text, no metadata.
+An intent holds only ids: no text, no metadata.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TouchedSnippets = Mapping[str, frozenset[str]]
 
 
 class OwedWork(NamedTuple):
-    """What one document's move owes the sink: snippet_ids."""
+    """The snippet_ids that the move of one document owes the sink."""
 
     upserts: Sequence[str]
     deletes: Sequence[str]
@@ -49,10 +49,10 @@ class Intents:
 
     def put(self, name: str, intent: Intent) -> None:
         if not self._put(name, intent):
-            raise CommitUncertain(f"the intent {name} was written by somebody else", hint="try again")
+            raise CommitUncertain(f"the intent {name} was written by another process", hint="try again")
 
     def keep(self, name: str, intent: Intent) -> None:
-        """There it stays, or there it is again."""
+        """Keeps the intent, or writes it again."""
         self._put(name, intent)
 
     def _put(self, name: str, intent: Intent) -> bool:
@@ -64,7 +64,7 @@ class Intents:
         return (entry.name for entry in self._objects.list(f"{self.root}/"))
 
     def get(self, name: str) -> Intent | None:
-        """None: somebody has settled it."""
+        """Reads an intent; None if another process has settled it."""
         data = self._objects.get(name)
         if data is None:
             return None
@@ -74,7 +74,7 @@ class Intents:
                 raise FormatTooNew(f"{name} has format {values['version']}; this ragfence knows {VERSION}")
             return {doc_id: OwedWork(owed["upsert"], owed["delete"]) for doc_id, owed in values["documents"].items()}
         except (ValueError, KeyError, TypeError, AttributeError) as broken:
-            raise FormatCorrupt(f"{name} is no intent of a sink: {broken!r}") from broken
+            raise FormatCorrupt(f"{name} is not a valid intent of a sink: {broken!r}") from broken
 
     def delete(self, name: str) -> None:
         self._objects.delete([name])

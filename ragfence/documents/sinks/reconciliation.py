@@ -1,8 +1,8 @@
-"""Puts a sink right for documents of which nobody can say what was done to it: after a crash, a lost race, an error.
+"""Reconciles a sink for documents whose work is uncertain: after a crash, a lost race or an error.
 
-What makes it right although nothing in a sink can be fenced: whoever has written to the sink reads the source of the
-document afterwards, its head *and* its lease. No lease there, and the head the one he wrote for: then every later
-writer claims after this moment, so what it writes comes after what he wrote. Otherwise he has to look again.
+Writes to a sink cannot be fenced. What makes them right nevertheless: after writing, a writer reads the head *and* the
+lease of the document. If there is no lease and the head is the one it wrote for, every later writer claims after this
+moment, and writes to the sink after it. Otherwise the writer reads again.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from ragfence.stores.fences import FenceStore, Lookup
 
 ATTEMPTS = 10
 MANY_ATTEMPTS = 10_000
-"""of a takeover: it must not put a document into quarantine"""
+"""for a takeover, which must not quarantine a document"""
 
 
 class SeenSource(NamedTuple):
-    """A source as the fence store has it, at one moment."""
+    """A source in the fence store, at one moment."""
 
     head: Head | None
     busy: bool
-    """somebody holds a lease"""
+    """a lease is held"""
     unsettled: bool
-    """somebody held one, may have committed, and can still seal"""
+    """a lease expired whose owner may have committed and can still seal"""
 
     @property
     def fence(self) -> FenceNumber | None:
-        """Which move stands."""
+        """The fence of the newest move."""
         return self.head.record.fence if self.head and self.head.record else None
 
 
 class Sources:
-    """Sources as they stand now. Unlike a plain read, it never takes a store that forgot for one without documents."""
+    """Reads sources. Unlike a plain read, it never takes a store that lost its data for one without documents."""
 
     def __init__(self, fences: FenceStore, hydrator: Hydrator, identity: Identity) -> None:
         self._fences = fences
@@ -63,7 +63,7 @@ class Sources:
             held = self._fences.read(lookups)
             if all(marker and marker.usable for marker in before) and self._fences.markers() == before:
                 return {doc_id: _seen(each.source, now_ms) for doc_id, each in zip(doc_ids, held, strict=True)}
-        raise NotReady("the fence store forgets faster than it can be read")
+        raise NotReady("the fence store loses its data faster than it can be read")
 
 
 def lookup_of(shard: int, source: bytes) -> Lookup:
@@ -92,9 +92,10 @@ class Reconciler:
         self._takeover = takeover
 
     def reconcile(self, touched: TouchedSnippets, right_for: Mapping[str, FenceNumber] | None = None) -> set[str]:
-        """Makes the sink hold of the touched snippets those that are live. Returns the documents that must wait.
+        """Makes the sink hold exactly the live ones of the touched snippets. Returns the documents that must wait.
 
-        `right_for`: the move for which it is known to be right; only if that one stands no more, there is work.
+        `right_for`: the move of each document for which the sink is known to be right; there is work only if it is no
+        longer the newest.
         """
         right: dict[str, FenceNumber | None] = dict(right_for or {})
         left, busy, taken = dict(touched), set[str](), set[str]()
@@ -117,7 +118,7 @@ class Reconciler:
         return busy | left.keys()
 
     def _put_right(self, sources: Mapping[str, SeenSource], touched: TouchedSnippets) -> list[str]:
-        """Returns those it could put right: all but documents whose log is being rewritten, or broken."""
+        """Returns the documents it could reconcile: all but those whose log is being rewritten, or is broken."""
         live = {
             doc_id: source.head.record
             for doc_id, source in sources.items()
@@ -142,7 +143,7 @@ class Reconciler:
 
 
 class Takeover:
-    """Ends leases that ran out by stating the head once more: a row is written, and a zombie can no longer seal."""
+    """Ends expired leases by writing the head once more as a new row, so that a zombie can no longer seal."""
 
     def __init__(
         self,
@@ -153,7 +154,7 @@ class Takeover:
         *,
         lease_ms: int,
     ) -> None:
-        """`writer`: one without a sink, which has nothing to do with these moves."""
+        """`writer` has no sink: these moves do not change it."""
         self._writer = writer
         self._claim_builder = claim_builder
         self._revisions = revisions
@@ -161,13 +162,13 @@ class Takeover:
         self._lease_ms = lease_ms
 
     def restate(self, heads: Mapping[str, Head | None]) -> None:
-        """Somebody who is faster is welcome: then nothing happens here."""
+        """Restates these heads. If another process is faster, nothing happens here."""
         live = {doc_id: head.record for doc_id, head in heads.items() if head and head.live and head.record}
         rows = self._revisions.heads(live)
         caller, tokens = self._caller(), batch_tokens()
         moves = []
         for doc_id, head in heads.items():
-            if doc_id not in live:  # there is none: that is stated by a retraction
+            if doc_id not in live:  # there is no live head: a retraction states that
                 prepared = self._claim_builder.retract(doc_id, None, next(tokens), caller)
                 claim = prepared.claim._replace(max_attempts=MANY_ATTEMPTS)
                 moves.append(Move(claim, _only_over(head, retract_effect), prepared))
@@ -214,7 +215,7 @@ def _restated(detail: Any, grant: Granted) -> FinishedEffect:
 def _only_over(
     head: Head | None, effect: Callable[[Any, Granted], FinishedEffect]
 ) -> Callable[[Any, Granted], FinishedEffect]:
-    """The effect, if the head is still the one that was seen: else it would undo what somebody else has done since."""
+    """Returns the effect with a check that the head is unchanged: otherwise it would undo a later move."""
     seen = head.record.fence if head and head.record else None
 
     def checked(subject: Any, grant: Granted) -> FinishedEffect:

@@ -1,10 +1,10 @@
-"""Sinks: a live vector store that gets exactly the new snippets of each document and loses exactly the dead ones.
+"""Sinks: live vector stores that receive exactly the new snippets of each document and lose exactly the dead ones.
 
     upsert new snippets -> commit -> seal -> delete dead snippets
 
-New before old, always: whoever searches meanwhile finds the old revision or the new one, never neither. Nothing in a
-sink can be fenced, so what a batch owes it is written down first (`intents.py`), every step may be repeated, and
-whoever finds that a document moved on while he wrote puts the sink right (`reconciling.py`). See docs/sinks.md.
+New before old, always: a search meanwhile finds the old revision or the new one, never neither. Writes to a sink cannot
+be fenced, so the work of a batch is written down first (`intents`), every step may be repeated, and a writer that finds
+that a document moved on in the meantime reconciles the sink (`reconciliation`). See docs/sinks.md.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ AFTER_UPSERT = "after_upsert"
 BEFORE_DELETE = "before_delete"
 AFTER_DELETE = "after_delete"
 SINK_POINTS = (AFTER_INTENT, AFTER_UPSERT, BEFORE_DELETE, AFTER_DELETE)
-"""reached in batches that owe the sink something; the last two after the seal, also if there is nothing to delete"""
+"""reached in batches with work for the sink; the last two after the seal, even if there is nothing to delete"""
 
 PAGE = 1000
 MAX_NAME_BYTES = 80
-"""three times as many when encoded: it is one part of an object's name"""
+"""up to three times as many when encoded, as one part of an object's name"""
 
 
 Foreign = Literal["keep", "delete"]
-"""what becomes of rows in a sink that ragfence did not write"""
+"""what to do with rows of a sink that ragfence did not write"""
 
 
 class SinkPending(UserWarning):
-    """The documents are ingested, but the sink is behind: what it is owed is kept, and done by a later call."""
+    """The documents are ingested, but the sink is behind: the pending work is stored, and a later call completes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkSnippet:
-    """A snippet on its way into a sink. An id stands for the same text for ever; all else may change."""
+    """A snippet for a sink. The text of an id never changes; everything else may."""
 
     snippet_id: str
     """32 hex digits, which is also a UUID"""
@@ -58,17 +58,17 @@ class SinkSnippet:
 
 
 class Sink(Protocol):
-    """Where live snippets are kept besides. Called from many threads and processes at once, in any order.
+    """A store that holds the live snippets as well. Called from many threads and processes at once, in any order.
 
-    Both calls may be repeated, and may come too late: `upsert` replaces what it finds under a snippet_id, `delete` is
-    content with ids that are not there. What raises is tried again. At most 1,000 snippets or ids a call.
+    Both calls may be repeated, and may come late: `upsert` replaces the row of a snippet_id, `delete` ignores ids that
+    do not exist. A call that raises is repeated later. A call has at most 1,000 snippets or ids.
 
     Two more members are optional:
 
     `ids(doc_ids: Sequence[str] | None = None) -> Iterable[str]`
-        the snippet_ids that the sink holds, of these documents or of all. `settle(full=True)` and `verify` ask for all
-        of them: a live one that is absent is missing; one that is not live, and that the log has or had, is an orphan.
-        One that the log never had is somebody else's and is left alone, unless `settle` is told `foreign="delete"`.
+        the snippet_ids that the sink holds, of these documents or of all. `settle(full=True)` and `verify` request all
+        of them: a live id that the sink lacks is missing; an id that is not live, but that the log names or named, is
+        an orphan. An id that the log never named is foreign and left alone, unless `settle` gets `foreign="delete"`.
     `keeps_positions: bool`
         True: an edit that only moves a snippet within its document upserts it again. Otherwise start, end, section_id
         and ordinal are those of the revision that brought the snippet in, or of the last change of metadata.
@@ -76,7 +76,7 @@ class Sink(Protocol):
 
     @property
     def name(self) -> str:
-        """Stable: it says whose the intents are. Two sinks of one tenant must not share it."""
+        """A stable name, which identifies the intents of the sink. Two sinks of one tenant must not share it."""
         ...
 
     def upsert(self, snippets: Sequence[SinkSnippet]) -> None: ...
@@ -85,9 +85,9 @@ class Sink(Protocol):
 
 
 class VectorSink(Protocol):
-    """A sink that names an embedder, and gets the vectors too. All else is as in `Sink`.
+    """A sink that names an embedder and also receives vectors. Everything else is as in `Sink`.
 
-    They are the vectors that builds with the same embedder use: whoever asks first embeds, the other one finds them.
+    Builds with the same embedder use the same vectors: a snippet is embedded once, by whichever needs it first.
     """
 
     @property
@@ -107,22 +107,22 @@ class VectorSink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What `settle` came to."""
+    """The result of `settle`."""
 
     intents: int
-    """left behind by somebody, and done with now"""
+    """intents left by crashes or errors, and completed now"""
     left: int
-    """what has to wait, because somebody is writing these documents right now; settle again later"""
+    """intents that must wait, because their documents are being written right now; settle again later"""
     missing: int = 0
-    """live snippets that the sink was given again; with `full=True`"""
+    """live snippets that were added to the sink again; with `full=True`"""
     orphaned: int = 0
-    """snippets that were deleted from the sink because no live document has them; with `full=True`"""
+    """snippets deleted from the sink because no live document has them; with `full=True`"""
     foreign: int = 0
-    """rows of the sink that the log does not know: somebody else's, left alone; with `full=True`"""
+    """rows of the sink that the log never named, left alone; with `full=True`"""
 
 
 def validate_sink(sink: Sink | VectorSink) -> Sink | VectorSink:
-    """The sink, if it can be one."""
+    """Returns the sink if it is a valid one."""
     name = checked_text("the name of a sink", getattr(sink, "name", None), MAX_NAME_BYTES)
     if not name:
         raise ValidationError("a sink needs a name", hint='one that stays the same, such as name = "qdrant:docs"')
@@ -133,7 +133,7 @@ def validate_sink(sink: Sink | VectorSink) -> Sink | VectorSink:
     if not (embedder is None or isinstance(embedder, str) or callable(getattr(embedder, "embed", None))):
         raise ValidationError(
             f"the sink {name!r} has an `embedder` that is not a valid embedder: {type(embedder).__name__}",
-            hint="use a name or an embedder of ragfence; a sink that embeds by itself calls its own something else",
+            hint="use a name or an embedder of ragfence; a sink that embeds on its own needs another attribute name",
         )
     return sink
 

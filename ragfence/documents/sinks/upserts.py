@@ -1,11 +1,11 @@
-"""Gives a sink the snippets that it is owed, page by page; with their vectors, if the sink names an embedder.
+"""Upserts: sends a sink its snippets, page by page, with their vectors if the sink names an embedder.
 
-    intent -> (vectors beside the snippets -> upsert) for each page -> commit
+    intent -> (vectors alongside the snippets -> upsert) for each page -> commit
 
-The vectors of new snippets are put beside the snippets before the commit. They count when the segment counts: what
-belongs to a segment that was never committed is void, and is deleted with it.
+The vectors of new snippets are stored alongside the snippets before the commit. They count when the segment counts:
+what belongs to a segment that was never committed is void, and is deleted with it.
 
-The snippets of many revisions at once, as a sink gets them: each object is read once, whoever needs it.
+The snippets of many revisions are read together, each object once.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 
 class PlacedRow(NamedTuple):
-    """A row of the log, and the segment that holds it."""
+    """A row of the log, and its segment."""
 
     row: LogRow
     at: Address
 
 
 class PlacedSnippet(NamedTuple):
-    """A snippet, and the segment beside whose rows its text stands."""
+    """A snippet, and the segment that holds its text."""
 
     snippet: SinkSnippet
     at: Address
@@ -50,13 +50,13 @@ class _SnippetText(NamedTuple):
 
 class Revisions:
     def __init__(self, objects: ObjectStore, layout: Layout, truth: Callable[[], Iterable[str]]) -> None:
-        """`truth`: the names of the segments that count, asked for when one is not where a record says."""
+        """`truth` returns the names of the segments in the log; called if one is not where a record says."""
         self._objects = objects
         self._layout = layout
         self._truth = truth
 
     def heads(self, records: Mapping[str, KeyRecord]) -> dict[str, PlacedRow]:
-        """The row behind each document's record; without those that cannot be found."""
+        """Returns the row of each document's record, without those that cannot be found."""
         found = self._rows({doc_id: stored_in(record).row for doc_id, record in records.items()})
         return {
             doc_id: placed
@@ -68,7 +68,7 @@ class Revisions:
     def snippets(
         self, rows: Mapping[str, PlacedRow], wanted: Mapping[str, Collection[str]]
     ) -> dict[str, list[PlacedSnippet]]:
-        """The wanted snippets of these revisions, described by these rows; without documents that cannot be read."""
+        """Returns the wanted snippets of these revisions, without documents that cannot be read."""
         needed = {doc_id: rows[doc_id] for doc_id, ids in wanted.items() if ids}
         made = self._made(needed)
         texts = self._texts(made, {doc_id: set(wanted[doc_id]) for doc_id in made})
@@ -79,7 +79,7 @@ class Revisions:
         }
 
     def _made(self, rows: Mapping[str, PlacedRow]) -> dict[str, PlacedRow]:
-        """The `ingest` row of each revision, which has its positions."""
+        """Returns the `ingest` row of each revision, which has its positions."""
         made = {doc_id: placed for doc_id, placed in rows.items() if placed.row.detail.action == INGEST}
         others = {doc_id: placed for doc_id, placed in rows.items() if doc_id not in made}
         origins = {
@@ -93,10 +93,10 @@ class Revisions:
         return made
 
     def _texts(self, made: Mapping[str, PlacedRow], missing: dict[str, set[str]]) -> dict[str, _SnippetText]:
-        """Those that a revision made stand beside its rows; those it took over, beside the heads before it."""
+        """Reads texts: new snippets are stored with the revision's segment, others with the heads before it."""
         found: dict[str, _SnippetText] = {}
         for placed in made.values():
-            for each, text in placed.row.detail.fresh:  # of a batch that is under way
+            for each, text in placed.row.detail.fresh:  # of a batch in progress
                 found[each.hex()] = _SnippetText(text, estimated_tokens(text), placed.at)
         frontier = dict(made)
         while frontier:
@@ -115,7 +115,7 @@ class Revisions:
         return found
 
     def _before(self, made: Mapping[str, PlacedRow]) -> dict[str, PlacedRow]:
-        """The `ingest` rows of the heads that these moves replaced."""
+        """Returns the `ingest` rows of the heads that these moves replaced."""
         befores = {doc_id: address_in(p.row.detail.before) for doc_id, p in made.items() if p.row.detail.before}
         replaced = {}
         for doc_id, rows in self._rows(befores).items():
@@ -141,7 +141,7 @@ class Revisions:
     def _segment(self, address: Address) -> tuple[Address, bytes | None]:
         data = self._objects.get(self._layout.rows_at(address))
         if data is None:
-            # A purge has rewritten it: then it has the same batch in its name, and a later epoch.
+            # A purge has rewritten it: its name has the same batch, and a later epoch.
             for name in self._truth():
                 now_at = address_in(name)
                 if now_at.batch == address.batch:
@@ -176,18 +176,18 @@ def _describe_snippets(
 
 
 REMEMBERED = 16
-"""batches that did not finish"""
+"""unfinished batches that are remembered"""
 
 
 class NewSegment(NamedTuple):
-    """A segment that is not committed yet, and the snippets that it makes, in their order."""
+    """A segment that is not committed yet, and its new snippets in their order."""
 
     address: Address
     snippet_ids: Sequence[bytes]
 
 
 class UnsinkedBatch(NamedTuple):
-    """A batch that was to give these to the sink and did not finish: what it embedded may stand beside its address."""
+    """A batch that did not finish: the vectors it made for these snippets may be stored under its address."""
 
     address: Address
     snippet_ids: frozenset[bytes]
@@ -198,7 +198,7 @@ class VectorRequest(NamedTuple):
 
     snippets: Sequence[PlacedSnippet]
     histories: Mapping[str, set[str]]
-    """doc_id -> addresses of its newest rows that are committed; they lead to its earlier revisions"""
+    """doc_id -> addresses of its newest committed rows, which lead to its earlier revisions"""
     new: NewSegment | None
     number: int
     """of the page, from 1"""
@@ -207,33 +207,34 @@ class VectorRequest(NamedTuple):
 
 
 class SnippetVectors(Protocol):
-    """Vectors that are kept beside the snippets. `ragfence.indexes` has them."""
+    """Vectors stored alongside the snippets, implemented by `ragfence.indexes`."""
 
     @property
     def page(self) -> int:
-        """So many of them are held in memory at once."""
+        """How many vectors are held in memory at a time."""
         ...
 
     def vectors(self, request: VectorRequest) -> Vectors:
-        """One row for each snippet of the page; what nobody has embedded yet is embedded now.
+        """Returns one row for each snippet of the page; snippets without a stored vector are embedded now.
 
-        `SnapshotGone`: the log is being rewritten, and a segment of theirs is not where it was.
+        Raises:
+            SnapshotGone: The log is being rewritten, and one of their segments has moved.
         """
         ...
 
 
 class Upserts:
-    """What one sink is given."""
+    """Sends snippets to one sink."""
 
     def __init__(self, sink: Sink | VectorSink, open_vectors: Callable[[], SnippetVectors] | None = None) -> None:
-        """`open_vectors` is called when the first snippet is on its way: it may load a model."""
+        """`open_vectors` is called for the first snippet, since it may load a model."""
         self._sink = sink
         self._open_vectors = open_vectors
         self._unfinished: tuple[UnsinkedBatch, ...] = ()
 
     @property
     def recipient(self) -> str:
-        """For messages."""
+        """The name of the sink, for messages."""
         return f"the sink {self._sink.name!r}{' or its embedder' if self._open_vectors else ''}"
 
     def give(
@@ -242,7 +243,7 @@ class Upserts:
         rows: Mapping[str, PlacedRow],
         new: NewSegment | None = None,
     ) -> None:
-        """By doc_id: the snippets, and the row that describes them."""
+        """Upserts snippets; both mappings are by doc_id, and `rows` has the row that describes them."""
         placed = [each for of_document in snippets.values() for each in of_document]
         if self._open_vectors is None:
             plain = cast(Sink, self._sink)
@@ -259,7 +260,7 @@ class Upserts:
             sink.upsert([each.snippet for each in portion], vectors)
 
     def remember(self, address: Address, snippet_ids: Collection[str]) -> None:
-        """A batch did not finish. Whoever sends its documents again need not embed them again."""
+        """Remembers a batch that did not finish: its documents need not be embedded again."""
         if self._open_vectors is not None and snippet_ids:
             others = [each for each in self._unfinished if each.address != address]
             self._unfinished = (*others, UnsinkedBatch(address, frozenset(map(bytes.fromhex, snippet_ids))))[

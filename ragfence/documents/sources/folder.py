@@ -27,7 +27,7 @@ from ragfence.errors import DocumentInvalid, Hint, RagfenceError, StoreUnavailab
 IGNORE_FILE = ".ragfenceignore"
 IGNORE_FILE_BYTES = 2**18
 
-# As git's racy index has it: a file changed twice within one tick of its clock has the same mtime both times, so a
+# Like git's racy index: a file changed twice within one tick of the clock has the same mtime both times, so a
 # state taken just after the first change would hide the second. Until the mtime is older than any clock's tick (2 s on
 # FAT, the coarsest), the file has no state and is read again. One from the future is never old enough.
 FRESH_NS = 2 * 10**9
@@ -42,8 +42,8 @@ class FolderSource:
     holds at the moment a file is read, too: a folder that was swapped for a link since it was listed is an error of
     the documents in it.
 
-    `name` tells this source from others: documents belong to the source that brought them. It defaults to the path of
-    the folder; name it where the same folder is read on several machines, or under changing paths.
+    `name` identifies the source: documents belong to the source that brought them. It defaults to the path of the
+    folder; pass a name if the same folder is read on several machines, or under changing paths.
 
     >>> FolderSource("handbook", name="handbook", ignore=["drafts/", "*.tmp.md"]).name
     'folder:handbook'
@@ -61,7 +61,7 @@ class FolderSource:
         limit_bytes: int = LIMIT_BYTES,
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        # Absolute: a process that changes its folder must still find what it listed.
+        # Absolute: a process that changes its working directory must still find what it listed.
         self._root = os.path.abspath(root)
         self._name = f"folder:{name or _doc_id(self._root)}"
         self.former_name = "" if name else f"folder:{_doc_id(os.path.basename(self._root)) or '/'}"
@@ -77,7 +77,7 @@ class FolderSource:
 
     @property
     def skipped(self) -> SkippedFiles:
-        """What the last listing left out."""
+        """The files that the last listing skipped."""
         return self._skipped
 
     def items(self) -> Iterator[Item]:
@@ -99,7 +99,7 @@ class FolderSource:
                 try:
                     open_folders.append((folder + name, iter(self._listed(folder + name, ignore, walked))))
                 except FileNotFoundError:
-                    pass  # it was removed in the meantime
+                    pass  # removed in the meantime
                 except OSError as error:
                     why = str(error.strerror)
                     yield Item(_doc_id(folder + name), "", partial(self._refuse_folder, folder + name, why))
@@ -115,9 +115,9 @@ class FolderSource:
 
     @contextmanager
     def _opened(self, walked: os.stat_result, folder: str = "") -> Iterator[int]:
-        """The descriptor of a folder, reached from the root that was listed and without following links.
+        """Opens a folder, from the root that was listed and without following links.
 
-        A drive that was unmounted in the middle of the walk looks like files that were removed; they were not.
+        Otherwise a drive that is unmounted during the walk would look like removed files.
         """
         with open_root(self._root) as root:
             if not os.path.samestat(walked, os.fstat(root)):
@@ -126,9 +126,9 @@ class FolderSource:
                 yield descriptor
 
     def _listed(self, folder: str, ignore: Ignore, walked: os.stat_result) -> list[str]:
-        """The names of one folder, sorted, those of folders with a slash at the end. Names only: there may be many.
+        """Returns the sorted names of one folder, names of folders with a slash at the end.
 
-        The slash takes part in the order, so that all paths of the tree come in theirs (`a-b` before `a/c`).
+        The slash takes part in the order, so that all paths of the tree are sorted (`a-b` before `a/c`).
         """
         names = []
         with self._opened(walked, folder) as descriptor, os.scandir(descriptor) as entries:
@@ -149,7 +149,7 @@ class FolderSource:
         return names
 
     def _item(self, relative: str, walked: os.stat_result) -> Item | None:
-        now_ns = self._now_ns()  # before the file is looked at, so that it is rather too young than too old
+        now_ns = self._now_ns()  # before the stat, so that the file seems rather too young than too old
         linked = False
         try:
             found = self._stat(relative, walked)
@@ -164,7 +164,7 @@ class FolderSource:
             if error.errno in (errno.ENOENT, errno.ELOOP):
                 self._skipped.special += linked
                 return None  # removed in the meantime, or a link to nothing or to itself
-            # Its load says what is wrong.
+            # Its load raises the error.
             return Item(_doc_id(relative), "", partial(self._load, relative, walked, linked=linked))
         if not stat.S_ISREG(found.st_mode):
             self._skipped.special += 1
@@ -178,7 +178,7 @@ class FolderSource:
             return os.stat(name, dir_fd=descriptor, follow_symlinks=False)
 
     def _target(self, relative: str) -> str | None:
-        """The path below the root that a link ends at; None if it ends outside."""
+        """Returns the path below the root that a link leads to; None if it leads outside."""
         inside = os.path.realpath(self._root)
         real = os.path.realpath(os.path.join(self._root, relative), strict=True)
         return os.path.relpath(real, inside) if _is_inside(real, inside) else None
@@ -190,7 +190,7 @@ class FolderSource:
                 f"the name of {doc_id} ({self._name}) is not UTF-8", hint="rename the file", doc_id=doc_id
             )
         with translate_read_errors(doc_id, self._name):
-            # A link is resolved again: since it was listed, it may have been bent to a file outside.
+            # Resolved again: since the listing, the link may have been changed to a file outside.
             path = self._target(relative) if linked else relative
             if path is None:
                 raise DocumentInvalid(
@@ -211,11 +211,11 @@ class FolderSource:
 
     def _other_root(self) -> StoreUnavailable:
         return StoreUnavailable(
-            f"{self._name}: {printable(self._root)} was taken away or replaced while it was read", hint="run it again"
+            f"{self._name}: {printable(self._root)} was removed or replaced while it was read", hint="run it again"
         )
 
     def _ignore_file(self, root: int) -> list[str]:
-        # Going on without it would read what somebody wanted to keep out.
+        # Without it, files would be ingested that the owner excluded.
         try:
             with open_regular_file(IGNORE_FILE, folder=root) as file:
                 data = file.read(IGNORE_FILE_BYTES + 1)
@@ -266,7 +266,7 @@ class FileSource:
             extension = os.path.splitext(base)[1]
             known = f"known: {', '.join(sorted(self._reader.types))}; for a text file of another kind "
             raise ValidationError(
-                f"nobody knows how to read {printable(base)!r} as text",
+                f"there is no reader for {printable(base)!r}",
                 hint=Hint(
                     f"{known}pass extensions={[extension]!r}", cli=f"{known}use --ext {extension.lstrip('.') or 'EXT'}"
                 ),
@@ -286,7 +286,7 @@ class FileSource:
         yield Item(self._doc_id, state_of(found, now_ns, manner), self._load)
 
     def _load(self) -> Document:
-        # Whoever named the file meant what it links to.
+        # The caller named the file, so a link is followed.
         with translate_read_errors(self._doc_id, self._name):
             data = read_bytes(os.path.realpath(self._path), self._doc_id, self._reader, source=self._name)
         source_url = self._base_url + quote(self._doc_id)
@@ -294,15 +294,15 @@ class FileSource:
 
 
 def state_of(found: os.stat_result, now_ns: int, manner: str = "") -> str:
-    """Size and mtime, and how it is read; nothing as long as the mtime is too fresh to be relied on."""
+    """Returns size, mtime and manner of reading; empty while the mtime is too recent to be reliable."""
     return f"{found.st_size}:{found.st_mtime_ns}{manner}" if now_ns - found.st_mtime_ns > FRESH_NS else ""
 
 
 def read_bytes(path: str, doc_id: str, how: ContentReader, *, source: str, folder: int | None = None) -> bytes:
-    """If the file changed after it was listed, this is the newer content under the older state.
+    """Reads a file. If it changed after the listing, this is the newer content under the older state.
 
-    The next listing then has another state, and the file is read again. Only a file that by then is back at the size
-    and mtime it was listed with would be missed.
+    The next listing then has another state, and the file is read again. Only a file that has the size and mtime of the
+    first listing again by then would be missed.
     """
     with open_regular_file(path, folder=folder) as file:
         how.refuse_size(os.fstat(file.fileno()).st_size, doc_id, source)
@@ -311,7 +311,7 @@ def read_bytes(path: str, doc_id: str, how: ContentReader, *, source: str, folde
 
 @contextmanager
 def translate_read_errors(doc_id: str, source: str) -> Iterator[None]:
-    """Turns what the system says about one file into an error of its document, or of the source."""
+    """Translates system errors about one file into errors of its document or of the source."""
     try:
         yield
     except FileNotFoundError:
@@ -338,7 +338,7 @@ def translate_read_errors(doc_id: str, source: str) -> Iterator[None]:
 
 
 def source_error(error: OSError, source: str, path: str) -> RagfenceError:
-    """The error for a source that cannot be listed or read at all."""
+    """Returns the error for a source that cannot be listed or read at all."""
     said = f"{source}: cannot read {printable(path)}: {error.strerror}"
     if isinstance(error, FileNotFoundError | NotADirectoryError | PermissionError | IsADirectoryError):
         return ValidationError(said, hint="check the path and its permissions")
@@ -346,10 +346,10 @@ def source_error(error: OSError, source: str, path: str) -> RagfenceError:
 
 
 def check_patterns(ignore: Iterable[str]) -> tuple[str, ...]:
-    """Checked at once, where they are given, and not when the first item is wanted."""
+    """Validates patterns when the source is made, and not when the first item is listed."""
     if isinstance(ignore, str):
         raise ValidationError(
-            f"ignore must be several patterns, got the text {ignore!r}",
+            f"ignore must be a list of patterns, not the text {ignore!r}",
             hint=Hint(f"for example ignore=[{ignore!r}]", cli=f"for example --ignore {ignore}"),
         )
     kept = tuple(ignore)
@@ -358,7 +358,7 @@ def check_patterns(ignore: Iterable[str]) -> tuple[str, ...]:
 
 
 def printable(name: str) -> str:
-    """A file name that can be printed and stored, also if it is not UTF-8."""
+    """Returns a file name that can be printed and stored, even if it is not UTF-8."""
     return name if _is_text(name) else os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
@@ -367,7 +367,7 @@ def _doc_id(relative: str) -> str:
 
 
 def _is_text(name: str) -> bool:
-    """False for bytes that are no UTF-8, which Python carries along as lone surrogates."""
+    """Returns False for names that are not UTF-8, whose bytes Python represents as lone surrogates."""
     try:
         name.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Documents already in memory: ragfence's own, and those of LangChain and LlamaIndex, told by their shape."""
+"""Documents in memory: those of ragfence, and of LangChain and LlamaIndex, which are recognised by their attributes."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ragfence.errors import DocumentInvalid, ValidationError
 
 _LANGCHAIN_IDS = ("doc_id", "id")
 _PARTS = {"page": "page", "page_label": "page", "row": "row"}
-"""what loaders call a part of a source, the pages of a PDF or the rows of a table, and what ids call it"""
+"""metadata of loaders that names a part of a source (a page of a PDF, a row of a table), and its name in ids"""
 _LLAMA_IDS = ("doc_id", "id_", "node_id")
 _URLS = ("source_url", "url", "source")
 _GIVE_ONE = "give every document an id of its own, or pass doc_id=lambda document: ..."
 
 
 class DocumentsSource:
-    """The documents of an iterable, in its order; they have no state, so each is looked at every time.
+    """The documents of an iterable, in its order; they have no state, so each is read every time.
 
     LangChain's are named by `.id`, or `doc_id` or `id` in their metadata, or `source` in their metadata, with the page
     or row where there is one (`a.pdf#page=3`), since loaders give all pages of a file the same `source`. LlamaIndex's
-    are named by `doc_id`, `id_` or `node_id`, if one was given: LlamaIndex makes up a random id otherwise, which would
+    are named by `doc_id`, `id_` or `node_id`, if one was given: otherwise LlamaIndex generates a random id, which would
     be a new document in every run. Such a document is named by the `file_path` in its metadata, with the page or row,
     and with its number (`a.md#part=1`) where there are several of one name. Pass `doc_id=` where that is not enough.
 
@@ -51,10 +51,10 @@ class DocumentsSource:
     def items(self) -> Iterator[Item]:
         documents = iter(self._documents)
         if documents is self._documents:
-            # It would yield nothing, which looks as if everything had been deleted.
+            # It would yield nothing, as if everything had been deleted.
             if self._read:
                 raise ValidationError(
-                    f"{self._name}: these documents come from an iterator, and it was read before",
+                    f"{self._name}: these documents come from an iterator, which was already read",
                     hint="pass a list, or make a new source",
                 )
             self._read = True
@@ -64,17 +64,17 @@ class DocumentsSource:
 
     def _item(self, position: int, given: Any, parts: Counter[str]) -> Item:
         if isinstance(given, Document):
-            # What is wrong with its id, if anything is, its own check says.
+            # Its validation reports what is wrong with its id.
             return Item(as_doc_id(given.doc_id) or self._place(position), "", _InMemoryItem(given))
         if not _is_langchain(given) and not _is_llama(given):
             return self._bad(
                 position,
-                f"is no document but {type(given).__name__}",
+                f"is not a document but {type(given).__name__}",
                 "known: ragfence.Document, LangChain's and LlamaIndex's documents",
             )
         try:
             found = self._doc_id(given) if self._doc_id else _own_id(given, parts)
-        except Exception as failed:  # noqa: BLE001  # it is the caller's function, and its document's fault
+        except Exception as failed:  # noqa: BLE001  # the caller's function failed for this document only
             return self._bad(position, f"got no id: doc_id= raised {failed!r}", _GIVE_ONE, failed)
         doc_id = as_doc_id(found)
         if doc_id is None:
@@ -89,7 +89,7 @@ class DocumentsSource:
         except Exception as failed:  # the framework's own: an image without a text, for instance
             raise DocumentInvalid(
                 f"{doc_id} ({self._place(position)}) gives no text: {failed!r}",
-                hint="leave it out, or turn it into text first",
+                hint="exclude it, or turn it into text first",
                 doc_id=doc_id,
             ) from failed
         metadata = given.metadata
@@ -106,7 +106,7 @@ class DocumentsSource:
 
 
 class _InMemoryItem:
-    """A document that need not be read. One object, where a closure is three: a page of a sync holds them all."""
+    """A document in memory. One object instead of the three of a closure: a page of a sync holds many."""
 
     __slots__ = ("_document",)
 
@@ -145,13 +145,13 @@ def _own_id(given: Any, parts: Counter[str]) -> object:
 
 
 def _has_made_up_id(given: Any) -> bool:
-    """Whether nobody gave a LlamaIndex document its id: pydantic knows which fields were set."""
+    """Whether the id of a LlamaIndex document was generated: pydantic knows which fields were set."""
     fields = getattr(given, "model_fields_set", None)
     return isinstance(fields, set | frozenset) and "id_" not in fields
 
 
 def _part_of(metadata: Mapping[Any, Any], key: str) -> object:
-    """The source, with the page or row that the document is of it."""
+    """Returns the source, with the page or row of the document."""
     source = metadata.get(key)
     if not isinstance(source, str) or not source:
         return source
@@ -168,7 +168,7 @@ def _llama_text(given: Any) -> Any:
 
 
 def _url_in(metadata: object) -> str:
-    """Only what is a URL: a `source` is as often a path of the machine that loaded the document."""
+    """Returns a URL, and no path: a `source` is often a path of the machine that loaded the document."""
     if not isinstance(metadata, Mapping):
         return ""
     found = (metadata.get(name) for name in _URLS)

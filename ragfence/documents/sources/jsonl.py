@@ -30,19 +30,19 @@ FIELDS: Mapping[str, Sequence[str]] = MappingProxyType(
         "content_type": ("content_type",),
     }
 )
-"""Under which names a line may hold what makes a document; the first that is there and not null counts."""
+"""The names of a field of a document in a line; the first that exists and is not null counts."""
 
 LINE_BYTES = 32 * 2**20
 _SKIP_BYTES = 2**20
 
 
 class JsonlSource:
-    """One document per line. Text is taken as it is, whatever its content_type says; other fields are passed over.
+    """One document per line. Text is taken as it is, whatever its content_type; other fields are ignored.
 
     `fields` gives other names to look under: `fields={"doc_id": "sku", "text": ["body", "abstract"]}`. A number as an
-    id becomes text. A line that is no document (no JSON, no id, a key twice, longer than `limit_bytes`) is an item
-    `<file>:<line>` whose load says what is wrong; the lines after it are read all the same. A line has no state: to
-    know whether it changed is to read it.
+    id becomes text. A line that is not a document (no JSON, no id, a key twice, longer than `limit_bytes`) is an item
+    `<file>:<line>` whose load raises the error; the lines after it are read. A line has no state: only reading it shows
+    whether it changed.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class JsonlSource:
         number = 0
         try:
             with self._opened() as lines:
-                # One byte more than a line may have, and its end: so one that is too long shows.
+                # One byte more than the limit, and the line end, so that a longer line is recognised.
                 while line := lines.readline(self._limit_bytes + 2):
                     number += 1
                     if len(line.rstrip(b"\r\n")) > self._limit_bytes:
@@ -79,7 +79,7 @@ class JsonlSource:
         except (EOFError, zlib.error, gzip.BadGzipFile) as damaged:
             raise ValidationError(
                 f"{self._file} is damaged after line {number}: {damaged}",
-                hint="copy it again, and read it again: what is known by then is not ingested twice",
+                hint="copy it again and repeat the sync: documents that are known by then are not ingested twice",
             ) from damaged
         except NotRegularFileError as error:
             raise ValidationError(
@@ -91,7 +91,7 @@ class JsonlSource:
 
     @contextmanager
     def _opened(self) -> Iterator[BinaryIO | gzip.GzipFile]:
-        # A named pipe would let the open wait, perhaps forever; and what came out of it could not be read again.
+        # Opening a named pipe could wait forever, and its data could not be read a second time.
         with open_regular_file(self._path, follow_links=True) as file:
             if self._path.lower().endswith(".gz"):
                 with gzip.GzipFile(fileobj=file, mode="rb") as unpacked:
@@ -107,9 +107,9 @@ class JsonlSource:
         except RecursionError:
             return self._bad(number, "is nested too deeply", "flatten it")
         except ValueError as broken:
-            return self._bad(number, f"is no JSON: {broken}", "write one JSON object per line")
+            return self._bad(number, f"is not valid JSON: {broken}", "write one JSON object per line")
         if not isinstance(value, dict):
-            return self._bad(number, "is no JSON object", 'a line looks like {"doc_id": "a", "text": "..."}')
+            return self._bad(number, "is not a JSON object", 'a line looks like {"doc_id": "a", "text": "..."}')
         doc_id = as_doc_id(self._found(value, "doc_id"))
         if doc_id is None:
             names = " or ".join(self._fields["doc_id"])
@@ -142,13 +142,13 @@ def _fields(given: Mapping[str, str | Sequence[str]]) -> dict[str, Sequence[str]
     unknown = set(given) - set(FIELDS)
     if unknown:
         raise ValidationError(
-            f"a document has no {', '.join(sorted(unknown))}", hint=f"fields may name {', '.join(FIELDS)}"
+            f"a document has no field {', '.join(sorted(unknown))}", hint=f"fields may name {', '.join(FIELDS)}"
         )
     return {**FIELDS, **{field: (names,) if isinstance(names, str) else tuple(names) for field, names in given.items()}}
 
 
 def _skip_rest(lines: BinaryIO | gzip.GzipFile, line: bytes) -> None:
-    """Reads on to the end of the line, and keeps nothing of it."""
+    """Reads to the end of the line and discards it."""
     while line and not line.endswith(b"\n"):
         line = lines.readline(_SKIP_BYTES)
 
@@ -162,12 +162,12 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(value) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for at, name in enumerate(names) if name in names[:at])
-        raise ValueError(f"the key {twice[:60]!r} is there twice")
+        raise ValueError(f"the key {twice[:60]!r} is duplicated")
     return value
 
 
 def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 _decoder = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_no_number)

@@ -1,4 +1,4 @@
-"""From what a caller passes to `sync` or names on the command line to a source."""
+"""Makes the source for a path, a URL or an iterable that is passed to `sync` or to the command line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def source_of(thing: object, *, name: str | None = None) -> Source:
-    """The source that a path, a URL or an iterable means. A source is its own; `name` is for what has none yet.
+    """Returns the source of a path, a URL or an iterable; a source is returned as it is. `name` names a new source.
 
     >>> source_of("s3://docs/manuals").name
     's3://docs/manuals'
@@ -39,7 +39,7 @@ def source_of(thing: object, *, name: str | None = None) -> Source:
         return thing
     if isinstance(thing, Document):
         raise ValidationError(
-            "a document is no source", hint="use fence.documents.ingest(document), or pass [document]"
+            "a document is not a source", hint="use fence.documents.ingest(document), or pass [document]"
         )
     if isinstance(thing, Iterable) and not isinstance(thing, bytes | bytearray | memoryview | Mapping):
         return DocumentsSource(thing, name=name)
@@ -48,7 +48,7 @@ def source_of(thing: object, *, name: str | None = None) -> Source:
 
 def _at_url(url: str, name: str | None) -> Source:
     if not url.startswith("s3://"):
-        # Not the rest of it, which may hold a password.
+        # Not the rest of the URL, which may hold a password.
         raise ValidationError(f"no documents can be read from {url.partition('://')[0]}:// URLs", hint=KNOWN)
     place = parse_url(url)
     return S3Source(place.bucket, place.prefix, endpoint_url=place.endpoint_url, region=place.region, name=name)
@@ -57,12 +57,12 @@ def _at_url(url: str, name: str | None) -> Source:
 def _at_path(given: str | os.PathLike[str], name: str | None) -> Source:
     path = os.fspath(given)
     if not path:
-        raise ValidationError(f"{path!r} is no path", hint=KNOWN)
+        raise ValidationError(f"{path!r} is not a valid path", hint=KNOWN)
     if os.path.isdir(path):
         return FolderSource(path, name=name)
     if not os.path.exists(path):
         name = show_url(path) if "@" in path else printable(path)  # perhaps a URL that was mistyped
-        raise ValidationError(f"there is no {name!r}", hint=f"check the path; {KNOWN}")
+        raise ValidationError(f"{name!r} does not exist", hint=f"check the path; {KNOWN}")
     if Path(path).name.lower().endswith(_JSONL):
         return JsonlSource(path, name=name)
     return FileSource(path, name=name)

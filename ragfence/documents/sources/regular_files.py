@@ -1,6 +1,6 @@
-"""Opens files and folders of a source without being led elsewhere and without waiting.
+"""Opens files and folders of a source, without following links and without waiting.
 
-A source may hold what somebody else put there: links that lead out of it, named pipes that never end an `open`,
+A source may hold what other users put there: links that lead out of it, named pipes that never end an `open`,
 devices. Between the listing of a folder and the reading of a file, any folder on the way may be swapped for a link.
 So every component of a path is opened relative to the one before it, never through a link, and only regular files
 are read.
@@ -60,7 +60,7 @@ def _open_inner(name: str, folder: int) -> int:
     try:
         return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
     except OSError as error:
-        if error.errno == errno.ELOOP:  # what some systems say where others say ENOTDIR
+        if error.errno == errno.ELOOP:  # the code of some systems where others use ENOTDIR
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from error
         raise
 

@@ -43,7 +43,7 @@ def parse_url(url: str) -> S3Place:
     bucket, _, prefix = path.partition("/")
     if "@" in bucket or ":" in bucket:
         raise UnknownStore(
-            "credentials do not belong into the URL of a bucket, which ends up in messages",
+            "the URL of a bucket must not hold credentials: it appears in messages",
             hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead",
         )
     if not url.startswith("s3://") or not bucket:
@@ -98,7 +98,7 @@ class S3Source:
 
     @property
     def skipped(self) -> SkippedFiles:
-        """What the last listing left out."""
+        """The objects that the last listing skipped."""
         return self._skipped
 
     def items(self) -> Iterator[Item]:
@@ -113,7 +113,7 @@ class S3Source:
                     key, size = entry["Key"], entry["Size"]
                     path = normalize("NFC", key[len(self._root) :])
                     if not path or path.endswith("/") or self._ignore.skips_inside(path):
-                        continue  # what stands for a folder is not a file
+                        continue  # a placeholder for a folder
                     if not self._reader.takes(path):
                         self._skipped.add_file(path)
                     else:
@@ -124,7 +124,7 @@ class S3Source:
             raise self._translate(error, "list the documents") from error
 
     def close(self) -> None:
-        """Ends the connections this source made. A later use makes new ones."""
+        """Closes the connections this source made. A later use opens new ones."""
         made, self._made = self._made, None
         if made is not None:
             made[1].close()
@@ -151,7 +151,7 @@ class S3Source:
                 status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
                 if status not in (400, 403):
                     raise self._translate(error, f"read {doc_id}") from error
-                # The listing was allowed, so this is about the one object: its rights, its key, its storage class.
+                # The listing was allowed, so the error concerns this object: its permissions, KMS key or storage class.
                 code = error.response.get("Error", {}).get("Code", "")
                 raise DocumentInvalid(
                     f"{doc_id} ({self._name}) cannot be read: {code} ({status})",
@@ -165,7 +165,7 @@ class S3Source:
                     # It may have grown since it was listed.
                     self._reader.refuse_size(answer["ContentLength"], doc_id, self._name)
                     return body.read()
-            except BotoError as error:  # cut off in the middle, which the SDK does not repeat
+            except BotoError as error:  # interrupted in the body, which the SDK does not retry
                 if not reads_left:
                     raise self._translate(error, f"read {doc_id}") from error
         raise AssertionError("unreachable")
@@ -189,7 +189,7 @@ class S3Source:
             read_timeout=30.0,
             max_pool_connections=32,
             retries={"mode": "standard", "total_max_attempts": 3},
-            # As the object store has it: only AWS can be relied on to know a bucket's name as a host.
+            # As in the object store: only AWS reliably resolves the name of a bucket as a host.
             s3={"addressing_style": "path" if self._endpoint_url else "auto"},
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
@@ -198,7 +198,7 @@ class S3Source:
             return Session().client("s3", endpoint_url=self._endpoint_url, region_name=self._region, config=config)
         except BotoError as error:
             raise self._translate(error, "connect") from error
-        except ValueError as error:  # botocore's word for an endpoint that is no URL
+        except ValueError as error:  # botocore's error for an invalid endpoint URL
             raise UnknownStore(f"cannot open {self._name}: {error}", hint="check the endpoint's URL") from error
 
     def _translate(self, error: Exception, what: str) -> RagfenceError:
@@ -206,7 +206,7 @@ class S3Source:
 
         translated = translate(error, what, self._bucket, self._name)
         if isinstance(translated, StoreAuth) and brief(error).startswith("AccessDenied"):
-            # A source only reads; nobody shall give it more than that.
+            # A source only reads; it needs no more permissions.
             return StoreAuth(
                 translated.message, hint="these credentials need s3:ListBucket and s3:GetObject on the bucket"
             )

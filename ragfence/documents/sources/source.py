@@ -1,4 +1,4 @@
-"""What a source is: something that yields items, each of which can say whether it changed without being read."""
+"""Sources: they yield items, whose state shows without a read whether they changed."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from ragfence.errors import DocumentInvalid
 
 
 class Item(NamedTuple):
-    """One document of a source, not read yet.
+    """A document of a source that is not read yet.
 
     `load` raises `DocumentInvalid` for a fault of this document, and another `RagfenceError` (`StoreUnavailable`,
-    for instance) where the source did not answer. A `DocumentInvalid` without a `doc_id` stands for something whose
-    documents could not be told: a line that is no JSON, a folder that cannot be listed. Whoever prunes must not take
-    the documents behind it for deleted.
+    for instance) if the source did not answer. A `DocumentInvalid` without a `doc_id` stands for unknown documents: a
+    line that is not valid JSON, a folder that cannot be listed. A prune must not take these documents for deleted.
     """
 
     doc_id: str
     state: str
-    """Size and mtime, or an ETag: equal states mean unchanged. Empty where the source cannot tell: read it."""
+    """Size and mtime, or an ETag: equal states mean unchanged. Empty if the source has none: the item is read."""
     load: Callable[[], Document]
 
 
@@ -33,20 +32,20 @@ class Source(Protocol):
     yielded counts as deleted. Two items may have the same doc_id (two lines of a file, two file names that differ
     only in their Unicode form): both are yielded, and the second is refused unless its content is that of the first.
 
-    A source that leaves out files which it cannot read counts them in a property `skipped`
-    (`ragfence.documents.readers.content.Skipped`), that of the last listing. It is optional.
+    A source that skips files without a reader may count those of the last listing in a property `skipped`
+    (`ragfence.documents.readers.content.SkippedFiles`).
     """
 
     @property
     def name(self) -> str:
-        """The scope of a prune and of the remembered states: the same in every run, and no other source's."""
+        """The scope of prunes and of stored states: the same in every run, and different from every other source."""
 
     def items(self) -> Iterator[Item]:
-        """In an order that depends only on what is there; lazily, so that a million documents are no list."""
+        """Yields the items, in an order that depends only on the content, and lazily: there may be a million."""
 
 
 class PrefixedSource:
-    """The documents of a source with something in front of every doc_id, so that two sources never share one."""
+    """The documents of a source with a prefix in every doc_id, so that two sources never share one."""
 
     def __init__(self, source: Source, prefix: str) -> None:
         self.name = source.name
@@ -72,5 +71,5 @@ class PrefixedSource:
             raise
         given: object = document
         if not isinstance(given, Document) or type(given.doc_id) is not str:
-            return document  # what is wrong with it is said where it is checked
+            return document  # its validation reports what is wrong
         return document._replace(doc_id=self._prefix + document.doc_id)
