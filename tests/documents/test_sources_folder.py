@@ -662,7 +662,7 @@ def test_a_single_file_may_be_a_link_to_anywhere(root: Path) -> None:
 
 def test_a_single_file_of_an_unknown_kind_is_refused_unless_its_extension_is_given(root: Path) -> None:
     file = write(root, "a.rst", "hello")
-    with pytest.raises(ValidationError, match=r"how to read 'a.rst'") as told:
+    with pytest.raises(ValidationError, match=r"no reader for 'a.rst'") as told:
         FileSource(file)
     assert "extensions=['.rst']" in told.value.hint
     assert one(FileSource(file, extensions=[".rst"])).load().text == "hello"

@@ -142,7 +142,7 @@ def _fields(given: Mapping[str, str | Sequence[str]]) -> dict[str, Sequence[str]
     unknown = set(given) - set(FIELDS)
     if unknown:
         raise ValidationError(
-            f"a document has no field {', '.join(sorted(unknown))}", hint=f"fields may name {', '.join(FIELDS)}"
+            f"a document has no {', '.join(sorted(unknown))}", hint=f"fields may name {', '.join(FIELDS)}"
         )
     return {**FIELDS, **{field: (names,) if isinstance(names, str) else tuple(names) for field, names in given.items()}}
 
