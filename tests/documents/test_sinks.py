@@ -507,7 +507,7 @@ def test_a_late_delete_does_not_hit_who_brings_the_snippet_back_meanwhile(
     crash_points.visitor = visit
     try:
         with ThreadPoolExecutor(1) as pool:
-            with pytest.warns(SinkPending, match="'a': somebody else is writing"):
+            with pytest.warns(SinkPending, match="'a': another process is writing"):
                 documents.ingest(Document("a", B))
             looked.set()
             assert reviving[0].result().flags.revived
