@@ -18,14 +18,13 @@ import ragfence
 
 ROOT = Path(ragfence.__file__).parent
 
-# Lowest first. A module may import its own layer and those below it. Whoever adds a module to the package says here
-# where it belongs.
+# Lowest first. A module may import its own layer and those below it. A new module of the package gets its layer here.
 LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
     ("base", frozenset({"errors", "_extras", "_progress", "_version"})),
     ("core", frozenset({"core"})),
     ("stores", frozenset({"stores"})),
     ("engine", frozenset({"engine"})),
-    ("guards", frozenset({"documents", "indexes", "queues", "webhooks"})),
+    ("guards", frozenset({"documents", "indexes", "outbox", "queues", "steps", "webhooks"})),
     (
         "surfaces",
         frozenset(
@@ -36,8 +35,12 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
                 "audit",
                 "cli",
                 "client",
+                "console",
                 "dagster",
                 "fence",
+                "langchain",
+                "llamaindex",
+                "ray",
                 "server",
                 "telemetry",
                 "wire",
@@ -46,6 +49,8 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
         ),
     ),
 )
+STILL_TO_COME = frozenset({"outbox", "steps", "console", "langchain", "llamaindex", "ray"})
+"""Modules that are planned: their layer is decided, so that the first import already points the right way."""
 LAYER_OF = {module: at for at, (_, modules) in enumerate(LAYERS) for module in modules}
 
 # The core is pure: beyond the standard library it may load only what computes.
@@ -141,7 +146,8 @@ def test_no_import_points_upwards() -> None:
 
 def test_every_module_of_the_package_is_in_one_layer() -> None:
     there = {Path(file).parts[0].removesuffix(".py") for file, _ in _sources()}
-    assert there == set(LAYER_OF), "say in LAYERS where a new module belongs"
+    assert there | STILL_TO_COME == set(LAYER_OF), "say in LAYERS where a new module belongs"
+    assert not there & STILL_TO_COME, "a module that is there is no longer to come"
     assert len(LAYER_OF) == sum(len(modules) for _, modules in LAYERS)
 
 
@@ -186,6 +192,10 @@ def test_the_client_loads_few_modules() -> None:
         ("engine/runner.py", "from ragfence.audit import check"),
         ("engine/runner.py", "from ragfence._open import open"),
         ("engine/runner.py", "from ragfence.unheard_of import thing"),
+        ("outbox/relay.py", "from ragfence.server.app import create_app"),
+        ("steps/steps.py", "from ragfence.fence import Fence"),
+        ("queues/consumer.py", "import ragfence.langchain"),
+        ("wire/schemas.py", "from ragfence.engine.leases import Lease"),
         ("unheard_of.py", "import os"),
         ("unheard_of/deep.py", "import os"),
     ],
@@ -204,6 +214,8 @@ def test_a_forbidden_import_is_found(file: str, source: str) -> None:
         ("engine/runner.py", "from ragfence.stores.fences import Lookup\nfrom ragfence.engine import crash_points"),
         ("client/calls.py", "from ragfence.wire.schemas import BuildIn\nfrom ragfence.core.document import Document"),
         ("fence.py", "from ragfence.audit.audit import Audit\nfrom ragfence import errors, open"),
+        ("langchain/store.py", "from ragfence.fence import Fence\nfrom ragfence.steps.steps import Steps"),
+        ("outbox/relay.py", "from ragfence.engine.claim_block import ClaimBlock"),
         ("testing/faults.py", "import pytest\nfrom ragfence.engine import crash_points"),
     ],
 )
