@@ -123,8 +123,8 @@ class SqlTransport:
         self._refuse_above_high_water(len(rows))
 
         def insert(tx: Connection) -> None:
-            now_ms = self._now_ms(tx)
-            moments = {"sent_ms": now_ms, "visible_ms": now_ms + int(delay_s * 1000)}
+            moment = now_ms(tx)
+            moments = {"sent_ms": moment, "visible_ms": moment + int(delay_s * 1000)}
             tx.execute(sa.insert(messages), [row | moments for row in rows])
             if self._postgres:
                 tx.execute(sa.select(sa.func.pg_notify(_CHANNEL, self._queue)))
@@ -157,7 +157,7 @@ class SqlTransport:
 
     def retry(self, message: Message, delay_s: float, *, counted: bool = True) -> bool:
         def give_back(tx: Connection) -> bool:
-            visible_ms = self._now_ms(tx) + int(delay_s * 1000)
+            visible_ms = now_ms(tx) + int(delay_s * 1000)
             attempt = messages.c.attempt if counted else messages.c.attempt - 1
             values = {"handle": None, "visible_ms": visible_ms, "attempt": attempt}
             return self._update(tx, [message], values) == {message.handle}
@@ -168,14 +168,14 @@ class SqlTransport:
         seconds = self._visibility_s if visibility_s is None else visibility_s
 
         def hide(tx: Connection) -> set[str]:
-            return self._update(tx, messages_, {"visible_ms": self._now_ms(tx) + int(seconds * 1000)})
+            return self._update(tx, messages_, {"visible_ms": now_ms(tx) + int(seconds * 1000)})
 
         kept = self._run("extend", hide) if messages_ else set()
         return [message.handle in kept for message in messages_]
 
     def dead(self, message: Message, reason: str) -> bool:
         def bury(tx: Connection) -> bool:
-            values = {"dead": True, "handle": None, "reason": reason[:2000], "died_ms": self._now_ms(tx)}
+            values = {"dead": True, "handle": None, "reason": reason[:2000], "died_ms": now_ms(tx)}
             return self._update(tx, [message], values) == {message.handle}
 
         return self._run("bury", bury)
@@ -184,9 +184,9 @@ class SqlTransport:
         """Counts the rows of the queue: its cost grows with them."""
 
         def count(tx: Connection) -> Depth:
-            now_ms = self._now_ms(tx)
+            moment = now_ms(tx)
             mine = messages.c.queue == self._queue
-            hidden = sa.and_(messages.c.handle.is_not(None), messages.c.visible_ms > now_ms)
+            hidden = sa.and_(messages.c.handle.is_not(None), messages.c.visible_ms > moment)
             query = sa.select(
                 sa.func.count().filter(~messages.c.dead),
                 sa.func.count().filter(sa.and_(~messages.c.dead, hidden)),
@@ -194,7 +194,7 @@ class SqlTransport:
                 sa.func.min(messages.c.sent_ms).filter(~messages.c.dead),
             ).where(mine)
             live, in_flight, dead, oldest_ms = tx.execute(query).one()
-            age_s = None if oldest_ms is None else max(0.0, (now_ms - oldest_ms) / 1000)
+            age_s = None if oldest_ms is None else max(0.0, (moment - oldest_ms) / 1000)
             return Depth(live - in_flight, in_flight, dead, age_s)
 
         return self._run("count", count)
@@ -210,7 +210,7 @@ class SqlTransport:
 
     def replay_dead(self, message_ids: Sequence[str]) -> int:
         def revive(tx: Connection) -> int:
-            values = {"dead": False, "attempt": 0, "visible_ms": self._now_ms(tx), "reason": None, "died_ms": None}
+            values = {"dead": False, "attempt": 0, "visible_ms": now_ms(tx), "reason": None, "died_ms": None}
             return tx.execute(sa.update(messages).where(*self._dead(message_ids)).values(values)).rowcount
 
         return self._run("replay dead letters", revive)
@@ -259,23 +259,23 @@ class SqlTransport:
             )
 
     def _take(self, tx: Connection, limit: int) -> list[Message]:
-        now_ms = self._now_ms(tx)
+        moment = now_ms(tx)
         lanes = self._lanes(tx)
         ids: list[int] = []
         for at, lane in enumerate(lanes):
             # What one lane does not use is left to the others.
             share = -(-(limit - len(ids)) // (len(lanes) - at))
             if share > 0:
-                ids += tx.scalars(self._turn(lane, now_ms, share)).all()
+                ids += tx.scalars(self._turn(lane, moment, share)).all()
         if len(lanes) > 1:
             for lane in lanes:
                 if len(ids) < limit:
-                    ids += tx.scalars(self._turn(lane, now_ms, limit - len(ids), without=ids)).all()
+                    ids += tx.scalars(self._turn(lane, moment, limit - len(ids), without=ids)).all()
             with self._lock:
                 self._lane_after = lanes[0]
         if not ids:
             return []
-        hidden_ms = now_ms + int(self._visibility_s * 1000)
+        hidden_ms = moment + int(self._visibility_s * 1000)
         handles = {row_id: str(uuid.uuid4()) for row_id in ids}
         hide = (
             sa.update(messages)
@@ -307,7 +307,7 @@ class SqlTransport:
             query = query.where(messages.c.lane > lane)
         return query if up_to is None else query.where(messages.c.lane <= up_to)
 
-    def _turn(self, lane: str, now_ms: int, limit: int, without: Sequence[int] = ()) -> Any:
+    def _turn(self, lane: str, moment: int, limit: int, without: Sequence[int] = ()) -> Any:
         """The oldest visible messages of a lane; of a group only its oldest, and only if nobody holds it."""
         older = messages.alias("older")
         first_of_group = ~sa.exists().where(
@@ -319,7 +319,7 @@ class SqlTransport:
                 messages.c.queue == self._queue,
                 ~messages.c.dead,
                 messages.c.lane == lane,
-                messages.c.visible_ms <= now_ms,
+                messages.c.visible_ms <= moment,
                 sa.or_(messages.c.grp == "", first_of_group),
             )
             .order_by(messages.c.visible_ms, messages.c.id)
@@ -339,12 +339,6 @@ class SqlTransport:
 
     def _dead(self, message_ids: Sequence[str]) -> tuple[Any, ...]:
         return messages.c.queue == self._queue, messages.c.dead, messages.c.message_id.in_(message_ids)
-
-    def _now_ms(self, tx: Connection) -> int:
-        """By the database's clock: those of consumers may differ."""
-        if self._postgres:
-            return int(tx.scalar(sa.text("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint")) or 0)
-        return int(tx.scalar(sa.text("SELECT CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)")) or 0)
 
     def _pause(self, seconds: float) -> None:
         if not self._postgres:
@@ -399,11 +393,19 @@ def open_engine(url: str) -> Engine:
     return engine
 
 
-def create_tables(engine: Engine, tables: sa.MetaData) -> None:
+def now_ms(tx: Any) -> int:
+    """The time by the database's clock: those of its clients may differ. `tx` is a connection or a session."""
+    dialect = tx.get_bind().dialect if hasattr(tx, "get_bind") else tx.dialect
+    if dialect.name == "postgresql":
+        return int(tx.scalar(sa.text("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint")) or 0)
+    return int(tx.scalar(sa.text("SELECT CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)")) or 0)
+
+
+def create_tables(engine: Engine, metadata: sa.MetaData, tables: Sequence[sa.Table] | None = None) -> None:
     """Creates tables that are missing, also while other processes do the same."""
     for attempt in range(3):
         try:
-            tables.create_all(engine)
+            metadata.create_all(engine, tables)
         except (IntegrityError, ProgrammingError):  # PostgreSQL: another process created one of them meanwhile
             if attempt == 2:
                 raise
