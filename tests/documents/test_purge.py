@@ -390,7 +390,7 @@ def test_whoever_keeps_something_else_about_documents_is_asked_to_forget_it(memo
     documents.ingest(secret())
     forgotten: list[str] = []
     Purge(
-        documents.inspector.fences,
+        documents._engine.fences,
         documents._log_rewrite,
         documents._reads,
         documents._writer,

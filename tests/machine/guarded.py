@@ -73,7 +73,7 @@ class GuardWorld(DocumentWorld):
             prepared = builder.retract(DOC_ID, sequence, next(tokens), caller)
         else:
             document = Document(DOC_ID, text_of(value), sequence=sequence)
-            (known,) = documents.inspector.fences.replays([builder.query(document, next(tokens), caller)[0]]).settled()
+            (known,) = documents._engine.fences.replays([builder.query(document, next(tokens), caller)[0]]).settled()
             if known is not None:
                 return known
             prepared = builder.ingest(document, next(batch_tokens()), caller)
