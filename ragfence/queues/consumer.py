@@ -81,6 +81,7 @@ class Consumer:
         handle: Called with a message, at most once per key. What it returns is kept in the receipt, as JSON.
         key: The key of a message: a source_id, (source_id, revision), or an `Operation`.
         sequence: An integer that orders the messages of a source; an older one is `stale`, and not handled.
+        payload: What is compared between messages of the same key; the body, unless given.
         kind: The kind of operation, unless `key` returns an `Operation`.
         max_attempts: After how many deliveries a message that keeps failing is given up.
         workers: How many messages are handled at the same time.
@@ -100,6 +101,7 @@ class Consumer:
         *,
         key: Callable[[Message], str | tuple[str, str] | Operation],
         sequence: Callable[[Message], int] | None = None,
+        payload: Callable[[Message], Any] = lambda message: message.body,
         kind: str = KIND,
         max_attempts: int = 5,
         workers: int = 1,
@@ -111,7 +113,7 @@ class Consumer:
         if max_attempts < 1 or workers < 1 or batch < 1:
             raise ValidationError("max_attempts, workers and batch must be at least 1")
         self._fence, self._transport, self._handle = fence, transport, handle
-        self._key, self._sequence, self._kind = key, sequence, kind
+        self._key, self._sequence, self._payload, self._kind = key, sequence, payload, kind
         self._max_attempts, self._workers, self._batch = max_attempts, workers, batch
         self._wait_s, self._retry, self._on_result = wait_s, retry, on_result
         self._stopping = threading.Event()
@@ -175,13 +177,13 @@ class Consumer:
     def _process(self, message: Message) -> None:
         try:
             fence = self._fence_of(message)
-            operation = self._operation_of(message)
+            operation, payload = self._operation_of(message), self._payload(message)
         except (ValidationError, LookupError, TypeError, AttributeError) as error:
             self._bury(message, f"the key of the message cannot be made: {error}")
             return
         claim = fence.claim(
             operation,
-            payload=message.body,
+            payload=payload,
             wait_s=0,
             verdict=True,
             event_id=message.event_id,

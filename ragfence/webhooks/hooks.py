@@ -18,8 +18,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
+from ragfence._extras import needs_extra
 from ragfence.core.operations import Operation
 from ragfence.core.receipts import Decision, Receipt
 from ragfence.engine.aio import run_blocking
@@ -36,10 +37,13 @@ from ragfence.errors import (
     ValidationError,
     WebhookUnverified,
 )
-from ragfence.queues.consumer import Claims, seal
+from ragfence.queues.consumer import Claims, Consumer, seal
 from ragfence.queues.transport import Envelope, Message, Transport
-from ragfence.webhooks.providers import Provider, WebhookEvent
+from ragfence.webhooks.providers import KIND, Provider, WebhookEvent
 from ragfence.webhooks.signatures import Delivery
+
+if TYPE_CHECKING:
+    from fastapi import APIRouter
 
 MAX_BODY_BYTES: Final = 1 << 20
 RETRY_AFTER_S: Final = 5
@@ -182,6 +186,62 @@ class Webhooks:
             return WebhookReply(200, provider.challenge(query))
         except WebhookUnverified as error:
             return WebhookReply(403, _problem(error))
+
+    def router(self, prefix: str = "/webhooks") -> APIRouter:
+        """A router of FastAPI: `POST /webhooks/<provider>`, and the GET with which some providers check the address.
+
+        >>> app.include_router(hooks.router())  # doctest: +SKIP
+        """
+        with needs_extra("api", "A router for webhooks"):
+            from fastapi import APIRouter, Request
+            from fastapi.responses import JSONResponse, PlainTextResponse, Response
+
+        router = APIRouter(prefix=prefix, tags=["webhooks"])
+
+        def response(reply: WebhookReply) -> Response:
+            if isinstance(reply.body, str):
+                return PlainTextResponse(reply.body, reply.status, dict(reply.headers))
+            return JSONResponse(reply.body, reply.status, dict(reply.headers))
+
+        # Not annotated: FastAPI would look for the names of this function in the module.
+        async def receive(provider, request):  # type: ignore[no-untyped-def]
+            body = bytearray()
+            async for piece in request.stream():
+                body += piece
+                if len(body) > self.max_body_bytes:
+                    break  # `receive` refuses it, and the rest is not read
+            headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in request.headers.raw]
+            correlation_id = request.headers.get("x-correlation-id", "")[:200]
+            return response(await self.receive(provider, headers, bytes(body), correlation_id=correlation_id))
+
+        async def challenge(provider, request):  # type: ignore[no-untyped-def]
+            return response(self.challenge(provider, request.query_params))
+
+        for endpoint in (receive, challenge):
+            endpoint.__annotations__ = {"provider": str, "request": Request}
+        router.add_api_route("/{provider}", receive, methods=["POST"], response_model=None)
+        router.add_api_route("/{provider}", challenge, methods=["GET"], response_model=None)
+        return router
+
+    def consumer(self, inbox: Transport | None = None, **options: Any) -> Consumer:
+        """The consumer of the inbox: it handles the events that `receive` has put there.
+
+        Args:
+            inbox: The queue, unless it was given to the constructor.
+            options: Those of `Consumer`, such as `max_attempts` and `workers`.
+        """
+        queue = inbox or self._inbox
+        if queue is None:
+            raise PolicyError("there is no inbox to consume", hint="Webhooks(..., inbox=open_transport(...))")
+        return Consumer(
+            self._fence,
+            queue,
+            lambda message: self.apply(event_of(message)),
+            key=lambda message: event_of(message).operation,
+            payload=lambda message: event_of(message).payload,
+            kind=KIND,
+            **options,
+        )
 
     async def receive(
         self, name: str, headers: Iterable[tuple[str, str]], body: bytes, *, correlation_id: str = ""
