@@ -13,9 +13,9 @@ from unittest.mock import patch
 
 import ragfence
 from ragfence.core.decisions import Claim
+from ragfence.core.layout import is_ended
 from ragfence.documents.claims import Caller
 from ragfence.stores.redis import bulk as redis_replays
-from ragfence.stores.redis import codec
 from ragfence.stores.redis.store import RedisFences
 from tests import servers
 from tests.bench.audit_scale import AuditScale
@@ -62,8 +62,8 @@ def no_rows_made() -> Iterator[None]:
 
 
 def _no_row(claim: Claim, data: bytes, _ts: bytes) -> bytes | None:
-    """As `redis_wire.row_of_replay`, without the row."""
-    return None if data[1] % 16 not in codec._ENDED or data[2:18] != claim.fingerprint else b""
+    """As `codec.row_of_replay`, without the row."""
+    return b"" if is_ended(data, claim.fingerprint) else None
 
 
 @contextlib.contextmanager
