@@ -74,9 +74,9 @@ def check_installed(wheel: Path, folder: Path) -> None:
     elsewhere.mkdir()
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "RAGFENCE_"))}
     subprocess.run([python, "-W", "error", "-c", SMOKE], cwd=elsewhere, env=env, check=True)
-    command = [environment / "bin" / "ragfence", "--store", "state"]
-    subprocess.run([command[0], "--version"], cwd=elsewhere, env=env, check=True)
-    subprocess.run([command[0], "status", *command[1:]], cwd=elsewhere, env=env, check=True)
+    ragfence = environment / "bin" / "ragfence"
+    subprocess.run([ragfence, "--version"], cwd=elsewhere, env=env, check=True)
+    subprocess.run([ragfence, "status", "--store", "state"], cwd=elsewhere, env=env, check=True)
 
 
 def main() -> int:
