@@ -269,7 +269,7 @@ class Fence:
         return collect_stats(self._engine.fences, since, self._recounting)
 
     def close(self) -> None:
-        """Releases leases and connections. Any later call raises `StoreClosed`."""
+        """Closes both stores and stops background work. Any later call raises `StoreClosed`."""
         if "indexes" in self.__dict__:  # a cached property: only if it was used
             self.indexes.close()
         self._engine.close()
