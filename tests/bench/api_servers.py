@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ragfence._open import open_objects_of
-from ragfence.server.apikeys import ApiKeys, Role
+from ragfence.server.apikeys import ApiKeys, Role  # type: ignore[attr-defined]
 from tests.bench.api_route import BARE
 from tests.bench.peers.process import ROOT
 

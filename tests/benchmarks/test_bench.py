@@ -143,7 +143,7 @@ def test_only_the_work_is_on_the_clock_and_the_warm_up_does_not_count(monkeypatc
     seconds = clocked(
         lambda ready: pass_time(ready),
         prepare=lambda number: pass_time(100.0) and 2.0 + number,
-        check=lambda _: pass_time(100.0) and None,
+        check=lambda _: pass_time(100.0) and None,  # type: ignore[arg-type]
     )
     assert interleave([Subject("one", 6, seconds)], 2) == {"one": [3.0, 2.0]}
 

@@ -76,7 +76,7 @@ def _site(request: pytest.FixtureRequest, folder: Path, name: str) -> Iterator[S
         url, tenant = request.getfixturevalue("valkey_server").url, f"cli-{uuid.uuid4().hex}"
         options, stores = ("--store", url, "--tenant", tenant), {"store": url, "tenant": tenant}
         if name == "valkey":
-            options, stores = (*options, "--objects", str(folder / "o")), {**stores, "objects": folder / "o"}
+            options, stores = (*options, "--objects", str(folder / "o")), {**stores, "objects": folder / "o"}  # type: ignore[assignment]
         made = Site(name, folder, options, stores)
     try:
         yield made

@@ -27,7 +27,7 @@ from ragfence.stores.checkups.check import (
 )
 from ragfence.stores.checkups.redis_server import NodeFacts, needed_commands, redis_checks
 from ragfence.stores.fences import Marker
-from ragfence.stores.redis.store import refuse_unsafe
+from ragfence.stores.redis.store import refuse_unsafe  # type: ignore[attr-defined]
 
 OPERATIONS = (Path(__file__).resolve().parents[2] / "docs/operations.md").read_text()
 GIB = 2**30

@@ -58,7 +58,7 @@ class Asks:
                 return self.runner.run(_listed(came))
             if inspect.isgenerator(came):
                 return list(came)
-            return self.runner.run(came) if inspect.isawaitable(came) else came
+            return self.runner.run(came) if inspect.isawaitable(came) else came  # type: ignore[arg-type]
 
         return call
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import uvicorn
 
 from ragfence._open import open_objects_of
-from ragfence.server.apikeys import ApiKeys, Role
+from ragfence.server.apikeys import ApiKeys, Role  # type: ignore[attr-defined]
 from ragfence.server.app import create_app
 from tests.faulty_http import FaultyProxy
 

@@ -237,7 +237,7 @@ def test_a_code_of_tomorrow_is_still_an_error(client: Asks, server: Scripted) ->
     server.script(said({"code": "MOON.full", "detail": "come back", "hint": "wait", "retryable": True}, 409))
     with pytest.raises(ApiError, match="come back") as unknown:
         client.stats()
-    assert (unknown.value.code, unknown.value.hint, unknown.value.retryable) == ("MOON.full", "wait", True)
+    assert (unknown.value.code, unknown.value.hint, unknown.value.retryable) == ("MOON.full", "wait", True)  # type: ignore[attr-defined]
     assert len(server.asked) == 1
 
 

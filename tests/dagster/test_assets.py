@@ -191,7 +191,7 @@ def test_the_alias_needs_an_index_that_was_materialized(world: World) -> None:
     result = world.run(world.alias(), ok=False)
     failure = result.failure_data_for_node("live_alias")
     assert failure is not None
-    assert "never materialized" in failure.user_failure_data.description
+    assert "never materialized" in failure.user_failure_data.description  # type: ignore[operator]
 
 
 def test_a_gate_that_fails_leaves_the_alias_where_it_was(world: World) -> None:
@@ -205,7 +205,7 @@ def test_a_gate_that_fails_leaves_the_alias_where_it_was(world: World) -> None:
     result = world.run(documents, world.index(), strict, ok=False)
     failure = result.failure_data_for_node("live_alias")
     assert failure is not None
-    assert "where it was" in failure.user_failure_data.description
+    assert "where it was" in failure.user_failure_data.description  # type: ignore[operator]
     assert "gates" in failure.user_failure_data.metadata
     assert world.seal().index_hash == before
 

@@ -22,7 +22,7 @@ class Daemon:
         result = dg.evaluate_automation_conditions(
             self._defs, self._world.instance, asset_selection=dg.AssetSelection.all(), cursor=self._cursor
         )
-        self._cursor = result.cursor
+        self._cursor = result.cursor  # type: ignore[assignment]
         return result.get_num_requested(dg.AssetKey("live_alias"))
 
 
@@ -82,7 +82,7 @@ def test_verify_fails_on_a_planted_fault(world: World) -> None:
     assert not result.success
     failure = result.failure_data_for_node("verify_documents")
     assert failure is not None
-    assert "findings" in failure.user_failure_data.description
+    assert "findings" in failure.user_failure_data.description  # type: ignore[operator]
     assert not result.failure_data_for_node("audit_decisions")
 
 

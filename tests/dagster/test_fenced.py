@@ -336,7 +336,7 @@ def test_a_terminal_failure_is_not_retried_and_is_replayed(world: World, calls: 
         result = world.run(invoices, ok=False)
         failure = result.failure_data_for_node("invoices")
         assert failure is not None
-        assert "no such customer" in failure.user_failure_data.description
+        assert "no such customer" in failure.user_failure_data.description  # type: ignore[operator]
     assert failure.user_failure_data.metadata["decision"].value == "duplicate"
     assert len(calls) == 1
 

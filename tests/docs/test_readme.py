@@ -26,7 +26,7 @@ def test_there_are_snippets_and_commands():
 @pytest.mark.parametrize("number", range(len(SNIPPETS)))
 def test_a_snippet_runs_in_an_empty_folder(number, tmp_path):
     snippet = SNIPPETS[number]
-    with served(tmp_path) if "ragfence.client" in snippet else nullcontext({}) as more:
+    with served(tmp_path) if "ragfence.client" in snippet else nullcontext({}) as more:  # type: ignore[attr-defined]
         done = subprocess.run(
             [sys.executable, "-W", "error", "-c", snippet],
             cwd=tmp_path,

@@ -273,7 +273,7 @@ def test_a_writer_that_is_overtaken_by_a_compaction_loses_nothing(here: Place, p
     for text in (A, C):
         documents.ingest(Document("a", text))
         documents.ingest(Document("b", text))
-    with at_point(point, lambda: elsewhere(other.compact)):
+    with at_point(point, lambda: elsewhere(other.compact)):  # type: ignore[arg-type]
         written = documents.ingest_many([Document("a", B), Document("b", A), Document("new", B)])
     assert [receipt.failure for receipt in written] == [None] * 3
     assert other.ingest_many([Document("a", B), Document("b", A), Document("new", B)]) == written

@@ -209,7 +209,7 @@ def test_a_stream_is_lazy_and_goes_on_where_it_is_read(documents: Documents) -> 
 
 def test_a_single_document_is_not_taken_for_many(documents: Documents) -> None:
     with pytest.raises(ValidationError, match="many documents"):
-        documents.ingest_many(Document("a", A))  # type: ignore[call-overload]
+        documents.ingest_many(Document("a", A))  # type: ignore[arg-type, call-overload]
 
 
 def test_progress_is_told_after_every_batch(documents: Documents) -> None:

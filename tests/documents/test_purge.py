@@ -278,7 +278,7 @@ def test_a_document_that_comes_again_in_mid_purge_is_purged_again(here: Place) -
     """Revived from receipts that are about to vanish: without its old rows it would be a document without text."""
     documents, other = here.documents(), here.documents()
     documents.ingest_many([secret(), Document("o", OPEN)])
-    with at_point(crash_points.AFTER_SEAL, lambda: elsewhere(lambda: other.ingest(secret()))):
+    with at_point(crash_points.AFTER_SEAL, lambda: elsewhere(lambda: other.ingest(secret()))):  # type: ignore[arg-type]
         report = documents.purge("s")
     assert report.known
     assert is_gone(here)

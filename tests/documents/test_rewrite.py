@@ -82,7 +82,7 @@ def drive(seed: int) -> None:
             value, sequence = dice.choice("ABC"), dice.randint(1, 5)
             wanted.append(lambda value=value, sequence=sequence: world.ingest(value, sequence))
         else:
-            value = dice.choice(["A", "A", "B", "B", None])
+            value = dice.choice(["A", "A", "B", "B", None])  # type: ignore[assignment]
             wanted.append(lambda value=value: world.ingest(value, None))
     try:
         _drive(world, dice, wanted, read=None if sequenced else world.read_head)
@@ -256,7 +256,7 @@ def test_a_batch_of_which_two_epochs_have_a_part_each_becomes_one_segment() -> N
         return rewriting.take_out(epoch, segments, {"x": [row_of("x", FenceNumber(2, 2))]}, segments, keep)
 
     assert len(segments) == 2
-    epoch = rewriting.run(lambda: plan, "tried")
+    epoch = rewriting.run(lambda: plan, "tried")  # type: ignore[assignment]
     assert epoch == 4
     rewriting.collect_void()
     names = [entry.name for entry in objects.list(f"{TENANT}/segments/")]

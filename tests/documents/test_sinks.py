@@ -187,7 +187,7 @@ def test_a_batch_is_given_in_pages_and_new_comes_before_old(world: World) -> Non
     happened: list[tuple[str, int]] = []
 
     class Watching(ListSink):
-        def upsert(self, snippets: Any) -> None:
+        def upsert(self, snippets: Any) -> None:  # type: ignore[override]
             happened.append(("upsert", len(snippets)))
             super().upsert(snippets)
 
@@ -444,7 +444,7 @@ def test_a_settle_that_is_overtaken_looks_again(world: World) -> None:
     class Met(ListSink):
         meeting: Any = None
 
-        def upsert(self, snippets: Any) -> None:
+        def upsert(self, snippets: Any) -> None:  # type: ignore[override]
             meeting, self.meeting = self.meeting, None
             if meeting:
                 meeting()

@@ -131,7 +131,7 @@ def test_a_document_without_an_id_is_told_by_its_position_with_a_way_out() -> No
 
 def test_an_id_that_cannot_be_one_is_told_by_its_position() -> None:
     assert refusal(LangChainDocument("x", id="\ud800")).message == "documents[1] has an unusable id: '\\ud800'"
-    assert refusal(LlamaNode("x", id_=1.5), name="crawl").message == "crawl[1] has an unusable id: 1.5"
+    assert refusal(LlamaNode("x", id_=1.5), name="crawl").message == "crawl[1] has an unusable id: 1.5"  # type: ignore[arg-type]
     error = refusal(LangChainDocument("x"), doc_id=lambda d: d.metadata["sku"])
     assert error.message == "documents[1] got no id: doc_id= raised KeyError('sku')"
 

@@ -69,7 +69,7 @@ def test_a_receipt_outlives_the_fence_that_made_it(world: World, tickets: Ticket
 
 
 def test_the_first_caller_gets_the_result_as_every_later_one_will(world: World, tickets: Tickets) -> None:
-    tickets.then = [{"pair": (1, 2), "kind": StrEnum("Kind", "BUG").BUG, "id": UUID(int=1)}]
+    tickets.then = [{"pair": (1, 2), "kind": StrEnum("Kind", "BUG").BUG, "id": UUID(int=1)}]  # type: ignore[attr-defined]
     create = tickets.on(world.open())
     first = create(REQUEST)
     assert first.result == {"pair": [1, 2], "kind": "bug", "id": str(UUID(int=1))}

@@ -83,7 +83,7 @@ def test_another_key_inside_an_effect_is_fine(world: World, tickets: Tickets) ->
 def test_another_revision_of_the_same_sequenced_source_inside_an_effect_is_refused(world: World) -> None:
     fence = world.open()
 
-    @fence.once(kind="t", key=lambda n: ("a", None, n))
+    @fence.once(kind="t", key=lambda n: ("a", None, n))  # type: ignore[arg-type, return-value]
     def apply(n: int) -> int:
         with pytest.raises(NestedClaim):
             apply(n + 1)

@@ -100,7 +100,7 @@ def test_a_server_purges_what_expired_without_being_told(tmp_path: Path, monkeyp
     with ragfence.open(tmp_path / "fences.db", objects=tmp_path / "objects") as fence:
         fence.once(kind="ticket", key=lambda name: name)(lambda name: name)("a")
         store = fence.inspector.fences
-        with store._transaction() as shelf:
+        with store._transaction() as shelf:  # type: ignore[attr-defined]
             shelf.db.execute("UPDATE records SET expires_ms = 1")
         with TestClient(served, base_url="http://localhost") as client:
             assert client.get("/v1/stats").status_code == 200  # opens the fence of its tenant

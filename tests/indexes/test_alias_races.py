@@ -98,7 +98,7 @@ def test_gc_and_swaps_to_what_it_retires_exclude_each_other(tmp_path: Path) -> N
         (racers.collect_in_rounds, (place, ROUNDS)),
     ]
     told: dict[str, Counter[str]] = {}
-    with track.running(*tasks):
+    with track.running(*tasks):  # type: ignore[arg-type]
         for _ in tasks:
             kind, counts = track.report()
             told[kind] = told.get(kind, Counter()) + counts

@@ -134,7 +134,7 @@ def test_a_function_is_an_embedder():
     embedder = function(normalised=True, batch=7)
     assert isinstance(embedder, Embedder)
     assert EmbedderId.of(embedder) == ("letters", "1", 5, True)
-    assert embedder.batch == 7
+    assert embedder.batch == 7  # type: ignore[attr-defined]
     assert repr(embedder) == "FunctionEmbedder('letters', revision='1', dimension=5)"
 
 
@@ -272,7 +272,7 @@ def test_none_is_the_default_and_an_embedder_is_itself():
 
 def test_a_bare_function_is_answered_with_how_to_make_an_embedder_of_it():
     with pytest.raises(EmbedderInvalid) as refused:
-        embedder_of(letters)
+        embedder_of(letters)  # type: ignore[arg-type]
     assert "FunctionEmbedder" in refused.value.hint
 
 
@@ -313,8 +313,8 @@ def test_an_endpoint_is_reopened_without_being_asked():
         again = reopened(known, {})
         assert EmbedderId.of(again) == known
         assert len(endpoint.requests) == 1
-        first.close()
-        again.close()
+        first.close()  # type: ignore[attr-defined]
+        again.close()  # type: ignore[attr-defined]
 
 
 class TinyModel:
@@ -344,7 +344,7 @@ class TinyModel:
 @pytest.fixture
 def sentence_transformers(monkeypatch):
     library = types.ModuleType("sentence_transformers")
-    library.SentenceTransformer = TinyModel
+    library.SentenceTransformer = TinyModel  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "sentence_transformers", library)
 
 

@@ -259,7 +259,7 @@ def test_a_build_that_is_swapped_to_before_it_is_retired_is_left_alone(
 def test_a_build_that_is_restored_in_time_is_left_alone(world: AliasWorld) -> None:
     first = five_builds(world)[0]
     physical = world.physical(first)
-    at(AFTER_RETIRE, lambda: world.collecting.restore(first) and None)
+    at(AFTER_RETIRE, lambda: world.collecting.restore(first) and None)  # type: ignore[arg-type]
     report = gc(world)
     assert (report.revived, report.retired, report.dropped) == ([first], [], [])
     newest = world.builds.newest(first)
@@ -294,7 +294,7 @@ def test_a_build_that_lacks_a_purged_document_is_restored_as_such(world: AliasWo
     assert sealed is not None
     lacking = purged(sealed, rows=4, documents=4, content_digest="x", at_ms=sealed.at_ms, owner="me")
     assert world.builds.append(first, lacking)
-    at(AFTER_RETIRE, lambda: world.collecting.restore(first) and None)
+    at(AFTER_RETIRE, lambda: world.collecting.restore(first) and None)  # type: ignore[arg-type]
     assert gc(world).revived == [first]
     newest = world.builds.newest(first)
     assert newest is not None

@@ -344,7 +344,7 @@ def test_a_settle_that_a_compaction_overtakes_looks_again(
     for name in NAMES:
         ingested(fence, [name])
     documents = guard(near, sink)
-    with embeds(embedder, count=12), at_point(vectors.AFTER_EMBEDDED, lambda: near.open().documents.compact()):
+    with embeds(embedder, count=12), at_point(vectors.AFTER_EMBEDDED, lambda: near.open().documents.compact()):  # type: ignore[arg-type]
         assert documents.settle(full=True) == Settled(0, 0, missing=12)
     assert_vectors(sink, documents)
 
@@ -355,7 +355,7 @@ def test_a_batch_that_a_compaction_overtakes_can_be_sent_again(
     fence, documents = near.open(), guard(near, sink)
     for name in NAMES:
         ingested(fence, [name])
-    compacts = at_point(vectors.AFTER_EMBEDDED, lambda: near.open().documents.compact())
+    compacts = at_point(vectors.AFTER_EMBEDDED, lambda: near.open().documents.compact())  # type: ignore[arg-type]
     with embeds(embedder, count=12):
         with compacts, pytest.raises(StoreUnavailable, match="cannot be read"):
             put(documents, NAMES, views=2)  # their snippets stand in the segments of before
@@ -372,7 +372,7 @@ def test_a_sink_and_a_build_at_once_embed_each_text_once(
     documents = guard(near, sink)
     with embeds(embedder, count=12), ThreadPoolExecutor(3) as pool:
         under_way = [pool.submit(documents.settle, full=True)]
-        under_way += [pool.submit(fence.indexes.build, spec_in(near.folder, embedder)) for fence in fences]
+        under_way += [pool.submit(fence.indexes.build, spec_in(near.folder, embedder)) for fence in fences]  # type: ignore[arg-type]
         for each in under_way:
             each.result()
     assert_vectors(sink, documents)

@@ -105,7 +105,7 @@ def test_a_builder_that_reads_while_the_log_is_compacted_finds_everything(near: 
     for name in NAMES:
         ingested(fence, [name])
     fence.documents.retract(NAMES[3])
-    with at_point(vectors.MID_EMBED, lambda: near.open().documents.compact()):
+    with at_point(vectors.MID_EMBED, lambda: near.open().documents.compact()):  # type: ignore[arg-type]
         build = fence.indexes.build(spec_in(near.folder, embedder))
     assert shown(rows_of(fence, build)) == live_snippets(fence)
 
@@ -170,7 +170,7 @@ def test_a_build_that_gives_up_has_kept_what_it_embedded(near: Place) -> None:
     names = [f"doc-{at:02}" for at in range(20)]
     ingested(fence, names)
     victims, purging = names[10:], near.open().documents
-    purges = at_point(building.BEFORE_SEALING, lambda: purging.purge(victims.pop()), times=100)
+    purges = at_point(building.BEFORE_SEALING, lambda: purging.purge(victims.pop()), times=100)  # type: ignore[arg-type]
     with purges, pytest.raises(NotReady) as given_up:
         fence.indexes.build(spec_in(near.folder, embedder))
     assert "60 snippets were embedded and are kept" in given_up.value.message
@@ -198,7 +198,7 @@ def test_what_was_embedded_before_a_builder_died_is_kept_in_parts(near: Place, m
     with pytest.raises(Died):
         fence.indexes.build(spec_in(near.folder, embedder))
     near.let_leases_run_out()
-    embedder = CountingEmbedder()
+    embedder = CountingEmbedder()  # type: ignore[assignment]
     build = near.open().indexes.build(spec_in(near.folder, embedder))
     assert shown(rows_of(fence, build)) == live_snippets(fence)
     assert embedder.seen.total() == 12

@@ -126,7 +126,7 @@ class DocumentWorld(World):
             for later in applied:
                 old_news = later.outcome == "duplicate" and self.lineages.split
                 if later.began > event.ended and not old_news:
-                    assert later.sequence >= event.sequence, f"{later} was applied after {event}"
+                    assert later.sequence >= event.sequence, f"{later} was applied after {event}"  # type: ignore[operator]
                 if later.sequence == event.sequence:
                     assert later.value == event.value, f"one sequence, two contents: {event} and {later}"
         if applied:

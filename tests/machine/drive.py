@@ -33,7 +33,7 @@ def drive_documents(make_lineages: Factory, seed: int, make_world: type[Document
                 value, sequence = dice.choice("ABC"), dice.randint(1, 5)
                 wanted.append(lambda value=value, sequence=sequence: world.ingest(value, sequence))
             else:
-                value = dice.choice(["A", "A", "B", "B", None])
+                value = dice.choice(["A", "A", "B", "B", None])  # type: ignore[assignment]
                 wanted.append(lambda value=value: world.ingest(value, None))
         _drive(world, dice, wanted, read=None if sequenced else world.read_head)
         _ask_again(world)

@@ -169,8 +169,8 @@ class RedisLineages:
         for key, data in snapshot.items():
             self._client.restore(key, 0, data, replace=True)
             if key.endswith(b"m"):  # markers carry the run_id of the process that is gone
-                state, epoch, _ = self._client.get(key).split(b":", 2)
-                self._client.set(key, b":".join((state, epoch, b"f" * 40)))
+                state, epoch, _ = self._client.get(key).split(b":", 2)  # type: ignore[arg-type]
+                self._client.set(key, b":".join((state, epoch, b"f" * 40)))  # type: ignore[arg-type]
         self._set_clocks(self.clock())
 
     def close(self) -> None:

@@ -123,11 +123,11 @@ class World:
         """The engine's one heartbeat thread is replaced while the world runs."""
         stand_in = StandInHeartbeat(self)
         real = leases.heartbeat
-        runner.heartbeat = batch_commit.heartbeat = stand_in
+        runner.heartbeat = batch_commit.heartbeat = stand_in  # type: ignore[assignment, attr-defined]
         try:
             yield
         finally:
-            runner.heartbeat = batch_commit.heartbeat = real
+            runner.heartbeat = batch_commit.heartbeat = real  # type: ignore[attr-defined]
 
     def observe(self) -> None:
         """Watch the server that is the primary now."""

@@ -150,7 +150,7 @@ def test_a_server_of_another_authority_is_refused(valkey_tls_server: servers.Tls
 
 
 def test_a_plain_client_gets_nothing_out_of_a_tls_port(valkey_tls_server: servers.TlsRedisServer) -> None:
-    client = redis.Redis(servers.HOST, valkey_tls_server.tls_port, retry=None, socket_timeout=5)
+    client = redis.Redis(servers.HOST, valkey_tls_server.tls_port, retry=None, socket_timeout=5)  # type: ignore[arg-type]
     with client, pytest.raises(redis.ConnectionError):
         client.ping()
 

@@ -147,7 +147,7 @@ def _page_of(browser: subprocess.Popen[bytes], profile: Path) -> str:
     """The address of its first page. The port it has chosen stands in a file, as soon as it listens there."""
     told, waited = profile / "DevToolsActivePort", time.monotonic() + PATIENCE_S
     while True:
-        assert browser.poll() is None, f"{browser.args[0]} ended with {browser.returncode}"
+        assert browser.poll() is None, f"{browser.args[0]} ended with {browser.returncode}"  # type: ignore[index, str-bytes-safe]
         assert time.monotonic() < waited, "the browser does not listen"
         if told.exists() and (lines := told.read_text().splitlines()):
             with urllib.request.urlopen(f"http://127.0.0.1:{lines[0]}/json/list", timeout=PATIENCE_S) as answer:

@@ -77,7 +77,7 @@ def guessed(policy: Policy, tenant: str) -> Iterator[tuple[str, bytes]]:
     algorithms: tuple[Algorithm, ...] = ("xxh3", "sha256")
     for doc_id, text in documents.items():
         for algorithm in algorithms:
-            identity, name = Identity(tenant, algorithm), doc_id.encode()
+            identity, name = Identity(tenant, algorithm), doc_id.encode()  # type: ignore[assignment]
             content = Content(content_hash(text.encode(), algorithm), len(text.encode()))
             yield "key", identity.key(identity.place(name).shard, name, content.hash, cut.key_tail)[1:]
             yield "fingerprint", identity.fingerprint(content)

@@ -33,7 +33,7 @@ class Caller:
         headers = {"Authorization": f"Bearer {self.token}"} | dict(more.pop("headers", {}))
         if method not in ("GET", "HEAD"):
             headers.setdefault("Idempotency-Key", key or f"key-{next(_numbers)}")
-        answer: httpx.Response = self.client.request(method, path, headers=headers, **more)
+        answer: httpx.Response = self.client.request(method, path, headers=headers, **more)  # type: ignore[assignment]
         return answer
 
     def get(self, path: str, **more: Any) -> httpx.Response:

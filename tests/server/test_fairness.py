@@ -217,7 +217,7 @@ class TestBodies:
     def parsed_in(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         """The threads in which JSON was parsed."""
         threads: list[str] = []
-        parse = dependencies.parse_json
+        parse = dependencies.parse_json  # type: ignore[attr-defined]
 
         def spy(text: Any) -> Any:
             threads.append(threading.current_thread().name)
@@ -313,7 +313,7 @@ class TestTurns:
     ) -> None:
         begun, go_on = threading.Semaphore(0), threading.Event()
         parsed: list[str] = []
-        parse = dependencies.parse_json
+        parse = dependencies.parse_json  # type: ignore[attr-defined]
 
         def slow(text: Any) -> Any:
             given = parse(text)

@@ -82,7 +82,7 @@ def test_a_key_made_meanwhile_works_and_one_that_was_let_in_is_checked_again_und
 ) -> None:
     keys = ApiKeys(objects.inner)
     with served(tmp_path) as api:
-        gate = api.app.front._app._app
+        gate = api.app.front._app._app  # type: ignore[attr-defined]
         gate._throttle = FailureThrottle(burst=1, per_s=0.0001)
         gate._keys._fresh_s = 0.0  # everything known is too old at once
         old = Caller(api.client, keys.create("acme").token)

@@ -88,8 +88,8 @@ def frame_end(data: bytes, at: int) -> int | None:
         return None
     kind, told = data[at : at + 1], data[at + 1 : line]
     if kind == b"$":
-        end = line + 2 + (int(told) + 2 if int(told) >= 0 else 0)
-        return end if end <= len(data) else None
+        whole = line + 2 + (int(told) + 2 if int(told) >= 0 else 0)
+        return whole if whole <= len(data) else None
     end: int | None = line + 2
     for _ in range(int(told) if kind == b"*" else 0):
         end = frame_end(data, end) if end is not None else None

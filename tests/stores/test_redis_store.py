@@ -411,7 +411,7 @@ def test_everything_of_a_shard_lives_in_one_slot(store: RedisFences, client: Any
         sealed(store, claim(mode, "A", source=f"{mode}"))
         if mode is not Mode.KEYED:
             sealed(store, claim(mode, "B", by="two", source=f"{mode}", sequence=2))
-    tags = {re.match(rb"rf(\{[^{}]+\})", name)[1] for name in client.keys("*") if name not in markers}
+    tags = {re.match(rb"rf(\{[^{}]+\})", name)[1] for name in client.keys("*") if name not in markers}  # type: ignore[index]
     assert tags == {b"{default:07}"}
 
 

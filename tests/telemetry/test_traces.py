@@ -17,8 +17,8 @@ from ragfence.testing import FaultyFences, MemoryFences, MemoryObjects
 @pytest.fixture
 def provider():
     made = TracerProvider()
-    made.exporter = InMemorySpanExporter()
-    made.add_span_processor(SimpleSpanProcessor(made.exporter))
+    made.exporter = InMemorySpanExporter()  # type: ignore[attr-defined]
+    made.add_span_processor(SimpleSpanProcessor(made.exporter))  # type: ignore[attr-defined]
     yield made
     made.shutdown()
 

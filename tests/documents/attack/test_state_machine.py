@@ -428,7 +428,7 @@ def _of_one_recipe(batch: Sequence[Wanted]) -> list[Wanted]:
 
 def _explore(make_place: Callable[[], Place], examples: int) -> None:
     run_state_machine_as_test(
-        lambda: DocumentsMachine(make_place),
+        lambda: DocumentsMachine(make_place),  # type: ignore[arg-type]
         settings=settings(
             max_examples=examples,
             stateful_step_count=20,
