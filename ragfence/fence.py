@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ragfence.indexes.aliases import Aliases
     from ragfence.indexes.indexes import Indexes
     from ragfence.indexes.search import Search
+    from ragfence.steps import Run
 
 
 class Fence:
@@ -193,6 +194,16 @@ class Fence:
     def batched_claims(self) -> BatchedClaims:
         """Claims for an event loop that serves many callers, such as an HTTP server; see `BatchedClaims`."""
         return BatchedClaims(self._engine)
+
+    def run(self, run_id: str) -> Run:
+        """The steps of a workflow run, each executed once per input; see `Run`.
+
+        >>> step = fence.run("nightly-2026-11-18")  # doctest: +SKIP
+        >>> rows = step("extract", extract, source="s3://bucket/day")  # doctest: +SKIP
+        """
+        from ragfence.steps import Run
+
+        return Run(self, run_id)
 
     def release(self, operation: Operation | str) -> bool:
         """Allows new attempts for a key that is quarantined, stuck, or sealed as a failure.

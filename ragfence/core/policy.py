@@ -59,13 +59,20 @@ class TtlRules(_Section):
     """lifetime of operations of class `api`"""
     batch_days: float = Field(default=3, gt=0, le=3650)
     """lifetime of operations of class `batch`"""
+    queue_days: float = Field(default=14, gt=0, le=3650)
+    """lifetime of operations of class `queue`"""
+    outbox_days: float = Field(default=30, gt=0, le=3650)
+    """lifetime of operations of class `outbox`"""
+    step_days: float = Field(default=1, gt=0, le=3650)
+    """lifetime of operations of class `step`"""
     pending_days: float = Field(default=7, gt=0, le=3650)
     """how long a record without an outcome is remembered, with its attempts and its last error"""
 
     def hours(self, retention: RetentionClass) -> float:
         if retention == "api":
             return self.api_hours
-        return 24 * (self.webhook_days if retention == "webhook" else self.batch_days)
+        days: float = getattr(self, f"{retention}_days")
+        return 24 * days
 
 
 class StoreRules(_Section):
@@ -499,7 +506,9 @@ def _broken_promises(policy: Policy) -> Iterator[str]:
     ttl = policy.stores.ttl
     yield from _too_short(policy, "webhook", "stores.ttl.webhook_days", ttl.webhook_days, hours_per_unit=24)
     yield from _too_short(policy, "api", "stores.ttl.api_hours", ttl.api_hours)
-    yield from _too_short(policy, "batch", "stores.ttl.batch_days", ttl.batch_days, hours_per_unit=24)
+    for retention in ("batch", "queue", "outbox", "step"):
+        field = f"stores.ttl.{retention}_days"
+        yield from _too_short(policy, retention, field, getattr(ttl, f"{retention}_days"), hours_per_unit=24)
     for kind, own in policy.kinds.items():
         if own.ttl_hours is not None:
             retention = own.retention or usual_class(kind)

@@ -10,9 +10,18 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-RetentionClass: TypeAlias = Literal["webhook", "api", "batch"]
+RetentionClass: TypeAlias = Literal["webhook", "api", "batch", "queue", "outbox", "step"]
 
-SHORTEST_HOURS: Final[Mapping[RetentionClass, float]] = MappingProxyType({"webhook": 7 * 24, "api": 24, "batch": 24})
+SHORTEST_HOURS: Final[Mapping[RetentionClass, float]] = MappingProxyType(
+    {
+        "webhook": 7 * 24,
+        "api": 24,
+        "batch": 24,
+        "queue": 4 * 24,  # for which SQS keeps a message unless it is told otherwise
+        "outbox": 7 * 24,
+        "step": 1,
+    }
+)
 
 # From the senders' documentation. Where editions differ, the longer: a TTL that is too long costs memory, one
 # that is too short costs a second effect.
@@ -33,11 +42,24 @@ class Need(NamedTuple):
     reason: str
 
 
+_CLASS_OF_KIND: Final[Mapping[str, RetentionClass]] = MappingProxyType(
+    {
+        "document": "batch",
+        "index": "batch",
+        "outbox": "outbox",
+        "payment_confirmation": "webhook",
+        "payment_request": "webhook",
+        "queue": "queue",
+        "step": "step",
+    }
+)
+
+
 def usual_class(kind: str) -> RetentionClass:
     """The class of a kind that the policy does not name."""
     if kind.startswith("webhook"):
         return "webhook"
-    return "batch" if kind in ("document", "index") else "api"
+    return _CLASS_OF_KIND.get(kind, "api")
 
 
 def shortest_ttl(retention: RetentionClass, horizons_hours: Mapping[str, float]) -> Need:

@@ -241,7 +241,7 @@ def test_a_file_may_correct_a_known_sender() -> None:
         ({"providers": {"acme": {}}}, "providers.acme.retry_horizon_hours: is missing"),
         (
             {"kinds": {"a": {"class": "cron"}}},
-            "kinds.a.class: must be 'webhook', 'api' or 'batch', got 'cron'",
+            "kinds.a.class: must be 'webhook', 'api', 'batch', 'queue', 'outbox' or 'step', got 'cron'",
         ),
         (
             {"logging": {"include_fields": ["effect_ids"]}},
