@@ -22,7 +22,7 @@ from ragfence.audit.row_reader import Rows
 from ragfence.core.decision_rows import Phase
 from ragfence.core.layout import State
 from ragfence.core.policy import Policy
-from ragfence.stores.fences import FenceStore, all_of
+from ragfence.stores.fences import FenceStore, Scanner, all_of
 
 if TYPE_CHECKING:
     import pyarrow
@@ -150,7 +150,7 @@ def _forgotten_too_early(days: list[tuple[str, _SourceFigures]], policy: Policy)
     return found
 
 
-def _quarantined(fences: FenceStore) -> list[Anomaly]:
+def _quarantined(fences: Scanner) -> list[Anomaly]:
     keys: dict[str, list[str]] = {}
     for each in all_of(fences):
         if each.record.state is State.QUARANTINED:

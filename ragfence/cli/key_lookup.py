@@ -15,7 +15,7 @@ from ragfence.core.records import KeyRecord
 from ragfence.engine.commits import Commit
 from ragfence.errors import ValidationError
 from ragfence.fence import Fence
-from ragfence.stores.fences import FenceStore
+from ragfence.stores.fences import FenceStore, Scanner
 
 LEAST_DIGITS = 8
 SHARDS = 64
@@ -123,7 +123,7 @@ def _told(key: bytes, rows: Sequence[Row], every: bool) -> Timeline:
     return stories[0] if stories else Timeline(key.hex())
 
 
-def _held_keys(fences: FenceStore, prefix: str) -> set[bytes]:
+def _held_keys(fences: Scanner, prefix: str) -> set[bytes]:
     """Keys with a record but without a row: rows may be gone earlier."""
     found = output.counted(fences.scan(int(prefix[:2], 16)), "reading records")
     return {held.key for held in found if held.key.hex().startswith(prefix)}

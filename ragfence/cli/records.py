@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ragfence.core.decision_rows import Row
 from ragfence.core.layout import State
 from ragfence.core.records import KeyRecord
-from ragfence.stores.fences import FenceStore, all_of
+from ragfence.stores.fences import Scanner, all_of
 
 _BATCH = 500
 _ORDERED = b'"sequence"'
@@ -55,7 +55,7 @@ class Holding:
         return self.state in (State.HELD, State.RELEASED)
 
 
-def scanned(fences: FenceStore, shard: int | None = None) -> Iterator[Holding]:
+def scanned(fences: Scanner, shard: int | None = None) -> Iterator[Holding]:
     """Every record once: a server that is growing its tables may show a key twice."""
     seen: set[bytes] = set()
     for found in all_of(fences, shard):

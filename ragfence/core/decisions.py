@@ -1,10 +1,10 @@
 """The protocol, as pure functions over values. Every store must agree with them.
 
-    settle_claim    who may perform an operation, and what everyone else is told
-    settle_seal     the end of a lease: compare the token, then act; sealed is terminal
-    settle_renew    a longer lease for its owner
-    settle_release  the end of a lease without an outcome
-    settle_pardon   somebody decided that a stuck or quarantined key gets new attempts
+    apply_claim    who may perform an operation, and what everyone else is told
+    apply_seal     the end of a lease: compare the token, then act; sealed is terminal
+    apply_renewal    a longer lease for its owner
+    apply_release  the end of a lease without an outcome
+    apply_attempt_reset   somebody decided that a stuck or quarantined key gets new attempts
 
 Each takes what the store holds and returns the answer with the `Change` to write, or None when nothing changes.
 `SqliteFences` calls them inside a transaction; `lua/*.lua` is the same in Lua, held to it by a property test.
@@ -69,7 +69,7 @@ class Claim(NamedTuple):
         return self.key[1:]
 
 
-class Ask(NamedTuple):
+class HeadQuery(NamedTuple):
     """Is this the live head of its document? What a claim would ask, without the wish to become the owner."""
 
     key: bytes
@@ -262,7 +262,7 @@ def _raises(sequence: int | None, head: Head | None) -> bool:
     return head is None or head.sequence is None or sequence > head.sequence
 
 
-def settle_claim(
+def apply_claim(
     held: HeldRecords, claim: Claim, now_ms: int, *, stamp: int, next_fence: Callable[[], FenceNumber]
 ) -> tuple[Verdict, Change | None]:
     answer = decide(held, claim, now_ms)
@@ -350,7 +350,7 @@ class Fenced:
 SealOutcome = Sealed | Fenced | NotReadyVerdict
 
 
-def settle_seal(held: HeldRecords, seal: Seal, now_ms: int, *, epoch: int) -> tuple[SealOutcome, Change | None]:
+def apply_seal(held: HeldRecords, seal: Seal, now_ms: int, *, epoch: int) -> tuple[SealOutcome, Change | None]:
     if seal.fence.epoch != epoch:
         return Fenced(_standing(held, seal)), None
     if seal.mode is Mode.KEYED:
@@ -435,14 +435,14 @@ class LeaseRef(NamedTuple):
         return self.key[1:]
 
 
-def settle_renew(held: HeldRecords, lease: LeaseRef, now_ms: int, *, epoch: int) -> tuple[bool, Change | None]:
+def apply_renewal(held: HeldRecords, lease: LeaseRef, now_ms: int, *, epoch: int) -> tuple[bool, Change | None]:
     record = _held_by(held, lease)
     if record is None or lease.epoch != epoch:
         return False, None
     return True, _replaced(held, lease, record._replace(when_ms=now_ms + lease.lease_ms))
 
 
-def settle_release(
+def apply_release(
     held: HeldRecords,
     lease: LeaseRef,
     now_ms: int,
@@ -477,7 +477,7 @@ def settle_release(
     return record, _replaced(held, lease, after)
 
 
-def settle_pardon(held: HeldRecords, lease: LeaseRef, now_ms: int) -> tuple[KeyRecord | None, Change | None]:
+def apply_attempt_reset(held: HeldRecords, lease: LeaseRef, now_ms: int) -> tuple[KeyRecord | None, Change | None]:
     """New attempts for a pending key, whoever holds it: its token is gone, so that nobody renews it by that.
 
     What may hide a commit stays unsettled.

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ragfence.core.canonical import canonical_json, parse_json
-from ragfence.core.decisions import Ask, Claim, Granted, Mode
+from ragfence.core.decisions import Claim, Granted, HeadQuery, Mode
 from ragfence.core.document import CheckedDocument, Document, DocumentLimits, checked
 from ragfence.core.hashing import ContentKey, framed
 from ragfence.core.layout import NO_METADATA
@@ -75,7 +75,7 @@ class GivenDocument(NamedTuple):
     """the id of the API key it was sent with; stored there as well"""
 
 
-DocumentQuery = tuple[Ask, CheckedDocument, Content, ChunkerRecipe]
+DocumentQuery = tuple[HeadQuery, CheckedDocument, Content, ChunkerRecipe]
 """asks whether a document is live as it was sent; a plain tuple, since one is made for every document"""
 
 
@@ -130,7 +130,7 @@ class ClaimBuilder:
             doc_id.encode(), hashed, size, cut.key_tail, metadata, url, content_type
         )
         context = caller.context(doc_id, hashed, cut.name, sequence, len(text), event_id=event_id, api_key=api_key)
-        return Ask(key, source, fingerprint, metadata_hash, sequence, token, context), doc, content, cut
+        return HeadQuery(key, source, fingerprint, metadata_hash, sequence, token, context), doc, content, cut
 
     def ingest(
         self, document: Document | CheckedDocument, token: bytes, caller: Caller, event_id: str = ""

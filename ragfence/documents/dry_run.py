@@ -14,9 +14,9 @@ from ragfence.core.decisions import (
     NotReadyVerdict,
     Seal,
     Sealed,
-    settle_claim,
-    settle_release,
-    settle_seal,
+    apply_claim,
+    apply_release,
+    apply_seal,
 )
 from ragfence.core.receipts import Receipt
 from ragfence.core.records import Head, SourceRecord, decode_record
@@ -25,7 +25,7 @@ from ragfence.documents.head_moves import as_replay, effect_of, receipt_of
 from ragfence.documents.identity import SourcePlace
 from ragfence.engine.batch_commit import Answer, Failed, MovedHead, flags_of
 from ragfence.engine.refusals import code_of
-from ragfence.stores.fences import FenceStore, Lookup
+from ragfence.stores.fences import ClaimStore, Lookup
 
 _GONE = b""
 
@@ -33,7 +33,7 @@ _GONE = b""
 class DryRun:
     """One call as a dry run. A document that comes again is decided by what its predecessor would have left."""
 
-    def __init__(self, fences: FenceStore) -> None:
+    def __init__(self, fences: ClaimStore) -> None:
         self._fences = fences
         # Only the changes, and encoded: a call may have a million documents.
         self._sources: dict[bytes, bytes] = {}
@@ -57,7 +57,7 @@ class DryRun:
     def _answer(self, document: PreparedDocument, stored: HeldRecords, now_ms: int) -> Answer:
         claim = document.claim
         held = self._by_now(claim, stored)
-        verdict, change = settle_claim(held, claim, now_ms, stamp=0, next_fence=lambda: NO_FENCE)
+        verdict, change = apply_claim(held, claim, now_ms, stamp=0, next_fence=lambda: NO_FENCE)
         self._keep(claim, change)
         if not isinstance(verdict, Granted):
             assert not isinstance(verdict, NotReadyVerdict)  # only a store answers that, never a decision
@@ -67,7 +67,7 @@ class DryRun:
             effect = effect_of(document)(document, verdict)
         except Exception as error:  # noqa: BLE001  # as in an ingest
             lease = LeaseRef(claim.key, claim.token, claim.mode, claim.source)
-            _, change = settle_release(held, lease, now_ms, error=code_of(error), expire=False)
+            _, change = apply_release(held, lease, now_ms, error=code_of(error), expire=False)
             self._keep(claim, change)
             return as_replay(Failed(error))
         seal = Seal(
@@ -81,7 +81,7 @@ class DryRun:
             metadata_hash=claim.metadata_hash,
             live=not claim.retract,
         )
-        outcome, change = settle_seal(held, seal, now_ms, epoch=NO_FENCE.epoch)
+        outcome, change = apply_seal(held, seal, now_ms, epoch=NO_FENCE.epoch)
         assert isinstance(outcome, Sealed)  # no other process takes part
         self._keep(claim, change)
         again, flags = verdict.prior is not None, flags_of(verdict, claim)

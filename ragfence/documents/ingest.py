@@ -144,7 +144,7 @@ class BatchIngest:
                     receipts[at] = replay_receipt(query[0][0], record)
             known.settle()
         finally:
-            known.drop()
+            known.discard()
         return left
 
 

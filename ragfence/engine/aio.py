@@ -30,7 +30,7 @@ from ragfence.core.receipts import Receipt
 from ragfence.engine.requests import Request
 from ragfence.engine.runner import PendingClaim, Runner, WonClaim, refuse
 from ragfence.errors import TransientError
-from ragfence.stores.fences import FenceStore
+from ragfence.stores.fences import ClaimStore
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -107,7 +107,7 @@ class _Step:
 class ClaimBatcher:
     """Claims for any number of coroutines in any number of event loops; those of one loop share calls."""
 
-    def __init__(self, fences: FenceStore, *, max_claims: int = MAX_CLAIMS, max_calls: int = MAX_CALLS) -> None:
+    def __init__(self, fences: ClaimStore, *, max_claims: int = MAX_CLAIMS, max_calls: int = MAX_CALLS) -> None:
         self._fences = fences
         self._max_claims = max_claims
         self._max_calls = max_calls
@@ -194,7 +194,7 @@ class QueuedClaim:
 class ClaimQueue:
     """The claims of one event loop. Only `_claim` and `release` run in threads."""
 
-    def __init__(self, fences: FenceStore, max_claims: int, max_calls: int) -> None:
+    def __init__(self, fences: ClaimStore, max_claims: int, max_calls: int) -> None:
         self._fences = fences
         self._max_claims = max_claims
         self._free_calls = max_calls

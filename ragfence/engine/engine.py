@@ -171,7 +171,7 @@ class Engine:
         if ended is not None and failed:
             self._end_life(request, ended, "release")
         # A pending record too: what was committed under it will be healed, what was not gets new attempts.
-        (pardoned,) = self.fences.pardon([request.lease_ref(NO_TOKEN, epoch=0)])
+        (pardoned,) = self.fences.reset_attempts([request.lease_ref(NO_TOKEN, epoch=0)])
         if ended is not None and not failed and not pardoned:
             raise ValidationError(
                 f"{request.key_text} is sealed: its effect happened and cannot be released",

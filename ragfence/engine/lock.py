@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 
 from ragfence.errors import NotReady, RagfenceError
-from ragfence.stores.fences import FenceStore
+from ragfence.stores.fences import EpochStore
 
 LOCK_MS = 60_000
 WAIT_S = 1.5 * LOCK_MS / 1000
@@ -22,7 +22,7 @@ WAIT_S = 1.5 * LOCK_MS / 1000
 
 
 @contextlib.contextmanager
-def held_lock(fences: FenceStore, name: str, *, wait_s: float = WAIT_S) -> Iterator[None]:
+def held_lock(fences: EpochStore, name: str, *, wait_s: float = WAIT_S) -> Iterator[None]:
     """Waits for the lock, and renews it in a thread until the block ends."""
     token = os.urandom(8).hex()
     give_up_at = time.monotonic() + wait_s
@@ -45,7 +45,7 @@ def held_lock(fences: FenceStore, name: str, *, wait_s: float = WAIT_S) -> Itera
             fences.unlock(name, token)
 
 
-def _renew(fences: FenceStore, name: str, token: str, ended: threading.Event) -> None:
+def _renew(fences: EpochStore, name: str, token: str, ended: threading.Event) -> None:
     while not ended.wait(LOCK_MS / 3000):
         with contextlib.suppress(RagfenceError):  # the next try may reach the store again
             fences.lock(name, token, LOCK_MS)

@@ -83,7 +83,7 @@ def _released(fences: FenceStore, policy: Policy, query: ReleaseQuery, part: Seq
     # Looked at again: whoever was released meanwhile may be at work, and must not lose its lease.
     held = fences.read([Lookup(ref.key, ref.mode, ref.source) for ref in refs])
     still = [(each, ref) for each, ref, now in zip(part, refs, held, strict=True) if _matches(query, each, now)]
-    done = fences.pardon([ref for _, ref in still]) if still else []
+    done = fences.reset_attempts([ref for _, ref in still]) if still else []
     return [each for (each, _), released in zip(still, done, strict=True) if released]
 
 

@@ -198,7 +198,9 @@ class Runner:
                     raise self._refusals.stale(request, newest)
                 case InFlightVerdict(quarantined=True):
                     if self._known_to_objects(request, claim) is not None:
-                        self.fences.pardon([request.lease_ref(NO_TOKEN, epoch=0)])  # no new attempt: it will be healed
+                        self.fences.reset_attempts(
+                            [request.lease_ref(NO_TOKEN, epoch=0)]
+                        )  # no new attempt: it will be healed
                         continue
                     raise self._refusals.quarantined(request, verdict)
                 case InFlightVerdict():

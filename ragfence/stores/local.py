@@ -49,7 +49,7 @@ class Temp(NamedTuple):
     path: Path
     descriptor: int
 
-    def drop(self) -> None:
+    def discard(self) -> None:
         with contextlib.suppress(OSError):  # first: a network filesystem keeps what is removed while it is open
             os.close(self.descriptor)
         with contextlib.suppress(OSError):  # the sweep gets it
@@ -69,7 +69,7 @@ class TempFiles:
                 left = left[os.write(temp.descriptor, left) :]
             os.fsync(temp.descriptor)
         except BaseException:
-            temp.drop()
+            temp.discard()
             raise
         return temp
 
@@ -210,7 +210,7 @@ class LocalObjects:
         try:
             return self._link(temp.path, name)
         finally:
-            temp.drop()
+            temp.discard()
 
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectEntry]:
         check_listing(prefix, limit)

@@ -123,12 +123,12 @@ class SqliteFences(TransactionalFences):
 
     def _sources_in(self, shard: int, condition: str = "TRUE") -> Iterator[tuple[bytes, bytes, bytes | None]]:
         """Source, its record, and the stamp that this must have; None: any will do."""
-        with self._transaction(write=False) as shelf:
-            epoch = transactional.ready_epoch(shelf, shard)
-            found = shelf.db.execute(
+        with self._transaction(write=False) as tx:
+            epoch = transactional.ready_epoch(tx, shard)
+            found = tx.db.execute(
                 f"SELECT source, data FROM sources WHERE tenant = ? AND shard = ? AND {condition} "
                 "AND (expires_ms IS NULL OR expires_ms > ?) ORDER BY source",
-                (self.tenant, shard, shelf.now_ms),
+                (self.tenant, shard, tx.now_ms),
             ).fetchall()
         stamp = None if self.solo else _stamp(epoch)
         for source, data in found:
@@ -144,11 +144,11 @@ class SqliteFences(TransactionalFences):
         after = bytes((shard,)) if shard is not None else b""
         end = bytes((shard + 1,)) if shard is not None else b"\xff"
         while True:
-            with self._transaction(write=False) as shelf:
-                page = shelf.db.execute(
+            with self._transaction(write=False) as tx:
+                page = tx.db.execute(
                     "SELECT key, parked, expires_ms, data FROM records WHERE tenant = ? AND key > ? AND key < ? "
                     "AND (expires_ms IS NULL OR expires_ms > ?) ORDER BY key LIMIT 500",
-                    (self.tenant, after, end, shelf.now_ms),
+                    (self.tenant, after, end, tx.now_ms),
                 ).fetchall()
             for key, parked, expires_ms, data in page:
                 record = unpark(data, None) if parked else decode_record(data)
@@ -159,19 +159,19 @@ class SqliteFences(TransactionalFences):
             after = page[-1][0]
 
     def forget(self, keys: Sequence[bytes], *, below: int = 0, pending: bool = False) -> None:
-        with self._transaction() as shelf:
+        with self._transaction() as tx:
             for key in keys:
-                data, expires_ms = shelf.get_expiring(key)
+                data, expires_ms = tx.get_expiring(key)
                 if data is None:
                     continue
                 if is_parked_below(data, below):
-                    shelf.drop_record(key)
+                    tx.drop_record(key)
                 # Parked records start with their stamp, whose first byte is 0; they go with their document.
                 elif data[0] and (record := decode_record(data)).ended:
-                    shelf.drop_record(key)
-                    transactional.tally_forgotten(shelf, record, expires_ms)
-                elif data[0] and pending and not record.held_at(shelf.now_ms):
-                    shelf.drop_record(key)
+                    tx.drop_record(key)
+                    transactional.tally_forgotten(tx, record, expires_ms)
+                elif data[0] and pending and not record.held_at(tx.now_ms):
+                    tx.drop_record(key)
 
     def scrub(self) -> None:
         """Deleted bytes are overwritten in the file itself (`secure_delete`); the log beside it still has them."""
@@ -192,36 +192,36 @@ class SqliteFences(TransactionalFences):
             time.sleep(0.05)
 
     def stats(self) -> Stats:
-        with self._transaction(write=False) as shelf:
-            documents, pending = transactional.count_documents(shelf), self._pending(shelf)
-            tallies = _tallies(shelf, 0)
-            rows = shelf.db.execute("SELECT n FROM row_counts WHERE tenant = ?", (self.tenant,)).fetchone()
-            now_ms = shelf.now_ms
+        with self._transaction(write=False) as tx:
+            documents, pending = transactional.count_documents(tx), self._pending(tx)
+            tallies = _tallies(tx, 0)
+            rows = tx.db.execute("SELECT n FROM row_counts WHERE tenant = ?", (self.tenant,)).fetchone()
+            now_ms = tx.now_ms
         files = (self.path, self.path.with_name(f"{self.path.name}-wal"))
         size = sum(file.stat().st_size for file in files if file.exists())
         return stats_of(documents, pending, tallies, now_ms, rows[0] if rows else 0, size)
 
     def tallies(self, since_ms: int = 0) -> Tallies:
-        with self._transaction(write=False) as shelf:
-            return _tallies(shelf, since_ms // HOUR_MS)
+        with self._transaction(write=False) as tx:
+            return _tallies(tx, since_ms // HOUR_MS)
 
-    def _pending(self, shelf: _SqliteTransaction) -> Pending:
+    def _pending(self, tx: _SqliteTransaction) -> Pending:
         """By indexes that hold only what is pending. They are named: SQLite would read the whole primary key."""
-        query, live = shelf.db.execute, "state <= 3 AND tenant = ? AND (expires_ms IS NULL OR expires_ms > ?)"
+        query, live = tx.db.execute, "state <= 3 AND tenant = ? AND (expires_ms IS NULL OR expires_ms > ?)"
         count = query(
-            f"SELECT count(*) FROM records INDEXED BY records_pending WHERE {live}", (self.tenant, shelf.now_ms)
+            f"SELECT count(*) FROM records INDEXED BY records_pending WHERE {live}", (self.tenant, tx.now_ms)
         ).fetchone()[0]
         found = query(
             f"SELECT key, expires_ms, data FROM records INDEXED BY records_pending WHERE {live} LIMIT ?",
-            (self.tenant, shelf.now_ms, PENDING_SEEN),
+            (self.tenant, tx.now_ms, PENDING_SEEN),
         ).fetchall()
         seen = [Scanned(key, decode_record(data), expires_ms) for key, expires_ms, data in found]
         for shard, data in query(
             f"SELECT shard, data FROM sources INDEXED BY sources_leased WHERE {_WITH_LEASE} AND tenant = ? "
             "AND (expires_ms IS NULL OR expires_ms > ?)",
-            (self.tenant, shelf.now_ms),
+            (self.tenant, tx.now_ms),
         ):
-            stamp = None if self.solo else _stamp(transactional.ready_epoch(shelf, shard))
+            stamp = None if self.solo else _stamp(transactional.ready_epoch(tx, shard))
             if stamp is None or data[SOURCE_STAMP] == stamp:
                 count += 1
                 if len(seen) < PENDING_SEEN and (lease := lease_of_source(data, stamp)):
@@ -230,23 +230,23 @@ class SqliteFences(TransactionalFences):
 
     def purge_expired(self, limit: int = 1000) -> int:
         purged = 0
-        with self._transaction() as shelf:
+        with self._transaction() as tx:
             for table, key in (("records", "key"), ("sources", "source")):
-                cursor = shelf.db.execute(
+                cursor = tx.db.execute(
                     f"DELETE FROM {table} WHERE (tenant, {key}) IN (SELECT tenant, {key} FROM {table} "
                     "WHERE tenant = ? AND expires_ms <= ? LIMIT ?)",
-                    (self.tenant, shelf.now_ms, limit - purged),
+                    (self.tenant, tx.now_ms, limit - purged),
                 )
                 purged += cursor.rowcount
-            oldest = shelf.now_ms // HOUR_MS - 24 * KEPT_DAYS
-            shelf.db.execute("DELETE FROM tallies WHERE tenant = ? AND hour < ?", (self.tenant, oldest))
+            oldest = tx.now_ms // HOUR_MS - 24 * KEPT_DAYS
+            tx.db.execute("DELETE FROM tallies WHERE tenant = ? AND hour < ?", (self.tenant, oldest))
         return purged
 
     def rows(self, since_ms: int = 0, shard: int | None = None) -> Iterator[Row]:
         after = self._before_first_row(since_ms) if since_ms else 0
         while True:
-            with self._transaction(write=False) as shelf:
-                page = shelf.db.execute(
+            with self._transaction(write=False) as tx:
+                page = tx.db.execute(
                     "SELECT seq, data FROM decision_rows WHERE tenant = ? AND seq > ? AND ts_ms >= ? "
                     "AND shard = coalesce(?, shard) ORDER BY seq LIMIT 2000",
                     (self.tenant, after, since_ms, shard),
@@ -258,16 +258,16 @@ class SqliteFences(TransactionalFences):
             after = page[-1][0]
 
     def _before_first_row(self, since_ms: int) -> int:
-        with self._transaction(write=False) as shelf:
-            (first,) = shelf.db.execute(
+        with self._transaction(write=False) as tx:
+            (first,) = tx.db.execute(
                 "SELECT min(seq) FROM decision_rows INDEXED BY decision_rows_time WHERE tenant = ? AND ts_ms >= ?",
                 (self.tenant, since_ms),
             ).fetchone()
         return (first or 1) - 1
 
     def row_entries(self, after: str = "", limit: int = 1000) -> list[RowEntry]:
-        with self._transaction(write=False) as shelf:
-            found = shelf.db.execute(
+        with self._transaction(write=False) as tx:
+            found = tx.db.execute(
                 "SELECT seq, data FROM decision_rows WHERE tenant = ? AND seq > ? ORDER BY seq LIMIT ?",
                 (self.tenant, int(after or 0), limit),
             ).fetchall()
@@ -276,16 +276,16 @@ class SqliteFences(TransactionalFences):
     def drop_rows(self, entries: Sequence[RowEntry]) -> int:
         dropped = 0
         for start in range(0, len(entries), DROPPED_AT_ONCE):
-            with self._transaction() as shelf:
+            with self._transaction() as tx:
                 # With the row's id: a file that was restored in place gives its numbers once more, to other rows.
-                cursor = shelf.db.executemany(
+                cursor = tx.db.executemany(
                     "DELETE FROM decision_rows WHERE seq = ? AND tenant = ? AND row_id = ?",
                     [
                         (int(entry.place), self.tenant, entry.first_row_id)
                         for entry in entries[start : start + DROPPED_AT_ONCE]
                     ],
                 )
-                shelf.rows -= cursor.rowcount
+                tx.rows -= cursor.rowcount
                 dropped += cursor.rowcount
         return dropped
 
@@ -293,19 +293,17 @@ class SqliteFences(TransactionalFences):
         return self._clock()
 
     def lock(self, name: str, token: str, ttl_ms: int) -> bool:
-        with self._transaction() as shelf:
-            cursor = shelf.db.execute(
+        with self._transaction() as tx:
+            cursor = tx.db.execute(
                 "INSERT INTO locks VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET token = excluded.token, "
                 "until_ms = excluded.until_ms WHERE token = excluded.token OR until_ms <= ?",
-                (self.tenant, name, token, shelf.now_ms + ttl_ms, shelf.now_ms),
+                (self.tenant, name, token, tx.now_ms + ttl_ms, tx.now_ms),
             )
             return cursor.rowcount == 1
 
     def unlock(self, name: str, token: str) -> None:
-        with self._transaction() as shelf:
-            shelf.db.execute(
-                "DELETE FROM locks WHERE tenant = ? AND name = ? AND token = ?", (self.tenant, name, token)
-            )
+        with self._transaction() as tx:
+            tx.db.execute("DELETE FROM locks WHERE tenant = ? AND name = ? AND token = ?", (self.tenant, name, token))
 
     def close(self) -> None:
         self._connections.close()
@@ -319,10 +317,10 @@ class SqliteFences(TransactionalFences):
                 self._connections.refuse_closed()  # while we waited, maybe, and then the connection is as well
                 db.execute("BEGIN IMMEDIATE" if write else "BEGIN")
                 try:
-                    shelf = _SqliteTransaction(db, self.tenant, self._clock(), connection.run_id, self.solo)
-                    yield shelf
+                    tx = _SqliteTransaction(db, self.tenant, self._clock(), connection.run_id, self.solo)
+                    yield tx
                     if write:
-                        shelf.write_counts()
+                        tx.write_counts()
                     db.execute("COMMIT")
                 except BaseException:
                     if db.in_transaction:  # a full disk may have ended it
@@ -373,9 +371,9 @@ def _stamp(epoch: int | None) -> bytes:
     return stamp_of(epoch)
 
 
-def _tallies(shelf: _SqliteTransaction, first_hour: int) -> Tallies:
-    found = shelf.db.execute(
-        "SELECT hour, label, n FROM tallies WHERE tenant = ? AND hour >= ?", (shelf.tenant, first_hour)
+def _tallies(tx: _SqliteTransaction, first_hour: int) -> Tallies:
+    found = tx.db.execute(
+        "SELECT hour, label, n FROM tallies WHERE tenant = ? AND hour >= ?", (tx.tenant, first_hour)
     ).fetchall()
     return Tallies.of({(hour, bytes(label)): count for hour, label, count in found}, range(SHARDS))
 

@@ -106,9 +106,9 @@ class SqliteConnections:
     def close(self) -> None:
         """What is inside a transaction ends; all else is `StoreClosed`."""
         self._closed = True
-        self.let_go()
+        self.disconnect()
 
-    def let_go(self) -> None:
+    def disconnect(self) -> None:
         """Of the file. Whoever asks again opens it again."""
         with self._changing:
             for connection in list(self._open):

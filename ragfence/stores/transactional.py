@@ -1,4 +1,4 @@
-"""The protocol over a shelf of bytes: what SQLite does inside a transaction and the in-memory store under a lock.
+"""The protocol over a tx of bytes: what SQLite does inside a transaction and the in-memory store under a lock.
 
 A `Transaction` only gets, puts and counts. All that decides is in `core/decisions.py`; all that orders the
 steps (marker, then records, then row) is here, once.
@@ -13,10 +13,10 @@ from typing import Protocol
 
 from ragfence.core.decision_rows import Row, row_for_answer, row_for_claim, row_for_release, row_for_seal
 from ragfence.core.decisions import (
-    Ask,
     Change,
     Claim,
     Fenced,
+    HeadQuery,
     HeldRecords,
     LeaseRef,
     Mode,
@@ -25,11 +25,11 @@ from ragfence.core.decisions import (
     Sealed,
     SealOutcome,
     Verdict,
-    settle_claim,
-    settle_pardon,
-    settle_release,
-    settle_renew,
-    settle_seal,
+    apply_attempt_reset,
+    apply_claim,
+    apply_release,
+    apply_renewal,
+    apply_seal,
 )
 from ragfence.core.hashing import SHARDS
 from ragfence.core.layout import RowKind, checked_epoch, free_head, is_live_head, short, source_with, stamp_of
@@ -87,39 +87,39 @@ class Transaction(Protocol):
 Addressed = Claim | Seal | LeaseRef | Lookup
 
 
-def claim_all(shelf: Transaction, claims: Sequence[Claim]) -> list[Verdict]:
+def claim_all(tx: Transaction, claims: Sequence[Claim]) -> list[Verdict]:
     verdicts: list[Verdict] = []
     for claim in claims:
         shard = claim.key[0]
-        epoch = usable_epoch(shelf, shard)
+        epoch = usable_epoch(tx, shard)
         if epoch is None:
             verdicts.append(NotReadyVerdict())
             continue
 
         def next_fence(shard: int = shard, epoch: int = epoch) -> FenceNumber:
-            return FenceNumber(epoch, shelf.next_counter(shard))
+            return FenceNumber(epoch, tx.next_counter(shard))
 
-        held = read_one(shelf, claim, epoch)
-        verdict, change = settle_claim(held, claim, shelf.now_ms, stamp=epoch, next_fence=next_fence)
+        held = read_one(tx, claim, epoch)
+        verdict, change = apply_claim(held, claim, tx.now_ms, stamp=epoch, next_fence=next_fence)
         if change:
-            write(shelf, claim, change, epoch, claim.pending_ttl_ms, claim.source_ttl_ms)
-        if row := row_for_claim(claim, verdict, shelf.now_ms):
-            shelf.add_row(row)
+            write(tx, claim, change, epoch, claim.pending_ttl_ms, claim.source_ttl_ms)
+        if row := row_for_claim(claim, verdict, tx.now_ms):
+            tx.add_row(row)
             if outcome := outcome_of(row):
-                _tally(shelf, outcome, "0", claim.kind, row)
+                _tally(tx, outcome, "0", claim.kind, row)
         verdicts.append(verdict)
     return verdicts
 
 
-def replay_all(shelf: Transaction, asks: Sequence[Ask]) -> list[bytes | None]:
+def replay_all(tx: Transaction, asks: Sequence[HeadQuery]) -> list[bytes | None]:
     records: list[bytes | None] = []
     unclear: set[bytes] = set()
     for ask in asks:
         shard, record = ask.key[0], None
-        epoch = ready_epoch(shelf, shard)
-        data = shelf.get_source(shard, ask.source) if epoch is not None and ask.source not in unclear else None
+        epoch = ready_epoch(tx, shard)
+        data = tx.get_source(shard, ask.source) if epoch is not None and ask.source not in unclear else None
         if data is not None and epoch is not None:
-            stamp = None if shelf.solo else stamp_of(epoch)
+            stamp = None if tx.solo else stamp_of(epoch)
             record = free_head(data, stamp, ask.key[1:], ask.fingerprint, ask.metadata_hash, ask.sequence)
         records.append(record)
         if record is None:
@@ -127,34 +127,34 @@ def replay_all(shelf: Transaction, asks: Sequence[Ask]) -> list[bytes | None]:
             continue
         answered = Claim(ask.key, ask.fingerprint, ask.token, Mode.DOCUMENT, ask.source, context=ask.context)
         held = decode_record(record)
-        row = row_for_answer(answered, RowKind.DUPLICATE, held, shelf.now_ms)
-        shelf.add_row(row)
-        _tally(shelf, TallyOutcome.DUPLICATE, "0", held.kind, row)
+        row = row_for_answer(answered, RowKind.DUPLICATE, held, tx.now_ms)
+        tx.add_row(row)
+        _tally(tx, TallyOutcome.DUPLICATE, "0", held.kind, row)
     return records
 
 
-def seal_all(shelf: Transaction, seals: Sequence[Seal]) -> list[SealOutcome]:
+def seal_all(tx: Transaction, seals: Sequence[Seal]) -> list[SealOutcome]:
     outcomes: list[SealOutcome] = []
     for seal in seals:
-        epoch = usable_epoch(shelf, seal.key[0])
+        epoch = usable_epoch(tx, seal.key[0])
         if epoch is None:
             outcomes.append(NotReadyVerdict())
             continue
-        held = read_one(shelf, seal, epoch)
-        outcome, change = settle_seal(held, seal, shelf.now_ms, epoch=epoch)
+        held = read_one(tx, seal, epoch)
+        outcome, change = apply_seal(held, seal, tx.now_ms, epoch=epoch)
         if change:
-            write(shelf, seal, change, epoch, seal.ttl_ms, seal.source_ttl_ms)
+            write(tx, seal, change, epoch, seal.ttl_ms, seal.source_ttl_ms)
             if seal.mode is Mode.DOCUMENT:
-                shelf.count_move(seal.key[0])
+                tx.count_move(seal.key[0])
                 if moved := _is_live(change.source) - _is_live(held.source):
-                    shelf.count_documents(seal.key[0], moved)
-        if row := row_for_seal(seal, outcome, shelf.now_ms, solo=shelf.solo):
-            shelf.add_row(row)
+                    tx.count_documents(seal.key[0], moved)
+        if row := row_for_seal(seal, outcome, tx.now_ms, solo=tx.solo):
+            tx.add_row(row)
             if isinstance(outcome, Sealed):
-                _tally_seal(shelf, seal, outcome.record, change, row)
+                _tally_seal(tx, seal, outcome.record, change, row)
             else:
                 _tally(
-                    shelf,
+                    tx,
                     TallyOutcome.FENCED_OUT,
                     "0",
                     outcome.record.kind if isinstance(outcome, Fenced) and outcome.record else "",
@@ -168,209 +168,209 @@ def _is_live(source: SourceRecord | None) -> bool:
     return source is not None and source.head is not None and source.head.live
 
 
-def _tally_seal(shelf: Transaction, seal: Seal, record: KeyRecord, change: Change | None, row: Row) -> None:
+def _tally_seal(tx: Transaction, seal: Seal, record: KeyRecord, change: Change | None, row: Row) -> None:
     """Counts a seal once, by whether it left a key behind: one that is repeated changes nothing."""
     if change is None:
         return
     outcome = TallyOutcome.HEALED if seal.duplicate else TallyOutcome.FAILED if seal.failed else TallyOutcome.NEW
     # None: it is in the head of its document; or the receipt stood there before, and only the top sequence moved.
     lifetime = NO_KEY if change.record is None else hours_of(seal.ttl_ms)
-    _tally(shelf, outcome, lifetime, record.kind, row)
+    _tally(tx, outcome, lifetime, record.kind, row)
 
 
-def _tally(shelf: Transaction, outcome: TallyOutcome, lifetime: str, kind: str, row: Row) -> None:
-    shelf.tally(row.ts_ms // HOUR_MS, make_label(outcome, lifetime, short(kind)[1:], row.context))
+def _tally(tx: Transaction, outcome: TallyOutcome, lifetime: str, kind: str, row: Row) -> None:
+    tx.tally(row.ts_ms // HOUR_MS, make_label(outcome, lifetime, short(kind)[1:], row.context))
 
 
-def record_all(shelf: Transaction, rows: Sequence[Row]) -> None:
+def record_all(tx: Transaction, rows: Sequence[Row]) -> None:
     for row in rows:
-        shelf.add_row(row)
+        tx.add_row(row)
         if label := label_of_row(row):
-            shelf.tally(row.ts_ms // HOUR_MS, label)
+            tx.tally(row.ts_ms // HOUR_MS, label)
 
 
-def tally_forgotten(shelf: Transaction, record: KeyRecord, expires_ms: int | None) -> None:
+def tally_forgotten(tx: Transaction, record: KeyRecord, expires_ms: int | None) -> None:
     """An ended key was dropped before its time."""
     lifetime = hours_of(expires_ms - record.when_ms) if expires_ms is not None else "0"
-    shelf.tally(record.when_ms // HOUR_MS, make_label(TallyOutcome.FORGOTTEN, lifetime, short(record.kind)[1:], b""))
+    tx.tally(record.when_ms // HOUR_MS, make_label(TallyOutcome.FORGOTTEN, lifetime, short(record.kind)[1:], b""))
 
 
-def count_documents(shelf: Transaction) -> int:
+def count_documents(tx: Transaction) -> int:
     """The live documents of the shards that may answer."""
-    return sum(shelf.documents(shard) for shard in range(SHARDS) if shelf.solo or ready_epoch(shelf, shard) is not None)
+    return sum(tx.documents(shard) for shard in range(SHARDS) if tx.solo or ready_epoch(tx, shard) is not None)
 
 
-def renew_all(shelf: Transaction, leases: Sequence[LeaseRef]) -> list[bool]:
+def renew_all(tx: Transaction, leases: Sequence[LeaseRef]) -> list[bool]:
     kept = []
     for lease in leases:
-        epoch = usable_epoch(shelf, lease.key[0])
+        epoch = usable_epoch(tx, lease.key[0])
         ok = False
         if epoch is not None:
-            ok, change = settle_renew(read_one(shelf, lease, epoch), lease, shelf.now_ms, epoch=epoch)
+            ok, change = apply_renewal(read_one(tx, lease, epoch), lease, tx.now_ms, epoch=epoch)
             if change:
-                write(shelf, lease, change, epoch, lease.pending_ttl_ms, lease.source_ttl_ms)
+                write(tx, lease, change, epoch, lease.pending_ttl_ms, lease.source_ttl_ms)
         kept.append(ok)
     return kept
 
 
 def release_all(
-    shelf: Transaction, leases: Sequence[LeaseRef], error: str, expire: bool, refund: bool, withdraw: bool
+    tx: Transaction, leases: Sequence[LeaseRef], error: str, expire: bool, refund: bool, withdraw: bool
 ) -> list[bool]:
     released = []
     for lease in leases:
-        epoch = usable_epoch(shelf, lease.key[0])
+        epoch = usable_epoch(tx, lease.key[0])
         record = None
         if epoch is not None:
-            held = read_one(shelf, lease, epoch)
-            record, change = settle_release(
-                held, lease, shelf.now_ms, error=error, expire=expire, refund=refund, withdraw=withdraw
+            held = read_one(tx, lease, epoch)
+            record, change = apply_release(
+                held, lease, tx.now_ms, error=error, expire=expire, refund=refund, withdraw=withdraw
             )
             if change:
-                write(shelf, lease, change, epoch, lease.pending_ttl_ms, lease.source_ttl_ms)
+                write(tx, lease, change, epoch, lease.pending_ttl_ms, lease.source_ttl_ms)
             if record:
-                shelf.add_row(row_for_release(lease, record, error, shelf.now_ms))
+                tx.add_row(row_for_release(lease, record, error, tx.now_ms))
         released.append(record is not None)
     return released
 
 
-def pardon_all(shelf: Transaction, leases: Sequence[LeaseRef]) -> list[bool]:
+def pardon_all(tx: Transaction, leases: Sequence[LeaseRef]) -> list[bool]:
     pardoned = []
     for lease in leases:
-        epoch = usable_epoch(shelf, lease.key[0])
+        epoch = usable_epoch(tx, lease.key[0])
         after = None
         if epoch is not None:
-            after, change = settle_pardon(read_one(shelf, lease, epoch), lease, shelf.now_ms)
+            after, change = apply_attempt_reset(read_one(tx, lease, epoch), lease, tx.now_ms)
             if change:
-                write(shelf, lease, change, epoch, lease.pending_ttl_ms, lease.source_ttl_ms)
+                write(tx, lease, change, epoch, lease.pending_ttl_ms, lease.source_ttl_ms)
         pardoned.append(after is not None)
     return pardoned
 
 
-def read_all(shelf: Transaction, lookups: Sequence[Lookup]) -> list[HeldRecords]:
+def read_all(tx: Transaction, lookups: Sequence[Lookup]) -> list[HeldRecords]:
     found = []
     for lookup in lookups:
-        epoch = ready_epoch(shelf, lookup.key[0])
-        found.append(HeldRecords() if epoch is None and not shelf.solo else read_one(shelf, lookup, epoch or 0))
+        epoch = ready_epoch(tx, lookup.key[0])
+        found.append(HeldRecords() if epoch is None and not tx.solo else read_one(tx, lookup, epoch or 0))
     return found
 
 
-def ready_epoch(shelf: Transaction, shard: int) -> int | None:
+def ready_epoch(tx: Transaction, shard: int) -> int | None:
     """The epoch of a shard that may answer. None: NOT_READY."""
-    marker = shelf.get_marker(shard)
-    return marker[1] if marker and marker[0] and marker[2] == shelf.run_id else None
+    marker = tx.get_marker(shard)
+    return marker[1] if marker and marker[0] and marker[2] == tx.run_id else None
 
 
-def usable_epoch(shelf: Transaction, shard: int) -> int | None:
+def usable_epoch(tx: Transaction, shard: int) -> int | None:
     """As `ready_epoch`, but a solo store that is not ready starts a new epoch: nobody else could."""
-    ready = ready_epoch(shelf, shard)
-    if ready is not None or not shelf.solo:
+    ready = ready_epoch(tx, shard)
+    if ready is not None or not tx.solo:
         return ready
-    marker = shelf.get_marker(shard)
-    epoch = checked_epoch(max(marker[1] + 1 if marker else 0, shelf.now_ms * 1000))
-    shelf.put_marker(shard, (True, epoch, shelf.run_id))
+    marker = tx.get_marker(shard)
+    epoch = checked_epoch(max(marker[1] + 1 if marker else 0, tx.now_ms * 1000))
+    tx.put_marker(shard, (True, epoch, tx.run_id))
     return epoch
 
 
-def read_one(shelf: Transaction, what: Addressed, epoch: int) -> HeldRecords:
-    stamp = None if shelf.solo else epoch
-    data = shelf.get_record(what.key)
+def read_one(tx: Transaction, what: Addressed, epoch: int) -> HeldRecords:
+    stamp = None if tx.solo else epoch
+    data = tx.get_record(what.key)
     record = None
     if data is not None:
         record = unpark(data, stamp) if what.mode is Mode.DOCUMENT else decode_record(data)
     source = None
     if what.mode is not Mode.KEYED:
-        raw = shelf.get_source(what.key[0], what.source)
+        raw = tx.get_source(what.key[0], what.source)
         source = SourceRecord.decode(raw) if raw is not None else None
         if source and stamp is not None and source.stamp != stamp:
             source = None  # the log did not bring it back, so it is void
     return HeldRecords(record, source)
 
 
-def write(shelf: Transaction, what: Addressed, change: Change, epoch: int, ttl_ms: int, source_ttl_ms: int) -> None:
+def write(tx: Transaction, what: Addressed, change: Change, epoch: int, ttl_ms: int, source_ttl_ms: int) -> None:
     shard = what.key[:1]
     if change.drop_record:
-        shelf.drop_record(what.key)
+        tx.drop_record(what.key)
     if change.record:
-        shelf.put_record(what.key, change.record.encode(), ttl_ms, change.record, parked=False)
+        tx.put_record(what.key, change.record.encode(), ttl_ms, change.record, parked=False)
     if change.set_aside:
         digest, aside = change.set_aside
-        if shelf.get_record(shard + digest) is None:
-            shelf.put_record(shard + digest, aside.encode(), ttl_ms, aside, parked=False)
+        if tx.get_record(shard + digest) is None:
+            tx.put_record(shard + digest, aside.encode(), ttl_ms, aside, parked=False)
     if change.park:
         digest, superseded = change.park
-        shelf.put_record(shard + digest, park(epoch, superseded), 0, superseded, parked=True)
+        tx.put_record(shard + digest, park(epoch, superseded), 0, superseded, parked=True)
     if change.source:
-        shelf.put_source(shard[0], what.source, change.source.encode(), source_ttl_ms)
+        tx.put_source(shard[0], what.source, change.source.encode(), source_ttl_ms)
 
 
-def markers_of(shelf: Transaction) -> list[Marker | None]:
+def markers_of(tx: Transaction) -> list[Marker | None]:
     markers: list[Marker | None] = []
     for shard in range(SHARDS):
-        raw = shelf.get_marker(shard)
-        markers.append(Marker(raw[1], raw[0], raw[0] and raw[2] == shelf.run_id) if raw else None)
+        raw = tx.get_marker(shard)
+        markers.append(Marker(raw[1], raw[0], raw[0] and raw[2] == tx.run_id) if raw else None)
     return markers
 
 
-def versions_of(shelf: Transaction) -> list[tuple[int, int] | None]:
+def versions_of(tx: Transaction) -> list[tuple[int, int] | None]:
     versions: list[tuple[int, int] | None] = []
     for shard in range(SHARDS):
-        epoch = ready_epoch(shelf, shard)
-        versions.append(None if epoch is None else (epoch, shelf.moves(shard)))
+        epoch = ready_epoch(tx, shard)
+        versions.append(None if epoch is None else (epoch, tx.moves(shard)))
     return versions
 
 
-def begin_epoch(shelf: Transaction, epoch: int) -> bool:
-    known = [shelf.get_marker(shard) for shard in range(SHARDS)]
+def begin_epoch(tx: Transaction, epoch: int) -> bool:
+    known = [tx.get_marker(shard) for shard in range(SHARDS)]
     if any(marker and marker[1] >= epoch for marker in known):
         return False
     for shard in range(SHARDS):
-        shelf.put_marker(shard, (False, epoch, shelf.run_id))
-        shelf.reset_documents(shard)
-    if not shelf.counts():  # a new store, or one that has forgotten what it had counted
-        shelf.tally(shelf.now_ms // HOUR_MS, BEGUN, shelf.now_ms)
+        tx.put_marker(shard, (False, epoch, tx.run_id))
+        tx.reset_documents(shard)
+    if not tx.counts():  # a new store, or one that has forgotten what it had counted
+        tx.tally(tx.now_ms // HOUR_MS, BEGUN, tx.now_ms)
     return True
 
 
-def load_all(shelf: Transaction, epoch: int, items: Sequence[Loaded]) -> bool:
+def load_all(tx: Transaction, epoch: int, items: Sequence[Loaded]) -> bool:
     for item in items:
         shard = item.shard if isinstance(item, LoadedSource) else item.key[0]
-        if not hydrating(shelf, shard, epoch):
+        if not hydrating(tx, shard, epoch):
             return False
         if isinstance(item, LoadedSource):
             # A batch may be loaded twice, after a lost reply.
-            before = shelf.get_source(shard, item.source)
+            before = tx.get_source(shard, item.source)
             counted = before is not None and SourceRecord.decode(before).stamp == epoch
-            shelf.put_source(shard, item.source, source_with(epoch, item.head), 0)
+            tx.put_source(shard, item.source, source_with(epoch, item.head), 0)
             was_live = counted and before is not None and _is_live(SourceRecord.decode(before))
             if moved := is_live_head(item.head) - was_live:
-                shelf.count_documents(shard, moved)
+                tx.count_documents(shard, moved)
         else:
-            shelf.put_record(item.key, park(epoch, item.record), 0, item.record, parked=True)
+            tx.put_record(item.key, park(epoch, item.record), 0, item.record, parked=True)
     return True
 
 
-def finish_epoch(shelf: Transaction, epoch: int) -> bool:
-    if not all(hydrating(shelf, shard, epoch) for shard in range(SHARDS)):
+def finish_epoch(tx: Transaction, epoch: int) -> bool:
+    if not all(hydrating(tx, shard, epoch) for shard in range(SHARDS)):
         return False
     for shard in range(SHARDS):
-        shelf.put_marker(shard, (True, epoch, shelf.run_id))
+        tx.put_marker(shard, (True, epoch, tx.run_id))
     return True
 
 
-def hydrating(shelf: Transaction, shard: int, epoch: int) -> bool:
+def hydrating(tx: Transaction, shard: int, epoch: int) -> bool:
     # The run_id too: a server that restarted in between may have lost what was loaded before.
-    return shelf.get_marker(shard) == (False, epoch, shelf.run_id)
+    return tx.get_marker(shard) == (False, epoch, tx.run_id)
 
 
-def forget_markers(shelf: Transaction, below: int) -> None:
+def forget_markers(tx: Transaction, below: int) -> None:
     for shard in range(SHARDS):
-        marker = shelf.get_marker(shard)
+        marker = tx.get_marker(shard)
         if marker and marker[0] and marker[1] < below:
-            shelf.put_marker(shard, None)
+            tx.put_marker(shard, None)
 
 
 class TransactionalFences(ABC):
-    """A fence store whose every call is one transaction over a shelf."""
+    """A fence store whose every call is one transaction over a tx."""
 
     tenant: str
     solo: bool
@@ -380,20 +380,20 @@ class TransactionalFences(ABC):
         """All or nothing: what was put is there when the block ends, and nothing of it when the block raises."""
 
     def claim(self, claims: Sequence[Claim]) -> list[Verdict]:
-        with self._transaction() as shelf:
-            return claim_all(shelf, claims)
+        with self._transaction() as tx:
+            return claim_all(tx, claims)
 
-    def replays(self, asks: Sequence[Ask]) -> Replays:
-        with self._transaction() as shelf:
-            return Replays(replay_all(shelf, asks))
+    def replays(self, asks: Sequence[HeadQuery]) -> Replays:
+        with self._transaction() as tx:
+            return Replays(replay_all(tx, asks))
 
     def renew(self, leases: Sequence[LeaseRef]) -> list[bool]:
-        with self._transaction() as shelf:
-            return renew_all(shelf, leases)
+        with self._transaction() as tx:
+            return renew_all(tx, leases)
 
     def seal(self, seals: Sequence[Seal]) -> list[SealOutcome]:
-        with self._transaction() as shelf:
-            return seal_all(shelf, seals)
+        with self._transaction() as tx:
+            return seal_all(tx, seals)
 
     def release(
         self,
@@ -404,20 +404,20 @@ class TransactionalFences(ABC):
         refund: bool = False,
         withdraw: bool = False,
     ) -> list[bool]:
-        with self._transaction() as shelf:
-            return release_all(shelf, leases, error, expire, refund, withdraw)
+        with self._transaction() as tx:
+            return release_all(tx, leases, error, expire, refund, withdraw)
 
-    def pardon(self, leases: Sequence[LeaseRef]) -> list[bool]:
-        with self._transaction() as shelf:
-            return pardon_all(shelf, leases)
+    def reset_attempts(self, leases: Sequence[LeaseRef]) -> list[bool]:
+        with self._transaction() as tx:
+            return pardon_all(tx, leases)
 
     def read(self, lookups: Sequence[Lookup]) -> list[HeldRecords]:
-        with self._transaction(write=False) as shelf:
-            return read_all(shelf, lookups)
+        with self._transaction(write=False) as tx:
+            return read_all(tx, lookups)
 
     def record(self, rows: Sequence[Row]) -> None:
-        with self._transaction() as shelf:
-            record_all(shelf, rows)
+        with self._transaction() as tx:
+            record_all(tx, rows)
 
     @abstractmethod
     def heads(self, shard: int) -> Iterator[tuple[bytes, Head]]: ...
@@ -434,25 +434,25 @@ class TransactionalFences(ABC):
                     yield each, source + head.digest + head.metadata_hash
 
     def markers(self) -> list[Marker | None]:
-        with self._transaction(write=False) as shelf:
-            return markers_of(shelf)
+        with self._transaction(write=False) as tx:
+            return markers_of(tx)
 
     def versions(self) -> list[tuple[int, int] | None]:
-        with self._transaction(write=False) as shelf:
-            return versions_of(shelf)
+        with self._transaction(write=False) as tx:
+            return versions_of(tx)
 
     def begin_epoch(self, epoch: int) -> bool:
-        with self._transaction() as shelf:
-            return begin_epoch(shelf, checked_epoch(epoch))
+        with self._transaction() as tx:
+            return begin_epoch(tx, checked_epoch(epoch))
 
     def load(self, epoch: int, items: Sequence[Loaded]) -> bool:
-        with self._transaction() as shelf:
-            return load_all(shelf, epoch, items)
+        with self._transaction() as tx:
+            return load_all(tx, epoch, items)
 
     def finish_epoch(self, epoch: int) -> bool:
-        with self._transaction() as shelf:
-            return finish_epoch(shelf, epoch)
+        with self._transaction() as tx:
+            return finish_epoch(tx, epoch)
 
     def forget_markers(self, below: int) -> None:
-        with self._transaction() as shelf:
-            forget_markers(shelf, below)
+        with self._transaction() as tx:
+            forget_markers(tx, below)

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from ragfence.core.decision_rows import Row
-from ragfence.core.decisions import Ask, Claim, LeaseRef, Seal, SealOutcome, Verdict
+from ragfence.core.decisions import Claim, HeadQuery, LeaseRef, Seal, SealOutcome, Verdict
 from ragfence.engine.refusals import Refusal
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class ClaimsAnswered(NamedTuple):
 
 class ReplaysAnswered(NamedTuple):
     call: StoreCall
-    asks: Sequence[Ask]
+    asks: Sequence[HeadQuery]
     """all of one caller"""
     records: Sequence[bytes | None]
 

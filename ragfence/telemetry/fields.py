@@ -12,11 +12,11 @@ from typing import Any, Final, NamedTuple
 
 from ragfence.core.decision_rows import Row, row_for_claim, row_for_seal
 from ragfence.core.decisions import (
-    Ask,
     Claim,
     ConflictVerdict,
     Fenced,
     Granted,
+    HeadQuery,
     InFlightVerdict,
     LeaseRef,
     Mode,
@@ -144,7 +144,7 @@ def _before(granted: Granted, claim: Claim) -> str:
     return "released" if known else ABSENT
 
 
-def _of_replay(ask: Ask, record: KeyRecord, now_ms: int) -> DecisionFacts:
+def _of_replay(ask: HeadQuery, record: KeyRecord, now_ms: int) -> DecisionFacts:
     claim = Claim(ask.key, ask.fingerprint, ask.token, Mode.DOCUMENT, ask.source, context=ask.context)
     row = row_for_claim(claim, Replay(record), now_ms)
     assert row is not None  # every replay leaves one

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 from ragfence.core.decision_rows import Row
-from ragfence.core.decisions import Ask, Claim, HeldRecords, LeaseRef, Seal, SealOutcome, Verdict
+from ragfence.core.decisions import Claim, HeadQuery, HeldRecords, LeaseRef, Seal, SealOutcome, Verdict
 from ragfence.core.operations import Operation
 from ragfence.core.records import Head
 from ragfence.core.tallies import Tallies
@@ -53,8 +53,8 @@ class _WatchedRows:
     def settle(self) -> None:
         self._watched.settle(self._replays)
 
-    def drop(self) -> None:
-        self._replays.drop()
+    def discard(self) -> None:
+        self._replays.discard()
 
 
 class InstrumentedStore:
@@ -93,7 +93,7 @@ class InstrumentedStore:
             "claim", lambda: self.inner.claim(claims), lambda call, verdicts: ClaimsAnswered(call, claims, verdicts)
         )
 
-    def replays(self, asks: Sequence[Ask]) -> Replays:
+    def replays(self, asks: Sequence[HeadQuery]) -> Replays:
         found = self._watched(
             "replays", lambda: self.inner.replays(asks), lambda call, found: ReplaysAnswered(call, asks, found.records)
         )
@@ -127,8 +127,8 @@ class InstrumentedStore:
             lambda call, released: LeasesReleased(call, leases, released, error, expire),
         )
 
-    def pardon(self, leases: Sequence[LeaseRef]) -> list[bool]:
-        return self._watched("pardon", lambda: self.inner.pardon(leases), _called)
+    def reset_attempts(self, leases: Sequence[LeaseRef]) -> list[bool]:
+        return self._watched("reset_attempts", lambda: self.inner.reset_attempts(leases), _called)
 
     def read(self, lookups: Sequence[Lookup]) -> list[HeldRecords]:
         return self._watched("read", lambda: self.inner.read(lookups), _called)

@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple, TextIO
 
 from ragfence._extras import needs_extra
 from ragfence.audit.timeline import EventType, what_of
-from ragfence.core.decisions import Ask, Claim, Replay
+from ragfence.core.decisions import Claim, HeadQuery, Replay
 from ragfence.core.policy import Policy
 from ragfence.core.receipts import Decision
 from ragfence.engine.refusals import Refusal
@@ -225,7 +225,7 @@ class Logs:
             say = self._logger.warning if what in _LOUD else self._logger.info
             say(what.value, **self._telling.fields(told, call.tenant))
 
-    def _watch(self, call: StoreCall, duplicates: Sequence[Claim | Ask]) -> None:
+    def _watch(self, call: StoreCall, duplicates: Sequence[Claim | HeadQuery]) -> None:
         if not duplicates:
             return
         rates = self._rates.get(call.tenant)

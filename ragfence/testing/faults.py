@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from typing import Generic, Literal, TypeVar
 
 from ragfence.core.decision_rows import Row
-from ragfence.core.decisions import Ask, Claim, HeldRecords, LeaseRef, Seal, SealOutcome, Verdict
+from ragfence.core.decisions import Claim, HeadQuery, HeldRecords, LeaseRef, Seal, SealOutcome, Verdict
 from ragfence.core.layout import digest_in
 from ragfence.core.records import Head
 from ragfence.core.tallies import Tallies
@@ -132,7 +132,7 @@ FenceMethod = Literal[
     "renew",
     "seal",
     "release",
-    "pardon",
+    "reset_attempts",
     "read",
     "heads",
     "all_heads",
@@ -182,7 +182,7 @@ class FaultyFences(FaultyCalls[FenceMethod]):
     def claim(self, claims: Sequence[Claim]) -> list[Verdict]:
         return self._call("claim", _keys(claims), lambda: self.inner.claim(claims))
 
-    def replays(self, asks: Sequence[Ask]) -> Replays:
+    def replays(self, asks: Sequence[HeadQuery]) -> Replays:
         # Settled here: what fails "after" has written its rows.
         return self._call("replays", _keys(asks), lambda: Replays(self.inner.replays(asks).settled()))
 
@@ -207,8 +207,8 @@ class FaultyFences(FaultyCalls[FenceMethod]):
             lambda: self.inner.release(leases, error, expire=expire, refund=refund, withdraw=withdraw),
         )
 
-    def pardon(self, leases: Sequence[LeaseRef]) -> list[bool]:
-        return self._call("pardon", _keys(leases), lambda: self.inner.pardon(leases))
+    def reset_attempts(self, leases: Sequence[LeaseRef]) -> list[bool]:
+        return self._call("reset_attempts", _keys(leases), lambda: self.inner.reset_attempts(leases))
 
     def read(self, lookups: Sequence[Lookup]) -> list[HeldRecords]:
         return self._call("read", _keys(lookups), lambda: self.inner.read(lookups))
@@ -292,5 +292,5 @@ class FaultyFences(FaultyCalls[FenceMethod]):
         self.inner.close()
 
 
-def _keys(items: Iterable[Ask | Claim | Seal | LeaseRef | Lookup | Row]) -> list[str]:
+def _keys(items: Iterable[HeadQuery | Claim | Seal | LeaseRef | Lookup | Row]) -> list[str]:
     return [item.key.hex() for item in items] or [""]

@@ -117,9 +117,9 @@ class MemoryFences(TransactionalFences):
 
     def scan(self, shard: int | None = None) -> Iterator[Scanned]:
         with self._lock:
-            shelf = self._shelf()
+            tx = self._shelf()
             keys = sorted(self.content.records)
-            found = [(key, shelf.get_record(key), *self.content.records[key][1:]) for key in keys]
+            found = [(key, tx.get_record(key), *self.content.records[key][1:]) for key in keys]
         for key, data, expires_ms, parked in found:
             if data is not None and (shard is None or key[0] == shard):
                 record = unpark(data, None) if parked else decode_record(data)

@@ -85,13 +85,13 @@ class SqliteUnderTest:
 
     def restart(self) -> None:
         """The file is replaced by a copy, as a restore does it."""
-        self._let_go()
+        self._close_all()
         shutil.copy(self._file, self._file.with_suffix(".copy"))
         self._file.with_suffix(".copy").replace(self._file)
         self.store = self.reopen()
 
     def flush(self) -> None:
-        self._let_go()
+        self._close_all()
         self._file.unlink()
         self.store = self.reopen()
 
@@ -105,10 +105,10 @@ class SqliteUnderTest:
         for handle in self._handles:
             handle.close()
 
-    def _let_go(self) -> None:
+    def _close_all(self) -> None:
         """Of the file, as if nobody had it open; the handles open it again."""
         for handle in self._handles:
-            handle._connections.let_go()
+            handle._connections.disconnect()
 
     def _insert(self, where: str, *values: Any) -> None:
         db = sqlite3.connect(self._file)

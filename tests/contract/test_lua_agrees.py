@@ -66,7 +66,7 @@ steps = st.one_of(
         st.sampled_from(TOKENS),
         *(st.booleans(), st.booleans(), st.booleans()),
     ),
-    st.tuples(st.just("pardon"), st.sampled_from(KEYS), st.sampled_from(TOKENS)),
+    st.tuples(st.just("reset_attempts"), st.sampled_from(KEYS), st.sampled_from(TOKENS)),
     st.tuples(st.just("pass"), st.sampled_from([1, 29_999, 30_000])),
     st.tuples(st.just("epoch"), st.booleans()),
     st.tuples(st.just("batch"), st.lists(claims, min_size=2, max_size=4)),
@@ -128,9 +128,9 @@ def test_lua_decides_as_python_does(any_redis, mode, solo, script):
                     lease = LeaseRef(key=key, token=token, **where, **ttls, context=b"{}")
                     how = {"expire": expire, "refund": refund, "withdraw": withdraw}
                     both(lambda store, lease=lease, how=how: store.release([lease], "E.2", **how))
-                case ("pardon", key, token):
+                case ("reset_attempts", key, token):
                     lease = LeaseRef(key=key, token=token, **where, **ttls)
-                    both(lambda store, lease=lease: store.pardon([lease]))
+                    both(lambda store, lease=lease: store.reset_attempts([lease]))
                 case ("pass", ms):
                     clock.advance(ms)
                 case ("epoch", _) if not solo:

@@ -114,7 +114,7 @@ def test_the_calls_before_which_it_is_killed_are_all_it_makes(folder: Path) -> N
     assert left(folder) == []
     assert (process.returncode, done["objects"]) == (0, 4)
     assert {method: done["calls"][method] for method in CALLS} == CALLS
-    assert not {"seal", "pardon", "forget", "put_new"} & set(done["calls"])
+    assert not {"seal", "reset_attempts", "forget", "put_new"} & set(done["calls"])
 
 
 @pytest.mark.parametrize("life", ["first", "second"])

@@ -28,8 +28,8 @@ MUTANTS = [
     Mutant(
         "a connection that is given back to a closed store stays open",
         "ragfence/stores/redis/connection.py",
-        "            if self.closed:\n                self.tidy()\n\n    def drop",
-        "\n    def drop",
+        "            if self.closed:\n                self.tidy()\n\n    def discard",
+        "\n    def discard",
         ("tests/stores/test_closing.py", "-k", "awaited"),
     ),
     Mutant(
@@ -135,7 +135,7 @@ MUTANTS = [
     Mutant(
         "after a failover the old server is asked",
         "ragfence/stores/redis/connection.py",
-        "        self._drop(line.connection)\n",
+        "        self._discard(line.connection)\n",
         "        line.connection.disconnect()\n        self._free.append(line)\n",
         REDIS_DEPLOYMENTS,
     ),

@@ -64,7 +64,7 @@ MUTANTS = [
     Mutant(
         "a hydration adds to the documents that were counted before",
         "ragfence/stores/transactional.py",
-        "        shelf.reset_documents(shard)\n",
+        "        tx.reset_documents(shard)\n",
         "",
         MEMORY_COUNTS,
     ),
@@ -78,29 +78,29 @@ MUTANTS = [
     Mutant(
         "run_id not compared",
         "ragfence/stores/transactional.py",
-        "return marker[1] if marker and marker[0] and marker[2] == shelf.run_id else None",
+        "return marker[1] if marker and marker[0] and marker[2] == tx.run_id else None",
         "return marker[1] if marker and marker[0] else None",
         MEMORY_CONTRACT,
     ),
     Mutant(
         "run_id not compared while hydrating",
         "ragfence/stores/transactional.py",
-        "return shelf.get_marker(shard) == (False, epoch, shelf.run_id)",
-        "return (shelf.get_marker(shard) or ())[:2] == (False, epoch)",
+        "return tx.get_marker(shard) == (False, epoch, tx.run_id)",
+        "return (tx.get_marker(shard) or ())[:2] == (False, epoch)",
         MEMORY_CONTRACT,
     ),
     Mutant(
         "hydration writes unguarded",
         "ragfence/stores/transactional.py",
-        "        if not hydrating(shelf, shard, epoch):\n            return False\n",
+        "        if not hydrating(tx, shard, epoch):\n            return False\n",
         "",
         MEMORY_CONTRACT,
     ),
     Mutant(
         "fence counter restarted after a flush",
         "ragfence/stores/transactional.py",
-        "return FenceNumber(epoch, shelf.next_counter(shard))",
-        "return FenceNumber(1, shelf.next_counter(shard))",
+        "return FenceNumber(epoch, tx.next_counter(shard))",
+        "return FenceNumber(1, tx.next_counter(shard))",
         STATE_MACHINE,
     ),
     Mutant(
@@ -144,8 +144,8 @@ MUTANTS = [
     Mutant(
         "pending record expires with its lease",
         "ragfence/stores/transactional.py",
-        "write(shelf, claim, change, epoch, claim.pending_ttl_ms, claim.source_ttl_ms)",
-        "write(shelf, claim, change, epoch, claim.lease_ms, claim.lease_ms)",
+        "write(tx, claim, change, epoch, claim.pending_ttl_ms, claim.source_ttl_ms)",
+        "write(tx, claim, change, epoch, claim.lease_ms, claim.lease_ms)",
         MEMORY_CONTRACT,
     ),
     Mutant(
@@ -165,7 +165,7 @@ MUTANTS = [
     Mutant(
         "a store that goes on counting says that it has just begun",
         "ragfence/stores/transactional.py",
-        "    if not shelf.counts():",
+        "    if not tx.counts():",
         "    if True:",
         ("tests/contract/test_fences.py", "-k", "since_when_it_counts and sqlite"),
     ),

@@ -173,7 +173,7 @@ def test_a_delete_also_removes_the_name_that_a_killed_writer_left(
     store: LocalObjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as killed:
-        killed.setattr(Temp, "drop", lambda temp: os.close(temp.descriptor))
+        killed.setattr(Temp, "discard", lambda temp: os.close(temp.descriptor))
         store.put_new("t/one", b"secret")
     (left,) = temp_files(tmp_path)
     of_another_machine = left.rename(left.with_name("0123-another"))
@@ -195,7 +195,7 @@ def test_what_a_killed_writer_left_half_written_goes_with_the_next_delete_and_th
     os.close(dead.descriptor)  # as the kernel does when it kills
     store.delete([])
     assert temp_files(tmp_path) == [alive.path]
-    alive.drop()
+    alive.discard()
 
 
 def test_what_another_machine_writes_is_young_for_a_day_whoever_locks_it(store: LocalObjects, tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_where_there_are_no_locks_objects_are_written_and_nothing_young_is_swept
     assert store.put_new("one", b"1").won
     store.delete(["one"])
     assert temp_files(tmp_path) == [temp.path]
-    temp.drop()
+    temp.discard()
 
 
 def test_a_second_name_that_cannot_be_removed_is_told(

@@ -218,7 +218,7 @@ def test_a_server_without_memory_is_a_clear_error_and_nothing_is_half_written(
             lambda: store.seal([seal(held, lost)]),
             lambda: store.renew([lease(held, lost)]),
             lambda: store.release([lease(held, lost)]),
-            lambda: store.pardon([lease(held)]),
+            lambda: store.reset_attempts([lease(held)]),
             lambda: store.record(rows_of(store)),
             lambda: store.begin_epoch(2),
             lambda: store.lock("hydration", "token", 1000),
@@ -343,7 +343,7 @@ def test_nobody_reads_the_replies_to_rows_that_were_given_up(store: RedisFences,
     sealed(store, asked)
     connected = client.info("clients")["connected_clients"]  # others of this server's tests may be among them
     for _ in range(3):
-        store.replays([ask(asked)]).drop()
+        store.replays([ask(asked)]).discard()
         assert store.stats().documents == 1
         assert isinstance(verdict(store, claim(Mode.KEYED, by="two")), Granted)
     # One that was dropped may not have been missed yet.

@@ -22,7 +22,7 @@ from ragfence.testing import FaultyFences, MemoryFences, MemoryObjects
 from ragfence.testing.contracts.fences import FenceStoreContract, FencesUnderTest
 from tests.contract.conftest import SqliteUnderTest
 
-MEMBERS = {name for name in vars(FenceStore) if not name.startswith("_")}
+MEMBERS = {name for part in FenceStore.__mro__[:5] for name in vars(part) if not name.startswith("_")}
 
 
 class Seen:

@@ -21,7 +21,7 @@ from unicodedata import normalize
 
 from ragfence._progress import Meter
 from ragfence.core.decision_rows import NO_FENCE
-from ragfence.core.decisions import Ask, Claim, Mode, Replay, settle_claim
+from ragfence.core.decisions import Claim, HeadQuery, Mode, Replay, apply_claim
 from ragfence.core.document import Document
 from ragfence.core.layout import ids_in
 from ragfence.core.receipts import DUPLICATE, Decision, Receipt
@@ -249,7 +249,7 @@ class Sync:
                 self._row(place, note.doc_id, note.content_hash, DUPLICATE, ids)
         return unread
 
-    def _live(self, queries: Sequence[Ask]) -> list[bytes | None]:
+    def _live(self, queries: Sequence[HeadQuery]) -> list[bytes | None]:
         """Returns the snippet_ids of each document that is live as in its query, otherwise None."""
         if not queries:
             return []
@@ -270,16 +270,16 @@ class Sync:
                 sequence=ask.sequence,
                 metadata_hash=ask.metadata_hash,
             )
-            verdict, _ = settle_claim(found, claim, now_ms, stamp=0, next_fence=lambda: NO_FENCE)
+            verdict, _ = apply_claim(found, claim, now_ms, stamp=0, next_fence=lambda: NO_FENCE)
             record = verdict.record if isinstance(verdict, Replay) else None
             answers.append(ids_in(record.result) if record else None)
         return answers
 
-    def _ask_about(self, note: SyncNote, token: bytes, caller: Caller) -> Ask:
+    def _ask_about(self, note: SyncNote, token: bytes, caller: Caller) -> HeadQuery:
         identity, cut = self._parts.identity, self._parts.recipes.of(note.content_type)
         doc_id = note.doc_id.encode()
         shard, source = identity.place(doc_id)
-        return Ask(
+        return HeadQuery(
             key=identity.key(shard, doc_id, note.content_hash, cut.key_tail),
             source=source,
             fingerprint=identity.fingerprint(Content(note.content_hash, note.size)),

@@ -13,8 +13,8 @@ from ragfence.core.decisions import (
     DOCUMENT,
     KEYED,
     SEQUENCED,
-    Ask,
     Claim,
+    HeadQuery,
     HeldRecords,
     LeaseRef,
     Replay,
@@ -173,7 +173,7 @@ class BulkReplays:
         self._reader, self._names, self._rows, self._hold = reader, names, rows, hold
         self._sources = [prefix + b"s" for prefix in names.prefixes]
 
-    def of_documents(self, asks: Sequence[Ask]) -> Replays:
+    def of_documents(self, asks: Sequence[HeadQuery]) -> Replays:
         sources = self._sources
         found = self._reader.snapshot([(ask[0][0], sources[ask[0][0]] + ask[1]) for ask in asks])
         stamps = {shard: stamp_of(epoch) for shard, epoch in found.epochs.items()}
@@ -241,7 +241,7 @@ class BulkReplays:
             answered = read_replays(answers)
             writing.settle()
         finally:
-            writing.drop()
+            writing.discard()
         return answered, NewRows(found.now_ms)
 
     def _of_source(

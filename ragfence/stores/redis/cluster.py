@@ -115,7 +115,7 @@ class ClusterLink:
                     again, error = [*again, *members], broken
                 finally:
                     answered += 1
-                    lines.drop(line) if failed else lines.give_back(line)
+                    lines.discard(line) if failed else lines.release(line)
                 if failed:
                     continue
                 for at, reply in zip(members, replies, strict=False):
@@ -128,7 +128,7 @@ class ClusterLink:
             again, error = list(left), uncovered
         finally:
             for _, lines, line in asked[answered:]:
-                lines.drop(line)
+                lines.discard(line)
         return again, error
 
     def _lines_to(self, node: Any) -> Lines:
@@ -174,5 +174,5 @@ class AnsweredByCluster:
     def end(self) -> RedisExchange:
         return self._exchange
 
-    def drop(self) -> None:
+    def discard(self) -> None:
         pass

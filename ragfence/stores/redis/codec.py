@@ -9,11 +9,11 @@ from typing import Any
 
 from ragfence.core.decisions import (
     KEYED,
-    Ask,
     Claim,
     ConflictVerdict,
     Fenced,
     Granted,
+    HeadQuery,
     InFlightVerdict,
     LeaseRef,
     NotReadyVerdict,
@@ -200,7 +200,7 @@ def row_of_replay(claim: Claim, data: bytes, ts: bytes) -> bytes | None:
     return b"%b%b%b%b%b" % (start, data[ANSWERED], short_effect_id(data), _no_error_then_size(len(context)), context)
 
 
-def row_of_ask(ask: Ask, record: bytes, ts: bytes) -> bytes:
+def row_of_ask(ask: HeadQuery, record: bytes, ts: bytes) -> bytes:
     """The row of a document that was answered with this record, which has no effect_id of its own."""
     key, _, _, _, _, token, context = ask
     start = _replay_row_start(ROW_VERSION, token, 0, ts, _DUPLICATE, 0, 0, key)

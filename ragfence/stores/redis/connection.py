@@ -60,7 +60,7 @@ class PendingExchange(Protocol):
 
     def end(self) -> RedisExchange: ...
 
-    def drop(self) -> None:
+    def discard(self) -> None:
         """Nobody wants to know any more. After `end` it does nothing."""
         ...
 
@@ -151,24 +151,24 @@ class Lines:
                 line = self._free.pop()
                 if line.usable():
                     return line
-                self.drop(line)
+                self.discard(line)
         connection = self._pool.get_connection()
         try:
             return Line(connection)
         except BaseException:
-            self._drop(connection)
+            self._discard(connection)
             raise
 
-    def give_back(self, line: Line) -> None:
+    def release(self, line: Line) -> None:
         if line.connection.pid == self._pid:
             line.used_at = time.monotonic()
             self._free.append(line)
             if self.closed:
                 self.tidy()
 
-    def drop(self, line: Line) -> None:
+    def discard(self, line: Line) -> None:
         """Replies may be on their way: nobody must read them as theirs."""
-        self._drop(line.connection)
+        self._discard(line.connection)
 
     def close(self) -> None:
         self.closed = True
@@ -179,10 +179,10 @@ class Lines:
         if self._pid == os.getpid():
             with contextlib.suppress(IndexError):
                 while True:
-                    self.drop(self._free.pop())
+                    self.discard(self._free.pop())
         self._pool.disconnect(inuse_connections=False)
 
-    def _drop(self, connection: Any) -> None:
+    def _discard(self, connection: Any) -> None:
         connection.disconnect()
         self._pool.release(connection)
 
@@ -218,7 +218,7 @@ class ServerLink:
             for _ in range(count):
                 yield sent.end()
         finally:
-            sent.drop()
+            sent.discard()
 
     def ask(self, before: bytes, behind: bytes) -> Any:
         """The reply to a single command that is packed already, which most are; a refusal is an exception object.
@@ -236,11 +236,11 @@ class ServerLink:
             return refused
         except BaseException as broken:
             if line is not None:
-                self.lines.drop(line)
+                self.lines.discard(line)
             if not isinstance(broken, BROKEN):
                 raise
             return self.again((before + packed_parts(b"") + behind,), (single,), broken)[0]
-        self.lines.give_back(line)
+        self.lines.release(line)
         return reply
 
     @contextlib.contextmanager
@@ -258,7 +258,7 @@ class ServerLink:
             host, port = getattr(line.connection, "host", None), getattr(line.connection, "port", None)
             return [(f"{host}:{port}" if host else str(getattr(line.connection, "path", self.url)), self.client)]
         finally:
-            self.lines.give_back(line)
+            self.lines.release(line)
 
     def close(self) -> None:
         self.lines.close()
@@ -269,9 +269,9 @@ class ServerLink:
             send_to(line.connection, commands)
             replies = replies_of(line.connection, shapes)
         except BaseException:
-            self.lines.drop(line)
+            self.lines.discard(line)
             raise
-        self.lines.give_back(line)
+        self.lines.release(line)
         return replies
 
     def again(
@@ -310,7 +310,7 @@ class SentToServer:
                 self._line = self._link.lines.take()
             send_to(self._line.connection, commands)
         except BaseException as broken:
-            self.drop()
+            self.discard()
             if not isinstance(broken, BROKEN):
                 raise
             self._broken = broken
@@ -321,9 +321,9 @@ class SentToServer:
         rest = replies[calls:]
         return RedisExchange(replies[:calls], [rest] * calls)
 
-    def drop(self) -> None:
+    def discard(self) -> None:
         if self._line is not None:
-            self._link.lines.drop(self._line)
+            self._link.lines.discard(self._line)
             self._line = None
 
     def _replies(self, commands: Sequence[Command | bytes], shapes: Sequence[Shape | None]) -> list[Any]:
@@ -331,13 +331,13 @@ class SentToServer:
             try:
                 replies = replies_of(self._line.connection, shapes)
             except BaseException as broken:
-                self.drop()
+                self.discard()
                 if not isinstance(broken, BROKEN):
                     raise
                 self._broken = broken
             else:
                 if not self._waiting:
-                    self._link.lines.give_back(self._line)
+                    self._link.lines.release(self._line)
                     self._line = None
                 return replies
         assert self._broken is not None, "an exchange ends once"

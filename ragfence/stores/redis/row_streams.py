@@ -52,10 +52,10 @@ class PendingRows:
         try:
             self._asking.end(self._begun)
         finally:
-            self._begun.drop()
+            self._begun.discard()
 
-    def drop(self) -> None:
-        self._begun.drop()
+    def discard(self) -> None:
+        self._begun.discard()
 
 
 class RowStreams:
@@ -170,7 +170,7 @@ class RowStreams:
         ]
         return found[:limit]
 
-    def drop(self, entries: Sequence[RowEntry]) -> int:
+    def delete(self, entries: Sequence[RowEntry]) -> int:
         by_shard: dict[int, list[Any]] = {}
         for entry in entries:
             shard, _, there = entry.place.partition(":")

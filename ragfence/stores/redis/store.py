@@ -18,8 +18,8 @@ from ragfence.core.decision_rows import Row
 from ragfence.core.decisions import (
     DOCUMENT,
     KEYED,
-    Ask,
     Claim,
+    HeadQuery,
     HeldRecords,
     LeaseRef,
     Seal,
@@ -121,7 +121,7 @@ class RedisFences:
         rest = iter(self._batches.run("claim", misses, pack_claim, verdict_of, b"", rows=rows, confirm=confirm))
         return [hit or next(rest) for hit in hits]
 
-    def replays(self, asks: Sequence[Ask]) -> Replays:
+    def replays(self, asks: Sequence[HeadQuery]) -> Replays:
         return self._bulk.of_documents(asks) if asks else Replays([])
 
     def seal(self, seals: Sequence[Seal]) -> list[SealOutcome]:
@@ -148,8 +148,8 @@ class RedisFences:
             refund=b"2" if withdraw else b"1" if refund else b"0",
         )
 
-    def pardon(self, leases: Sequence[LeaseRef]) -> list[bool]:
-        return self._lease_call("pardon", leases)
+    def reset_attempts(self, leases: Sequence[LeaseRef]) -> list[bool]:
+        return self._lease_call("reset_attempts", leases)
 
     def read(self, lookups: Sequence[Lookup]) -> list[HeldRecords]:
         if not lookups:
@@ -244,7 +244,7 @@ class RedisFences:
         return self._rows.entries(after, limit)
 
     def drop_rows(self, entries: Sequence[RowEntry]) -> int:
-        return self._rows.drop(entries)
+        return self._rows.delete(entries)
 
     def now_ms(self) -> int:
         return self._reader.snapshot([], [0]).now_ms

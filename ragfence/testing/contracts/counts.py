@@ -303,7 +303,7 @@ class _Calls:
 
     def _pardon(self) -> None:
         if some := self._some():
-            self._store.pardon([lease(*some)])
+            self._store.reset_attempts([lease(*some)])
 
     def _forget(self) -> None:
         if some := self._some():

@@ -8,10 +8,10 @@ from typing import Any, Protocol
 import pytest
 
 from ragfence.core.decision_rows import Row
-from ragfence.core.decisions import Ask, Claim, Granted, HeldRecords, LeaseRef, Mode, Seal, Sealed, Verdict
+from ragfence.core.decisions import Claim, Granted, HeadQuery, HeldRecords, LeaseRef, Mode, Seal, Sealed, Verdict
 from ragfence.core.layout import FINGERPRINT_BYTES, TOKEN_BYTES
 from ragfence.core.records import KeyRecord
-from ragfence.stores.fences import SOURCE_BYTES, FenceStore, Lookup
+from ragfence.stores.fences import SOURCE_BYTES, ClaimStore, EpochStore, FenceStore, Lookup, RowStore
 from ragfence.testing.clock import VirtualClock
 
 SHARD = 7
@@ -83,9 +83,9 @@ def claim(
     )
 
 
-def ask(claim: Claim) -> Ask:
+def ask(claim: Claim) -> HeadQuery:
     """What `replays` is asked for a claim of a document."""
-    return Ask(
+    return HeadQuery(
         claim.key,
         claim.source,
         claim.fingerprint,
@@ -138,30 +138,30 @@ def lease(claim: Claim, answer: Granted | None = None, **fields: Any) -> LeaseRe
     )
 
 
-def verdict(store: FenceStore, claim: Claim) -> Verdict:
+def verdict(store: ClaimStore, claim: Claim) -> Verdict:
     (answer,) = store.claim([claim])
     return answer
 
 
-def granted(store: FenceStore, claim: Claim) -> Granted:
+def granted(store: ClaimStore, claim: Claim) -> Granted:
     answer = verdict(store, claim)
     assert isinstance(answer, Granted), answer
     return answer
 
 
-def sealed(store: FenceStore, claim: Claim, **fields: Any) -> KeyRecord:
+def sealed(store: ClaimStore, claim: Claim, **fields: Any) -> KeyRecord:
     """Claims, seals, and returns the receipt."""
     (outcome,) = store.seal([seal(claim, granted(store, claim), **fields)])
     assert isinstance(outcome, Sealed), outcome
     return outcome.record
 
 
-def read(store: FenceStore, claim: Claim) -> HeldRecords:
+def read(store: ClaimStore, claim: Claim) -> HeldRecords:
     (held,) = store.read([Lookup(claim.key, claim.mode, claim.source)])
     return held
 
 
-def rows_of(store: FenceStore) -> list[Row]:
+def rows_of(store: RowStore) -> list[Row]:
     """Each row once: a row that was written twice has one id."""
     unique: dict[str, Row] = {}
     for row in store.rows():
@@ -169,7 +169,7 @@ def rows_of(store: FenceStore) -> list[Row]:
     return list(unique.values())
 
 
-def start_epoch(store: FenceStore, epoch: int) -> None:
+def start_epoch(store: EpochStore, epoch: int) -> None:
     """What a hydration from an empty log does."""
     assert store.begin_epoch(epoch)
     assert store.finish_epoch(epoch)

@@ -274,14 +274,14 @@ class AttemptContract:
     def test_a_pardon_gives_new_attempts(self, fences: FencesUnderTest, mode: Mode) -> None:
         asked = claim(mode, by="one", max_attempts=1)
         _bring_into(fences, asked, "quarantined")
-        assert fences.store.pardon([lease(asked)]) == [True]
+        assert fences.store.reset_attempts([lease(asked)]) == [True]
         assert granted(fences.store, claim(mode, by="three", max_attempts=1)).record.attempt == 1
 
     @ALL_MODES
     def test_a_pardon_frees_a_key_from_an_owner_that_hangs(self, fences: FencesUnderTest, mode: Mode) -> None:
         asked = claim(mode, by="one")
         first = granted(fences.store, asked)
-        assert fences.store.pardon([lease(asked)]) == [True]
+        assert fences.store.reset_attempts([lease(asked)]) == [True]
         assert fences.store.renew([lease(asked, first)]) == [False], "it hangs, but its heart beats"
         second = granted(fences.store, claim(mode, by="two"))
         assert second.record.fence > first.record.fence
@@ -290,9 +290,9 @@ class AttemptContract:
     @ALL_MODES
     def test_only_what_is_pending_can_be_pardoned(self, fences: FencesUnderTest, mode: Mode) -> None:
         asked = claim(mode, by="one")
-        assert fences.store.pardon([lease(asked)]) == [False]
+        assert fences.store.reset_attempts([lease(asked)]) == [False]
         receipt = sealed(fences.store, asked)
-        assert fences.store.pardon([lease(asked)]) == [False]
+        assert fences.store.reset_attempts([lease(asked)]) == [False]
         assert verdict(fences.store, claim(mode, by="two")) == Replay(receipt)
 
 
@@ -667,7 +667,7 @@ class DocumentContract:
         sealed(fences.store, _document("A"))
         lost = _document("B", by="lost", max_attempts=1)
         _bring_into(fences, lost, "quarantined")
-        fences.store.pardon([lease(lost)])
+        fences.store.reset_attempts([lease(lost)])
         assert granted(fences.store, _document("A", by="two")).takeover
 
     def test_a_document_released_before_its_commit_is_settled(self, fences: FencesUnderTest) -> None:

@@ -128,7 +128,7 @@ class EpochContract:
         assert store.seal([seal(asked, first)]) == [NotReadyVerdict()]
         assert store.renew([lease(asked, first)]) == [False]
         assert store.release([lease(asked, first)]) == [False]
-        assert store.pardon([lease(asked, first)]) == [False]
+        assert store.reset_attempts([lease(asked, first)]) == [False]
         assert read(store, asked) == HeldRecords()
         assert list(store.heads(SHARD)) == []
         assert rows_of(store) == rows
@@ -443,12 +443,12 @@ class BatchContract:
             each.token for each in batch[:10]
         ]
         assert store.release(refs[10:]) == expected[10:]
-        assert store.pardon([lease(each) for each in batch]) == [False] * 10 + [True] * 10
+        assert store.reset_attempts([lease(each) for each in batch]) == [False] * 10 + [True] * 10
 
     def test_an_empty_batch_is_answered_with_nothing(self, fences: FencesUnderTest) -> None:
         store = fences.store
         assert (store.claim([]), store.seal([]), store.read([])) == ([], [], [])
-        assert (store.renew([]), store.release([]), store.pardon([])) == ([], [], [])
+        assert (store.renew([]), store.release([]), store.reset_attempts([])) == ([], [], [])
         store.record([])
         store.forget([])
         assert rows_of(store) == []
@@ -999,7 +999,7 @@ class FormatContract:
             _refuses(lambda: store.seal([seal(asked, stranger)]))
             _refuses(lambda: store.renew([lease(asked, stranger)]))
             _refuses(lambda: store.release([lease(asked, stranger)]))
-            _refuses(lambda: store.pardon([lease(asked)]))
+            _refuses(lambda: store.reset_attempts([lease(asked)]))
             _refuses(lambda: read(store, asked))
             if where in ("source", "head"):
                 _refuses(lambda: list(store.heads(SHARD)))

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from ragfence.core.decision_rows import Row, decode_rows
 from ragfence.core.layout import TOKEN_BYTES, RowKind
-from ragfence.stores.fences import FenceStore, RowEntry
+from ragfence.stores.fences import FenceStore, RowEntry, RowStore
 from ragfence.testing.contracts.fence_calls import FencesUnderTest, start_epoch
 
 
@@ -76,11 +76,11 @@ def _write_rows(store: FenceStore, numbers: Iterable[int]) -> None:
         store.record([Row(token, 0, store.now_ms(), RowKind.NEW, bytes((n % 5,)) + b"k" * 32, b"f" * 16)])
 
 
-def _row_ids(store: FenceStore) -> set[str]:
+def _row_ids(store: RowStore) -> set[str]:
     return {row.row_id for row in store.rows()}
 
 
-def _all_entries(store: FenceStore, limit: int) -> list[RowEntry]:
+def _all_entries(store: RowStore, limit: int) -> list[RowEntry]:
     found: list[RowEntry] = []
     while page := store.row_entries(found[-1].place if found else "", limit):
         assert len(page) <= limit

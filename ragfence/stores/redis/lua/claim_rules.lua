@@ -1,4 +1,4 @@
--- Every claim that claim.lua does not answer at once: `settle_claim` of core/decisions.py in Lua.
+-- Every claim that claim.lua does not answer at once: `apply_claim` of core/decisions.py in Lua.
 
 local function unpack_claim(data)
   local c = {}

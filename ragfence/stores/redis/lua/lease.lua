@@ -1,9 +1,9 @@
--- Renewals, releases and pardons: compares the token, then acts. settle_renew, settle_release and settle_pardon of
+-- Renewals, releases and pardons: compares the token, then acts. apply_renewal, apply_release and apply_attempt_reset of
 -- core/decisions.py in Lua.
 --
 -- KEYS   per group: marker, rows; then per lease: record, and source unless the mode is KEYED
 -- ARGV   [1] '1' if no object store stands behind this Redis, [2] number of groups, [3] most rows to keep, or '0'
---        [4] 'renew', 'release', 'expire' or 'pardon', [5] the error code of a release, [6] '1' if a release refunds the
+--        [4] 'renew', 'release', 'expire' or 'reset_attempts', [5] the error code of a release, [6] '1' if a release refunds the
 --        attempt, '2' if nothing is left of a first attempt, either
 --        per group: the shard as one byte, the number of leases; then per lease one packed string
 -- Returns, per lease, in order: 1 done | 0 the lease is not (or no longer) held | a record of a newer format
@@ -36,7 +36,7 @@ local function put_back(lease, held, record, spot)
   redis.call('ZADD', lease.prefix .. 'q', score(lease.now_ms, lease.source_ttl), sub(lease.source_key, #lease.prefix + 2))
 end
 
-local function pardon(lease, held, now_ms)
+local function reset_attempts(lease, held, now_ms)
   local record, spot = find(lease, held)
   if spot then
     local hides = record.state == HELD or spot.unsettled
@@ -60,7 +60,7 @@ local function withdrawn(lease, held, record, spot)
 end
 
 local function settle(action, lease, held, epoch, now_ms, err, refund, withdraw)
-  if action == 'pardon' then return pardon(lease, held, now_ms), nil end
+  if action == 'reset_attempts' then return reset_attempts(lease, held, now_ms), nil end
   local record, spot = find(lease, held)
   if not record or record.state ~= HELD or record.token ~= lease.token then return 0, nil end
   if action == 'renew' then

@@ -1,4 +1,4 @@
--- Seals: compares the token, then acts; sealed is terminal. `settle_seal` of core/decisions.py in Lua.
+-- Seals: compares the token, then acts; sealed is terminal. `apply_seal` of core/decisions.py in Lua.
 -- The owner's own seal of an operation without a sequence, or of a document that has no head yet, is done by seal_cut.lua,
 -- and a single one of an operation in seal_alone.lua; everything else goes through rules(), seal_rules.lua.
 --

@@ -1,4 +1,4 @@
--- Every seal that seal.lua does not settle at once: `settle_seal` of core/decisions.py in Lua.
+-- Every seal that seal.lua does not settle at once: `apply_seal` of core/decisions.py in Lua.
 
 local function unpack_seal(data)
   local s = {}
