@@ -68,7 +68,8 @@ RULES = (
         r"""(?x)^tests/(
             crash/ | dagster/test_processes | drills/ | server/killed/ | engine/test_restore_drill
             | \w+/(attack/)?test_many_processes | audit/test_drain_killed | indexes/test_alias_races
-            | documents/attack/test_(versions_race|kill_points) | documents/test_sinks_killed | server/test_refunds
+            | documents/attack/test_(versions_race|kill_points) | documents/test_sinks_killed | indexes/attack/test_kill_points
+            | server/test_(refunds|serve)\.py
         )""",
         ("crash/test_kill_points.py::test_one_receipt_whoever_stops_where[after_effect-kill-",),
     ),
@@ -84,6 +85,14 @@ RULES = (
         "documents on one more store: their heads, sequences and batches stay",
         r"^tests/documents/(test_(sync|compact|purge|verify|outages|ingest_table)|attack/test_(forgetting|unicode))\.py.*valkey",
     ),
+    Rule(
+        "random steps compared with a model: the state machine in memory stays",
+        r"""(?x)^tests/(
+            documents/test_\w+_model | documents/attack/test_state_machine | engine/test_expiry_sequences
+            | server/test_sequences
+        )\.py""",
+    ),
+    Rule("programs of the documentation", r"test_a_snippet|^tests/(client|documents/attack|telemetry)/test_docs\.py"),
     Rule("the state machines on real servers", r"^tests/machine/test_machine\.py::test_on_(sqlite|redis)"),
 )
 
