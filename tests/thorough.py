@@ -68,8 +68,8 @@ RULES = (
         r"""(?x)^tests/(
             crash/ | dagster/test_processes | drills/ | server/killed/ | engine/test_restore_drill
             | \w+/(attack/)?test_many_processes | audit/test_drain_killed | indexes/test_alias_races
-            | documents/attack/test_(versions_race|kill_points) | documents/test_sinks_killed | indexes/attack/test_kill_points
-            | server/test_(refunds|serve)\.py
+            | documents/attack/test_(versions_race|kill_points) | documents/test_sinks_killed
+            | indexes/attack/test_kill_points | server/test_(refunds|serve)\.py
         )""",
         ("crash/test_kill_points.py::test_one_receipt_whoever_stops_where[after_effect-kill-",),
     ),
