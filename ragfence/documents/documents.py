@@ -521,11 +521,11 @@ class Documents:
     @cached_property
     def _writer(self) -> BatchCommitter:
         delivery = self._delivery
-        neighbours = SnippetHook(self._layout, self._objects, self._engine.content_hash.settle, delivery)
+        hooks = SnippetHook(self._layout, self._objects, self._engine.content_hash.settle, delivery)
         runtime_ms = self._rules.max_runtime_ms
         if delivery is None:
-            return BatchCommitter(*self._stores, neighbours=neighbours, max_runtime_ms=runtime_ms)
-        return SinkWriter(delivery, *self._stores, neighbours=neighbours, max_runtime_ms=runtime_ms)
+            return BatchCommitter(*self._stores, hooks=hooks, max_runtime_ms=runtime_ms)
+        return SinkWriter(delivery, *self._stores, hooks=hooks, max_runtime_ms=runtime_ms)
 
     @property
     def _stores(self) -> tuple[FenceStore, ObjectStore, Epochs, Hydrator, ParquetCodec]:

@@ -47,7 +47,7 @@ class BatchIngest:
         preview = DryRun(self._fences) if dry_run else None
         while page := list(islice(source, size)):
             errors: dict[int, Exception] | None = {} if on_error == "raise" else None
-            with gc_pause.held_off():
+            with gc_pause.gc_paused():
                 receipts = self._batch(page, done, preview, errors)
             if errors:
                 first = min(errors)

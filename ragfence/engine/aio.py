@@ -64,14 +64,14 @@ async def acquire_async(
     runner: Runner, request: Request, wait_ms: int | None, first: PendingClaim | None = None
 ) -> WonClaim | Receipt:
     """Like `Runner.acquire`, but waiting takes no thread: the owner needs one to seal what others wait for."""
-    steps = runner.acquiring(request, wait_ms=wait_ms, first=first)
+    steps = runner.acquire_steps(request, wait_ms=wait_ms, first=first)
     while True:
         step = _Step(runner, steps)
         try:
             answer = await run_blocking(step.take)
         except asyncio.CancelledError:
             if won := step.abandon():
-                await run_blocking(runner.give_back, won, CANCELLED)
+                await run_blocking(runner.release, won, CANCELLED)
             raise
         if not isinstance(answer, float):
             return answer
@@ -94,7 +94,7 @@ class _Step:
             self._won = answer if isinstance(answer, WonClaim) else None
             too_late = self._won if self._abandoned else None
         if too_late:
-            self._runner.give_back(too_late, CANCELLED)
+            self._runner.release(too_late, CANCELLED)
         return answer
 
     def abandon(self) -> WonClaim | None:

@@ -1,10 +1,10 @@
 """Segment mode: many head moves committed by one object, for effects that are deterministic.
 
-    claim -> effect -> put_new segments/<epoch>/<token> -> look for a newer epoch -> seal
+    claim -> effect -> put_new segments/<epoch>/<token> -> check for a newer epoch -> seal
 
 The segment is the commit point of the whole batch. Because its name carries the epoch of the leases, a later
-hydration either lists it or voids it for ever; the look between commit and seal makes sure that nobody is told
-"done" for a segment that was voided. See docs/protocol.md for what each step protects against.
+hydration either lists it or voids it permanently. The check between commit and seal ensures that no caller gets a
+receipt for a voided segment. See docs/protocol.md for what each step protects against.
 """
 
 from __future__ import annotations
@@ -47,28 +47,28 @@ from ragfence.stores.objects import ObjectStore
 
 
 class FinishedEffect(NamedTuple):
-    """What the effect came to: what everybody will be answered with, and what else the row shall hold."""
+    """The outcome of an effect: the result that every caller gets, and what else the row stores."""
 
     result: bytes
     detail: Any = None
 
 
 class Move(NamedTuple):
-    """A head move that somebody wants, and the deterministic effect behind it."""
+    """A requested head move, and its deterministic effect."""
 
     claim: Claim
-    """its token starts with what names the batch: see `batch_tokens`"""
+    """its token starts with the name of the batch: see `batch_tokens`"""
     effect: Callable[[Any, Granted], FinishedEffect]
     """called with the subject once the move is granted, also if the key was sealed before (`Granted.prior`)"""
     subject: Any = None
 
 
 class MovedHead(NamedTuple):
-    """The head was moved by this call. `record` is what everybody will be answered with."""
+    """The head was moved by this call. `record` is what every caller is answered with."""
 
     record: KeyRecord
     again: bool
-    """the key had been sealed before, so nothing was performed: it was revived, re-described or re-ordered"""
+    """the key had been sealed before, so no effect ran: the move revived it, or changed its metadata or sequence"""
     flags: int = 0
     takeover: bool = False
 
@@ -80,7 +80,7 @@ class Failed(NamedTuple):
 
 
 class Declined(Exception):
-    """An effect raises it where the guard declines the move under the lease, without anything having failed."""
+    """Raised by an effect if the guard declines the move under the lease; it is not a failure."""
 
 
 _DECLINING = (Declined, OriginConflict, DocumentMoved)
@@ -89,7 +89,7 @@ Answer = MovedHead | Replay | ConflictVerdict | StaleVerdict | InFlightVerdict |
 
 
 class CommitHooks(Protocol):
-    """What a guard does around the commit of a batch. Both may be cut off anywhere and must bear being repeated."""
+    """What a guard does around the commit of a batch. Both may be interrupted anywhere, and must be repeatable."""
 
     def before_commit(self, name: str, rows: Sequence[LogRow]) -> None: ...
 
@@ -108,29 +108,29 @@ class NoCommitHooks:
 class _Wanted:
     move: Move
     segments: list[tuple[str, int, Granted, bytes]]
-    """(name, epoch, grant, result) of what this call committed without being sure that it counts"""
+    """(name, epoch, grant, result) of commits of this call that may or may not count"""
     unsure: bool = False
 
     @property
     def open_question(self) -> bool:
-        """Did a segment of ours count after all? Without a sequence we must know before we move the head again."""
+        """Whether a segment of ours may have counted. Without a sequence, this must be known before another move."""
         return bool(self.segments) and self.move.claim.sequence is None
 
 
 _T = TypeVar("_T")
 _MANY = 100
-"""rows: encoding them takes longer than starting a thread for it"""
+"""Rows that take longer to encode than a thread takes to start."""
 
 
 def batch_tokens() -> Iterator[bytes]:
-    """Tokens for the moves of one batch: a sealed record finds its row in the log by its token alone."""
+    """Yields tokens for the moves of one batch: the token alone leads from a sealed record to its row in the log."""
     batch = os.urandom(BATCH_BYTES)
     return (batch + at.to_bytes(TOKEN_BYTES - BATCH_BYTES, "big") for at in itertools.count())
 
 
 @contextlib.contextmanager
-def _beside(work: Callable[[], _T], *, worth_it: bool) -> Iterator[Callable[[], _T]]:
-    """What `work` returns, or raises, for whoever calls: it is done in a thread, if that is worth one."""
+def _in_background(work: Callable[[], _T], *, worth_it: bool) -> Iterator[Callable[[], _T]]:
+    """Runs `work` in a thread, if that is worth it. Yields a function that returns, or raises, what `work` does."""
     if not worth_it:
         yield work
         return
@@ -139,7 +139,7 @@ def _beside(work: Callable[[], _T], *, worth_it: bool) -> Iterator[Callable[[], 
 
 
 def flags_of(grant: Granted, claim: Claim) -> int:
-    """How a move came about whose key was sealed before."""
+    """Returns the flags of a move whose key was sealed before."""
     head = grant.head
     if grant.prior is None:
         return 0
@@ -149,7 +149,7 @@ def flags_of(grant: Granted, claim: Claim) -> int:
 
 
 class BatchCommitter:
-    """Performs head moves in batches. Safe to be killed, frozen or cut off anywhere."""
+    """Commits head moves in batches. Safe to be killed, frozen or cut off anywhere."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class BatchCommitter:
         hydrator: Hydrator,
         codec: Codec,
         *,
-        neighbours: CommitHooks | None = None,
+        hooks: CommitHooks | None = None,
         max_runtime_ms: int = 3_600_000,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -169,18 +169,18 @@ class BatchCommitter:
         self._epochs = epochs
         self._hydrator = hydrator
         self._codec = codec
-        self._neighbours: CommitHooks = neighbours or NoCommitHooks()
+        self._hooks: CommitHooks = hooks or NoCommitHooks()
         self._sleep = sleep
 
     def move(self, moves: Sequence[Move], *, wait_s: float = 60.0) -> list[Answer]:
-        """Answers in the order of the moves. A source must not stand twice in one call."""
+        """Returns the answers in the order of the moves. A source must not occur twice in one call."""
         answers: dict[int, Answer] = {}
         wanted: dict[int, _Wanted] = {}
         give_up_at = time.monotonic() + wait_s
         pause_s = 0.005
         asked_at = time.monotonic()
         verdicts: dict[int, Verdict] = {}
-        # Most moves of most batches are replays, and done with here.
+        # Most moves of most batches are replays, which end here.
         for at, verdict in enumerate(self._fences.claim([move.claim for move in moves])):
             if isinstance(verdict, Replay):
                 answers[at] = verdict
@@ -196,7 +196,7 @@ class BatchCommitter:
                     continue
                 match verdict:
                     case Granted(record) if wanted[at].open_question and record.fence.epoch != asked:
-                        # An epoch was completed since we asked: it may list our segment. Ask again first.
+                        # An epoch was completed since the last check: it may list our segment. Check again first.
                         self._fences.release([self._ref(wanted[at].move, verdict)], "LEASE.superseded", refund=True)
                     case Granted():
                         granted[at] = verdict
@@ -209,9 +209,9 @@ class BatchCommitter:
                     case _:
                         answers[at] = verdict
                         del wanted[at]
-            # Whatever was won is sealed or given back before anything is waited for: no hold-and-wait.
+            # All that was won is sealed or released before any wait: no hold-and-wait.
             if granted:
-                self._perform(granted, wanted, answers, asked_at)
+                self._execute(granted, wanted, answers, asked_at)
             if any(isinstance(verdict, NotReadyVerdict) for verdict in verdicts.values()):
                 self._hydrator.ensure_ready()
             elif wanted and not granted:
@@ -229,7 +229,7 @@ class BatchCommitter:
         claims = [want.move.claim._replace(token=token) for want, token in zip(wanted.values(), tokens, strict=False)]
         return dict(zip(wanted, self._fences.claim(claims), strict=True))
 
-    def _perform(
+    def _execute(
         self, granted: dict[int, Granted], wanted: dict[int, _Wanted], answers: dict[int, Answer], asked_at: float
     ) -> None:
         crash_points.reach(crash_points.AFTER_CLAIM)
@@ -241,13 +241,13 @@ class BatchCommitter:
             epoch, batch = next(iter(by_segment))
             members = by_segment.pop((epoch, batch))
             try:
-                self._perform_in(epoch, batch, members, wanted, answers, asked_at)
+                self._execute_in(epoch, batch, members, wanted, answers, asked_at)
             except BaseException as failure:
                 for others in by_segment.values():
-                    self._give_back(others, wanted, failure, entered=False)
+                    self._release(others, wanted, failure, entered=False)
                 raise
 
-    def _perform_in(
+    def _execute_in(
         self,
         epoch: int,
         batch: bytes,
@@ -279,19 +279,19 @@ class BatchCommitter:
                 rows.append(self._row(seals[at], grant, effected.detail))
                 wanted[at].segments.append((name, epoch, grant, effected.result))
                 wanted[at].unsure = False
-            with _beside(lambda: self._codec.encode(rows), worth_it=len(rows) >= _MANY) as encoded:
-                self._neighbours.before_commit(name, rows)
+            with _in_background(lambda: self._codec.encode(rows), worth_it=len(rows) >= _MANY) as encoded:
+                self._hooks.before_commit(name, rows)
                 data = encoded()
             sent = True
             if not self._objects.put_new(name, data).won:
-                raise CommitUncertain(f"the segment {name} was written by somebody else", hint="try again")
+                raise CommitUncertain(f"the segment {name} was written by another process", hint="try again")
             crash_points.reach(crash_points.AFTER_COMMIT)
             superseded = self._epochs.newer_than(epoch)
             if not superseded:
                 crash_points.reach(crash_points.BEFORE_SEAL)
                 outcomes = dict(zip(seals, self._fences.seal(list(seals.values())), strict=True))
         except BaseException as failure:
-            self._give_back(granted, wanted, failure, sent=sent)
+            self._release(granted, wanted, failure, sent=sent)
             raise
         finally:
             heartbeat.remove(lease)
@@ -299,7 +299,7 @@ class BatchCommitter:
             for at in effects:
                 wanted[at].unsure = True
             self._hydrator.ensure_ready()
-            self._neighbours.after_seal(rows, [False] * len(rows))
+            self._hooks.after_seal(rows, [False] * len(rows))
             return
         crash_points.reach(crash_points.AFTER_SEAL)
         for at, outcome in outcomes.items():
@@ -310,27 +310,27 @@ class BatchCommitter:
                 del wanted[at]
             else:
                 wanted[at].unsure = isinstance(outcome, NotReadyVerdict)
-        self._neighbours.after_seal(rows, [isinstance(outcome, Sealed) for outcome in outcomes.values()])
+        self._hooks.after_seal(rows, [isinstance(outcome, Sealed) for outcome in outcomes.values()])
 
     def _effects(
         self, granted: dict[int, Granted], wanted: dict[int, _Wanted], answers: dict[int, Answer]
     ) -> dict[int, FinishedEffect]:
-        """One that fails does not spoil its batch: its lease is given back, with the error."""
+        """Runs the effects. One that fails does not fail its batch: its lease is released, with the error."""
         effects: dict[int, FinishedEffect] = {}
         for at, grant in granted.items():
             move = wanted[at].move
             try:
                 effects[at] = move.effect(move.subject, grant)
-            except Exception as error:  # noqa: BLE001  # whatever a chunker of somebody else raises
-                # A move that its guard declines under the lease is no failed attempt: it may be tried for ever, and
-                # nobody waits for it.
+            except Exception as error:  # noqa: BLE001  # whatever a custom chunker raises
+                # A move that its guard declines under the lease is not a failed attempt: it may be tried without
+                # limit, and no caller waits for it.
                 declined, ref = isinstance(error, _DECLINING), self._ref(move, grant)
                 self._fences.release([ref], code_of(error), refund=is_outage(error), withdraw=declined)
                 answers[at] = Failed(error)
                 del wanted[at]
         return effects
 
-    def _give_back(
+    def _release(
         self,
         granted: dict[int, Granted],
         wanted: dict[int, _Wanted],
@@ -339,10 +339,10 @@ class BatchCommitter:
         sent: bool = False,
         entered: bool = True,
     ) -> None:
-        """Releases what a batch had won. If the store cannot be told, the leases run out by themselves.
+        """Releases what a batch had won. If the store cannot be reached, the leases expire.
 
-        Neither an outage nor an interruption says anything about the documents, and their effect can be repeated, so
-        the attempts do not count.
+        After an outage or an interruption the attempts do not count: neither says anything about the documents, and
+        their effects are repeatable.
         """
         refs = [self._ref(wanted[at].move, grant) for at, grant in granted.items() if at in wanted]
         refund = not entered or is_outage(failure) or not isinstance(failure, Exception)
@@ -350,16 +350,16 @@ class BatchCommitter:
             self._fences.release(refs, code_of(failure), expire=sent, refund=refund)
 
     def _answer_from_own_segments(self, wanted: dict[int, _Wanted], answers: dict[int, Answer]) -> int | None:
-        """A segment of ours that the newest epoch lists counts, though we could not seal it.
+        """Answers moves whose segment is listed by the newest epoch: it counts, though it could not be sealed.
 
-        Only without a sequence: with one, a newer revision may have been sealed since, and the claim tells.
-        Returns the epoch the answers are of, 0 when there was nothing to ask, None when it is too early to tell.
+        Only moves without a sequence: with one, a newer revision may have been sealed since, and a claim finds out.
+        Returns the epoch of the answers, 0 if there was nothing to check, and None if it is too early to know.
         """
         if not any(want.open_question for want in wanted.values()):
             return 0
         known = self._epochs.known()
         if known.settled:
-            # What was compacted since then counted as well, under another name.
+            # A segment that was compacted since then counted as well, under another name.
             since = min(epoch for want in wanted.values() for _, epoch, _, _ in want.segments)
             listed = set(self._epochs.listed(known.newest_complete, since=since))
             for at, want in list(wanted.items()):
@@ -377,7 +377,7 @@ class BatchCommitter:
                     continue
                 want.segments = [entry for entry in want.segments if entry[1] >= known.newest_complete]
         if not known.settled or any(want.open_question and want.unsure for want in wanted.values()):
-            # What became of it is decided by the next complete epoch; to claim before would forget the question.
+            # The next complete epoch decides what counted; a claim before that would lose the question.
             self._hydrator.ensure_ready()
             return None
         return known.newest_complete

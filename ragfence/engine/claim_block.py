@@ -1,4 +1,4 @@
-"""`with fence.claim(operation, payload=...) as op:` for effects that are no single function."""
+"""`with fence.claim(operation, payload=...) as op:`, for effects that are not a single function."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ragfence.core.receipts import Decision, Receipt
 from ragfence.core.records import KeyRecord
 from ragfence.engine import crash_points
 from ragfence.engine.aio import ClaimBatcher, QueuedClaim, acquire_async, run_blocking
-from ragfence.engine.leases import Lease, entered, left
+from ragfence.engine.leases import Lease, enter, leave
 from ragfence.engine.refusals import code_of, is_outage
 from ragfence.engine.requests import Request
 from ragfence.engine.results import Json, checked_effect_id, failure_bytes
@@ -41,7 +41,7 @@ _DECISIONS: dict[type[RagfenceError], Decision] = {
 
 
 class ReplayedClaim(NamedTuple):
-    """A claim that was answered with a sealed record."""
+    """A claim whose answer is a sealed record."""
 
     runner: Runner
     request: Request
@@ -49,14 +49,14 @@ class ReplayedClaim(NamedTuple):
     record: KeyRecord
 
     def receipt(self) -> Receipt:
-        return self.runner.replayed(self.request, self.claim, self.record)
+        return self.runner.replay(self.request, self.claim, self.record)
 
 
 class ClaimBlock:
-    """A claim, and after it its outcome.
+    """A claim, and then its outcome, for `with` and `async with`.
 
-    `is_new` says whether to perform the effect; `seal` ends it with a receipt. Leaving the block without a seal
-    releases the key, so that the next call tries again. A `TerminalError` out of the block is sealed as a failure.
+    `is_new` says whether to run the effect; `seal` ends it with a receipt. Leaving the block without a seal releases
+    the key, so that the next call tries again. A `TerminalError` raised in the block is sealed as a failure.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class ClaimBlock:
         """`batcher`: sends the claims of `async with` in batches. `repeatable`: an outage uses up no attempt."""
         self._runner = runner
         self._batcher = batcher
-        self._asking: QueuedClaim | None = None
+        self._queued: QueuedClaim | None = None
         self._request = request
         self._wait_ms = wait_ms
         self._verdict_wanted = verdict
@@ -80,11 +80,11 @@ class ClaimBlock:
         self._won: WonClaim | None = None
         self._receipt: Receipt | None = None
         self._open = False
-        self._unsure = False
+        self._is_uncertain = False
         self.failure: RagfenceError | None = None
-        """why a block that ends normally seals nothing: an error that its owner has answered already"""
+        """why a block that ends normally seals nothing: an error that its owner has already reported"""
         self.error: RagfenceError | None = None
-        """why the claim was refused, when `verdict=True` asked to be told instead of raised at"""
+        """why the claim was refused; only with `verdict=True`, otherwise it is raised"""
 
     @property
     def key(self) -> str:
@@ -111,7 +111,7 @@ class ClaimBlock:
     @property
     def receipt(self) -> Receipt:
         if self._receipt is None:
-            raise ValidationError(f"{self.key} has no receipt yet", hint="op.seal(...) makes one")
+            raise ValidationError(f"{self.key} has no receipt yet", hint="call op.seal(...) first")
         return self._receipt
 
     @overload
@@ -119,7 +119,16 @@ class ClaimBlock:
     @overload
     def seal(self, *, effect_id: str | None = None, result: object = None) -> Receipt[Any]: ...
     def seal(self, *, effect_id: str | None = None, result: object = None) -> Receipt[Any]:
-        """Commits and seals. Raises `FencedOut`, with the winner's receipt, when another attempt won."""
+        """Commits and seals the effect.
+
+        Args:
+            effect_id: What the effect created in another system, for the receipt. By default, derived from the key.
+            result: What every later call gets as `receipt.result`; must be JSON.
+
+        Raises:
+            FencedOut: Another attempt won; `.receipt` is the winner's.
+            SealUncertain: The effect happened, but the seal could not be written.
+        """
         won, outcome = self._outcome(effect_id, result)
         try:
             self._receipt = self._runner.complete(won, outcome)
@@ -127,21 +136,21 @@ class ClaimBlock:
             self._receipt = lost.receipt
             raise
         except SealUncertain:
-            self._unsure = True  # the effect happened: whatever becomes of the block, the key is not given back
+            self._is_uncertain = True  # the effect happened, so the block must not release the key
             raise
         if self._receipt.flags.fenced_out:
             raise FencedOut(f"{self.key} was committed by another attempt", key=self.key, receipt=self._receipt)
         return self._receipt
 
     def _outcome(self, effect_id: str | None, result: object) -> tuple[WonClaim, EffectOutcome]:
-        """What is to be sealed, if it may be."""
+        """Returns what to seal. Raises if the block may not seal."""
         if self._won is None:
             raise ValidationError(f"{self.key} was not won, it cannot be sealed", hint="look at op.is_new first")
         if self._receipt is not None:
-            raise ValidationError(f"{self.key} is sealed already", hint="seal once; op.receipt has the outcome")
+            raise ValidationError(f"{self.key} is sealed already", hint="seal once; op.receipt is the outcome")
         if not self._open:
             raise ValidationError(
-                f"{self.key} was given back when its block ended", hint="call op.seal(...) inside the with block"
+                f"{self.key} was released when its block ended", hint="call op.seal(...) inside the with block"
             )
         crash_points.reach(crash_points.AFTER_EFFECT)
         return self._won, EffectOutcome(checked_effect_id(effect_id), self._runner.results.store(result, self.key))
@@ -161,25 +170,25 @@ class ClaimBlock:
             end_without_receipt(self._runner, won, error or self.failure)
 
     async def ask(self, timeout_s: float | None = None) -> ReplayedClaim | None:
-        """What is replayed, if that is near at hand and known within that time. Else `async with` goes on from there.
+        """Returns the replay, if there is one within `timeout_s` and it needs no store; else None.
 
-        Whoever asked and does not enter the block calls `let_go`.
+        The claim is sent, and `async with` continues with it. A caller that does not enter the block calls `discard`.
         """
         self._refuse_second_use()
         if self._batcher is None:
             return None
-        if self._asking is None:
-            self._asking = self._batcher.submit(self._request)
-        asked = await self._asking.wait(timeout_s)
-        record = None if asked is None else self._runner.at_once(asked)
+        if self._queued is None:
+            self._queued = self._batcher.submit(self._request)
+        asked = await self._queued.wait(timeout_s)
+        record = None if asked is None else self._runner.replay_without_io(asked)
         return (
             None if asked is None or record is None else ReplayedClaim(self._runner, self._request, asked.claim, record)
         )
 
-    def let_go(self) -> None:
-        """Gives back what `ask` was granted, unless the block was entered."""
-        if self._asking is not None:
-            asking, self._asking = self._asking, None
+    def discard(self) -> None:
+        """Releases what the claim of `ask` wins, unless the block was entered."""
+        if self._queued is not None:
+            asking, self._queued = self._queued, None
             asking.discard()
 
     async def __aenter__(self) -> ClaimBlock:
@@ -187,11 +196,11 @@ class ClaimBlock:
         try:
             if (replayed := await self.ask()) is not None:
                 return self._answered(replayed.receipt())
-            asking, self._asking = self._asking, None
+            asking, self._queued = self._queued, None
             asked = await asking.wait() if asking else None
             answer: WonClaim | Receipt | None = None
             if asked is not None:
-                answer = self._runner.won_at_once(self._request, asked)
+                answer = self._runner.win_without_io(self._request, asked)
             if answer is None:
                 answer = await acquire_async(self._runner, self._request, self._wait_ms, asked)
         except (Conflict, Stale, InFlight, Quarantined) as refused:
@@ -202,7 +211,7 @@ class ClaimBlock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if won := self._leave():
-            if isinstance(error, GeneratorExit):  # the loop is gone, and with it all waiting
+            if isinstance(error, GeneratorExit):  # the loop has ended: nothing can be awaited
                 end_without_receipt(self._runner, won, error)
             else:
                 await run_blocking(end_without_receipt, self._runner, won, error or self.failure)
@@ -225,17 +234,17 @@ class ClaimBlock:
             return self
         self._won, self._open = answer, True
         answer.entered, answer.repeatable = True, self._repeatable
-        entered(answer.lease)
+        enter(answer.lease)
         crash_points.reach(crash_points.IN_EFFECT)
         return self
 
     def _leave(self) -> WonClaim | None:
-        """The lease that nobody has ended yet."""
+        """Returns the lease that has not been ended yet."""
         if not self._won or not self._open:
             return None
         self._open = False
-        left(self._won.lease)
-        return None if self._receipt or self._unsure else self._won
+        leave(self._won.lease)
+        return None if self._receipt or self._is_uncertain else self._won
 
 
 class BatchedClaims:
@@ -267,9 +276,9 @@ class BatchedClaims:
 
 
 def end_without_receipt(runner: Runner, won: WonClaim, error: BaseException | None) -> Receipt | None:
-    """A terminal failure is sealed and replayed; anything else gives the key back.
+    """Seals a terminal failure; releases the key after anything else.
 
-    Returns a receipt only when another attempt had succeeded first: then that is everybody's answer.
+    Returns a receipt only if another attempt succeeded first: then that is the answer of this one too.
     """
     if is_final(error) and not won.commit_sent and not won.lease.inherited:
         try:
@@ -279,21 +288,23 @@ def end_without_receipt(runner: Runner, won: WonClaim, error: BaseException | No
             winner: Receipt | None = lost.receipt
             return None if winner is None or winner.failed else winner
         except SealUncertain:
-            return None  # committed or not, the record stays; whoever comes next finds out
+            return None  # committed or not, the record stays; the next caller finds out
         except (TransientError, Conflict, Stale) as unsettled:
-            # The caller is told of the effect's own error; this one only means that it is not final yet.
-            runner.give_back(won, code_of(unsettled))
+            # The caller gets the effect's own error; this one only means that it is not final yet.
+            runner.release(won, code_of(unsettled))
             return None
         except BaseException as broken:
-            runner.give_back(won, code_of(broken))
+            runner.release(won, code_of(broken))
             raise
-    runner.give_back(won, "RELEASED" if error is None else code_of(error), outage=is_outage(error))
+    runner.release(won, "RELEASED" if error is None else code_of(error), outage=is_outage(error))
     return None
 
 
 def is_final(error: BaseException | None) -> TypeGuard[TerminalError]:
-    """`TerminalError` and subclasses of the effect's own. What ragfence itself raises in there (a nested claim, a
-    store that refuses the password) says nothing about the effect."""
+    """Whether an error is a `TerminalError`, or a subclass that is not ragfence's.
+
+    What ragfence raises inside an effect (a nested claim, a store that refuses the password) says nothing about it.
+    """
     return isinstance(error, TerminalError) and (type(error) is TerminalError or not _is_ours(type(error)))
 
 

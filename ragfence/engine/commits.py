@@ -1,11 +1,10 @@
 """The commit point of arbitrary effects: one create-only object per key.
 
     <tenant>/sealed/<kind>/<source>/<key>             the outcome, committed by the one put_new that won
-    <tenant>/sealed/<kind>/<source>/<key>@<sequence>  the same outcome, asked for again with a higher sequence
+    <tenant>/sealed/<kind>/<source>/<key>@<sequence>  the same outcome, claimed again with a higher sequence
 
-Whoever finds such an object knows the effect happened, whatever the fence store has forgotten.
-
-What the object store already knows of an operation: commits by owners who died, or that the fence store forgot.
+Such an object proves that the effect happened, whatever the fence store has lost. `EarlierCommits` looks for commits
+by owners that died, and for those that the fence store has lost.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class Commit:
                 raise FormatTooNew(f"{name} has format {values['version']}; this ragfence knows {VERSION}")
             return cls(**{field: values[field] for field in cls.__slots__} | {"result": b64decode(values["result"])})
         except (ValueError, KeyError, TypeError) as broken:
-            raise FormatCorrupt(f"the object {name} is no commit: {broken!r}") from broken
+            raise FormatCorrupt(f"the object {name} is not a valid commit: {broken!r}") from broken
 
     def record(self) -> KeyRecord:
         epoch, _, counter = self.fence.partition(".")
@@ -80,7 +79,7 @@ class Commit:
 
     @classmethod
     def of(cls, key: str, record: KeyRecord, sequence: int | None) -> Commit:
-        """The commit that an ended record stands for: `record` the other way round."""
+        """Returns the commit that an ended record stands for: the inverse of `record`."""
         return cls(
             key=key,
             fingerprint=record.fingerprint.hex(),
@@ -105,7 +104,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class KeyCommits:
-    """What the object store keeps of one key, as far as a page shows it."""
+    """The objects of one key, as far as a page shows them."""
 
     kind: str
     source: str
@@ -114,7 +113,7 @@ class KeyCommits:
     marks: tuple[Mark, ...]
     """the lowest sequence first"""
     goes_on: bool
-    """a higher mark follows on the next page"""
+    """a higher mark is on the next page"""
 
     @property
     def entries(self) -> tuple[ObjectEntry, ...]:
@@ -126,7 +125,7 @@ class CommitPage:
     kept: tuple[KeyCommits, ...]
     scanned: int
     after: str
-    """where the next page begins; empty: this was the last one"""
+    """where the next page begins; empty after the last page"""
 
 
 class Commits:
@@ -140,7 +139,7 @@ class Commits:
         return self._at(self._name(operation))
 
     def put(self, operation: Operation, commit: Commit) -> Commit | None:
-        """None when this commit won; the winner's commit when it lost."""
+        """Commits. Returns None if this commit won, or the winner's commit if it lost."""
         name = self._name(operation)
         outcome = self._objects.put_new(name, commit.encode())
         if outcome.won:
@@ -148,15 +147,15 @@ class Commits:
         if outcome.existing is None:
             raise FormatCorrupt(f"the object store said {name} exists but did not show it")
         winner = Commit.decode(name, outcome.existing)
-        # Our own put whose reply was lost: the token says so, whoever answered.
+        # Our own put whose reply was lost: the token shows it.
         return None if winner.token == commit.token else winner
 
     def raise_sequence(self, operation: Operation, sequence: int) -> None:
         body = json.dumps({"version": VERSION, "sequence": sequence}).encode()
         self._objects.put_new(f"{self._name(operation)}@{sequence - SEQUENCE_MIN:020d}", body)
 
-    def of_source(self, operation: Operation) -> Iterator[tuple[str, int | None]]:
-        """(key, sequence) of each object of the source; None where only reading the object tells."""
+    def list_source(self, operation: Operation) -> Iterator[tuple[str, int | None]]:
+        """Yields (key, sequence) of each object of the source; None if the sequence is inside the object."""
         folder = self._folder(operation)
         for entry in self._objects.list(f"{folder}/"):
             key, mark, number = entry.name[len(folder) + 1 :].partition("@")
@@ -166,7 +165,7 @@ class Commits:
         return self._at(f"{self._folder(operation)}/{key}")
 
     def delete(self, operation: Operation, *also: str) -> None:
-        """`also`: other objects of the same key, in the same request."""
+        """Deletes a commit. `also`: other objects of the same key, in the same request."""
         self._objects.delete([self._name(operation), *also])
 
     def exists(self, kind: str, source: str, key: str) -> bool:
@@ -174,16 +173,16 @@ class Commits:
         return any(entry.name == name for entry in self._objects.list(name, limit=1))
 
     def page(self, after: str, limit: int) -> CommitPage:
-        """The next `limit` objects behind the name `after`, by key.
+        """Returns the next `limit` objects after the name `after`, grouped by key.
 
-        A last key that does not fit is left to the next page; one that fits no page is shown in parts.
+        A last key that does not fit is left to the next page; one that fits no page is returned in parts.
         """
         if after and not after.startswith(f"{self._root}/"):
             raise ValidationError(
-                f"{after[:120]!r} is no place among the commits of this tenant",
-                hint="pass what the call before returned as `after`; leave it out to begin at the beginning",
+                f"{after[:120]!r} is not a place among the commits of this tenant",
+                hint="pass the `after` of the previous call; leave it out to start at the beginning",
             )
-        # One more than asked for tells whether the last key goes on.
+        # One more than requested shows whether the last key continues.
         found = list(self._objects.list(f"{self._root}/", start_after=after, limit=limit + 1))
         shown, beyond = found[:limit], found[limit:]
         keys = [list(entries) for _, entries in groupby(shown, _unmarked)]
@@ -196,16 +195,16 @@ class Commits:
         return CommitPage(tuple(kept), scanned, shown[scanned - 1].name if beyond else "")
 
     def of(self, kept: KeyCommits) -> Commit | None:
-        """The commit itself; None: there is none, or it has gone since it was listed."""
+        """Returns the commit itself. None: there is none, or it was deleted since it was listed."""
         return self._at(kept.commit.name) if kept.commit else None
 
-    def beside(self, kept: KeyCommits) -> tuple[int | None, str] | None:
-        """Sequence and key of the first of the source's other objects. None: there are none.
+    def find_other(self, kept: KeyCommits) -> tuple[int | None, str] | None:
+        """Returns sequence and key of the first other object of the source. None: there are none.
 
-        A mark of the same key that was not there before is told without a sequence: it outdoes nobody else.
+        A new mark of the same key is returned without a sequence: it supersedes no other key.
         """
         folder, own = f"{self._folder_of(kept)}/", {entry.name for entry in kept.entries}
-        # Two more than its own: a commit may have a mark beside it, and that is its sequence then.
+        # Two more than its own: a commit may have a mark, which is its sequence then.
         shown = [entry for entry in self._objects.list(folder, limit=len(own) + 2) if entry.name not in own]
         if not shown:
             return None
@@ -216,9 +215,9 @@ class Commits:
         return max((number for number in known if number is not None), default=None), key
 
     def remove(self, entries: Sequence[ObjectEntry], *also: str) -> None:
-        """In two steps, so that no crash leaves a commit without the mark that makes older events stale.
+        """Deletes in two steps, so that no crash leaves a commit without the mark that makes older events stale.
 
-        `also`: other objects of the same key, which go with its commit, and not after it.
+        `also`: other objects of the same key, which are deleted with its commit, not after it.
         """
         marks = [entry.name for entry in entries if "@" in entry.name]
         commits = [entry.name for entry in entries if "@" not in entry.name]
@@ -226,8 +225,8 @@ class Commits:
             if names:
                 self._objects.delete(names)
 
-    def put_back(self, kept: KeyCommits, commit: Commit) -> None:
-        """Unless something stands there."""
+    def restore(self, kept: KeyCommits, commit: Commit) -> None:
+        """Writes the commit again, unless there is one."""
         self._objects.put_new(f"{self._folder_of(kept)}/{kept.key}", commit.encode())
 
     def _at(self, name: str) -> Commit | None:
@@ -242,7 +241,7 @@ class Commits:
         return commit.sequence if commit else None
 
     def _kept(self, entries: Sequence[ObjectEntry], *, goes_on: bool) -> KeyCommits | None:
-        """None: a name that ragfence never gave."""
+        """Returns the objects of a key. None: their names are not ragfence's."""
         first, commit, marks = None, None, []
         for entry in entries:
             if place := _PLACE.fullmatch(entry.name, len(self._root) + 1):
@@ -276,7 +275,7 @@ class EarlierCommits:
         self._refusals = refusals
 
     def find(self, request: Request, head: Head | None, claim: Claim) -> Commit | None:
-        """The commit of this very operation. Raises what a claim would: conflict, or stale."""
+        """Returns the commit of this operation. Raises what a claim would: conflict, or stale."""
         if request.mode is Mode.KEYED:
             found = self._commits.find(request.operation)
         else:
@@ -286,10 +285,10 @@ class EarlierCommits:
         return found
 
     def _newest_of_source(self, request: Request, head: Head | None, claim: Claim) -> Commit | None:
-        """Our own commit, if there is one. A higher sequence than ours anywhere in the source makes us stale."""
+        """Returns the commit of this operation, if any. A higher sequence anywhere in the source makes it stale."""
         commits, own, sequence = self._commits, None, request.operation.sequence
         assert sequence is not None
-        listed = list(commits.of_source(request.operation))
+        listed = list(commits.list_source(request.operation))
         names = sorted({key for key, _ in listed})
         known = self._fences.read([Lookup(bytes.fromhex(key), Mode.SEQUENCED, request.source) for key in names])
         top: tuple[int, str] | None = None
@@ -303,8 +302,8 @@ class EarlierCommits:
                     own = commits.read(request.operation, key)
                     number = own.sequence if own else None
                 elif not has_head or not _sealed_here(known[names.index(key)].record):
-                    # The head covers whatever this store has sealed; only strangers have to be read. Without a head
-                    # (the store has restarted) its records cover nothing, however much is sealed there.
+                    # The head covers all that this store has sealed; only other objects have to be read. Without a
+                    # head (the store has restarted) its records cover nothing, however many are sealed.
                     other = commits.read(request.operation, key)
                     number = other.sequence if other else None
             if number is not None and (top is None or number > top[0]):

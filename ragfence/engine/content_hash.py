@@ -1,9 +1,9 @@
-"""How the contents of a tenant are hashed, and with which key: fixed when the first of them comes.
+"""The hash algorithm of a tenant's contents, and its key: fixed with the first content.
 
     <tenant>/documents/settings   {"version": 1, "content_hash": "xxh3" or "sha256"}
                                   {"version": 2, "content_hash": "hmac", "secret_check": 64 hex digits}
 
-The secret of a tenant with `hmac` is handed in and never stored. Its check is a digest that the secret alone can make,
+The secret of a tenant with `hmac` is passed in and never stored. Its check is a digest that only this secret produces,
 so that another secret is refused before anything is written with it.
 """
 
@@ -28,15 +28,15 @@ from ragfence.stores.objects import ObjectStore
 VERSION = 2
 
 Secret = Callable[[], bytes]
-"""Finds the secret of a tenant, outside the stores. Raises `ContentSecretError`."""
+"""Returns the secret of a tenant, from outside the stores. Raises `ContentSecretError`."""
 
 
 class ContentHash:
-    """The algorithm that a tenant's contents are hashed with, and the key if that takes one.
+    """The algorithm that a tenant's contents are hashed with, and its key if it takes one.
 
-    Another one would make all known documents new, so it is fixed with the first one. Not before: whoever has only
-    looked, or tried what would happen, may still choose. `hmac` is fixed with the first operation of any kind, because
-    the payloads of all are compared by keyed digests.
+    Another algorithm would make all known documents new, so it is fixed with the first document, and not before: reads
+    and dry runs leave the choice open. `hmac` is fixed with the first operation of any kind, because the payloads of
+    all operations are compared by keyed digests.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ContentHash:
         self._key: ContentKey | None = None
 
     def key(self) -> ContentKey | None:
-        """None unless the digests of this tenant are keyed. The first call fixes the secret, or raises as `check`."""
+        """Returns the key; None if digests are not keyed. The first call fixes the secret, or raises like `check`."""
         if self.algorithm != "hmac" or self._is_fixed:
             return self._key
         self.check()
@@ -61,16 +61,16 @@ class ContentHash:
         return self._key
 
     def check(self) -> None:
-        """Raises `PolicyError` if it is fixed, and is another than the policy says."""
+        """Raises `PolicyError` if another algorithm is fixed than the policy says."""
         known = self._store.get(self._name)
         if known is not None:
             self._compare(known)
 
     def check_keyed(self) -> None:
-        """As `check`, at open, of nothing but whether digests are keyed.
+        """Checks, when a fence is opened, only whether digests are keyed.
 
-        Operations without documents do not depend on the algorithm, but must not leave plain digests where keyed ones
-        are promised. A store that does not answer now is met again by whoever needs it.
+        Operations without documents do not depend on the algorithm, but must not store plain digests where keyed ones
+        are promised. If the store is down now, the next call that needs it fails.
         """
         if self.algorithm == "hmac" or self._objects is None:
             return
@@ -82,7 +82,7 @@ class ContentHash:
             return
 
     def settle(self) -> None:
-        """Fixes it, or raises as `check` does. To be called before each commit; all but the first cost nothing."""
+        """Fixes the algorithm, or raises like `check`. Called before each commit; only the first reads the store."""
         if self._is_fixed:
             return
         values: dict[str, object] = {"version": 1, "content_hash": self.algorithm}
@@ -108,11 +108,11 @@ class ContentHash:
         return self._key
 
     def _refuse_used_tenant(self) -> None:
-        """What was sealed before has plain fingerprints: every retry of it would look like a conflict."""
+        """Refuses a tenant with plain fingerprints: every retry of an earlier call would look like a conflict."""
         used = next(iter(self._store.list(f"{encoded(self._tenant)}/sealed/", limit=1)), None)
         if used is None:
             return
-        self.check()  # somebody else may have fixed it a moment ago, and gone on
+        self.check()  # another process may have fixed it a moment ago
         if not self._is_fixed:
             raise PolicyError(
                 f"Tenant {self._tenant!r} was used before without content_hash: hmac, and the policy asks for it",
@@ -126,7 +126,7 @@ class ContentHash:
             if version <= VERSION:
                 settings["content_hash"]
         except (ValueError, KeyError, TypeError) as broken:
-            raise FormatCorrupt(f"{self._name} holds no settings: {broken!r}") from broken
+            raise FormatCorrupt(f"{self._name} does not hold valid settings: {broken!r}") from broken
         if version > VERSION:
             raise FormatTooNew(f"{self._name} has format {version}; this ragfence knows {VERSION}")
         assert isinstance(settings, dict)

@@ -1,4 +1,4 @@
-"""Named points of the protocol at which a test may kill, freeze or delay the process.
+"""Named points of the protocol at which tests kill, freeze or delay the process.
 
 `reach` does nothing unless `ragfence.testing.at_point` installed a visitor; it costs one comparison.
 """

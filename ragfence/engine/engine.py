@@ -1,4 +1,4 @@
-"""The engine of one tenant: its stores, its policy, and what turns calls into requests."""
+"""The engine of one tenant: its stores and policy, requests made from calls, and the upkeep of keys."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from ragfence.stores.objects import ObjectStore
 PURGE_LOCK = "purge-expired"
 PURGE_LOCK_MS = 60_000
 CLOSING_S = 5.0
-"""how long `close` waits for the journal to be reconciled"""
+"""How long `close` waits for the journal to be reconciled."""
 _log = logging.getLogger("ragfence")
 
 
@@ -70,9 +70,15 @@ class Engine:
         correlation_id: str = "",
         route: str = "",
     ) -> None:
-        """`codec`: how the segments are read that a guard has written. The last three are told by decision rows.
-
-        `secret`: finds the secret of a tenant with `content_hash: hmac`, when it is needed.
+        """Args:
+        fences: The fence store, which names the tenant.
+        objects: The object store, if there is one.
+        policy: The rules of the tenant.
+        journal: The folder for effects that ran while the fence store was down.
+        codec: Reads the segments that a guard has written.
+        secret: Finds the secret of a tenant with `content_hash: hmac`, when it is needed.
+        owner: Names this process in records and rows. By default, host and process id.
+        run_id: Stored in the decision rows, as are correlation_id and route.
         """
         self.tenant = fences.tenant
         self.fences = fences
@@ -99,7 +105,7 @@ class Engine:
 
     @property
     def owner(self) -> str:
-        # The process is asked for every time: a forked child is another owner.
+        # Computed every time: a forked child is another owner.
         return self._owner or f"{_host()}:{os.getpid()}"
 
     def request(
@@ -113,9 +119,10 @@ class Engine:
         kept: object = None,
         include_diff: bool | None = None,
     ) -> Request:
-        """`kept`: what of the payload may be stored for the diff of a later conflict, if not all of it.
+        """Makes a request of an operation.
 
-        `include_diff`: whether a conflict shows what differs; as the policy says, unless given.
+        `kept` is the part of the payload that may be stored for the diff of a later conflict; by default, all of it.
+        `include_diff` says whether a conflict shows the difference; by default, the policy does.
         """
         operation = operation.in_tenant(self.tenant)
         fingerprint, text = fingerprint_of(payload, self.content_hash.key())
@@ -147,13 +154,13 @@ class Engine:
             event_id=event_id,
             correlation_id=correlation_id or self.correlation_id,
             route=route or self.route,
-            # As text: the row is the only place that keeps it, and 0 is a sequence too.
+            # As text: the row is the only place that stores it, and 0 is a sequence too.
             sequence="" if operation.sequence is None else str(operation.sequence),
             api_key=acting_key.get(),
         )
 
     def claim(self, request: Request, *, wait_s: float | None, verdict: bool, repeatable: bool = False) -> ClaimBlock:
-        """`repeatable`: the effect may be performed again without harm, so an outage does not use up attempts."""
+        """Claims a request. `repeatable`: the effect may run again without harm, so an outage uses up no attempt."""
         wait_ms = None if wait_s is None else int(wait_s * 1000)
         return ClaimBlock(self.runner, request, wait_ms=wait_ms, verdict=verdict, repeatable=repeatable)
 
@@ -164,23 +171,23 @@ class Engine:
         return cast(OnceDecorator, decorate)
 
     def release(self, operation: Operation) -> bool:
-        """New attempts for a key that is quarantined, stuck or sealed as a failure. False: nothing to release."""
+        """Allows new attempts for a key that is quarantined, stuck or failed. False: there is nothing to release."""
         request = self.request(operation, None)
-        ended = self._ended(request)
+        ended = self._ended_record(request)
         failed = ended is not None and ended.state is State.FAILED
         if ended is not None and failed:
             self._end_life(request, ended, "release")
-        # A pending record too: what was committed under it will be healed, what was not gets new attempts.
-        (pardoned,) = self.fences.reset_attempts([request.lease_ref(NO_TOKEN, epoch=0)])
-        if ended is not None and not failed and not pardoned:
+        # A pending record too: if its effect was committed it will be healed, if not it gets new attempts.
+        (reset,) = self.fences.reset_attempts([request.lease_ref(NO_TOKEN, epoch=0)])
+        if ended is not None and not failed and not reset:
             raise ValidationError(
                 f"{request.key_text} is sealed: its effect happened and cannot be released",
                 hint="another revision makes another key",
             )
-        return pardoned or failed
+        return reset or failed
 
     def release_matching(self, query: ReleaseQuery, *, limit: int, dry_run: bool) -> Released:
-        """As `release`, for pending keys that match a query; see `releases`."""
+        """Does the same for all pending keys that match a query; see `releases`."""
         if self.backing:
             self.backing.hydrator.ensure_ready()
         return release_matching(self.fences, self.policy, query, limit=limit, dry_run=dry_run)
@@ -193,7 +200,7 @@ class Engine:
             self.backing.hydrator.ensure_ready(progress)
 
     def purge_expired(self, limit: int, after: str) -> Purged:
-        """Removes what has outlived its lifetime; see `expiry`."""
+        """Removes expired data; see `expiry`."""
         if limit < 1:
             raise ValidationError(f"limit must be at least 1, not {limit}")
         records = self.fences.purge_expired(limit)
@@ -211,10 +218,10 @@ class Engine:
         return expiry.purge_next(records, limit, after)
 
     def note_refusals(self, refusals: Sequence[Refusal]) -> None:
-        """Called by a guard with what it refused before any claim; see `telemetry.observed.ObservedEngine`."""
+        """Called by a guard with what it refused before any claim; `InstrumentedEngine` overrides it."""
 
     def purge_expired_once(self, steps: int, limit: int) -> bool:
-        """Up to so many steps, under a lock: False if somebody else has it."""
+        """Runs up to `steps` steps under a lock. False: another process has it."""
         token = secrets.token_hex(8)
         if not self.fences.lock(PURGE_LOCK, token, PURGE_LOCK_MS):
             return False
@@ -232,8 +239,8 @@ class Engine:
                 self.fences.unlock(PURGE_LOCK, token)
         return True
 
-    def reconcile_soon(self) -> None:
-        """The store answers: what ran while it did not is sealed in the background, by one thread of the process."""
+    def reconcile_in_background(self) -> None:
+        """Seals the journaled effects in one background thread of the process, now that the store answers again."""
         if not self.journal.has_entries():
             return
         with self._reconciling:
@@ -252,7 +259,7 @@ class Engine:
             _log.error("effects that ran twice, since the fence store was down: %s", ", ".join(done.doubled))
 
     def reconcile_journal(self) -> JournalReconciled:
-        """Seals what ran while the store was down; one thread of the process at a time."""
+        """Seals the effects that ran while the store was down; one thread of the process at a time."""
         with self._settling_journal:
             return self._settle_journal()
 
@@ -291,23 +298,23 @@ class Engine:
             receipt = self.runner.complete(won, EffectOutcome(entry.effect_id, entry.result))
             return "doubled" if receipt.flags.fenced_out else "sealed"
         except (Conflict, Stale):
-            return "doubled"  # another payload, or a newer sequence: ours happened besides it
+            return "doubled"  # another payload, or a newer sequence: our effect happened in addition
         except FencedOut as lost:
             return "left" if lost.receipt is None else "doubled"
         except BaseException as unsettled:
             if won is not None:
-                self.runner.give_back(won, code_of(unsettled))
+                self.runner.release(won, code_of(unsettled))
             if not isinstance(unsettled, RagfenceError):
                 raise
-            # A store that is away or refuses the login, a lease, a quarantine: nothing is known to be double.
+            # A store that is down or refuses the login, a lease, a quarantine: nothing is known to be doubled.
             return "left"
 
     def _sealed_by(self, request: Request, token: bytes) -> bool:
         (held,) = self.fences.read([request.lookup])
         return held.record is not None and held.record.token == token
 
-    def _ended(self, request: Request) -> KeyRecord | None:
-        """How the key ended, also when only the object store knows. Documents end in segments, and are not released."""
+    def _ended_record(self, request: Request) -> KeyRecord | None:
+        """Returns the ended record of a key, even if only the object store has it. None for documents."""
         if request.mode is Mode.DOCUMENT:
             return None
         if self.backing:
@@ -319,7 +326,7 @@ class Engine:
         return commit.record() if commit else None
 
     def _end_life(self, request: Request, ended: KeyRecord, why: str) -> None:
-        """The row first, then the object, then the record: whatever is cut off in between is still one life."""
+        """Ends the life of a key. The row comes first: if a crash cuts the rest off, it is still one life."""
         now_ms = self.fences.now_ms()
         self.fences.record([row_for_end(request.key, ended, why=why, now_ms=now_ms, context=request.context)])
         if self.backing:
@@ -327,7 +334,7 @@ class Engine:
         self.fences.forget([request.key])
 
     def _kept(self, text: bytes) -> bytes:
-        """The payload as it may be stored: redacted, canonical, and not too big."""
+        """Returns the payload as it may be stored: redacted and canonical; empty if it is too large."""
         if not text:
             return b""
         kept = canonical_json(self.redaction.redact(parse_json(text)))

@@ -1,13 +1,13 @@
 """Epochs in the object store: periods in which the fence store is known to be whole.
 
-    <tenant>/epochs/<e>/begun      somebody started to hydrate into epoch e
+    <tenant>/epochs/<e>/begun      a process started to hydrate into epoch e
     <tenant>/epochs/<e>/segments   epoch e is complete; the segments of all earlier epochs that count
     <tenant>/segments/<e>/<name>   segments committed while epoch e was current, or rewritten when it began
 
 The truth is the newest completed epoch's list plus the segments named with that epoch. Any other segment is void.
 
-An epoch may rewrite segments: its list then leaves out those whose rows went into others (`replaced`), and the lists
-after it name it among their `rewritings`. So a writer still finds out that a segment of its own had counted.
+An epoch may rewrite segments: its list then omits those whose rows are now in others (`replaced`), and later lists
+name the epoch among their `rewritings`. So a writer can still find out that its own segment counted.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from ragfence.stores.objects import ObjectStore
 
 VERSION = 1
 REWRITTEN_VERSION = 2
-"""of a list that somebody who takes it for the whole story would misread"""
+"""The version of a list with replaced segments, which older readers would misread."""
 REMEMBERED = 10_000
-"""so many rewritings a list names"""
+"""Rewritings that a list names, at most."""
 LOOKED_BACK = 32
-"""so many of them are looked into for whoever does not say since when"""
+"""Rewritings that are read, at most, if the caller does not say since when."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownEpochs:
-    """What the object store says of epochs."""
+    """The newest epochs in the object store."""
 
     newest_begun: int
     newest_complete: int
@@ -76,7 +76,7 @@ class Epochs:
         return KnownEpochs(begun, complete)
 
     def newer_than(self, epoch: int) -> bool:
-        """One LIST: did anybody begin an epoch above this one?"""
+        """Whether an epoch above this one has begun. Takes one LIST."""
         after = f"{self._root}/{epoch:020d}/~"
         return next(iter(self._objects.list(f"{self._root}/", start_after=after, limit=1)), None) is not None
 
@@ -85,7 +85,7 @@ class Epochs:
         return self._objects.put_new(name, json.dumps({"version": VERSION, "by": token}).encode()).won
 
     def complete(self, epoch: int, segments: list[str], base: EpochBase | None = None) -> list[str]:
-        """The list that counts for the epoch: ours, or the one that was there first. `base`: what was listed before."""
+        """Completes an epoch. Returns the list that counts: ours, or an earlier one. `base`: what it started from."""
         values: dict[str, Any] = {"version": VERSION, "segments": segments}
         if base is not None:
             named = set(segments)
@@ -97,10 +97,10 @@ class Epochs:
         return segments if outcome.won else _listing_in(name, outcome.existing or b"").segments
 
     def listed(self, epoch: int, since: int | None = None) -> list[str]:
-        """The segments of earlier epochs whose rows count in a completed one, also those that were rewritten since.
+        """Returns the segments of earlier epochs whose rows count in a completed one, and those rewritten since.
 
-        `since`: the earliest epoch whose segments are asked for; only what came after it is looked into, however long
-        ago that was. Without it, the last rewritings are.
+        `since` is the earliest epoch whose segments are of interest: all rewritings after it are read. Without it, the
+        most recent ones are.
         """
         listing = self._listing(epoch)
         names = [*listing.segments, *listing.replaced]
@@ -118,11 +118,11 @@ class Epochs:
         return [entry.name for entry in self._objects.list(f"{self._segments}/{epoch:020d}/")]
 
     def truth(self) -> list[str]:
-        """The segments that count now."""
+        """Returns the segments that count now."""
         return self.base().segments
 
     def truth_below(self, epoch: int) -> list[str]:
-        """The segments that count when `epoch` begins: the newest completed epoch's list and its own segments."""
+        """Returns the segments that count when `epoch` begins: list and segments of the newest completed epoch."""
         return self.base(epoch).segments
 
     def base(self, below: int | None = None) -> EpochBase:
@@ -132,7 +132,7 @@ class Epochs:
         return EpochBase(sorted({*listing.segments, *self.committed_in(newest)}), rewritings[-REMEMBERED:])
 
     def named_in(self, epoch: int) -> Sequence[str]:
-        """The list of a completed epoch, and nothing else: what of earlier epochs is still to be read."""
+        """Returns the list of a completed epoch alone: the segments of earlier epochs that are still to be read."""
         return self._listing(epoch).segments
 
     def segment_name(self, epoch: int, name: str) -> str:
@@ -142,7 +142,7 @@ class Epochs:
         return f"{self._root}/{epoch:020d}/segments"
 
     def _listing(self, epoch: int) -> _Listing:
-        """Of a completed epoch; empty for epoch 0, which nobody ever began."""
+        """Returns the listing of a completed epoch; empty for epoch 0, which never begins."""
         if epoch == 0:
             return _Listing([])
         name = self._list_name(epoch)
@@ -161,4 +161,4 @@ def _listing_in(name: str, data: bytes) -> _Listing:
             list(values["segments"]), tuple(values.get("rewritings", ())), tuple(values.get("replaced", ()))
         )
     except (ValueError, KeyError, TypeError) as broken:
-        raise FormatCorrupt(f"{name} is no list of segments: {broken!r}") from broken
+        raise FormatCorrupt(f"{name} is not a valid list of segments: {broken!r}") from broken

@@ -1,30 +1,31 @@
-"""Expiry: what has outlived its lifetime is removed, from the fence store and from the object store.
+"""Expiry: removes data past its TTL, from the fence store and from the object store.
 
-A key is remembered for the `ttl` of its kind, counted from its first seal, and for longer whenever that is cheaper to
-prove safe. A call looks at a bounded number of objects and says where the next one goes on. Per key:
+A key is remembered for the `ttl` of its kind, counted from its first seal, and longer where that is cheaper to prove
+safe. A call reads a bounded number of objects, and returns where the next one continues. Per key:
 
-    read the commit -> claim the key -> read it again -> `ended` row -> still ours? -> DELETE -> give the key back
+    read the commit -> claim the key -> read it again -> `ended` row -> still ours? -> DELETE -> release the key
 
-The claim is that of any caller, so nobody heals or performs the key meanwhile; whatever the fence store still holds of
-it (a record, a lease, the head of its source) protects its objects. A purger that is killed leaves a lease that runs
-out and takes its record along, and either the whole commit, which the next caller heals, or none: a new life.
+The claim is an ordinary one, so no other caller heals or runs the key meanwhile. Anything that the fence store still
+holds of the key (a record, a lease, the head of its source) protects its objects. A purger that is killed leaves a
+lease that expires together with its record, and either the whole commit, which the next caller heals, or none: the key
+is new.
 
-**Sequences.** The highest sequence of a source makes older events `stale`, so it goes last:
+**Sequences.** The highest sequence of a source makes older events `stale`, so it is removed last:
 
-- A key below it decides nothing any more: whoever asks with its sequence is told `stale`, with or without its commit.
-  It goes once its own time is over. It is not claimed: the claim would take the one lease of a source that is in use,
-  and could be ended only by a pending record that stays, or by moving the head.
-- The highest goes when it is the last object of its source, under a claim that holds the whole source.
-- `<key>@<sequence>` goes with its commit, after it; before that, as soon as a higher one stands beside it. A mark has
-  no time of its own: the object store's clock counts. A commit and its mark must fit the limit of a call, so 2 or more.
+- A lower key decides nothing any more: a claim with its sequence is `stale`, with or without its commit. It is removed
+  once it has expired. It is not claimed: the claim would take the one lease of a source that is in use, and could be
+  ended only by a pending record that stays, or by moving the head.
+- The highest is removed when it is the last object of its source, under a claim that holds the whole source.
+- `<key>@<sequence>` is removed after its commit, or earlier, once there is a higher one. A mark has no time of its own:
+  the object store's clock counts. A commit and its mark must fit the limit of a call, so the limit is 2 or more.
 
-**A purger that freezes** between its last look at the lease and its DELETE deletes what stands there when it wakes.
-That can be the commit which a successor has healed (its promised time is over), or even that of a new life. So whoever
-finds its lease gone after the DELETE puts back what the fence store has sealed. If it dies before that, the record
-still answers; only the loss of the fence store during that life would let the effect happen again.
+**A purger that freezes** between its last check of the lease and its DELETE deletes what is stored when it wakes up:
+possibly the commit that a successor has healed (past its promised time), or even that of a new life. So a purger that
+finds its lease gone after the DELETE restores what the fence store has sealed. If it dies before that, the record still
+answers; only the loss of the fence store during that life would let the effect happen again.
 
-Results that are objects of their own are left alone: they are named by their content, so a commit that is under way
-may be about to name the very object that nobody else needs.
+Results that are objects of their own are kept: they are named by their content, so a commit in progress may be about to
+refer to the same object.
 """
 
 from __future__ import annotations
@@ -54,29 +55,29 @@ from ragfence.stores.fences import FenceStore, Lookup
 EXPIRED = "EXPIRED"
 
 PERFORMED_MS = 60_000
-"""How old a note must be before it is looked at: its effect may be under way, and remove it by itself."""
+"""The least age of a note that is purged: the effect of a younger one may be running, and removes it itself."""
 
 AT_ONCE_MS = 1
-"""How long what a purger gives back is remembered: its record holds the payload of the life that is over."""
+"""How long a key that a purger releases is remembered: its record holds the payload of the life that has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Purged:
     records: int
-    """of the fence store; Redis drops its own by itself"""
+    """of the fence store; Redis expires its own automatically"""
     objects: int
     scanned: int
     after: str
-    """for the next call; empty when the end was reached"""
+    """where the next call continues; empty at the end"""
 
 
 @dataclass(frozen=True, slots=True)
 class _Aged:
-    """A key whose time is over, as far as the object store knows."""
+    """A key that has expired, as far as the object store shows."""
 
     kept: KeyCommits
     commit: Commit | None
-    """None: only marks are shown, since a purger was cut off after the commit or the page begins behind it"""
+    """None: there are only marks, because a purger was cut off after the commit, or the page begins after it"""
     rules: KindRules
 
     @property
@@ -85,7 +86,7 @@ class _Aged:
 
     @property
     def top(self) -> tuple[int, str] | None:
-        """The highest sequence it stands for; the key makes the order total. None: it has no sequence."""
+        """The highest sequence of the key; the key itself makes the order total. None: it has no sequence."""
         known = [mark.sequence for mark in self.kept.marks]
         if self.commit is not None and self.commit.sequence is not None:
             known.append(self.commit.sequence)
@@ -99,7 +100,7 @@ class _Aged:
 
 
 class Expiry:
-    """Removes the commits of one tenant whose time is over."""
+    """Removes the expired commits and notes of one tenant."""
 
     def __init__(
         self,
@@ -121,7 +122,7 @@ class Expiry:
         self._run_id = run_id
 
     def purge_next(self, records: int, limit: int, after: str) -> Purged:
-        """The next `limit` objects behind `after`: those of commits first, then the notes."""
+        """Purges among the next `limit` objects after `after`: commits first, then notes."""
         removed = scanned = 0
         if not after.startswith(self._notes.root):
             page, removed = self.purge(limit, after)
@@ -135,7 +136,7 @@ class Expiry:
         return Purged(records, removed, scanned + notes.scanned, notes.after)
 
     def _purge_notes(self, notes: Sequence[NotePlace]) -> int:
-        """Those that a commit made pointless, and those of keys that nobody retried in the lifetime of their kind."""
+        """Removes notes that a commit made obsolete, and those of keys without a retry during the TTL of their kind."""
         now_ms = self._fences.now_ms()
         notes = [note for note in notes if note.entry.modified_ms + PERFORMED_MS <= now_ms]
         if not notes:
@@ -160,7 +161,7 @@ class Expiry:
         return self._notes.name_of(aged.kept.kind, aged.kept.source, aged.kept.key)
 
     def purge(self, limit: int, after: str) -> tuple[CommitPage, int]:
-        """The page that was looked at, and how many objects of it were removed."""
+        """Purges a page of commits. Returns the page, and how many of its objects were removed."""
         page, now_ms = self._commits.page(after, limit), self._fences.now_ms()
         removed, aged = 0, []
         for shown in page.kept:
@@ -169,29 +170,29 @@ class Expiry:
             if found := self._aged(kept, now_ms):
                 aged.append(found)
         if aged:
-            self._hydrator.ensure_ready()  # a store that is not ready shows nothing of what it protects
+            self._hydrator.ensure_ready()  # a store that is not ready does not show what it protects
             held = self._fences.read([key.lookup for key in aged])
             by_source = groupby(zip(aged, held, strict=True), lambda pair: (pair[0].kept.kind, pair[0].kept.source))
             removed += sum(self._purge_source(list(members)) for _, members in by_source)
-            # Until what was given back is forgotten: whoever comes after this call may bring any payload.
+            # Until the released keys are forgotten: the next caller may come with any payload.
             time.sleep(2 * AT_ONCE_MS / 1000)
         return page, removed
 
     def _without_outdone_marks(self, kept: KeyCommits, now_ms: int) -> KeyCommits:
-        """Of the marks of a key only the highest says anything."""
+        """Removes the marks of a key except the highest, which alone counts."""
         lower = kept.marks if kept.goes_on else kept.marks[:-1]
         outdone = [mark for mark in lower if self._is_over(kept.kind, mark.entry.modified_ms, now_ms)]
         self._commits.remove([mark.entry for mark in outdone])
         return replace(kept, marks=tuple(mark for mark in kept.marks if mark not in outdone))
 
     def _aged(self, kept: KeyCommits, now_ms: int) -> _Aged | None:
-        # What the object store dates to a short while ago is not worth reading, whatever its clock says.
+        # An object that the object store dates as recent is not worth reading, whatever its clock.
         if kept.goes_on or not all(self._is_over(kept.kind, entry.modified_ms, now_ms) for entry in kept.entries):
             return None
         try:
             commit = self._commits.of(kept)
         except (FormatCorrupt, FormatTooNew):
-            return None  # nobody deletes what he cannot read; whoever claims the key is told
+            return None  # what cannot be read is not deleted; a claim of the key raises
         gone = kept.commit is not None and commit is None
         if gone or (commit is not None and not self._is_over(kept.kind, commit.sealed_at_ms, now_ms)):
             return None
@@ -213,9 +214,9 @@ class Expiry:
         return removed
 
     def _purge_highest(self, aged: _Aged, top: tuple[int, str], held: HeldRecords) -> int:
-        """The highest that this page shows of its source. A younger key, or another page, may have a higher one."""
+        """Purges the highest key of its source on this page. A younger key, or another page, may have a higher one."""
         try:
-            other = self._commits.beside(aged.kept)
+            other = self._commits.find_other(aged.kept)
         except (FormatCorrupt, FormatTooNew):
             return 0
         if other is None:
@@ -224,21 +225,21 @@ class Expiry:
         return self._drop(aged) if sequence is not None and (sequence, key) > top else 0
 
     def _drop(self, aged: _Aged) -> int:
-        """Without a claim: a higher sequence stays, so nobody is answered with this one unless it is raised."""
+        """Removes a key without a claim: a higher sequence stays, so this one answers no caller unless it is raised."""
         (held,) = self._fences.read([aged.lookup])
         if _known(aged, held):
             return 0
         self._write_end(aged)
         self._commits.remove(aged.kept.entries, self._note_of(aged))
-        return 0 if self._put_back(aged) else len(aged.kept.entries)
+        return 0 if self._restore(aged) else len(aged.kept.entries)
 
     def _end(self, aged: _Aged) -> int:
-        """Under a claim, so that nobody heals or performs the key meanwhile."""
+        """Removes a key under a claim, so that no other caller heals or runs it meanwhile."""
         if aged.commit is None:
             return self._drop(aged)  # marks alone name no payload to claim with
         asked_at = time.monotonic()
         claim = self._claim_of(aged, aged.commit)
-        granted = self._claimed(claim)
+        granted = self._claim(claim)
         if not isinstance(granted, Granted):
             return 0
         lease = self._lease_of(claim, granted, aged.rules, asked_at)
@@ -251,34 +252,34 @@ class Expiry:
                 sent = True
                 self._commits.remove(aged.kept.entries, self._note_of(aged))
         except LeaseLost:
-            pass  # somebody else is at it by now
+            pass  # another owner has the key by now
         except BaseException:
-            # A DELETE without an answer may arrive late. Nobody shall commit before it has: the lease runs out.
+            # A DELETE without an answer may arrive late. No commit may come before it: the lease expires.
             if not sent:
                 with contextlib.suppress(TransientError):
-                    self._give_back(claim, granted, aged.rules)
+                    self._release(claim, granted, aged.rules)
             raise
         finally:
             heartbeat.remove(lease)
-        ours_to_the_end = self._give_back(claim, granted, aged.rules)
-        if not sent or (not ours_to_the_end and self._put_back(aged)):
+        ours_to_the_end = self._release(claim, granted, aged.rules)
+        if not sent or (not ours_to_the_end and self._restore(aged)):
             return 0
         return len(aged.kept.entries)
 
     def _is_unchanged(self, aged: _Aged) -> bool:
         if self._commits.of(aged.kept) != aged.commit:
             return False
-        return aged.top is None or self._commits.beside(aged.kept) is None
+        return aged.top is None or self._commits.find_other(aged.kept) is None
 
-    def _put_back(self, aged: _Aged) -> bool:
-        """Whoever sealed the key while we deleted is promised a commit that stands."""
+    def _restore(self, aged: _Aged) -> bool:
+        """Restores the commit of an owner that sealed the key while it was deleted. Returns whether there is one."""
         (held,) = self._fences.read([aged.lookup])
         if held.record is None or not held.record.ended:
             return False
         sequence = aged.top[0] if aged.top else None
         if held.source and held.source.head and held.source.head.digest == aged.key[1:]:
             sequence = held.source.head.sequence
-        self._commits.put_back(aged.kept, Commit.of(aged.kept.key, held.record, sequence))
+        self._commits.restore(aged.kept, Commit.of(aged.kept.key, held.record, sequence))
         return True
 
     def _write_end(self, aged: _Aged, fence: FenceNumber | None = None) -> None:
@@ -288,7 +289,7 @@ class Expiry:
             self._fences.record([row])
 
     def _claim_of(self, aged: _Aged, commit: Commit) -> Claim:
-        """As any caller's, but without a sequence: it must neither be `stale` nor move the head."""
+        """Makes an ordinary claim, but without a sequence: it must neither be `stale` nor move the head."""
         where = aged.lookup
         return Claim(
             key=where.key,
@@ -298,8 +299,8 @@ class Expiry:
             token=os.urandom(TOKEN_BYTES),
             lease_ms=aged.rules.lease_ms,
             max_attempts=aged.rules.max_attempts,
-            # No longer than the lease: what a killed purger leaves must not outlive it. In a source it is kept with the
-            # source, and the other lifetime is that of a revision it sets aside.
+            # No longer than the lease: the record of a killed purger must not outlive it. In a source it is stored with
+            # the source, and the other TTL is that of a revision it replaces.
             pending_ttl_ms=aged.rules.lease_ms if where.mode is Mode.KEYED else aged.rules.pending_ttl_ms,
             source_ttl_ms=aged.rules.lease_ms,
             kind=aged.kept.kind,
@@ -308,7 +309,7 @@ class Expiry:
             row_on_conflict=False,
         )
 
-    def _claimed(self, claim: Claim) -> Verdict:
+    def _claim(self, claim: Claim) -> Verdict:
         while True:
             (verdict,) = self._fences.claim([claim])
             if not isinstance(verdict, NotReadyVerdict):
@@ -326,15 +327,15 @@ class Expiry:
             max_runtime_ms=rules.max_runtime_ms,
         )
 
-    def _give_back(self, claim: Claim, granted: Granted, rules: KindRules) -> bool:
-        """False: somebody else may have held the key since the claim."""
-        # A head that came up since we looked stays: a newer revision was sealed.
+    def _release(self, claim: Claim, granted: Granted, rules: KindRules) -> bool:
+        """Releases the key. Returns False if another owner may have held it since the claim."""
+        # A head that appeared in the meantime stays: a newer revision was sealed.
         source_ttl_ms = AT_ONCE_MS if granted.head is None else max(rules.ttl_ms, rules.pending_ttl_ms)
         (released,) = self._fences.release([_ref(claim, granted, AT_ONCE_MS, source_ttl_ms)], EXPIRED, refund=True)
         return released
 
     def _context(self, aged: _Aged) -> bytes:
-        """The caller's part of the rows. The source's id is not known: an object name has only its digest."""
+        """Returns the caller's part of the rows. The source's id is unknown: object names hold only its digest."""
         values = {"kind": aged.kept.kind, "action": "purge", "owner": self._owner, "run_id": self._run_id}
         return json.dumps({name: text for name, text in values.items() if text}, ensure_ascii=False).encode()
 
@@ -348,7 +349,7 @@ def _known(aged: _Aged, held: HeldRecords) -> bool:
 
 
 def _holds_key(key: str, held: HeldRecords) -> bool:
-    """The fence store still holds something of this very key."""
+    """Whether the fence store still holds anything of this key."""
     if held.record is not None:
         return True
     places = (held.source.head, held.source.lease) if held.source else ()
@@ -372,7 +373,7 @@ def _ref(claim: Claim, granted: Granted, pending_ttl_ms: int, source_ttl_ms: int
 def row_for_end(
     key: bytes, ended: KeyRecord, *, why: str, now_ms: int, context: bytes, fence: FenceNumber | None = None
 ) -> Row:
-    """The row that ends a life. It is written before anything is removed: cut off in between, it is still one life."""
+    """Returns the row that ends a life. It is written before anything is removed, so a crash leaves one life."""
     return Row(
         token=os.urandom(TOKEN_BYTES),
         position=END_POSITION,
@@ -381,7 +382,7 @@ def row_for_end(
         key=key,
         fingerprint=ended.fingerprint,
         attempt=ended.attempt,
-        # Of the life that ends, unless a later one is known: within a millisecond it decides which row came first.
+        # That of the life that ends, unless a later one is known: it orders rows of the same millisecond.
         fence=fence or ended.fence,
         first_seen_ms=ended.first_seen_ms,
         winner=ended.token,

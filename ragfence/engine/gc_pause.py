@@ -1,7 +1,7 @@
-"""Python's cyclic garbage collector, held off while a batch is worked on.
+"""A pause of Python's cyclic garbage collector during a batch.
 
-A batch makes some dozens of objects for each of a thousand documents, none of them in a cycle. Again and again they
-make the collector walk through everything that the process holds, which costs a batch a tenth to a quarter of its time.
+A batch creates dozens of objects for each of a thousand documents, none of them in a cycle. They make the collector
+walk through all objects of the process again and again, which takes a tenth to a quarter of the time of a batch.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _held = False
 
 
 @contextlib.contextmanager
-def held_off() -> Iterator[None]:
-    """Nothing, if the collector is off already: somebody else's setting is left alone.
+def gc_paused() -> Iterator[None]:
+    """Pauses the collector inside the block. Does nothing if it is off already.
 
-    Of batches that overlap only the first holds it off, until it ends: so it runs at least once a batch, however many
-    threads there are.
+    Of batches that overlap, only the first pauses it, until that batch ends: so it runs at least once per batch,
+    however many threads there are.
     """
     global _held
     with _lock:
@@ -39,7 +39,7 @@ def held_off() -> Iterator[None]:
 
 
 def _after_fork() -> None:
-    """The thread that held it off does not exist in the child."""
+    """The thread that paused the collector does not exist in the child."""
     global _lock, _held
     _lock = threading.Lock()
     if _held:

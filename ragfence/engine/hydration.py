@@ -1,12 +1,12 @@
 """Hydration: the fence store is filled from the object store, and a new epoch starts.
 
-Needed whenever the fence store is empty, restored, restarted or failed over: its newest writes may be gone. Any
-number of processes may hydrate at once. The lock only keeps them from doing the same work; what keeps the data right
-is that every write names its epoch and does nothing once a higher one has begun.
+Hydration is needed whenever the fence store is empty, restored, restarted or failed over: its newest writes may be
+lost. Any number of processes may hydrate at once. The lock only keeps them from doing the same work. The data stays
+right because every write names its epoch, and does nothing once a higher epoch has begun.
 
-An epoch may also begin with rewritten segments (compaction, purge, repair): then a callable makes the list that
-counts from now on, out of the one that counted until now. What it writes is named with the new epoch, so it is void
-until the list is put, and for ever if it never is.
+An epoch may also begin with rewritten segments (compaction, purge, repair): a callable turns the current list of
+segments into the new one. The segments it writes are named with the new epoch, so they are void until the list is
+written, and permanently if it never is.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from ragfence.stores.fences import FenceStore, Loaded, LoadedSource
 LOCK = "hydration"
 LOCK_MS = 15_000
 BATCH = 4000
-"""how many sources and receipts are loaded at once: some dozens for each of the shards"""
+"""Sources and receipts that are loaded at once: some dozens per shard."""
 BATCH_BYTES = 4 << 20
-"""and no more than about that much: documents may have thousands of snippets"""
+"""The approximate limit of a load in bytes: documents may have thousands of snippets."""
 AFTER_REWRITTEN = "after_rewritten"
-"""a point of those epochs only that rewrite segments: the new ones are written, the list is not"""
+"""A crash point of epochs that rewrite segments: the new segments are written, the list is not."""
 
 Progress = Callable[[int], None]
 Keep = Callable[[], None]
-"""Called every few seconds of long work: keeps the lock, and stops the work once somebody else has it."""
+"""Called every few seconds of long work: keeps the lock, and stops the work once another process has it."""
 Rewrite = Callable[[int, list[str], Keep], list[str]]
-"""(epoch, the segments that count, keep) -> those that shall count; new ones are named with the epoch."""
+"""(epoch, the segments that count, keep) -> those that count from now on; new ones are named with the epoch."""
 
 
 class _Overtaken(Exception):
-    """Somebody else has the lock by now, and begins a newer epoch."""
+    """Another process has the lock now, and begins a newer epoch."""
 
 
 class Loader(Protocol):
-    """Reads the log: which heads and receipts do these segments amount to?"""
+    """Reads the log: the heads and receipts that a list of segments contains."""
 
     def load(self, segments: Iterable[str]) -> Iterator[Loaded]: ...
 
     def check(self, segments: Iterable[str]) -> None:
-        """Reads them and keeps nothing. Raises as `load` would."""
+        """Reads the segments and keeps nothing. Raises what `load` would."""
         ...
 
 
@@ -72,10 +72,10 @@ class Hydrator:
         self._pid = 0
         self._lock = threading.Lock()
         self._damaged = ""
-        """a segment that could not be read: no epoch is begun for nothing while that is so"""
+        """a segment that could not be read: no epoch is started in vain until it can"""
 
     def ensure_ready(self, progress: Progress | None = None) -> None:
-        """Returns when the fence store may answer again; raises `NotReady` when that takes too long."""
+        """Returns when the fence store may answer again. Raises `NotReady` if that takes too long."""
         give_up_at = time.monotonic() + self._wait_s
         while not self._current():
             one_per_process = self._one_per_process()
@@ -95,25 +95,25 @@ class Hydrator:
     def try_hydrate(
         self, progress: Progress | None = None, *, only_if_needed: bool = False, rewrite: Rewrite | None = None
     ) -> bool:
-        """One attempt, into a new epoch. False: somebody else is at it, or was faster."""
+        """Makes one attempt, into a new epoch. Returns False if another process is hydrating, or was faster."""
         token = os.urandom(8).hex()
         if not self._fences.lock(LOCK, token, LOCK_MS):
             return False
         try:
             current = self._current()
-            # Whoever held the lock until now may have done it: a herd of callers starts one epoch, not many.
+            # The previous holder of the lock may have done it: many callers start one epoch, not many.
             if only_if_needed and current:
                 return True
             if rewrite is None:
                 self._check_log(whole=current)
             return self._hydrate(token, progress, rewrite)
         finally:
-            with contextlib.suppress(RagfenceError):  # it runs out by itself
+            with contextlib.suppress(RagfenceError):  # it expires
                 self._fences.unlock(LOCK, token)
 
     def _check_log(self, *, whole: bool) -> None:
-        """Before the fence store stops answering. All of the log, if it answers now: a segment that cannot be read
-        must not take away what works."""
+        """Reads the log before the fence store stops answering, all of it if the store answers now: a segment that
+        cannot be read must not disable a store that works."""
         segments = self._epochs.truth() if whole else [self._damaged] if self._damaged else []
         try:
             self._loader.check(segments)
@@ -121,7 +121,7 @@ class Hydrator:
             self._damaged = damaged.segment
             raise
         except StoreUnavailable:
-            # Rewritten meanwhile by somebody else, who begins an epoch, or gone for good.
+            # Rewritten meanwhile by another process that begins an epoch, or permanently gone.
             if whole and self._epochs.truth() == segments:
                 raise
         self._damaged = ""
@@ -148,11 +148,11 @@ class Hydrator:
         except _Overtaken:
             return False
         except SegmentUnreadable as damaged:
-            # Those of the log; a rewriting reads other objects, too.
+            # Only segments of the log; a rewrite reads other objects too.
             self._damaged = damaged.segment if rewrite is None else ""
             raise
         except StoreUnavailable:
-            # A newer epoch may have rewritten what this one was reading, and deleted it.
+            # A newer epoch may have rewritten and deleted what this one was reading.
             if self._epochs.newer_than(epoch):
                 return False
             raise
@@ -168,7 +168,7 @@ class Hydrator:
         return self._epochs.complete(epoch, segments, base)
 
     def _load(self, epoch: int, segments: list[str], progress: Progress | None, keep: Keep) -> bool:
-        # A long log is read for longer than the lock lasts before the first of it is loaded.
+        # Reading a long log takes longer than the lock lasts, before anything is loaded.
         done = 0
         for batch in _batches(self._loader.load(_watched(segments, keep))):
             keep()
@@ -181,12 +181,12 @@ class Hydrator:
 
     def _one_per_process(self) -> threading.Lock:
         if self._pid != os.getpid():
-            # A thread that held it when the process was forked does not exist in the child, to give it back.
+            # A thread that held the lock during a fork does not exist in the child to release it.
             self._pid, self._lock = os.getpid(), threading.Lock()
         return self._lock
 
     def _current(self) -> bool:
-        """Every shard may answer, and nobody has begun a newer epoch than theirs."""
+        """Whether every shard may answer, and no newer epoch than theirs has begun."""
         markers = self._fences.markers()
         if not all(marker and marker.usable for marker in markers):
             return False
@@ -213,10 +213,10 @@ def _watched(segments: Iterable[str], keep: Keep) -> Iterator[str]:
 
 
 class EpochWatch:
-    """Now and then looks for newer epochs and makes shards of older ones stop answering.
+    """Looks for newer epochs regularly, and makes shards of older ones stop answering.
 
-    This is what ends the life of a Redis that was split off: it still believes its markers, the object store knows
-    better. `interval_s` bounds how long stale answers can last; what is durable never depends on it.
+    This takes a partitioned Redis out of service: its markers still say ready, but the object store has a newer epoch.
+    `interval_s` limits how long stale answers can last; durability does not depend on it.
     """
 
     def __init__(self, fences: FenceStore, epochs: Epochs, *, interval_s: float = 30.0) -> None:
@@ -230,7 +230,7 @@ class EpochWatch:
         if os.getpid() in self._stops:
             return
         stop = threading.Event()
-        if self._stops.setdefault(os.getpid(), stop) is stop:  # of many threads one starts it
+        if self._stops.setdefault(os.getpid(), stop) is stop:  # only one of many threads starts it
             threading.Thread(target=self._run, args=[stop], name="ragfence-epochs", daemon=True).start()
 
     def look(self) -> None:
@@ -247,4 +247,4 @@ class EpochWatch:
             try:
                 self.look()
             except RagfenceError:
-                continue  # the stores are away; whoever claims will be told
+                continue  # the stores are down; the next claim raises

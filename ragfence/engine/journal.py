@@ -73,11 +73,11 @@ class JournalEntry:
 @dataclass(frozen=True, slots=True)
 class JournalReconciled:
     sealed: tuple[str, ...]
-    """keys that are sealed now with what the journal held"""
+    """keys that are now sealed with the journaled outcome"""
     doubled: tuple[str, ...]
-    """keys somebody else had sealed: their effect happened twice"""
+    """keys that were sealed by another caller: their effect happened twice"""
     left: tuple[str, ...]
-    """keys that could not be settled yet"""
+    """keys that could not be sealed yet"""
 
 
 class Journal:
@@ -87,12 +87,12 @@ class Journal:
         self._results = results
 
     def prepare(self) -> None:
-        """Before the effect: one that cannot be journaled must not run."""
+        """Checks, before an effect runs, that it can be journaled."""
         with self._locked():
             pass
 
     def add(self, request: Request, outcome: EffectOutcome, *, token: bytes | None = None) -> Receipt:
-        """`token`: of the lease under which the effect ran, where there was one."""
+        """Adds an effect. `token` is that of the lease it ran under, if there was one."""
         entry = JournalEntry(
             request.operation,
             request.fingerprint,
@@ -105,7 +105,7 @@ class Journal:
             fresh = not self._file.exists()
             with open(self._file, "ab+", opener=opener) as file:
                 if not self._ends_with_a_line(file):
-                    file.truncate(len(self._text()))  # else this entry would be the end of the one that was cut off
+                    file.truncate(len(self._text()))  # else this entry would continue one that was cut off
                 file.write(entry.line().encode() + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
@@ -114,7 +114,7 @@ class Journal:
         return self._receipt(entry, Decision.NEW)
 
     def find(self, request: Request) -> Receipt | None:
-        """The receipt of an effect that ran on this machine while the store was down."""
+        """Returns the receipt of an effect that ran on this machine while the store was down."""
         for entry in self.entries():
             if entry.operation.key == request.key:
                 if entry.fingerprint != request.fingerprint:
@@ -139,7 +139,7 @@ class Journal:
             return False
 
     def drop(self, tokens: set[bytes]) -> None:
-        """Takes settled entries out. All or nothing: a crash leaves the old file or the new one."""
+        """Removes settled entries. All or nothing: a crash leaves the old file or the new one."""
         with self._locked():
             kept = [entry for entry in self._parsed() if entry.token not in tokens]
             fresh = self._file.with_suffix(".new")
@@ -157,8 +157,8 @@ class Journal:
                 entries.append(JournalEntry.parse(line))
             except (ValueError, KeyError, TypeError) as broken:
                 raise FormatCorrupt(
-                    f"line {number} of the journal {self._file} is no entry: {broken!r}",
-                    hint="an effect of which only this line knows may be in it: mend or move it by hand",
+                    f"line {number} of the journal {self._file} is not a valid entry: {broken!r}",
+                    hint="the line may be the only record of an effect: repair or move it by hand",
                 ) from broken
         return entries
 

@@ -19,30 +19,33 @@ from ragfence.core.operations import FenceNumber, key_to_text
 from ragfence.errors import LeaseLost
 
 IDLE_S = 5.0
-"""how long the heartbeat thread stays when there is nothing to renew"""
+"""How long the heartbeat thread waits for new leases before it ends."""
 
 current: contextvars.ContextVar[tuple[Lease, ...]] = contextvars.ContextVar("ragfence_leases", default=())
 
 
 def current_lease() -> Lease:
-    """The lease of the effect that is being performed: its `fence`, its `attempt`, and `check()`."""
-    lease = leading_lease()
+    """Returns the lease of the effect that is running: its `fence`, its `attempt`, and `check()`.
+
+    Raises `LeaseLost` outside an effect.
+    """
+    lease = innermost_lease()
     if lease is None:
-        raise LeaseLost("no fenced effect is being performed here", hint="call it inside a @fence.once function")
+        raise LeaseLost("no fenced effect is running here", hint="call it inside a @fence.once function")
     return lease
 
 
-def leading_lease() -> Lease | None:
-    """As `current_lease`; None where no effect is being performed."""
+def innermost_lease() -> Lease | None:
+    """Returns the lease of the effect that is running, or None outside an effect."""
     held = [lease for lease in current.get() if not lease.ended]
     return held[-1] if held else None
 
 
-def entered(lease: Lease) -> None:
+def enter(lease: Lease) -> None:
     current.set((*current.get(), lease))
 
 
-def left(lease: Lease) -> None:
+def leave(lease: Lease) -> None:
     # No reset with a token: a block may be left in another context than the one it was entered in.
     held = current.get()
     current.set(() if held == (lease,) else tuple(each for each in held if each is not lease))
@@ -53,7 +56,7 @@ class Renewer(Protocol):
 
 
 class Lease:
-    """The right to perform one operation, for a while. Pass `fence` to whatever the effect writes to."""
+    """The right to run one operation, until it expires. Pass `fence` to the systems that the effect writes to."""
 
     __slots__ = (
         "_granted_at",
@@ -87,14 +90,14 @@ class Lease:
         self.attempt = attempt
         self.takeover = takeover
         self.seen_before = seen_before
-        """the key was known before this claim: the attempts of a released key start again at 1"""
+        """the key was known before this claim; a released key counts its attempts from 1 again"""
         self._granted_at = granted_at
         self._store_ms = store_ms
         self._stop_renewing_at = granted_at + max_runtime_ms / 1000
         self._valid_until = granted_at + ref.lease_ms / 1000
         self._lost = False
         self.ended = False
-        """sealed or given back: what was started inside the effect and outlives it holds nothing"""
+        """sealed or released: what was started inside the effect and outlives it has no lease"""
         self._pid = os.getpid()
 
     @property
@@ -107,7 +110,7 @@ class Lease:
 
     @property
     def may_have_happened(self) -> bool:
-        """An earlier attempt got as far as performing the effect, and nobody knows how far."""
+        """An earlier attempt may have run the effect, in part or in whole."""
         return self.takeover or self.attempt > 1 or self.seen_before
 
     def refs(self) -> Sequence[LeaseRef]:
@@ -115,38 +118,38 @@ class Lease:
 
     @property
     def inherited(self) -> bool:
-        """This process got it by a fork; it belongs to the parent."""
+        """The process is the child of a fork; the lease belongs to the parent."""
         return os.getpid() != self._pid
 
     @property
     def lost(self) -> bool:
-        # Measured from before the renewal was sent, so this process never believes longer than the store does.
+        # Measured from before the renewal was sent, so it never ends later here than in the store.
         return self._lost or self.inherited or time.monotonic() >= self._valid_until
 
     def check(self) -> None:
-        """Raises `LeaseLost` if somebody else may be at work on this key by now. Call it between steps."""
+        """Raises `LeaseLost` if another owner may be running this key by now. Call it between steps."""
         if self.lost:
-            why = "it belongs to the parent process" if self.inherited else "it ran out or was taken over"
+            why = "it belongs to the parent process" if self.inherited else "it expired or was taken over"
             raise LeaseLost(f"the lease on {self.key} is lost: {why}", key=self.key)
 
     def store_now_ms(self) -> int:
         """The store's clock, as far as this process can tell."""
         return self._store_ms + int((time.monotonic() - self._granted_at) * 1000)
 
-    def renewable_at(self, now: float) -> bool:
+    def is_renewable(self, now: float) -> bool:
         return not self._lost and now < self._stop_renewing_at
 
-    def renewed(self, asked_at: float) -> None:
+    def extend(self, asked_at: float) -> None:
         self._valid_until = asked_at + self.ref.lease_ms / 1000
 
-    def lose(self) -> None:
+    def discard(self) -> None:
         self._lost = True
 
 
 class BatchLease:
-    """The leases of one batch, which are renewed together. Most batches end before their first beat.
+    """The leases of one batch, which are renewed together. Most batches end before their first renewal.
 
-    Nobody asks it whether it was lost: the seals of the batch tell.
+    Whether one was lost shows when the batch is sealed.
     """
 
     def __init__(
@@ -160,13 +163,13 @@ class BatchLease:
     def refs(self) -> Sequence[LeaseRef]:
         return self._refs()
 
-    def renewable_at(self, now: float) -> bool:
+    def is_renewable(self, now: float) -> bool:
         return now < self._stop_renewing_at
 
-    def renewed(self, asked_at: float) -> None:
+    def extend(self, asked_at: float) -> None:
         pass
 
-    def lose(self) -> None:
+    def discard(self) -> None:
         pass
 
 
@@ -175,7 +178,7 @@ class Heartbeat:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        """of all that follows, also entered again: collected garbage may give back a lease. `_changed` costs more"""
+        """Reentrant: garbage collection may release a lease at any point. Cheaper than `_changed`."""
         self._changed = threading.Condition(self._lock)
         self._between_renewals = threading.Lock()
         self._held: dict[Lease | BatchLease, tuple[Renewer, float]] = {}
@@ -190,7 +193,7 @@ class Heartbeat:
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="ragfence-heartbeat", daemon=True)
                 self._thread.start()
-            elif due < self._wakes_at:  # most leases end before their first beat: waking for each would cost more
+            elif due < self._wakes_at:  # most leases end before their first renewal: not worth a wakeup each
                 self._changed.notify()
 
     def remove(self, lease: Lease | BatchLease) -> None:
@@ -199,17 +202,17 @@ class Heartbeat:
             self._held.pop(lease, None)
 
     def pause(self) -> None:
-        """Until a fork is over: a child that inherits a store in mid-call finds it locked for ever."""
+        """Stops renewals during a fork: a child that inherits a store in mid-call would find it locked forever."""
         self._between_renewals.acquire()
         self._paused = True
 
-    def go_on(self) -> None:
-        if self._paused:  # not if this module came to be while a fork was under way
+    def resume(self) -> None:
+        if self._paused:  # not if this module was imported during the fork
             self._paused = False
             self._between_renewals.release()
 
-    def forget_all(self) -> None:
-        """In the child of a fork: its parent's thread and locks do not exist here."""
+    def reset(self) -> None:
+        """Starts afresh in the child of a fork: the parent's thread does not exist here, and its locks may be held."""
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._between_renewals = threading.Lock()
@@ -231,8 +234,8 @@ class Heartbeat:
                 if next_beat > now:
                     self._changed.wait(timeout=next_beat - now)
                     continue
-                self._wakes_at = 0.0  # it looks again by itself once the renewals are through
-                # Everything due within the next half beat goes along: one round trip instead of many.
+                self._wakes_at = 0.0  # it checks again after the renewals
+                # Everything due within the next half interval goes along: one round trip instead of many.
                 due = [(lease, store) for lease, (store, at) in self._held.items() if at <= now + _beat_s(lease) / 2]
             self._renew(due)
 
@@ -240,7 +243,7 @@ class Heartbeat:
         asked_at = time.monotonic()
         by_store: dict[int, tuple[Renewer, list[Lease | BatchLease]]] = {}
         for lease, store in due:
-            if lease.renewable_at(asked_at):
+            if lease.is_renewable(asked_at):
                 by_store.setdefault(id(store), (store, []))[1].append(lease)
         next_beat = {lease: asked_at + _beat_s(lease) for lease, _ in due}
         for store, leases in by_store.values():
@@ -248,20 +251,20 @@ class Heartbeat:
             try:
                 with self._between_renewals:
                     kept = iter(store.renew(list(chain.from_iterable(refs))))
-            except Exception:  # noqa: BLE001  # whatever is wrong with one store, the leases of others must live
-                # The store did not answer. Sooner than usual again; until then the leases keep their expiry.
+            except Exception:  # noqa: BLE001  # an error of one store must not end the leases of others
+                # The store did not answer. Try again sooner than usual; until then the leases keep their expiry.
                 next_beat.update({lease: time.monotonic() + _beat_s(lease) / 4 for lease in leases})
                 continue
             for lease, asked in zip(leases, refs, strict=True):
                 answers = list(islice(kept, len(asked)))
                 if all(answers):
-                    lease.renewed(asked_at)
+                    lease.extend(asked_at)
                 else:
-                    lease.lose()
+                    lease.discard()
         with self._changed:
             for lease, store in due:
                 if lease in self._held:
-                    if lease.renewable_at(asked_at):
+                    if lease.is_renewable(asked_at):
                         self._held[lease] = (store, next_beat[lease])
                     else:
                         del self._held[lease]
@@ -272,4 +275,4 @@ def _beat_s(lease: Lease | BatchLease) -> float:
 
 
 heartbeat = Heartbeat()
-os.register_at_fork(before=heartbeat.pause, after_in_parent=heartbeat.go_on, after_in_child=heartbeat.forget_all)
+os.register_at_fork(before=heartbeat.pause, after_in_parent=heartbeat.resume, after_in_child=heartbeat.reset)

@@ -1,7 +1,7 @@
 """A lock in the fence store, held for as long as a block runs.
 
-One process at a time does the work, most of the time. It fences nothing: a process that is frozen past the expiry wakes
-up and goes on beside the next holder, and a fence store that is emptied forgets who holds it.
+It keeps several processes from doing the same work, most of the time. It does not fence: a process that is frozen past
+the expiry continues alongside the next holder, and a fence store that is emptied loses the lock.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ragfence.stores.fences import EpochStore
 
 LOCK_MS = 60_000
 WAIT_S = 1.5 * LOCK_MS / 1000
-"""longer than a holder that was killed keeps it"""
+"""Longer than the lock of a process that was killed lasts."""
 
 
 @contextlib.contextmanager
@@ -41,7 +41,7 @@ def held_lock(fences: EpochStore, name: str, *, wait_s: float = WAIT_S) -> Itera
     finally:
         ended.set()
         keeper.join()
-        with contextlib.suppress(RagfenceError):  # it expires by itself
+        with contextlib.suppress(RagfenceError):  # it expires
             fences.unlock(name, token)
 
 

@@ -1,13 +1,13 @@
-"""Notes: which effects on foreign systems were entered, for whoever comes after the fence store forgot.
+"""Notes: which effects on external systems were started, in case the fence store loses its records.
 
-    <tenant>/notes/<kind>/<source>/<key>   written before an effect with `recover=` is entered, create-only
+    <tenant>/notes/<kind>/<source>/<key>   written before an effect with `recover=` starts, create-only
 
-The put is the lookup, too: an attempt that loses it knows that an earlier one has entered the effect, whatever the
-fence store remembers of that, and asks `recover=` first. Asking is always safe, so a note may be wrong: that of an
-attempt which failed, or was killed before its first step, only costs a question.
+The put is also the lookup: an attempt that loses it knows that an earlier one has started the effect, whatever the
+fence store has of that attempt, and calls `recover=` first. That call is always safe, so a note may be wrong: that of
+an attempt that failed, or was killed before its first step, only costs a call.
 
-A commit makes its note pointless: everybody is answered with the commit. Such notes are removed many at a time. Those
-left behind are removed by `purge_expired`, and those without a commit once the lifetime of their kind is over.
+A commit makes its note obsolete: every caller is answered from the commit. Obsolete notes are removed in batches.
+`purge_expired` removes those left behind, and those without a commit once the TTL of their kind has passed.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from ragfence.stores.objects import ObjectEntry, ObjectStore
 
 VERSION = 1
 BATCH = 100
-"""how many pointless notes are removed in one request"""
+"""Obsolete notes that are removed in one request."""
 FORGOTTEN_AFTER_S = 30.0
-"""Older ones are left to `purge_expired`: the key may have been released since, and have a note of its next life."""
+"""Older ones are left to `purge_expired`: the key may have been released since, and have a new note."""
 
 _PLACE = re.compile(rf"([^/]+)/([0-9a-f]{{64}})/([0-9a-f]{{{2 * KEY_BYTES}}})")
 
 
 @dataclass(frozen=True, slots=True)
 class EffectNote:
-    """Which attempt entered the effect, and when. It holds nothing of the payload."""
+    """Which attempt started the effect, and when. It holds nothing of the payload."""
 
     key: str
     token: str
@@ -61,7 +61,7 @@ class EffectNote:
 
 @dataclass(frozen=True, slots=True)
 class NotePlace:
-    """A note as a listing shows it."""
+    """A note as it is listed."""
 
     kind: str
     source: str
@@ -74,7 +74,7 @@ class NotePage:
     notes: tuple[NotePlace, ...]
     scanned: int
     after: str
-    """where the next page begins; empty: this was the last one"""
+    """where the next page begins; empty after the last page"""
 
 
 class EffectNotes:
@@ -84,10 +84,10 @@ class EffectNotes:
         self.root = f"{encoded(tenant)}/notes/"
         self._objects = objects
         self._lock = threading.Lock()
-        self._pointless: list[tuple[str, float]] = []
+        self._obsolete: list[tuple[str, float]] = []
 
     def put(self, operation: Operation, note: EffectNote) -> bool:
-        """False: an earlier attempt has left a note."""
+        """Writes a note. Returns False if an earlier attempt has written one."""
         data = note.encode()
         outcome = self._objects.put_new(self.name(operation), data)
         return outcome.won or outcome.existing == data
@@ -98,20 +98,20 @@ class EffectNotes:
     def name_of(self, kind: str, source: str, key: str) -> str:
         return f"{self.root}{encoded(kind)}/{source}/{key}"
 
-    def drop(self, operation: Operation, *, at_once: bool) -> None:
-        """The key has a commit. `at_once`: it is one that may be released soon, for a new life."""
+    def discard(self, operation: Operation, *, now: bool) -> None:
+        """Removes the note of a key that has a commit, in a batch. `now`: at once, as the key may be released soon."""
         with self._lock:
-            self._pointless.append((self.name(operation), time.monotonic()))
-            if len(self._pointless) < BATCH and not at_once:
+            self._obsolete.append((self.name(operation), time.monotonic()))
+            if len(self._obsolete) < BATCH and not now:
                 return
         self.flush()
 
     def flush(self) -> None:
-        """Removes what has become pointless. If the store does not answer, `purge_expired` does it later."""
+        """Removes obsolete notes. If the store does not answer, `purge_expired` does it later."""
         with self._lock:
-            pointless, self._pointless = self._pointless, []
+            obsolete, self._obsolete = self._obsolete, []
         oldest = time.monotonic() - FORGOTTEN_AFTER_S
-        if names := [name for name, since in pointless if since >= oldest]:
+        if names := [name for name, since in obsolete if since >= oldest]:
             with contextlib.suppress(RagfenceError):
                 self._objects.delete(names)
 

@@ -1,4 +1,4 @@
-"""`@fence.once(kind=..., key=...)`: any function, sync or async, performed once per key."""
+"""`@fence.once(kind=..., key=...)`: runs a function, sync or async, once per key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ragfence.core.receipts import Receipt
 from ragfence.engine import crash_points
 from ragfence.engine.aio import acquire_async, run_blocking
 from ragfence.engine.claim_block import end_without_receipt, failed
-from ragfence.engine.leases import entered, left
+from ragfence.engine.leases import enter, leave
 from ragfence.engine.refusals import code_of
 from ragfence.engine.requests import Request
 from ragfence.engine.results import Json, checked_effect_id
@@ -36,7 +36,7 @@ Key = Callable[..., "str | tuple[str, str] | tuple[str, str, int] | Operation"]
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What `recover=` returns when it finds that the effect already happened."""
+    """Returned by `recover=` when the effect has already happened."""
 
     result: object = None
     effect_id: str | None = None
@@ -44,7 +44,7 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class _Returned(Recovered):
-    """What the function itself returned."""
+    """Returned by the function itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ class Once:
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise ValidationError(
                 f"{self._name} is a generator: its effect has no single end to seal",
-                hint="collect what it yields inside a function, and fence that",
+                hint="collect what it yields inside a function, and decorate that",
             )
         self._is_async = inspect.iscoroutinefunction(function)
         if inspect.iscoroutinefunction(options.recover) and not self._is_async:
@@ -133,7 +133,7 @@ class Once:
             except StoreUnavailable as away:
                 if not self._fail_open or isinstance(away, StoreClosed):
                     raise
-                if committed := self._runner.committed(request):
+                if committed := self._runner.find_committed(request):
                     return _successful(committed)
                 token, asks = self._prepare_alone(request)
                 found = self._checked(recover(*args, **kwargs)) if asks and recover else None
@@ -142,10 +142,10 @@ class Once:
                     found = _Returned(self._function(*args, **kwargs))
                 return self._journal(request, found, token)
             if self._fail_open and known is None:
-                self._engine.reconcile_soon()
+                self._engine.reconcile_in_background()
             if isinstance(answer, Receipt):
                 return _successful(answer)
-            entered(answer.lease)
+            enter(answer.lease)
             try:
                 found = None
                 asks = recover is not None and self._runner.announce(answer)
@@ -161,7 +161,7 @@ class Once:
                     return winner
                 raise
             finally:
-                left(answer.lease)
+                leave(answer.lease)
             receipt = self._complete(answer, found)
             if receipt is not None:
                 return receipt
@@ -176,7 +176,7 @@ class Once:
             except StoreUnavailable as away:
                 if not self._fail_open or isinstance(away, StoreClosed):
                     raise
-                if committed := await run_blocking(self._runner.committed, request):
+                if committed := await run_blocking(self._runner.find_committed, request):
                     return _successful(committed)
                 token, asks = await run_blocking(self._prepare_alone, request)
                 found = None
@@ -188,10 +188,10 @@ class Once:
                     found = _Returned(await self._function(*args, **kwargs))
                 return await run_blocking(self._journal, request, found, token)
             if self._fail_open and known is None:
-                self._engine.reconcile_soon()
+                self._engine.reconcile_in_background()
             if isinstance(answer, Receipt):
                 return _successful(answer)
-            entered(answer.lease)
+            enter(answer.lease)
             try:
                 found = None
                 asks = recover is not None and await run_blocking(self._runner.announce, answer)
@@ -203,17 +203,17 @@ class Once:
                 if found is None:
                     crash_points.reach(crash_points.IN_EFFECT)
                     found = _Returned(await self._function(*args, **kwargs))
-            except GeneratorExit as abandoned:  # the loop is gone, and with it all waiting
+            except GeneratorExit as abandoned:  # the loop has ended: nothing can be awaited
                 self._failed(answer, abandoned)
                 raise
             except BaseException as error:
-                # Waited for even when the task is cancelled: the key must be given back.
+                # Awaited even if the task is cancelled: the key must be released.
                 if winner := await run_blocking(self._failed, answer, error):
                     return winner
                 raise
             finally:
-                left(answer.lease)
-            # The effect has happened: from here on a cancelled task is cancelled after the seal.
+                leave(answer.lease)
+            # The effect has happened: from here on, a cancelled task is cancelled after the seal.
             receipt = await run_blocking(self._complete, answer, found)
             if receipt is not None:
                 return receipt
@@ -234,7 +234,7 @@ class Once:
         return EffectOutcome(checked_effect_id(effect_id), stored)
 
     def _complete(self, won: WonClaim, done: Recovered) -> Receipt | None:
-        """None: another attempt took over and has no outcome yet; ask again, which waits for it."""
+        """Commits and seals. None: another attempt took over and has no outcome yet; claim again to wait."""
         outcome = None
         try:
             outcome = self._outcome(won.request, done)
@@ -251,20 +251,20 @@ class Once:
                 return _successful(committed)
             return self._engine.journal.add(won.request, outcome, token=won.granted.record.token)
         except BaseException as error:
-            self._runner.give_back(won, code_of(error))
+            self._runner.release(won, code_of(error))
             raise
 
     def _failed(self, won: WonClaim, error: BaseException) -> Receipt | None:
-        """A receipt, when another attempt had succeeded first: then the failure of this one counts for nothing."""
+        """Seals or releases a failure. Returns the receipt of another attempt if that succeeded first."""
         if isinstance(error, self._options.terminal) and not isinstance(error, TerminalError):
             error = TerminalError(f"{type(error).__name__}: {error}")
         return end_without_receipt(self._runner, won, error)
 
     def _prepare_alone(self, request: Request) -> tuple[bytes, bool]:
-        """Before an effect without a lease: its token, and whether `recover=` has to be asked first."""
+        """Prepares an effect without a lease: returns its token, and whether `recover=` must be called first."""
         self._engine.journal.prepare()
         token = os.urandom(TOKEN_BYTES)
-        return token, self._options.recover is not None and self._runner.announce_alone(request, token)
+        return token, self._options.recover is not None and self._runner.announce_without_lease(request, token)
 
     def _journal(self, request: Request, done: Recovered, token: bytes) -> Receipt:
         return self._engine.journal.add(request, self._outcome(request, done), token=token)
@@ -279,7 +279,7 @@ class Once:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as wrong:
             raise TypeError(f"{self._name}: {wrong}") from None
-        # As bound: `f(req)` and `f(req=req)` are the same call, whatever key= calls its parameters.
+        # As bound: `f(req)` and `f(req=req)` are the same call, whatever names key= gives its parameters.
         args, kwargs = bound.args, bound.kwargs
         bound.apply_defaults()
         payload = options.payload(*args, **kwargs) if options.payload else _payload_of(bound.arguments)
@@ -316,7 +316,7 @@ class Once:
     def _text(self, what: str, part: object) -> str:
         if type(part) is str:
             return part
-        # Never str() of anything: a missing id would be "None" for everybody, and an object its address.
+        # Not str(): a missing id would be "None" for all callers, and an object would be its address.
         plain = part if part is None else to_jsonable(part)
         if isinstance(plain, bool) or not isinstance(plain, str | int):
             raise ValidationError(
@@ -327,13 +327,13 @@ class Once:
 
 
 def _payload_of(arguments: Mapping[str, object]) -> object:
-    """What the fingerprint is made of: the arguments; the argument itself where there is just one."""
+    """Returns what the fingerprint is made of: the arguments, or the argument itself if there is only one."""
     named = {name: value for name, value in arguments.items() if name not in _NOT_PAYLOAD}
     return next(iter(named.values())) if len(named) == 1 else named
 
 
 def _plain_arguments(signature: inspect.Signature) -> int:
-    """How many arguments a call has that needs no binding: all of them, by position. -1: every call needs it."""
+    """Returns the number of arguments of a call that needs no binding: all by position. -1: every call needs it."""
     plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = signature.parameters.values()
     return len(parameters) if all(each.kind in plain for each in parameters) else -1

@@ -1,4 +1,4 @@
-"""Why a claim is refused: the errors, with what the caller should know, and the rows that go with them."""
+"""Refused claims: their errors, with what the caller should know, and their decision rows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from ragfence.stores.fences import FenceStore
 
 
 class Refusal(NamedTuple):
-    """A document that cannot be ingested as it is. It has no key, so no decision row tells of it."""
+    """A document that cannot be ingested. It has no key, so there is no decision row of it."""
 
     doc_id: str
     code: str
@@ -53,7 +53,7 @@ class Refusals:
         self._max_diff_bytes = policy.on_conflict.max_diff_bytes
 
     def conflict(self, request: Request, claim: Claim, record: KeyRecord | None) -> ConflictError:
-        """The error, with the diff of the redacted payloads; writes the row that the claim left to us."""
+        """Returns the error, with the diff of the redacted payloads; writes the row unless the store has written it."""
         diff = None
         if request.diff_wanted and record is not None and record.payload and request.kept_payload:
             before, after = json.loads(record.payload), json.loads(request.kept_payload)
@@ -94,8 +94,8 @@ class Refusals:
     def in_flight(self, request: Request, verdict: InFlightVerdict, waited_ms: int) -> InFlightError:
         left_ms = max(verdict.until_ms - self._fences.now_ms(), 0)
         return InFlightError(
-            f"{request.operation.kind} {request.operation.source_id!r} is being performed by "
-            f"{verdict.record.owner or 'somebody else'} (attempt {verdict.record.attempt})",
+            f"{request.operation.kind} {request.operation.source_id!r} is being executed by "
+            f"{verdict.record.owner or 'another caller'} (attempt {verdict.record.attempt})",
             key=request.key_text,
             retry_after_ms=left_ms,
             waited_ms=waited_ms,
@@ -103,7 +103,7 @@ class Refusals:
 
 
 def refuse_nested(request: Request) -> None:
-    """A claim inside the effect of its own key, or of its own ordered source, would wait for itself for ever."""
+    """Refuses a claim inside the effect of its own key or ordered source: it would wait for itself forever."""
     for lease in current.get():
         if lease.ended:
             continue  # a task or thread that outlived the effect it was started in
@@ -130,13 +130,13 @@ STORE_CODES: dict[type[RagfenceError], str] = {
     StoreAuth: "STORE.auth",
     StoreUnsafe: "STORE.unsafe",
 }
-"""How records and rows call an attempt that failed because of a store, so that all of them can be found at once."""
+"""The codes of attempts that failed because of a store, in records and rows, so that all can be found at once."""
 
 
 def code_of(error: BaseException) -> str:
-    """What a record says of a failed attempt: our stable code, or the name of the class. Never its message.
+    """Returns the error code that a record stores: ragfence's stable code, or the name of the class. Never the message.
 
-    Others have a `code`, too, of whatever type: an HTTP status, say.
+    The `code` of other libraries' errors is not used: it may have any type, such as an HTTP status.
     """
     for kind, code in STORE_CODES.items():
         if isinstance(error, kind):
@@ -145,5 +145,5 @@ def code_of(error: BaseException) -> str:
 
 
 def is_outage(error: BaseException | None) -> bool:
-    """Whether an attempt failed because of what is around it, and may succeed unchanged later."""
+    """Whether an attempt failed because of its environment, and may succeed unchanged later."""
     return isinstance(error, (TransientError, *STORE_CODES))

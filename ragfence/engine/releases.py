@@ -1,4 +1,4 @@
-"""New attempts for many keys at once: those that a query names, a bounded number per call."""
+"""New attempts for many keys at once: a query selects them, and each call releases a bounded number."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BATCH = 500
 
 
 class ReleasedKey(NamedTuple):
-    """A key, and how it was before it got new attempts."""
+    """A key, and its state before it was released."""
 
     key: str
     kind: str
@@ -32,12 +32,12 @@ class ReleasedKey(NamedTuple):
 class Released:
     keys: tuple[ReleasedKey, ...]
     more: bool
-    """the limit was reached, and others match as well"""
+    """the limit was reached, and more keys match"""
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseQuery:
-    """Which pending keys are meant. `error` is a pattern as in the shell, for the code of the last error."""
+    """Selects pending keys. `error` is a shell pattern for the code of the last error."""
 
     state: str = "quarantined"
     error: str = "*"
@@ -52,7 +52,7 @@ class ReleaseQuery:
     def matches(self, record: KeyRecord) -> bool:
         return (
             record.state is STATES[self.state]
-            and record.attempt > 0  # else it has all its attempts already
+            and record.attempt > 0  # else it has all its attempts
             and (self.kind is None or record.kind == self.kind)
             and fnmatchcase(record.error, self.error)
         )
@@ -61,7 +61,7 @@ class ReleaseQuery:
 def release_matching(
     fences: FenceStore, policy: Policy, query: ReleaseQuery, *, limit: int, dry_run: bool = False
 ) -> Released:
-    """Up to `limit` keys get new attempts; a dry run only names them."""
+    """Allows new attempts for up to `limit` keys. A dry run only returns them."""
     if limit < 1:
         raise ValidationError(f"limit must be at least 1, not {limit}")
     found: dict[bytes, Scanned] = {}
@@ -75,12 +75,12 @@ def release_matching(
     chosen = list(found.values())
     if not dry_run:
         chosen = [each for part in _parts(chosen) for each in _released(fences, policy, query, part)]
-    return Released(tuple(_told(each) for each in chosen), more)
+    return Released(tuple(_released_key(each) for each in chosen), more)
 
 
 def _released(fences: FenceStore, policy: Policy, query: ReleaseQuery, part: Sequence[Scanned]) -> list[Scanned]:
     refs = [_ref(policy, each) for each in part]
-    # Looked at again: whoever was released meanwhile may be at work, and must not lose its lease.
+    # Read again: a key that was released meanwhile may be in progress, and must not lose its lease.
     held = fences.read([Lookup(ref.key, ref.mode, ref.source) for ref in refs])
     still = [(each, ref) for each, ref, now in zip(part, refs, held, strict=True) if _matches(query, each, now)]
     done = fences.reset_attempts([ref for _, ref in still]) if still else []
@@ -102,7 +102,7 @@ def _ref(policy: Policy, each: Scanned) -> LeaseRef:
     return LeaseRef(each.key, NO_TOKEN, mode, each.source, rules.lease_ms, rules.pending_ttl_ms, rules.source_ttl_ms)
 
 
-def _told(each: Scanned) -> ReleasedKey:
+def _released_key(each: Scanned) -> ReleasedKey:
     return ReleasedKey(each.key.hex(), each.record.kind, each.record.attempt, each.record.error)
 
 

@@ -1,4 +1,4 @@
-"""A request: an operation with everything the stores need to know of it, and the calls it turns into."""
+"""A request: an operation with all that the stores need to know, and the calls made from it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ragfence.core.policy import KindRules
 from ragfence.stores.fences import SOURCE_BYTES, Lookup
 
 acting_key: ContextVar[str] = ContextVar("ragfence_api_key", default="")
-"""the id of the API key for which something is done right now; the rows of what it causes tell it"""
+"""The id of the API key that the current work is done for; stored in the decision rows of that work."""
 MAX_KEPT_PAYLOAD = 16 * 1024
 
 
 @contextlib.contextmanager
 def acting_as(api_key: str) -> Iterator[None]:
-    """For threads that work on behalf of another, whose context they do not have. Empty: as in the context here."""
+    """Sets the API key in a thread that works for another, whose context it lacks. Empty: keeps the current one."""
     if not api_key:
         yield
         return
@@ -43,7 +43,7 @@ class Request(NamedTuple):
     """the redacted payload, for the diff of a later conflict; empty unless the policy asks for diffs"""
     diff_wanted: bool = False
     store_tells_conflicts: bool = True
-    """False: the row of a conflict is written by the caller, who has more to look at (a diff, the object store)"""
+    """False: the caller writes the row of a conflict, as it has more to check (a diff, the object store)"""
     key: bytes = b""
     source: bytes = b""
     mode: Mode = KEYED
@@ -157,17 +157,17 @@ DOCUMENT_ACTIONS = frozenset({"ingest", "retract", "purge"})
 
 
 def is_document(operation: Operation) -> bool:
-    """Whether it is one of `fence.documents`, whose record is that of its source."""
+    """Whether the operation belongs to `fence.documents`, whose records are those of their sources."""
     return operation.kind == "document" and operation.action in DOCUMENT_ACTIONS
 
 
 def document_slot(tenant: str, doc_id: str) -> bytes:
-    """Where the fence store keeps a document: `documents.identity` computes the same for many in a row."""
+    """Returns where the fence store keeps a document. `documents.identity` computes the same for many at once."""
     return digest("ragfence/document-source/1", tenant.encode(), doc_id.encode())[:SOURCE_BYTES]
 
 
 def slot_of(kind: str, source: str) -> bytes:
-    """Where the fence store keeps a source with sequences."""
+    """Returns where the fence store keeps a source with sequences."""
     # The kind too: sequences of different kinds of effect on one source do not order each other.
     return digest("ragfence/slot/1", kind.encode(), bytes.fromhex(source))[:SOURCE_BYTES]
 
@@ -177,9 +177,9 @@ _OF_NOTHING = digest("ragfence/payload/none/1")[:FINGERPRINT_BYTES]
 
 
 def fingerprint_of(payload: object, key: ContentKey | None = None) -> tuple[bytes, bytes]:
-    """The fingerprint of a payload, and its canonical JSON where it has one (bytes are taken as they are).
+    """Returns the fingerprint of a payload, and its canonical JSON (none for bytes, which are digested as they are).
 
-    `key`: of a tenant whose digests of content are keyed.
+    `key` is that of a tenant whose digests are keyed.
     """
     if payload is None:
         return _OF_NOTHING, b""

@@ -1,7 +1,7 @@
-"""Results as they are stored, and receipts made from what is stored.
+"""Results as they are stored, and receipts made from stored records.
 
-A result is JSON. Small ones stand in the fence record; larger ones become an object named by its digest, and the
-record holds the digest. The caller who performed the effect gets its result the way every later caller will.
+A result is JSON. A small one is stored in the fence record; a larger one becomes an object named by its digest, and
+the record holds the digest. The caller that ran the effect gets its result the way every later caller does.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Results:
         self._objects = objects
 
     def store(self, result: object, key: str) -> bytes:
-        """The bytes that stand for the result in a record. Nothing is stored when it raises."""
+        """Returns the bytes that represent the result in a record. Stores nothing if it raises."""
         if result is None:
             return b""
         if type(result) is str and 4 * len(result) <= self._limits.inline_max_bytes:
@@ -106,7 +106,7 @@ class Results:
         return entry.size if entry else None
 
     def is_inline(self, stored: bytes) -> bool:
-        """Whether a receipt can be made of it without the object store."""
+        """Whether its receipt can be made without the object store."""
         return stored[:1] != _REFERENCE
 
     def receipt(self, key: bytes, record: KeyRecord, decision: Decision, flags: Flags) -> Receipt:

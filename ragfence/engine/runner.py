@@ -1,8 +1,7 @@
 """One operation from claim to receipt: claim -> effect -> commit -> seal, in object mode.
 
-`acquire` ends in the right to perform the effect (`WonClaim`) or in somebody else's receipt. `complete` commits and
-seals.
-`give_back` ends a lease without an outcome. Nothing here knows what the effect is.
+`acquire` returns the right to run the effect (`WonClaim`) or the receipt of an earlier attempt. `complete` commits and
+seals. `release` ends a lease without an outcome. Nothing here knows what the effect is.
 """
 
 from __future__ import annotations
@@ -69,17 +68,17 @@ LAST_CLAIM_POSITION = 240
 
 
 class PendingClaim(NamedTuple):
-    """A claim that was sent to the store together with others; see `joint`."""
+    """A claim that was sent to the store, alone or in a batch; see `engine.aio`."""
 
     claim: Claim
     verdict: Verdict | None
-    """None: nobody knows, so ask again, with the same token"""
+    """None: unknown, so claim again with the same token"""
     asked_at: float
 
 
 @dataclass(slots=True)
 class WonClaim:
-    """The right to perform the effect, until the lease is lost."""
+    """The right to run the effect, until the lease is lost."""
 
     request: Request
     granted: Granted
@@ -88,15 +87,15 @@ class WonClaim:
     commit_sent: bool = False
     journaled: bool = False
     entered: bool = False
-    """the caller's code has begun, so the effect may have happened in this attempt"""
+    """the caller's code has started, so the effect may have happened in this attempt"""
     noted: bool = False
-    """a note in the object store says that the effect was entered"""
+    """a note in the object store says that the effect was started"""
     repeatable: bool = False
-    """the effect may be performed again without harm, so an outage does not use up attempts"""
+    """the effect may run again without harm, so an outage does not use up attempts"""
 
 
 class EffectOutcome(NamedTuple):
-    """What an effect came to."""
+    """The outcome of an effect, as it is stored."""
 
     effect_id: str = ""
     result: bytes = b""
@@ -106,7 +105,7 @@ class EffectOutcome(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunnerStores:
-    """What stands behind the fence store where there is an object store."""
+    """What a fence with an object store keeps there, and what rebuilds the fence store from it."""
 
     commits: Commits
     notes: EffectNotes
@@ -139,30 +138,30 @@ class Runner:
     ) -> WonClaim | Receipt:
         """Claims, waits, takes over and heals, until there is an answer.
 
-        Raises `Conflict`, `Stale`, `Quarantined`, or `InFlight` once the wait is over.
+        Raises `Conflict`, `Stale` or `Quarantined`, and `InFlight` at the end of the wait.
         """
         refuse(request)
         asked_at = time.monotonic()
         claim = request.claim(token or os.urandom(TOKEN_BYTES), 0, 0)
-        verdict = self._claimed(claim)
-        if isinstance(verdict, Replay) and verdict.record is not None:  # what most calls are takes no more steps
-            return self.replayed(request, claim, verdict.record)
-        for step in self.acquiring(request, wait_ms=wait_ms, first=PendingClaim(claim, verdict, asked_at)):
+        verdict = self._claim(claim)
+        if isinstance(verdict, Replay) and verdict.record is not None:  # the most frequent answer takes no more steps
+            return self.replay(request, claim, verdict.record)
+        for step in self.acquire_steps(request, wait_ms=wait_ms, first=PendingClaim(claim, verdict, asked_at)):
             if not isinstance(step, float):
                 return step
             self._sleep(step)
         raise AssertionError("unreachable")
 
-    def acquiring(
+    def acquire_steps(
         self,
         request: Request,
         *,
         wait_ms: int | None = None,
         first: PendingClaim | None = None,
     ) -> Iterator[WonClaim | Receipt | float]:
-        """The steps of `acquire`: seconds to sleep before the next one, then the answer. Nothing is held meanwhile.
+        """Yields the seconds to sleep before each step of `acquire`, then the answer. Nothing is held meanwhile.
 
-        `first` is a claim of this request that was asked already.
+        `first` is a claim of this request that was sent already.
         """
         refuse(request)
         started = first.asked_at if first else time.monotonic()
@@ -174,7 +173,7 @@ class Runner:
             else:
                 asked_at = time.monotonic()
                 claim = request.claim(token, position, int((asked_at - started) * 1000))
-                verdict = self._claimed(claim)
+                verdict = self._claim(claim)
             first = None
             position += 1
             if position > LAST_CLAIM_POSITION:
@@ -182,25 +181,24 @@ class Runner:
             match verdict:
                 case Replay(record):
                     assert record is not None  # only documents have nothing to retract
-                    yield self.replayed(request, claim, record)
+                    yield self.replay(request, claim, record)
                     return
                 case Granted():
-                    answer = self._granted(request, verdict, asked_at, claim.waited_ms)
+                    answer = self._accept(request, verdict, asked_at, claim.waited_ms)
                     if answer is not None:
                         yield answer
                         return
                 case ConflictVerdict(record):
-                    if record is None or record.ended or (found := self._known_to_objects(request, claim)) is None:
+                    if record is None or record.ended or (found := self._find_commit(request, claim)) is None:
                         raise self._refusals.conflict(request, claim, record)
-                    yield self._overruled(request, claim, found)
+                    yield self._answer_from(request, claim, found)
                     return
                 case StaleVerdict(newest):
                     raise self._refusals.stale(request, newest)
                 case InFlightVerdict(quarantined=True):
-                    if self._known_to_objects(request, claim) is not None:
-                        self.fences.reset_attempts(
-                            [request.lease_ref(NO_TOKEN, epoch=0)]
-                        )  # no new attempt: it will be healed
+                    if self._find_commit(request, claim) is not None:
+                        # Not a new attempt: the claim heals it.
+                        self.fences.reset_attempts([request.lease_ref(NO_TOKEN, epoch=0)])
                         continue
                     raise self._refusals.quarantined(request, verdict)
                 case InFlightVerdict():
@@ -208,18 +206,18 @@ class Runner:
                         raise self._refusals.in_flight(request, verdict, claim.waited_ms)
                     yield from self._wait(request, verdict, started, give_up_at)
 
-    def at_once(self, asked: PendingClaim) -> KeyRecord | None:
-        """The record of a replay, if making its receipt asks no store. None: take the steps of `acquiring`."""
+    def replay_without_io(self, asked: PendingClaim) -> KeyRecord | None:
+        """Returns the record of a replay, if its receipt needs no store. None: go through `acquire_steps`."""
         verdict = asked.verdict
         if isinstance(verdict, Replay) and verdict.record is not None and self.results.is_inline(verdict.record.result):
             return verdict.record
         return None
 
     def announce(self, won: WonClaim) -> bool:
-        """Notes in the object store that an effect on a foreign system is about to be entered.
+        """Notes in the object store that an effect on an external system is about to start.
 
-        True: an earlier attempt may have performed it, so `recover=` has to be asked first. The note of that attempt
-        tells it, even if the fence store has forgotten the attempt, or an epoch has voided its lease.
+        Returns True if an earlier attempt may have run it, so that `recover=` must be called first. The note of that
+        attempt shows it, even if the fence store has lost the attempt, or an epoch has voided its lease.
         """
         if self.backing is None:
             return won.lease.may_have_happened
@@ -231,10 +229,10 @@ class Runner:
         won.noted = True
         return not first or won.lease.may_have_happened
 
-    def announce_alone(self, request: Request, token: bytes) -> bool:
-        """As `announce`, without a lease, while the fence store is away.
+    def announce_without_lease(self, request: Request, token: bytes) -> bool:
+        """Does the same as `announce` without a lease, while the fence store is down.
 
-        True also where the object store cannot tell: whoever does not know asks.
+        Returns True also if the object store is down, because then nothing is known.
         """
         if self.backing is None:
             return True
@@ -242,16 +240,16 @@ class Runner:
         try:
             return not self.backing.notes.put(request.operation, note)
         except TransientError:
-            return True  # away as well
+            return True  # down as well
 
     def complete(self, won: WonClaim, outcome: EffectOutcome) -> Receipt:
-        """Commits and seals. The receipt says `fenced_out` when another attempt had committed first."""
-        receipt = self._completed(won, outcome)
+        """Commits and seals. The receipt has the flag `fenced_out` if another attempt committed first."""
+        receipt = self._commit_and_seal(won, outcome)
         if won.noted and self.backing:
-            self.backing.notes.drop(won.request.operation, at_once=receipt.failed)
+            self.backing.notes.discard(won.request.operation, now=receipt.failed)
         return receipt
 
-    def _completed(self, won: WonClaim, outcome: EffectOutcome) -> Receipt:
+    def _commit_and_seal(self, won: WonClaim, outcome: EffectOutcome) -> Receipt:
         if won.lease.inherited:
             raise LeaseLost(f"the lease on {won.lease.key} belongs to the parent process", key=won.lease.key)
         if self.backing:
@@ -260,39 +258,39 @@ class Runner:
             winner = self.backing.commits.put(won.request.operation, commit)
             crash_points.reach(crash_points.AFTER_COMMIT)
             if winner is not None:
-                return self._lost_to(won, winner)
+                return self._yield_to(won, winner)
             if won.request.mode is SEQUENCED and self.backing.epochs.newer_than(won.lease.fence.epoch):
-                # A newer revision may have been sealed in an epoch this lease knows nothing of: claim again.
-                return self._ask_again(won)
+                # A newer revision may have been sealed in an epoch that started after this lease: claim again.
+                return self._claim_again(won)
         crash_points.reach(crash_points.BEFORE_SEAL)
-        sealed = self._sealed(won, outcome)
+        sealed = self._seal(won, outcome)
         crash_points.reach(crash_points.AFTER_SEAL)
         heartbeat.remove(won.lease)
         flags = self._flags(won)
         if isinstance(sealed, Sealed):
             return self.results.receipt(won.request.key, sealed.record, NEW, flags)
         if won.request.mode is SEQUENCED:
-            return self._ask_again(won, fenced_out=self.backing is None)
+            return self._claim_again(won, fenced_out=self.backing is None)
         if self.backing is None:
-            raise self._fenced_out(won, sealed)
-        # The object is ours, so the outcome is ours for ever, whoever holds the record by now.
-        self._unsealed(won, sealed, commit.record(), RowKind.NEW)
+            raise self._fenced_out_error(won, sealed)
+        # The object is ours, so the outcome is ours permanently, whoever holds the record by now.
+        self._record_unsealed(won, sealed, commit.record(), RowKind.NEW)
         return self.results.receipt(won.request.key, commit.record(), NEW, flags)
 
-    def won_at_once(self, request: Request, asked: PendingClaim) -> WonClaim | None:
-        """What a granted claim has won, if no earlier effect has to be looked for. None: as `at_once`."""
+    def win_without_io(self, request: Request, asked: PendingClaim) -> WonClaim | None:
+        """What a granted claim has won, if no earlier effect has to be looked for. None: as `replay_without_io`."""
         if self.backing or not isinstance(asked.verdict, Granted) or asked.verdict.prior is not None:
             return None
-        won = self._granted(request, asked.verdict, asked.asked_at, asked.claim.waited_ms)
-        assert isinstance(won, WonClaim)  # there is nowhere else to look
+        won = self._accept(request, asked.verdict, asked.asked_at, asked.claim.waited_ms)
+        assert isinstance(won, WonClaim)  # without an object store there is nothing to look up
         return won
 
-    def committed(self, request: Request) -> Receipt | None:
-        """What the object store alone knows of the key, while the fence store is away. Leaves no decision row."""
+    def find_committed(self, request: Request) -> Receipt | None:
+        """Returns the committed receipt of a key while the fence store is down. Writes no decision row."""
         try:
             found = self.backing.commits.find(request.operation) if self.backing else None
         except TransientError:
-            return None  # away as well
+            return None  # down as well
         if found is None:
             return None
         if found.fingerprint != request.fingerprint.hex():
@@ -303,10 +301,10 @@ class Runner:
         flags = Flags(attempt=found.attempt, healed=True)
         return self.results.receipt(request.key, found.record(), DUPLICATE, flags)
 
-    def give_back(self, won: WonClaim, error: str, *, outage: bool = False) -> None:
-        """Ends the lease without an outcome. If that cannot be said to the store, the lease runs out by itself.
+    def release(self, won: WonClaim, error: str, *, outage: bool = False) -> None:
+        """Ends the lease without an outcome. If the store cannot be reached, the lease expires.
 
-        The attempt does not count if the effect was not entered, or is repeatable and met an `outage`.
+        The attempt does not count if the effect was not started, or if it is repeatable and failed in an `outage`.
         """
         heartbeat.remove(won.lease)
         if won.lease.inherited:
@@ -315,24 +313,22 @@ class Runner:
         try:
             self.fences.release([won.lease.ref], error, expire=won.commit_sent, refund=refund)
         except TransientError:
-            won.lease.lose()
+            won.lease.discard()
 
-    def replayed(self, request: Request, claim: Claim, record: KeyRecord) -> Receipt:
+    def replay(self, request: Request, claim: Claim, record: KeyRecord) -> Receipt:
         flags = flags_of(record.attempt, claim.waited_ms)
         return self.results.receipt(request.key, record, DUPLICATE, flags)
 
-    def _claimed(self, claim: Claim) -> Verdict:
+    def _claim(self, claim: Claim) -> Verdict:
         while True:
             (verdict,) = self.fences.claim([claim])
             if not isinstance(verdict, NotReadyVerdict):
                 return verdict
-            assert self.backing is not None  # a store without objects makes itself ready
+            assert self.backing is not None  # a store without an object store makes itself ready
             self.backing.hydrator.ensure_ready()
 
-    def _granted(
-        self, request: Request, granted: Granted, asked_at: float, waited_ms: int
-    ) -> WonClaim | Receipt | None:
-        """The lease is ours. Did somebody commit before us and die? None: claim again."""
+    def _accept(self, request: Request, granted: Granted, asked_at: float, waited_ms: int) -> WonClaim | Receipt | None:
+        """The lease is ours. Heals the effect of an owner that committed and died. Returns None to claim again."""
         record = granted.record
         granted_ms = record.when_ms - request.rules.lease_ms
         lease = Lease(
@@ -343,7 +339,7 @@ class Runner:
             granted_at=asked_at,
             store_ms=granted_ms,
             max_runtime_ms=request.rules.max_runtime_ms,
-            # An error tells it also where the clock of the store has not moved since.
+            # The error shows it even if the clock of the store has not moved since.
             seen_before=record.first_seen_ms < granted_ms or record.error != "",
         )
         won = WonClaim(request, granted, lease, waited_ms)
@@ -356,22 +352,22 @@ class Runner:
                 if found is not None and granted.prior is None:
                     return self._heal(won, found)
             if granted.prior is not None:
-                return self._move_only(won, granted.prior)
+                return self._raise_top(won, granted.prior)
         except BaseException as failure:
-            self.give_back(won, code_of(failure))
+            self.release(won, code_of(failure))
             raise
         return won
 
-    def _known_to_objects(self, request: Request, claim: Claim) -> Commit | None:
-        """A pending record is not the last word: it may be an attempt made after the store forgot the commit."""
+    def _find_commit(self, request: Request, claim: Claim) -> Commit | None:
+        """Returns the commit of a key with a pending record, which may be newer than a loss of the store."""
         if self._earlier is None:
             return None
         (held,) = self.fences.read([request.lookup])
         head = held.source.head if held.source else None
         return self._earlier.find(request, head, claim._replace(position=CONFLICT_POSITION, row_on_conflict=True))
 
-    def _overruled(self, request: Request, claim: Claim, found: Commit) -> Receipt:
-        """The record is of another payload, which was refused; ours is the committed one."""
+    def _answer_from(self, request: Request, claim: Claim, found: Commit) -> Receipt:
+        """Answers from the commit: the pending record has another payload, which was refused; ours was committed."""
         self._raise_sequence(request, found)
         answered = claim._replace(position=CONFLICT_POSITION)
         row = row_for_answer(answered, RowKind.DUPLICATE, found.record(), self.fences.now_ms(), flags=HEALED)
@@ -385,20 +381,20 @@ class Runner:
             self.backing.commits.raise_sequence(request.operation, sequence)
 
     def _heal(self, won: WonClaim, found: Commit) -> Receipt | None:
-        """An owner committed and died before its seal: the effect is found, not repeated."""
+        """Seals what an owner committed before it died: the effect is found, not repeated."""
         self._raise_sequence(won.request, found)
         outcome = EffectOutcome(found.effect_id, found.result, found.failed, found.error)
-        sealed = self._sealed(won, outcome, flags=HEALED, winner=bytes.fromhex(found.token))
+        sealed = self._seal(won, outcome, flags=HEALED, winner=bytes.fromhex(found.token))
         heartbeat.remove(won.lease)
         if not isinstance(sealed, Sealed):
             if won.request.mode is SEQUENCED:
                 return None
-            self._unsealed(won, sealed, found.record(), RowKind.DUPLICATE, flags=HEALED)
+            self._record_unsealed(won, sealed, found.record(), RowKind.DUPLICATE, flags=HEALED)
         flags = replace(self._flags(won), healed=True)
         return self.results.receipt(won.request.key, found.record(), DUPLICATE, flags)
 
-    def _move_only(self, won: WonClaim, prior: KeyRecord) -> Receipt | None:
-        """The key was sealed before, with a lower sequence: its receipt stands, the source's top moves up."""
+    def _raise_top(self, won: WonClaim, prior: KeyRecord) -> Receipt | None:
+        """Raises the source's sequence: the key was sealed before with a lower one, and keeps its receipt."""
         sequence = won.request.operation.sequence
         if self.backing and sequence is not None:
             won.commit_sent = True
@@ -407,54 +403,52 @@ class Runner:
             if self.backing.epochs.newer_than(won.lease.fence.epoch):
                 self.backing.hydrator.ensure_ready()
         outcome = EffectOutcome(prior.effect_id, prior.result, prior.state is State.FAILED, prior.error)
-        sealed = self._sealed(won, outcome, winner=prior.token)
+        sealed = self._seal(won, outcome, winner=prior.token)
         heartbeat.remove(won.lease)
         if not isinstance(sealed, Sealed):
             return None
         return self.results.receipt(won.request.key, prior, DUPLICATE, self._flags(won))
 
-    def _lost_to(self, won: WonClaim, winner: Commit) -> Receipt:
+    def _yield_to(self, won: WonClaim, winner: Commit) -> Receipt:
         if winner.fingerprint != won.request.fingerprint.hex():
-            self.give_back(won, ConflictError.code)
+            self.release(won, ConflictError.code)
             raise self._refusals.conflict(won.request, self._claim_for_rows(won, CONFLICT_POSITION), winner.record())
         if won.request.mode is SEQUENCED:
-            # The winner's sequence may be below ours: nobody may be told that ours is applied before the source is.
-            return self._ask_again(won, fenced_out=True)
+            # The winner's sequence may be below ours: no caller may hear that ours is applied before the source has it.
+            return self._claim_again(won, fenced_out=True)
         outcome = EffectOutcome(winner.effect_id, winner.result, winner.failed, winner.error)
         told = HEALED | FENCED_OUT
-        sealed = self._sealed(won, outcome, flags=told, winner=bytes.fromhex(winner.token))
+        sealed = self._seal(won, outcome, flags=told, winner=bytes.fromhex(winner.token))
         heartbeat.remove(won.lease)
         if not isinstance(sealed, Sealed):
-            self._unsealed(won, sealed, winner.record(), RowKind.DUPLICATE, flags=told)
+            self._record_unsealed(won, sealed, winner.record(), RowKind.DUPLICATE, flags=told)
         flags = replace(self._flags(won), fenced_out=True)
         return self.results.receipt(won.request.key, winner.record(), DUPLICATE, flags)
 
-    def _unsealed(
+    def _record_unsealed(
         self, won: WonClaim, sealed: Fenced | NotReadyVerdict, record: KeyRecord, kind: RowKind, *, flags: int = 0
     ) -> None:
-        """The commit has decided, whoever holds the record by now: the row of the answer is ours to write."""
+        """Writes the row of an outcome that is committed but not sealed: the commit decides."""
         claim = self._claim_for_rows(won, SEAL_POSITION)
         row = row_for_answer(claim, kind, record, self.fences.now_ms(), flags=flags)
         self.fences.record([replace(row, sealed_at_ms=record.when_ms)])
         if isinstance(sealed, NotReadyVerdict) and self.backing:
-            # Our lease may outlive a restart of the store: whoever comes next would wait for it, for nothing.
+            # Our lease may outlive a restart of the store: the next caller would wait for it, for nothing.
             with contextlib.suppress(TransientError):
                 self.backing.hydrator.ensure_ready()
-        self.give_back(won, FencedOut.code)
+        self.release(won, FencedOut.code)
 
-    def _ask_again(self, won: WonClaim, *, fenced_out: bool = False) -> Receipt:
-        """The lease may be gone: a new claim finds the commit, ours or the winner's, or learns what superseded it."""
-        self.give_back(won, FencedOut.code)
+    def _claim_again(self, won: WonClaim, *, fenced_out: bool = False) -> Receipt:
+        """Claims again, as the lease may be gone. Finds the commit, ours or the winner's, or what superseded it."""
+        self.release(won, FencedOut.code)
         answer = self.acquire(won.request)
         if isinstance(answer, Receipt):
             return answer._replace(flags=replace(answer.flags, fenced_out=fenced_out))
-        self.give_back(answer, FencedOut.code)
+        self.release(answer, FencedOut.code)
         raise FencedOut(f"{won.lease.key} lost its lease and its commit cannot be found", key=won.lease.key)
 
-    def _sealed(
-        self, won: WonClaim, outcome: EffectOutcome, *, flags: int = 0, winner: bytes = NO_TOKEN
-    ) -> SealOutcome:
-        """Tries for as long as the policy says: the effect has happened, and only a seal can tell everybody."""
+    def _seal(self, won: WonClaim, outcome: EffectOutcome, *, flags: int = 0, winner: bytes = NO_TOKEN) -> SealOutcome:
+        """Seals, with retries: the effect has happened, and other callers learn of it only by the seal."""
         seal = _seal_of(won, outcome, flags=flags, winner=winner)
         give_up_at = time.monotonic() + self._policy.lease.seal_retry_s
         pause_s = 0.02
@@ -492,7 +486,7 @@ class Runner:
             result=outcome.result,
         )
 
-    def _fenced_out(self, won: WonClaim, outcome: Fenced | NotReadyVerdict) -> FencedOut:
+    def _fenced_out_error(self, won: WonClaim, outcome: Fenced | NotReadyVerdict) -> FencedOut:
         record = outcome.record if isinstance(outcome, Fenced) else None
         receipt = None
         if record is not None and record.ended and record.fingerprint == won.request.fingerprint:
@@ -501,11 +495,11 @@ class Runner:
         return FencedOut(f"{won.lease.key} was taken over before its seal", key=won.lease.key, receipt=receipt)
 
     def _wait(self, request: Request, verdict: InFlightVerdict, started: float, give_up_at: float) -> Iterator[float]:
-        """Until the record changes, its lease runs out, or the caller's patience does. Reads only: no rows."""
+        """Waits until the record changes, its lease expires or the deadline passes. Only reads: no rows."""
         token, until_ms = verdict.record.token, verdict.until_ms
         while True:
             now = time.monotonic()
-            # Asked every time: only the store's clock says when a lease runs out.
+            # Read every time: only the store's clock decides when a lease expires.
             if now >= give_up_at or self.fences.now_ms() >= until_ms:
                 return
             pause_s = min(max((now - started) * 0.1, 0.005), 0.25) * random.uniform(0.5, 1.5)
@@ -538,6 +532,6 @@ def _seal_of(won: WonClaim, outcome: EffectOutcome, *, flags: int = 0, winner: b
 
 
 def refuse(request: Request) -> None:
-    """What must not even be asked for."""
+    """Refuses requests that must not be claimed at all."""
     refuse_nested(request)
     refuse_documents(request)

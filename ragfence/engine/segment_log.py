@@ -1,4 +1,4 @@
-"""The log of head moves: its rows, how they become the bytes of a segment, and what a list of segments amounts to."""
+"""The log of head moves: its rows, their encoding in segments, and the state that a list of segments adds up to."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VERSION = 1
 
 
 class LogRow(NamedTuple):
-    """One head move, as the log keeps it."""
+    """One head move, as stored in the log."""
 
     key: bytes
     source: bytes
@@ -38,7 +38,7 @@ class LogRow(NamedTuple):
     """when it was claimed"""
 
     def record(self) -> KeyRecord:
-        # What comes back from the log is a function of the row alone: attempts and the time of the seal are not in it.
+        # The record is a function of the row alone: attempts and the time of the seal are not in the log.
         return KeyRecord(
             State.SEALED,
             self.fingerprint,
@@ -58,16 +58,16 @@ class LogRow(NamedTuple):
 
 
 Packed = tuple[bytes, tuple[int, int], bytes]
-"""what the fence store needs of a row: shard and source, what orders the moves of a source, and the encoded head"""
+"""What the fence store needs of a row: shard and source, what orders the moves of a source, and the encoded head."""
 
 
 class Codec(Protocol):
-    """How rows become the bytes of a segment. Documents bring Parquet."""
+    """Encodes rows as the bytes of a segment. Documents use Parquet."""
 
     def encode(self, rows: Sequence[LogRow]) -> bytes: ...
     def decode(self, name: str, data: bytes) -> Iterator[LogRow]: ...
     def packed(self, name: str, data: bytes) -> Iterator[Packed]:
-        """As `decode`, each `packed`."""
+        """Decodes the rows, each `packed`."""
         ...
 
 
@@ -124,7 +124,7 @@ class PlainCodec:
 
 
 class SegmentLoader:
-    """What the listed segments amount to: per source the row with the highest fence, and every other receipt."""
+    """Loads segments: per source the row with the highest fence, and every other receipt."""
 
     def __init__(self, objects: ObjectStore, codec: Codec) -> None:
         self._objects = objects

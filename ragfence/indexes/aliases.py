@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from ragfence.core.aliases import UNSET, ExpectedTarget
 from ragfence.engine import crash_points
 from ragfence.engine.engine import Engine
-from ragfence.engine.leases import leading_lease
+from ragfence.engine.leases import innermost_lease
 from ragfence.errors import (
     AliasMoved,
     AliasUnknown,
@@ -254,7 +254,7 @@ class Aliases:
     ) -> Swap:
         check_alias(alias)
         reason = self._kept(reason)
-        lease = leading_lease()
+        lease = innermost_lease()
         if lease and lease.may_have_happened and (earlier := self._caused_by(alias, change, lease.key)):
             return self._after(earlier, tuple(GateResult(**each) for each in earlier.gates))
         judged: tuple[Target, Target | None] | None = None

@@ -23,7 +23,7 @@ from ragfence.documents.corpus_digest import Corpus, LiveHead, Version, digest_o
 from ragfence.documents.identity import SNIPPET_BYTES
 from ragfence.documents.log import stored_in
 from ragfence.documents.parquet import fixed_matrix, fixed_values, id_lists, read_table, table_written
-from ragfence.engine.gc_pause import held_off
+from ragfence.engine.gc_pause import gc_paused
 from ragfence.errors import REHYDRATE, FormatCorrupt
 from ragfence.stores.objects import ObjectStore
 
@@ -140,7 +140,7 @@ class Snapshots:
         self._known_rows: tuple[str, int] | None = None
         self._read: tuple[str, list[LiveHead]] | None = None
 
-    @held_off()
+    @gc_paused()
     def digest(self, *, to_build: bool = False) -> str:
         """Of the corpus of now. Costs two requests, however many documents there are, if somebody knows it already.
 
@@ -161,7 +161,7 @@ class Snapshots:
         self._keep()
         return digest
 
-    @held_off()
+    @gc_paused()
     def now(self, *, of: str | None = None) -> Snapshot:
         """The corpus of now, stored. `of`: or the one of this digest, if its heads were just read to build it."""
         read, self._read = self._read, None
@@ -175,7 +175,7 @@ class Snapshots:
         self._keep_rows(snapshot)
         return snapshot
 
-    @held_off()
+    @gc_paused()
     def rows(self, digest: str) -> int | None:
         """How many rows an index of this corpus has; None: it is neither stored nor the one of now."""
         if self._known_rows and self._known_rows[0] == digest:
@@ -198,7 +198,7 @@ class Snapshots:
         values = {"version": 1, "documents": snapshot.documents, "rows": snapshot.rows}
         self._objects.put_new(f"{self._counts}/{_hex(snapshot.digest)}", json.dumps(values).encode())
 
-    @held_off()
+    @gc_paused()
     def get(self, digest: str) -> Snapshot | None:
         name = self._name(digest)
         data = self._objects.get(name)

@@ -82,7 +82,7 @@ class Handler:
 
 
 class StartedRequest(NamedTuple):
-    """A request whose claim is on its way: `Contract.execute` leads to its answer, `block.let_go` releases it."""
+    """A request whose claim is on its way: `Contract.execute` leads to its answer, `block.discard` releases it."""
 
     claim: HttpClaim
     block: ClaimBlock
@@ -225,7 +225,7 @@ class Contract:
     def _start_task(self, started: StartedRequest, handler: Handler) -> asyncio.Task[Answer]:
         task = self._task(self._run(started.claim, started.block, handler))
         # A task that was cancelled before its first step has not entered the block.
-        task.add_done_callback(lambda _: started.block.let_go())
+        task.add_done_callback(lambda _: started.block.discard())
         return task
 
     def _task(self, work: Coroutine[Any, Any, Answer]) -> asyncio.Task[Answer]:

@@ -27,7 +27,7 @@ from ragfence.core.hashing import digest_part
 from ragfence.core.policy import Http
 from ragfence.core.receipts import Decision, Receipt
 from ragfence.documents.claims import GivenDocument
-from ragfence.engine.leases import leading_lease
+from ragfence.engine.leases import innermost_lease
 from ragfence.errors import Conflict, InFlight, Quarantined, RagfenceError, Stale, TransientError
 from ragfence.server.contract import Contract
 from ragfence.server.dependencies import parse_bounded, validated
@@ -139,7 +139,7 @@ class _BatchWork:
     """Ingests one batch, slice by slice, in threads."""
 
     def __init__(self, batches: NdjsonBatches, spool: Spool) -> None:
-        lease = leading_lease()
+        lease = innermost_lease()
         self._event_id = lease.key if lease else ""
         """The request: decision rows of its documents name it, so that a purge finds the stored answer."""
         self._batches = batches

@@ -213,7 +213,7 @@ class Write:
         """Releases a claim that was not executed, for example because the route refused the request."""
         if self._started is not None:
             started, self._started = self._started, None
-            started.block.let_go()
+            started.block.discard()
 
 
 class ReplayMiddleware:

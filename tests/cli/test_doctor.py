@@ -193,7 +193,7 @@ def test_effects_that_wait_in_the_journal_are_a_warning(embedded: Site, tmp_path
     assert level_of(found("--journal", str(tmp_path / "other")), "nothing waits") == "ok"
     (file,) = Path(".ragfence/journal").glob("*.jsonl")
     file.write_text("{broken\n")
-    assert "is no entry" in fails(found())[0]
+    assert "is not a valid entry" in fails(found())[0]
 
 
 def on(server: servers.RedisServer, *more: str) -> tuple[str, ...]:

@@ -71,7 +71,7 @@ def test_a_live_lease_a_lapsed_one_and_a_quarantine(site: Site) -> None:
     assert whats(told) == ["claimed", "released", "claimed", "released", "quarantined"]
     text = site.run("explain", "stuck").stdout
     assert "quarantined after 2 attempts, last error RuntimeError" in text
-    held.lease.lose()
+    held.lease.discard()
     short = site.open(lease={"ttl_s": 0.05})
     abandon(short, Operation(kind="ticket", source_id="brief"))
     eventually(lambda: "lease ran out" in site.run("explain", "brief").stdout)

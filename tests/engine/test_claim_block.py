@@ -212,7 +212,7 @@ def test_a_seal_after_the_block_is_refused(world: World) -> None:
     fence = world.open()
     with fence.claim(EVENT) as op:
         pass
-    with pytest.raises(ValidationError, match="given back when its block ended"):
+    with pytest.raises(ValidationError, match="released when its block ended"):
         op.seal(result="too late")
     assert apply(fence).result == "None:"
 

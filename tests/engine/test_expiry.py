@@ -245,7 +245,7 @@ def test_a_limit_must_be_positive(old_memory: World, limit: int) -> None:
 
 @pytest.mark.parametrize("after", ["x", "other/sealed/ticket", "default/segments/1"])
 def test_a_cursor_from_elsewhere_is_refused(old_memory: World, after: str) -> None:
-    with pytest.raises(ValidationError, match="no place among the commits") as refused:
+    with pytest.raises(ValidationError, match="not a place among the commits") as refused:
         old_memory.open().purge_expired(after=after)
     assert "`after`" in refused.value.hint
 

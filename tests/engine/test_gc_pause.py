@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ragfence.engine.gc_pause import held_off
+from ragfence.engine.gc_pause import gc_paused
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ def _as_it_was() -> Iterator[None]:
 
 def test_it_is_on_again_after_a_batch_that_raised() -> None:
     def batch() -> None:
-        with held_off():
+        with gc_paused():
             assert not gc.isenabled()
             raise RuntimeError
 
@@ -33,7 +33,7 @@ def test_it_is_on_again_after_a_batch_that_raised() -> None:
 
 def test_what_is_off_stays_off() -> None:
     gc.disable()
-    with held_off():
+    with gc_paused():
         assert not gc.isenabled()
     assert not gc.isenabled()
 
@@ -42,12 +42,12 @@ def test_a_batch_that_began_later_cannot_hold_it_off_for_longer() -> None:
     began, ended = threading.Event(), threading.Event()
 
     def later() -> None:
-        with held_off():
+        with gc_paused():
             began.set()
             ended.wait(10)
 
     thread = threading.Thread(target=later)
-    with held_off():
+    with gc_paused():
         thread.start()
         assert began.wait(10)
     assert gc.isenabled()
@@ -57,7 +57,7 @@ def test_a_batch_that_began_later_cannot_hold_it_off_for_longer() -> None:
 
 
 def test_the_child_of_a_fork_collects() -> None:
-    with held_off():
+    with gc_paused():
         child = os.fork()
         if child == 0:
             os._exit(0 if gc.isenabled() else 1)

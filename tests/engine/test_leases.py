@@ -189,7 +189,7 @@ def test_a_lease_that_was_taken_over_is_lost_at_the_next_check_and_at_the_seal(w
             world.clock.advance(201)
             taken = elsewhere(take_over)
         eventually(lambda: op.lease.lost)
-        with pytest.raises(LeaseLost, match="ran out or was taken over") as lost:
+        with pytest.raises(LeaseLost, match="expired or was taken over") as lost:
             op.lease.check()
         assert lost.value.key == op.key
         with pytest.raises(FencedOut) as late:

@@ -84,7 +84,7 @@ class OperationWorld(World):
         except FencedOut:
             raise
         except RagfenceError:
-            runner.give_back(won, "ERROR")
+            runner.release(won, "ERROR")
             raise
 
     def _runner(self, worker: Worker) -> Runner:

@@ -201,7 +201,7 @@ class World:
     def renew(self, worker: Worker) -> None:
         for lease in list(worker.leases):
             if not all(worker.lineage.store.renew(lease.refs())):
-                lease.lose()
+                lease.discard()
                 worker.leases.remove(lease)
 
     def settle(self, steps: int = 20_000) -> bool:

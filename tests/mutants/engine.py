@@ -14,7 +14,7 @@ MUTANTS = [
     Mutant(
         "a healer that could not seal keeps its lease",
         "ragfence/engine/runner.py",
-        "            self._unsealed(won, sealed, found.record(), RowKind.DUPLICATE, flags=HEALED)\n",
+        "            self._record_unsealed(won, sealed, found.record(), RowKind.DUPLICATE, flags=HEALED)\n",
         "            pass\n",
         FAILURES,
     ),
@@ -203,7 +203,7 @@ MUTANTS = [
     Mutant(
         "recover= is not asked while the fence store is away",
         "ragfence/engine/once.py",
-        "self._options.recover is not None and self._runner.announce_alone(request, token)",
+        "self._options.recover is not None and self._runner.announce_without_lease(request, token)",
         "False",
         ("tests/engine/test_notes.py", "-k", "is_away or without_the_fence_store"),
     ),

@@ -198,10 +198,10 @@ def test_a_verdict_that_nobody_acts_upon_is_given_back(fence: Fence) -> None:
     async def story() -> None:
         op = claimed(fence, joint, "k")
         assert await op.ask() is None
-        op.let_go()
+        op.discard()
         never_known = claimed(fence, joint, "other")
         assert await never_known.ask(timeout_s=0) is None
-        never_known.let_go()
+        never_known.discard()
 
     asyncio.run(story())
     assert record(fence, "k").state is State.RELEASED

@@ -155,7 +155,7 @@ class Sync:
     def _run(self, update: Meter) -> None:
         candidates = self._prune_candidates() if self._prune else {}
         for page in _listed(self._source.items(), PAGE):
-            with gc_pause.held_off():
+            with gc_pause.gc_paused():
                 self._page(page)
                 if self._parts.table is not None:
                     self._parts.table.add([self._rows[place] for place in sorted(self._rows)])

@@ -25,7 +25,7 @@ from ragfence.documents.claims import ANY, Expected
 from ragfence.documents.identity import snippet_texts
 from ragfence.documents.log import RETRACT
 from ragfence.documents.reads import StoredDocument
-from ragfence.engine.leases import leading_lease
+from ragfence.engine.leases import innermost_lease
 from ragfence.fence import Fence
 from ragfence.server.dependencies import (
     answers,
@@ -282,7 +282,7 @@ async def _earlier(fence: Fence, doc_id: str) -> tuple[str, Receipt | None]:
 
     The document may have changed since that attempt: moving it again would be a second effect of the same key.
     """
-    lease = leading_lease()
+    lease = innermost_lease()
     if lease is None:  # the policy allows requests without a key
         return "", None
     if not lease.may_have_happened:
