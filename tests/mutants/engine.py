@@ -126,14 +126,14 @@ MUTANTS = [
     Mutant(
         "snippets written after the rows",
         "ragfence/engine/batch_commit.py",
-        "                self._neighbours.before_commit(name, rows)\n"
+        "                self._hooks.before_commit(name, rows)\n"
         "                data = encoded()\n"
         "            sent = True\n"
         "            if not self._objects.put_new(name, data).won:\n",
         "                data = encoded()\n"
         "            sent = True\n"
         "            put = self._objects.put_new(name, data)\n"
-        "            self._neighbours.before_commit(name, rows)\n"
+        "            self._hooks.before_commit(name, rows)\n"
         "            if not put.won:\n",
         HEADS,
     ),
@@ -210,7 +210,7 @@ MUTANTS = [
     Mutant(
         "an object store that is away means that nothing has happened",
         "ragfence/engine/runner.py",
-        "            return True  # away as well\n",
+        "            return True  # down as well\n",
         "            return False\n",
         ("tests/engine/test_notes.py", "-k", "is_away"),
     ),
