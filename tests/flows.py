@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 import ragfence
-from ragfence import Document
+from ragfence import Document, Policy
 from ragfence.server import create_app
 
 PACKAGE = Path(ragfence.__file__).parent
@@ -93,7 +93,9 @@ def trace_flows(folder: Path) -> list[Flow]:
 def _http_flows(trace: Trace, folder: Path) -> Iterator[Flow]:
     with ExitStack() as stack:
         runner = stack.enter_context(asyncio.Runner())
-        app = create_app(folder, insecure_dev=True)
+        # However busy the machine is: a 202 would be another flow.
+        policy = Policy.from_mapping({"http": {"wait_s": 600, "answer_within_s": 600}})
+        app = create_app(folder, policy=policy, insecure_dev=True)
 
         def run(work: Coroutine[Any, Any, R]) -> R:
             return runner.run(work)
@@ -105,7 +107,7 @@ def _http_flows(trace: Trace, folder: Path) -> Iterator[Flow]:
         stack.callback(lambda: run(client.aclose()))
 
         def post(number: int, key: str) -> None:
-            body = {"doc_id": f"page-{number}", "text": f"Page {number}. A lease ends by itself."}
+            body = {"doc_id": f"page-{number}", "text": f"Page {number}. A lease expires."}
             answer = run(client.post("/v1/documents", json=body, headers={"Idempotency-Key": key}))
             assert answer.status_code in (200, 201), answer.text
 
@@ -130,7 +132,7 @@ def _fence_flows(trace: Trace, folder: Path) -> Iterator[Flow]:
         yield trace.measure("fence.once, replayed", lambda: create({"id": 2}))
 
         first, second = (
-            [Document(doc_id=f"page-{n}", text=f"Page {n}. A lease ends by itself.") for n in range(start, start + 10)]
+            [Document(doc_id=f"page-{n}", text=f"Page {n}. A lease expires.") for n in range(start, start + 10)]
             for start in (0, 10)
         )
         ingest_many = fence.documents.ingest_many
@@ -141,7 +143,7 @@ def _fence_flows(trace: Trace, folder: Path) -> Iterator[Flow]:
 
         fence.aliases.swap("pages", fence.indexes.build().index_hash)
         fence.search("pages", "lease")
-        yield trace.measure("fence.search", lambda: fence.search("pages", "How does a lease end?"))
+        yield trace.measure("fence.search", lambda: fence.search("pages", "When does a lease expire?"))
 
 
 def main(arguments: list[str]) -> None:
