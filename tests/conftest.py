@@ -7,9 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-pytest.register_assert_rewrite(
-    "ragfence.testing.contracts.backends", "ragfence.testing.contracts.objects", "ragfence.testing.contracts.sinks"
-)
+pytest.register_assert_rewrite("ragfence.testing.contracts")
 
 from tests import servers, thorough  # noqa: E402  (what it imports shall be rewritten, too)
 

@@ -10,11 +10,7 @@ from typing import Any
 
 import pytest
 
-pytest.register_assert_rewrite(
-    "ragfence.testing.contracts.fences",
-    "ragfence.testing.contracts.retention",
-    "ragfence.testing.contracts.counts",
-)
+pytest.register_assert_rewrite("ragfence.testing.contracts")
 
 
 from ragfence.core.operations import encoded  # noqa: E402

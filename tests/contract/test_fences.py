@@ -9,7 +9,9 @@ import pytest
 from ragfence.core.decision_rows import Row
 from ragfence.core.layout import TOKEN_BYTES, RowKind
 from ragfence.stores.fences import FenceStore
-from ragfence.testing.contracts.fences import FenceStoreContract, FencesUnderTest
+from ragfence.testing.contracts.batches import BatchContract
+from ragfence.testing.contracts.fences import FenceStoreContract, FencesUnderTest, SealContract
+from ragfence.testing.contracts.replays import ReplayContract
 from ragfence.testing.faults import FaultyFences
 
 
@@ -60,7 +62,9 @@ class TestCluster(FenceStoreContract):
         assert store.drop_rows(entries) == len(entries)
 
 
-class TestFaultyWithoutFaults(_NeverClosed, FenceStoreContract):
+class TestFaultyWithoutFaults(SealContract, BatchContract, ReplayContract):
+    """A wrapper that only passes calls on: a part of the contract shows that answers come through it unchanged."""
+
     @pytest.fixture
     def fences(self, memory_fences: FencesUnderTest) -> FencesUnderTest:
         return _Wrapped(memory_fences)

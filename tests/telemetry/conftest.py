@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 import ragfence
 from ragfence import Fence
 
-pytest.register_assert_rewrite("ragfence.testing.contracts.fences", "ragfence.testing.contracts.retention")
+pytest.register_assert_rewrite("ragfence.testing.contracts")
 
 OpenFence = Callable[..., Fence]
 

@@ -19,7 +19,10 @@ from ragfence.telemetry import InstrumentedStore, Listener, Logs, Metrics, Trace
 from ragfence.telemetry.events import CallFailed, ClaimsAnswered, Event, KeyMade, SealsAnswered
 from ragfence.telemetry.logs import json_lines
 from ragfence.testing import FaultyFences, MemoryFences, MemoryObjects
-from ragfence.testing.contracts.fences import FenceStoreContract, FencesUnderTest
+from ragfence.testing.contracts.batches import BatchContract
+from ragfence.testing.contracts.fences import FencesUnderTest, SealContract
+from ragfence.testing.contracts.replays import ReplayContract
+from ragfence.testing.contracts.row_drain import DrainContract
 from tests.contract.conftest import SqliteUnderTest
 
 MEMBERS = {name for part in FenceStore.__mro__[:5] for name in vars(part) if not name.startswith("_")}
@@ -50,8 +53,8 @@ class Broken:
         raise RuntimeError("after the call")
 
 
-class TestObservedSqlite(FenceStoreContract):
-    """The contract of every store, with all three listeners at work."""
+class TestObservedSqlite(SealContract, BatchContract, ReplayContract, DrainContract):
+    """A part of the contract, with all three listeners: answers come through the wrapper unchanged."""
 
     @pytest.fixture
     def fences(self, tmp_path: Path):

@@ -8,10 +8,30 @@ from typing import Any, Protocol
 import pytest
 
 from ragfence.core.decision_rows import Row
-from ragfence.core.decisions import Claim, Granted, HeadQuery, HeldRecords, LeaseRef, Mode, Seal, Sealed, Verdict
-from ragfence.core.layout import FINGERPRINT_BYTES, TOKEN_BYTES
+from ragfence.core.decisions import (
+    Claim,
+    Granted,
+    HeadQuery,
+    HeldRecords,
+    LeaseRef,
+    Mode,
+    Seal,
+    Sealed,
+    Verdict,
+)
+from ragfence.core.layout import (
+    FINGERPRINT_BYTES,
+    TOKEN_BYTES,
+)
 from ragfence.core.records import KeyRecord
-from ragfence.stores.fences import SOURCE_BYTES, ClaimStore, EpochStore, FenceStore, Lookup, RowStore
+from ragfence.stores.fences import (
+    SOURCE_BYTES,
+    ClaimStore,
+    EpochStore,
+    FenceStore,
+    Lookup,
+    RowStore,
+)
 from ragfence.testing.clock import VirtualClock
 
 SHARD = 7
@@ -177,3 +197,7 @@ def start_epoch(store: EpochStore, epoch: int) -> None:
 
 def _digest(text: str) -> bytes:
     return sha256(text.encode()).digest()
+
+
+def row_id(row: Row) -> str:
+    return row.row_id

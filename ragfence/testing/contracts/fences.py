@@ -7,8 +7,9 @@
 
 Call `pytest.register_assert_rewrite("ragfence.testing")` in your conftest for readable failures.
 
-The rules stand in `core/decisions.py` as pure functions; here they are told one behaviour at a time, through a real
-store. `retention.py` holds the other half: epochs, batches, rows, expiry and upkeep.
+The rules are pure functions in `core/decisions.py`. Here each behaviour is a test of its own, through a real store.
+This module has claims, attempts, seals, sources and documents; the modules beside it have epochs, batches, replays,
+rows, lifetimes, scans and handles.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ from ragfence.core.decisions import (
 )
 from ragfence.core.layout import NO_METADATA, TOKEN_BYTES, State
 from ragfence.stores.fences import Lookup
+from ragfence.testing.contracts.batches import BatchContract
+from ragfence.testing.contracts.counts import CountContract
+from ragfence.testing.contracts.epochs import EpochContract, LockContract, SoloContract
 from ragfence.testing.contracts.fence_calls import (
     ALL_MODES,
     DAY_MS,
@@ -46,7 +50,12 @@ from ragfence.testing.contracts.fence_calls import (
     sealed,
     verdict,
 )
-from ragfence.testing.contracts.retention import RetentionContract
+from ragfence.testing.contracts.handles import ClosingContract, FormatContract, HandleContract
+from ragfence.testing.contracts.lifetimes import DeletionContract, ExpiryContract
+from ragfence.testing.contracts.replays import ReplayContract
+from ragfence.testing.contracts.row_drain import DrainContract
+from ragfence.testing.contracts.rows import RowContract
+from ragfence.testing.contracts.scans import ScanContract
 
 __all__ = ["FenceStoreContract", "FencesUnderTest"]
 
@@ -55,7 +64,7 @@ SEQUENCES = (-(2**63), -1, 0, 1, 2**53, 2**53 + 1, 2**53 + 2, 2**63 - 1)
 
 
 class ClaimContract:
-    """What a claim is told, for each state its key can be in."""
+    """The answer to a claim, for each state its key can be in."""
 
     @pytest.fixture
     def fences(self) -> FencesUnderTest:
@@ -755,7 +764,25 @@ class DocumentContract:
 
 
 class FenceStoreContract(
-    ClaimContract, AttemptContract, SealContract, SourceContract, DocumentContract, RetentionContract
+    ClaimContract,
+    AttemptContract,
+    SealContract,
+    SourceContract,
+    DocumentContract,
+    EpochContract,
+    SoloContract,
+    LockContract,
+    BatchContract,
+    ReplayContract,
+    RowContract,
+    DrainContract,
+    CountContract,
+    ExpiryContract,
+    DeletionContract,
+    ScanContract,
+    HandleContract,
+    FormatContract,
+    ClosingContract,
 ):
     """Subclass it and provide the fixture `fences`: a `FencesUnderTest` for each test, its store ready at epoch 1."""
 
