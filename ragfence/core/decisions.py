@@ -34,11 +34,11 @@ class Mode(IntEnum):
 
 
 KEYED, SEQUENCED, DOCUMENT = Mode
-"""As plain names: Python 3.11 finds a member of an enum by a function call, which every record of a batch paid for."""
+"""As plain names: in Python 3.11, reading a member of an enum costs a function call for every record of a batch."""
 
 
 class Claim(NamedTuple):
-    """An attempt to become the one who performs the operation."""
+    """An attempt to become the owner of the operation."""
 
     key: bytes
     fingerprint: bytes
@@ -52,7 +52,7 @@ class Claim(NamedTuple):
     lease_ms: int = 30_000
     max_attempts: int = 5
     pending_ttl_ms: int = 0
-    """how long a pending record is kept; 0 keeps it for ever, as documents do"""
+    """how long a pending record is kept; 0: permanently, as for documents"""
     source_ttl_ms: int = 0
     kind: str = ""
     owner: str = ""
@@ -70,7 +70,7 @@ class Claim(NamedTuple):
 
 
 class HeadQuery(NamedTuple):
-    """Is this the live head of its document? What a claim would ask, without the wish to become the owner."""
+    """Whether this is the live head of its document: the question of a claim, without becoming the owner."""
 
     key: bytes
     source: bytes
@@ -83,7 +83,7 @@ class HeadQuery(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HeldRecords:
-    """What a store holds for a claim; records of an earlier epoch that are void are already left out."""
+    """What is stored for a claim, without void records of an earlier epoch."""
 
     record: KeyRecord | None = None
     source: SourceRecord | None = None
@@ -223,7 +223,7 @@ def _decide_document(
             return Granted(lease.record, prior=_prior(head, parked, claim), head=head)
         if lease.record.held_at(now_ms):
             return InFlightVerdict(lease.record.when_ms, lease.record)
-    # A lease that ran out may hide a committed row nobody sealed: even the current head must write a row then.
+    # An expired lease may hide a committed row that was not sealed: even the current head must write a row then.
     unsettled = lease is not None and lease.may_hide_a_commit
     same = head.digest == claim.digest if head else claim.retract
     if same and not unsettled and not _raises(claim.sequence, head):
@@ -285,7 +285,7 @@ def apply_claim(
         payload=claim.payload,
     )
     head = held.source.head if held.source else None
-    # Only a seal settles a document: who takes it over and gives it back leaves it as unsettled as it was.
+    # Only a seal settles a document. Taking it over and releasing it leaves it as unsettled as it was.
     unsettled = answer.takeover and claim.mode is Mode.DOCUMENT
     change = _place(held, claim, record, stamp, unsettled=unsettled)
     return Granted(record, answer.takeover, answer.prior, head), change
@@ -307,7 +307,7 @@ def _place(held: HeldRecords, claim: Claim, record: KeyRecord, stamp: int, *, un
 
 
 class Seal(NamedTuple):
-    """The end of a lease with an outcome: it stores the receipt, for ever."""
+    """The end of a lease with an outcome: it stores the receipt permanently."""
 
     key: bytes
     token: bytes
@@ -342,7 +342,7 @@ class Sealed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """The token is not the current one. `record` is what stands under the key instead, if anything."""
+    """The token is not the current one. `record` is what is stored under the key, if anything."""
 
     record: KeyRecord | None
 
@@ -364,7 +364,7 @@ def apply_seal(held: HeldRecords, seal: Seal, now_ms: int, *, epoch: int) -> tup
     assert held.source is not None
     assert lease is not None
     record, head = _ended(lease.record, seal, now_ms), held.source.head
-    # A move without a sequence keeps the head's.
+    # A move without a sequence keeps that of the head.
     sequence = seal.sequence if seal.sequence is not None else (head.sequence if head else None)
     if seal.mode is Mode.SEQUENCED:
         kept = held.record if held.record and held.record.ended else None
@@ -399,14 +399,14 @@ def _standing(held: HeldRecords, seal: Seal) -> KeyRecord | None:
 
 
 def _holds(record: KeyRecord, token: bytes) -> bool:
-    """The token decides, not the clock: an expired lease that nobody took over may still be sealed."""
+    """The token decides, not the clock: an expired lease that was not taken over can still be sealed."""
     return record.state is State.HELD and record.token == token
 
 
 def _ended(record: KeyRecord, seal: Seal, now_ms: int) -> KeyRecord:
     return record._replace(
         state=State.FAILED if seal.failed else State.SEALED,
-        # Whoever committed it may still come to seal it: the token of the effect, not of its healer, is the one kept.
+        # The owner that committed it may still seal it: keep the token of the effect, not that of its healer.
         token=record.token if seal.winner == NO_TOKEN else seal.winner,
         when_ms=now_ms,
         owner="",
@@ -417,7 +417,7 @@ def _ended(record: KeyRecord, seal: Seal, now_ms: int) -> KeyRecord:
 
 
 class LeaseRef(NamedTuple):
-    """Which lease a renewal or a release is about."""
+    """The lease that is renewed or released."""
 
     key: bytes
     token: bytes

@@ -36,7 +36,7 @@ from ragfence.stores.transactional import TransactionalFences
 SCRUB_S = 10.0
 SCHEMA_VERSION = 2
 DROPPED_AT_ONCE = 2_000
-"""rows; whoever claims meanwhile waits for the transaction"""
+"""rows; claims wait for the transaction meanwhile"""
 _WITH_LEASE = "instr('2367ABEF', substr(hex(substr(data, 2, 1)), 2)) > 0"
 """what `lease_of_source` looks at first, said to SQLite: few sources have one"""
 _LIVE_DOCUMENT = "instr('57DF', substr(hex(substr(data, 2, 1)), 2)) > 0 AND substr(data, 67, 4) <> x'00000000'"
@@ -187,7 +187,8 @@ class SqliteFences(TransactionalFences):
                 return
             if time.monotonic() >= give_up_at:
                 raise StoreUnavailable(
-                    f"{self.path}-wal cannot be emptied, somebody reads the database", hint="try again later"
+                    f"{self.path}-wal cannot be emptied, another process is reading the database",
+                    hint="try again later",
                 )
             time.sleep(0.05)
 

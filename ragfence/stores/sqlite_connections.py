@@ -24,7 +24,7 @@ _all: weakref.WeakSet[SqliteConnections] = weakref.WeakSet()
 
 
 class SqliteConnection:
-    """A connection and who may use it. It closes with the thread that made it."""
+    """A connection and the thread that may use it. It is closed when that thread ends."""
 
     def __init__(self, db: sqlite3.Connection, run_id: str) -> None:
         self.db = db
@@ -62,7 +62,7 @@ class SqliteConnections:
     def of_this_thread(self) -> SqliteConnection:
         self.refuse_closed()
         known: SqliteConnection | None = getattr(self._local, "connection", None)
-        # Nobody keeps one to a file that was replaced or deleted.
+        # No connection is kept to a file that was replaced or deleted.
         if known is not None and known.pid == os.getpid() and known.run_id.endswith(identity(self._path)):
             return known
         with self._changing:  # preparing is a transaction too
@@ -87,7 +87,7 @@ class SqliteConnections:
             raise
 
     def _use_wal(self, db: sqlite3.Connection) -> None:
-        """SQLite does not wait here, whatever its timeout: of many who open a new file at once, most would fail."""
+        """SQLite does not wait here, whatever its timeout: if many open a new file at once, most would fail."""
         give_up_at = time.monotonic() + self._busy_timeout_s
         while True:
             try:
@@ -109,7 +109,7 @@ class SqliteConnections:
         self.disconnect()
 
     def disconnect(self) -> None:
-        """Of the file. Whoever asks again opens it again."""
+        """Close every connection. The next call opens the file again."""
         with self._changing:
             for connection in list(self._open):
                 connection.close()
@@ -118,7 +118,7 @@ class SqliteConnections:
 
     @contextlib.contextmanager
     def idle(self) -> Iterator[None]:
-        """Nobody is inside a transaction, and nobody begins one."""
+        """While this lasts, no transaction is running and none can begin."""
         with contextlib.ExitStack() as held:
             held.enter_context(self._changing)
             for connection in list(self._open):

@@ -57,7 +57,7 @@ class Transaction(Protocol):
     def run_id(self) -> str: ...
     @property
     def solo(self) -> bool:
-        """No object store stands behind it: what it lost, it cannot get back."""
+        """There is no object store: what this store loses cannot be restored."""
         ...
 
     def get_record(self, key: bytes) -> bytes | None: ...
@@ -169,7 +169,7 @@ def _is_live(source: SourceRecord | None) -> bool:
 
 
 def _tally_seal(tx: Transaction, seal: Seal, record: KeyRecord, change: Change | None, row: Row) -> None:
-    """Counts a seal once, by whether it left a key behind: one that is repeated changes nothing."""
+    """Counts a seal once, if it left a key behind: a repeated one changes nothing."""
     if change is None:
         return
     outcome = TallyOutcome.HEALED if seal.duplicate else TallyOutcome.FAILED if seal.failed else TallyOutcome.NEW
@@ -261,7 +261,7 @@ def ready_epoch(tx: Transaction, shard: int) -> int | None:
 
 
 def usable_epoch(tx: Transaction, shard: int) -> int | None:
-    """As `ready_epoch`, but a solo store that is not ready starts a new epoch: nobody else could."""
+    """Like `ready_epoch`, but a solo store that is not ready starts a new epoch, since nothing else could."""
     ready = ready_epoch(tx, shard)
     if ready is not None or not tx.solo:
         return ready

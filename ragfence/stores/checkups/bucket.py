@@ -93,7 +93,7 @@ def _reaches(rule: Mapping[str, Any], root: str) -> bool:
         return False  # our objects carry no tags
     prefix = _prefix_of(rule)
     if prefix.startswith(f"{root}{PROBES}"):
-        return False  # what the probe leaves behind after a crash is rubbish
+        return False  # what a probe left behind after a crash is garbage
     return prefix.startswith(root) or root.startswith(prefix)
 
 
@@ -117,7 +117,7 @@ def _looked_up(
             yield warn(_SUBJECT, f"could not look at the {what}", f"grant {right}, and run this again")
             return
         else:
-            yield warn(_SUBJECT, f"could not look at the {what}: {brief(error)}", "ask whoever runs the server")
+            yield warn(_SUBJECT, f"could not look at the {what}: {brief(error)}", "ask the administrator of the server")
             return
     except BotoError as error:
         yield warn(_SUBJECT, f"could not look at the {what}: {brief(error)}", "run this again")

@@ -18,7 +18,7 @@ from ragfence.stores.fences import Marker
 class Level(StrEnum):
     OK = "ok"
     WARN = "warn"
-    """it works, and somebody should look at it"""
+    """it works, but should be looked at"""
     FAIL = "fail"
     """a promise is broken, or nothing works"""
 

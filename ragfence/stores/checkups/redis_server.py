@@ -1,4 +1,4 @@
-"""Looks at a Redis, a Sentinel's primary or each primary of a cluster: is it one that keeps what it was told?
+"""Checks a Redis, the primary of a Sentinel or each primary of a cluster: does it keep what is written to it?
 
 `look` gathers the facts of each node, also of one that `RedisFences` would refuse to open; `redis_checks` judges them
 and reads nothing. What a user without rights may not see is left out, and said.
@@ -30,7 +30,7 @@ LARGE_BYTES = 64 * 2**20
 class NodeFacts:
     node: str
     info: Mapping[str, Any]
-    """as redis-py parses INFO; empty when the user may not ask for it"""
+    """INFO as parsed by redis-py; empty if the user may not call it"""
     round_trip_ms: float = 0.0
     clock_off_ms: int = 0
     """the server's clock minus ours"""
@@ -56,7 +56,7 @@ def look(url: str, tenant: str, durability: DurabilityRules, *, timeout_s: float
 
 
 def redis_checks(nodes: Sequence[NodeFacts], durability: DurabilityRules, *, solo: bool) -> Iterator[Check]:
-    """`solo`: no object store stands behind it, so what it forgets is forgotten."""
+    """`solo`: there is no object store, so what it loses is lost permanently."""
     for facts in nodes:
         subject = f"redis {facts.node}"
         yield from _rights(subject, facts)

@@ -39,7 +39,7 @@ PART = 250
 Item = TypeVar("Item", Claim, Seal, LeaseRef)
 Answer = TypeVar("Answer")
 Heads = list[tuple[tuple[bytes, ...], tuple[bytes, ...]]]
-"""Per shard the KEYS and the ARGV that stand before those of its items."""
+"""Per shard the KEYS and the ARGV in front of those of its items."""
 
 
 def heads_of(names: Names) -> dict[str, Heads]:
@@ -61,7 +61,7 @@ def heads_of(names: Names) -> dict[str, Heads]:
 
 
 class _Group(NamedTuple):
-    """The items of one shard, by where they stand in the batch."""
+    """The items of one shard, by their index in the batch."""
 
     shard: int
     members: list[int]
@@ -84,9 +84,9 @@ class ScriptBatches:
         rows: NewRows | None = None,
         confirm: Needed | None = None,
     ) -> list[Answer]:
-        """The answers, in the order of the items; `rows` are written besides.
+        """The answers, in the order of the items; `rows` are written as well.
 
-        What is of one shard is decided in one step, and nothing else is promised: a cluster has a call for each.
+        The items of one shard are decided in one step. Nothing more is promised: a cluster gets a call per shard.
         """
         parts = self._parts(items, rows.encoded if rows else {})
         calls = (self._calls(script, part, items, pack, common, rows) for part in parts)
@@ -164,7 +164,7 @@ class ScriptBatches:
 
 
 Hold = Callable[[Claim, bytes | None, bytes | None, int | None], HeldRecords]
-"""what a record and its source come to in an epoch"""
+"""makes the records that count in an epoch of what was read"""
 _DUPLICATE = TallyOutcome.DUPLICATE.value
 
 
@@ -188,7 +188,7 @@ class BulkReplays:
             if data is not None and stamp and not (unclear and source in unclear):
                 record = free_head(data, stamp, key[1:], fingerprint, metadata_hash, sequence)
             records.append(record)
-            if record is None:  # it may be claimed: whoever comes after it in this batch must wait for that
+            if record is None:  # it may be claimed, so later queries of its source must wait
                 unclear.add(source)
                 continue
             rows.add(key[0], row_of_ask(ask, record, ts), make_label(_DUPLICATE, "0", kind_in(record), ask.context))
@@ -197,9 +197,9 @@ class BulkReplays:
     def of_claims(self, claims: Sequence[Claim]) -> tuple[list[Verdict | None], NewRows]:
         """The claims that an MGET can answer: sealed, same payload, and no lease anywhere near.
 
-        Where that is all of them, their rows are written; where not, they are returned, for whoever claims the rest.
-        Documents have `of_documents`; here they are only read, so that a batch with one of a newer format in it is
-        refused before anything is granted.
+        If that is all of them, their rows are written; otherwise the rows are returned, to be written with the claims
+        of the rest. Documents are answered by `of_documents`. Here they are only read, so that a batch with a newer
+        format in it is refused before anything is granted.
         """
         names, records = self._names, self._names.records
         wanted, behind = [], []

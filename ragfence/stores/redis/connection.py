@@ -45,7 +45,7 @@ class RedisCall(NamedTuple):
     command: Command | bytes
     """bytes: packed already, for a `ServerLink`"""
     shape: Shape | None = None
-    """of its reply; None: as the command tells"""
+    """of its reply; None: derived from the command"""
 
 
 class RedisExchange(NamedTuple):
@@ -61,7 +61,7 @@ class PendingExchange(Protocol):
     def end(self) -> RedisExchange: ...
 
     def discard(self) -> None:
-        """Nobody wants to know any more. After `end` it does nothing."""
+        """Stop waiting for the replies. Does nothing after `end`."""
         ...
 
 
@@ -69,14 +69,14 @@ class Link(Protocol):
     url: str
     clustered: bool
     elects: bool
-    """others decide who the primary is, and may change their minds"""
+    """other processes elect the primary, and may elect another one"""
     client: Any
-    """redis-py's own client; to ask it something: `commands`"""
+    """redis-py's own client; use it within `commands`"""
 
     def exchange(self, calls: Sequence[RedisCall], after: Sequence[Command] = ()) -> RedisExchange: ...
 
     def begin(self, calls: Sequence[RedisCall], after: Sequence[Command] = ()) -> PendingExchange:
-        """An exchange whose replies are read later. Whoever begins one ends or drops it."""
+        """An exchange whose replies are read later. The caller ends or discards it."""
         ...
 
     def stream(
@@ -86,23 +86,23 @@ class Link(Protocol):
         ...
 
     def commands(self) -> AbstractContextManager[Any]:
-        """redis-py's own client, for commands on a single key and those that are no exchange."""
+        """redis-py's own client, for commands on a single key and those that are not part of an exchange."""
         ...
 
     def primaries(self) -> list[tuple[str, Any]]:
-        """Name and client of each server that takes writes; to be asked within `commands`."""
+        """Name and client of each server that accepts writes; use them within `commands`."""
         ...
 
     def close(self) -> None:
-        """What is under way ends, and leaves no connection behind; all else is `StoreClosed`."""
+        """Running calls end and leave no connection behind; every later one raises `StoreClosed`."""
         ...
 
 
 class Line:
-    """A connection that stays ours between exchanges, and the run_id of the server process at its other end.
+    """A connection that is kept between exchanges, and the run_id of the server process at its other end.
 
-    Nothing is sent with redis-py's health check: that reads the next reply as its own, and connects again without a
-    word, maybe to another server process. Replies on their way would be lost, those that come taken for them.
+    redis-py's health check is never used: it reads the next reply as its own, and reconnects silently, perhaps to
+    another server process. Pending replies would be lost, or later ones taken for them.
     """
 
     __slots__ = ("connection", "run_id", "used_at")
@@ -113,13 +113,13 @@ class Line:
         self.run_id = packed_parts(b"")
         """packed, as it goes into commands"""
         connection.send_packed_command(connection.pack_command("INFO", "server"), check_health=False)
-        # Whoever needs the right to ask is told so when it matters.
+        # A user without the right to call INFO gets an error when it matters.
         (reply,) = replies_of(connection, (info,))
         if not isinstance(reply, redis.ResponseError):
             self.run_id = packed_parts(run_id_in(reply))
 
     def usable(self) -> bool:
-        """Nothing is to be read: the server has neither closed it, nor sent what nobody asked for."""
+        """Whether nothing can be read from it: the server has not closed it, nor sent an unexpected reply."""
         if time.monotonic() - self.used_at > IDLE_S:
             return False
         try:
@@ -129,10 +129,10 @@ class Line:
 
 
 class Lines:
-    """Asking redis-py's pool for a connection costs as much as a command, so these are kept.
+    """Connections that are kept, because getting one from redis-py's pool costs as much as a command.
 
-    One that broke goes back to the pool, which connects it again, to the server that the Sentinels then name.
-    Closing takes none away from whoever reads from it: it is disconnected when it is given back.
+    A broken one goes back to the pool, which reconnects it, to the server that the Sentinels name by then. `close` does
+    not take away one that is in use: it is disconnected when it is released.
     """
 
     def __init__(self, pool: Any, url: str) -> None:
@@ -167,7 +167,7 @@ class Lines:
                 self.tidy()
 
     def discard(self, line: Line) -> None:
-        """Replies may be on their way: nobody must read them as theirs."""
+        """Replies may be pending: no other exchange may read them as its own."""
         self._discard(line.connection)
 
     def close(self) -> None:
@@ -175,7 +175,7 @@ class Lines:
         self.tidy()
 
     def tidy(self) -> None:
-        """Disconnects what nobody uses."""
+        """Disconnects what is not in use."""
         if self._pid == os.getpid():
             with contextlib.suppress(IndexError):
                 while True:
@@ -188,7 +188,7 @@ class Lines:
 
 
 class ServerLink:
-    """One server, or whichever the Sentinels name at the time of connecting."""
+    """One server, or the one that the Sentinels name when a connection is made."""
 
     clustered = False
 
@@ -221,10 +221,10 @@ class ServerLink:
             sent.discard()
 
     def ask(self, before: bytes, behind: bytes) -> Any:
-        """The reply to a single command that is packed already, which most are; a refusal is an exception object.
+        """The reply to a single command that is packed already, as most are; a refusal is an exception object.
 
-        Between the two parts goes the run_id of the server, as of when the connection was opened, or an empty one where
-        that is not known.
+        The run_id of the server, read when the connection was opened, goes between the two parts; if it is not known,
+        an empty one.
         """
         line = None
         try:
@@ -277,7 +277,7 @@ class ServerLink:
     def again(
         self, commands: Sequence[Command | bytes], shapes: Sequence[Shape | None], broken: Exception
     ) -> list[Any]:
-        """The replies to commands whose connection broke, over another one."""
+        """The replies to commands whose connection broke, sent again over another one."""
         first: list[Exception] = [broken]
 
         def attempt() -> list[Any]:
@@ -290,7 +290,7 @@ class ServerLink:
 
 
 class SentToServer:
-    """Exchanges on their way over a line of their own; they end in the order in which they were sent."""
+    """Exchanges that were sent over a line of their own. They end in the order in which they were sent."""
 
     __slots__ = ("_broken", "_line", "_link", "_waiting")
 
@@ -360,7 +360,7 @@ def _packed(connection: Any, command: Command) -> bytes:
 
 
 def packed_parts(*parts: bytes) -> bytes:
-    """Some parts of a command as they travel. In front of all of them stands `*<their number>`."""
+    """Some parts of a command as they are sent. `*<number of parts>` precedes all of them."""
     return b"".join(b"$%d\r\n%b\r\n" % (len(part), part) for part in parts)
 
 
@@ -393,5 +393,5 @@ def retry() -> Retry:
 
 
 def once_more() -> Retry:
-    """For a connection itself: exchanges are repeated as a whole, and a server that is away should be known soon."""
+    """For connecting: exchanges are repeated as a whole, and a server that is down should be noticed quickly."""
     return Retry(NoBackoff(), retries=1)

@@ -16,7 +16,7 @@ from ragfence.stores.redis.connection import PendingExchange, RedisCall, packed_
 from ragfence.stores.redis.replies import Command, number, text
 
 DROPPED_AT_ONCE = 200
-"""entries; a script holds up everybody else"""
+"""entries; a script blocks every other client"""
 PAGE = 500
 
 
@@ -41,7 +41,7 @@ class NewRows:
 
 
 class PendingRows:
-    """Rows that the server was sent. Nobody may be told what they tell before they are settled."""
+    """Rows that were sent to the server. Their callers may not be answered before `settle`."""
 
     __slots__ = ("_asking", "_begun")
 
@@ -73,9 +73,9 @@ class RowStreams:
         """the same as they travel, but for the rows"""
 
     def begin(self, rows: NewRows) -> PendingRows:
-        """Confirmed where seals are: the rows are written after the seals they tell of.
+        """Sends the rows. They are confirmed as seals are, after which they are written.
 
-        Plain commands: nothing is decided here, and a script would take twice the server's time.
+        Plain commands are used: nothing is decided here, and a script would take twice the server's time.
         """
         joined = [(shard, b"".join(encoded)) for shard, encoded in rows.encoded.items()]
         if self._asking.link.clustered:  # which may have to send a command elsewhere
@@ -161,7 +161,7 @@ class RowStreams:
                 continue
             start = f"({behind}" if shard == here and behind else "-"
             calls.append(RedisCall(shard, (b"XRANGE", self._streams[shard], start, b"+", b"COUNT", left)))
-            left -= 0 if start != "-" else length  # how much of the first stream lies behind the place is not known
+            left -= 0 if start != "-" else length  # how much of the first stream follows the place is not known
         pages = self._asking.exchange(calls) if calls else []
         found = [
             RowEntry(f"{call.shard:02x}:{entry.decode()}", data)

@@ -90,14 +90,14 @@ class Reader:
         return [[shard] for shard in by_shard], list(by_shard.values())
 
     def scan(self, what: bytes, shard: int | None = None) -> Iterator[tuple[int, bytes, bytes]]:
-        """Shard, name and value. A name may come twice, as SCAN has it."""
+        """Shard, name and value. A name may come twice, as with SCAN."""
         for _, placed, values in self._pages(what, shard):
             for (shard_of, name), data in zip(placed, values, strict=True):
                 if data is not None:
                     yield shard_of, name, data
 
     def scan_expiring(self, what: bytes, shard: int | None = None) -> Iterator[tuple[int, bytes, bytes, int | None]]:
-        """Besides, when each expires: that costs a command for every name, since none tells of many."""
+        """Also when each expires. That costs a command per name: Redis has none for many names."""
         for now_ms, placed, values in self._pages(what, shard):
             ttls = self._answered([RedisCall(shard_of, (b"PTTL", name)) for shard_of, name in placed]).replies
             for (shard_of, name), data, ttl_ms in zip(placed, values, ttls, strict=True):

@@ -43,7 +43,7 @@ def parse_address(url: str, *, timeout_s: float) -> ServerAddress:
         parsed = _parsed(url)
     if parsed is None:
         raise StoreUnavailable(
-            f"{shown} is no Redis URL",
+            f"{shown} is not a valid Redis URL",
             hint="redis://user:password@host:6379/0, redis+sentinel://host:26379,host:26379/service/0 or "
             "redis+cluster://host:6379,host:6379, with / ? # and @ in the password percent-encoded",
         )

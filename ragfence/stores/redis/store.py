@@ -64,8 +64,10 @@ what these are counted under."""
 
 
 def _tells_of_a_seal(replies: list[Any]) -> bool:
-    """Whoever is answered with a seal relies on it as its owner does. The row of the answer was written after the seal,
-    so whoever confirms the row has the seal, too."""
+    """Whether a reply answers with a seal. Its caller relies on the seal as the owner does, so it is confirmed too.
+
+    The row of the answer was written after the seal, so confirming the row confirms the seal.
+    """
     return any(item[:1] == REPLAYED for reply in replies for item in reply)
 
 
@@ -86,7 +88,7 @@ class RedisFences:
         self._most_rows = SOLO_ROWS_PER_SHARD if solo else 0
         self._solo = b"1" if solo else b"0"
         self._common = (self._solo, b"1", b"%d" % self._most_rows)
-        """what stands before the single group of a batch of one"""
+        """the ARGV in front of the single group of a batch of one"""
         self._confirm = confirm or Confirmation()
         patience_s = max(timeout_s, self._confirm.timeout_ms / 1000 + 1)
         self._link: Link = open_link(url, timeout_s=patience_s, hash_tags=self._names.prefixes)
@@ -227,7 +229,7 @@ class RedisFences:
             return [{**client.info(), "node": name} for name, client in self._link.primaries()]
 
     def purge_expired(self, limit: int = 1000) -> int:
-        """Redis drops what expired by itself."""
+        """Redis deletes expired records itself."""
         return 0
 
     def record(self, rows: Sequence[Row]) -> None:
@@ -342,7 +344,7 @@ class RedisFences:
                 raise in_our_words(self.url, error) from error
             if type(answered) is bytes:
                 return answered
-            if not isinstance(answered, Exception):  # asked again, without a run_id
+            if not isinstance(answered, Exception):  # it was sent again, without a run_id
                 return answered[0]
         shard, made = item.key[0], self._scripts[script]
         keys, args = self._heads[script][shard]

@@ -1,23 +1,23 @@
--- What every script needs that looks at more than one record: constants, and the markers.
+-- For every script that reads more than one record: constants and markers.
 
 local HELD, RELEASED, QUARANTINED, SEALED, FAILED = $HELD, $RELEASED, $QUARANTINED, $SEALED, $FAILED
 local KEYED, SEQUENCED, DOCUMENT = $KEYED, $SEQUENCED, $DOCUMENT
 
--- `R:<epoch>:<run_id>` or `H:<epoch>:<run_id>`; a run_id has 40 digits.
+-- `R:<epoch>:<run_id>` or `H:<epoch>:<run_id>`; the run_id is that of INFO.
 local function read_marker(marker_key)
   local text = redis.call('GET', marker_key)
   if not text then return nil end
   return { ready = byte(text) == $code(R), epoch = tonumber(sub(text, $MARKER_EPOCH)), run = sub(text, $MARKER_RUN) }
 end
 
--- Records hold an epoch in seven bytes, and Lua counts to 2^53: one cut off would let a stale owner in.
+-- Lua counts to 2^53. An epoch that was cut off would let a stale owner in.
 local function write_marker(marker_key, state, epoch, run)
   if epoch > $MAX_EPOCH then error(string.format('epoch %.0f is out of range', epoch)) end
   redis.call('SET', marker_key, string.format('%s:%.0f:%s', state, epoch, run))
 end
 
--- The epoch of a shard that may answer, or nil. `solo`: no object store stands behind this Redis, so a marker
--- that is absent or of another run is set here, to an epoch above every earlier one.
+-- The epoch of a shard that may answer, or nil. `solo`: there is no object store, so a marker that is absent or of
+-- another run is set here, to an epoch above every earlier one.
 local function usable_epoch(marker_key, run, solo, now_ms)
   local text = redis.call('GET', marker_key)
   if text and byte(text) == $code(R) and sub(text, $MARKER_RUN) == run then
@@ -30,12 +30,12 @@ local function usable_epoch(marker_key, run, solo, now_ms)
   return epoch
 end
 
--- The values of a group, in one call, when nothing in it can change what another reads: all are KEYED and no key stands
--- twice, or all are DOCUMENT and no source does. Otherwise nil, and each is read when its turn comes. `keys` stand from
--- `k` on; a document has two values, its record and its source.
+-- The values of a group, read in one call, if no item can change what another one reads: all are KEYED and no key occurs
+-- twice, or all are DOCUMENT and no source does. Otherwise nil, and each item reads its own. The keys start at `k`; a
+-- document has two values, its record and its source.
 local function read_ahead(packed_from, k, count)
   local mode = byte(ARGV[packed_from])
-  if mode == SEQUENCED or (mode == KEYED and count < 2) or count > 500 then return nil end -- Lua's stack has an end
+  if mode == SEQUENCED or (mode == KEYED and count < 2) or count > 500 then return nil end -- unpack() is limited by Lua's stack
   local stride, names, seen = mode == KEYED and 1 or 2, {}, {}
   for i = 1, count do
     k = k + stride

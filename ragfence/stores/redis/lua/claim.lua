@@ -1,15 +1,14 @@
--- Claims, in groups of one shard each: decides, writes records and decision rows. core/decisions.py in Lua.
--- What most claims are, a first one, or a replay of an operation without a sequence, is done by claim_cut.lua; a single
--- one of them is answered in claim_alone.lua, and does not get here. Everything else goes through rules(),
--- claim_rules.lua, whose functions are made only when needed.
+-- Claims, in groups of one shard each: decides, then writes records and decision rows, as core/decisions.py does.
+-- claim_cut.lua handles most claims: first ones, and replays of an operation without a sequence. A single one of those
+-- is answered in claim_alone.lua and does not get here. Everything else goes through rules(), which is claim_rules.lua
+-- and whose functions are created only when they are needed.
 --
 -- KEYS   per group: marker, counter, rows; then per claim: record, and source unless the mode is KEYED
--- ARGV   [1] '1' if no object store stands behind this Redis, [2] number of groups, [3] most rows to keep, or '0',
+-- ARGV   [1] '1' if there is no object store, [2] number of groups, [3] most rows to keep, or '0',
 --        [4] '', or, for a single claim without a sequence, the run_id that was read when the connection was opened
---        per group: the shard as one byte, the keys' common prefix, encoded rows to write as they are, what they are
---        counted under (see redis_wire.pack_answers), the number of claims; then per claim one packed string (see
---        redis_wire.pack_claim)
--- Returns, per claim, in order, one string (just that, if ARGV[4] is given), whose first byte says what follows:
+--        per group: the shard as one byte, the common prefix of its keys, rows that are encoded already, their counts
+--        (see pack_answers in codec.py), the number of claims; then per claim one packed string (see pack_claim)
+-- Returns one string per claim, in order (not in a list if ARGV[4] is given). Its first byte says what follows:
 --        N not ready | R record or nothing | C record or nothing | I quarantined:1 record | S newest:8
 --        | G takeover:1 record | P takeover:1 record (length:4) prior (length:4) source | X record of a newer format
 

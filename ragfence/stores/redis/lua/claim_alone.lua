@@ -1,7 +1,7 @@
--- The most frequent calls of all, before anything else is set up: a single claim without a sequence, from a connection
--- that knows its server (ARGV[4]), of a key that is sealed with the same payload, or that nobody has claimed before.
--- Like the MGET of a batch, a replay trusts that run_id: a server that restarted has no old connections. Whatever writes
--- a record asks the server itself.
+-- The most frequent calls, answered before anything else is set up: a single claim without a sequence, from a connection
+-- that knows the run_id of its server (ARGV[4]), of a key that is sealed with the same payload or was never claimed.
+-- Like the MGET of a batch, a replay trusts that run_id: no connection survives a restart of the server. A call that
+-- writes a record reads the run_id from the server.
 if ARGV[4] ~= '' then
   local claim, marker, data = ARGV[10], redis.call('GET', KEYS[1]), redis.call('GET', KEYS[4])
   if marker and byte(marker) == $code(R) then

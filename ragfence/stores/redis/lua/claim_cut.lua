@@ -1,7 +1,6 @@
--- What nearly all claims come to, a replay or a first grant, by cutting and joining the bytes of redis_wire.pack_claim,
--- core/records.py and core/decision_rows.py.
+-- A replay or a first grant, as nearly all claims are: made by cutting and joining packed claims, records and rows.
 
--- Records hold the number of a claim in five bytes.
+-- A number that was cut off would let a stale owner in.
 local function checked_number(number)
   if number > $MAX_COUNTER then error(string.format('fence number %.0f is out of range', number)) end
   return number
@@ -9,7 +8,7 @@ end
 
 local function kind_of_claim(claim) return $short(claim, $claim.rest) end
 
--- Whether this is an ended record of the claim's own payload: it answers.
+-- Whether this record answers the claim: it ended, and has the claim's payload.
 local function replays(data, claim)
   local version, flags = byte(data, $record.version:state)
   local state = $state(flags)
@@ -17,7 +16,7 @@ local function replays(data, claim)
     sub(data, $record.fingerprint) == sub(claim, $claim.fingerprint)
 end
 
--- The row of a claim that was answered with this record. `ts`: the time in six bytes.
+-- The row of a claim that this record answers. `ts`: the time, packed.
 local function replay_row(data, claim, ts, shard)
   local effect_id, at, flags = '\0', $skip_short(data, $record.rest), byte(data, $record.state.at)
   if $has(flags, HAS_EFFECT_ID) then

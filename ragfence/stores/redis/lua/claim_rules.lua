@@ -1,4 +1,4 @@
--- Every claim that claim.lua does not answer at once: `apply_claim` of core/decisions.py in Lua.
+-- The claims that claim.lua does not answer by itself: `apply_claim` of core/decisions.py in Lua.
 
 local function unpack_claim(data)
   local c = {}
@@ -98,7 +98,7 @@ local function decide(held, claim, now_ms)
   return decide_document(head, lease, held.record, claim, now_ms)
 end
 
--- Where a pending record belongs: under its key, or in the one lease of its source.
+-- Stores a pending record where it belongs: under its key, or as the one lease of its source.
 local function place(claim, held, record, unsettled, epoch, prefix, now_ms)
   if claim.mode == KEYED then
     put(claim.record_key, record.raw, claim.pending_ttl)
@@ -153,7 +153,7 @@ local function claim_row(claim, answer, now_ms, shard)
   return encode_row(row)
 end
 
--- What an answer is counted as; a grant is not one.
+-- The letter under which an answer is counted; a grant is not an answer.
 local OUTCOME = { R = 'd', C = 'c', I = 'i', S = 's' }
 
 local function settle(packed, record_key, source_key, epoch, solo, now_ms, counter_key, prefix, shard)
@@ -174,7 +174,7 @@ local function settle(packed, record_key, source_key, epoch, solo, now_ms, count
         first_seen = answer.first_seen, when = now_ms + claim.lease_ms, kind = claim.kind, owner = claim.owner, error = answer.error,
         effect_id = '', payload = claim.payload, result = '' }
       encode_record(answer.record)
-      -- Only a seal settles a document: who takes it over and gives it back leaves it as unsettled as it was.
+      -- Only a seal settles a document. Taking it over and releasing it leaves it as unsettled as it was.
       local unsettled = answer.takeover and claim.mode == DOCUMENT
       answer.source = place(claim, held, answer.record, unsettled, epoch, prefix, now_ms)
     end

@@ -1,9 +1,9 @@
--- Entries of a stream of decision rows that are stored elsewhere by now go, if they still are what was read: after a
--- failover the same id may stand for another entry, which nobody has stored.
+-- Deletes entries of a stream of decision rows that have been stored elsewhere, if they are still what was read: after a
+-- failover the same id may belong to another entry, which has not been stored.
 --
 -- KEYS   [1] the stream
 -- ARGV   the id and the SHA-1 of the data of each entry
--- Returns how many went
+-- Returns how many were deleted
 
 local dropped = 0
 for i = 1, #ARGV, 2 do

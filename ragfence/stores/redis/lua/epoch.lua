@@ -1,19 +1,25 @@
 -- Markers and hydration. Every write compares the marker first, so a hydration that was overtaken does nothing.
 --
--- KEYS   the markers of the shards concerned; for 'load', 'forget_ended' and 'forget_pending', after the one marker, the records
---        and for 'recount' the count of head moves, then records and sources
--- ARGV   [1] 'begin', 'load', 'finish', 'forget' (the markers of older epochs), 'forget_ended' (records that ended), 'forget_pending' (also those that nobody holds a lease on) or
---        'recount' (what is pending among the records and sources, and, if it was counted, how many documents there are)
---        [2] the epoch ('forget_ended': below it parked records go, too); for 'load' the values, in the order of KEYS; for 'recount' the count of head moves that the
---        documents were counted at, and how many there were, or ''
--- Returns 1 done | 0 the markers are not what the step needs
+-- KEYS   the markers of the shards; then, after a single marker:
+--        'load', 'forget_ended' and 'forget_pending': the records
+--        'recount': the count of head moves, then records and sources
+-- ARGV   [1] what to do:
+--            'begin', 'load', 'finish'   the steps of a hydration
+--            'forget'                    delete the markers of older epochs
+--            'forget_ended'              delete ended records
+--            'forget_pending'            delete those, and pending records without a live lease
+--            'recount'                   put back what is pending, and the number of documents if it was counted
+--        [2] the epoch; 'forget_ended' also deletes parked records of lower epochs
+--        'load': the values, in the order of KEYS
+--        'recount': the count of head moves at which documents were counted, and their number, or ''
+-- Returns 1 done | 0 the markers are not in the state that the step needs
 
 local action, epoch = ARGV[1], tonumber(ARGV[2])
 local run = run_id()
 
 local function hydrating(marker_key)
   local m = read_marker(marker_key)
-  -- The run too: a server that restarted in between may have lost what was loaded before.
+  -- Also the run: a server that restarted meanwhile may have lost what was loaded before.
   return m and not m.ready and m.epoch == epoch and m.run == run
 end
 
@@ -32,7 +38,7 @@ if action == 'begin' then
     local prefix, now_ms = sub(marker_key, 1, -2), now()
     write_marker(marker_key, $HYDRATING, epoch, run)
     if redis.call('EXISTS', prefix .. 'c') == 0 then
-      -- It counts nothing: it is new, or has forgotten what it had counted. BEGUN of core/tallies.py.
+      -- There are no counts: the store is new, or lost them. See BEGUN in core/tallies.py.
       local key = prefix .. 'h' .. math.floor(now_ms / $DAY_MS)
       redis.call('HSET', key, math.floor(now_ms / $HOUR_MS) .. ':b-\0\0', string.format('%.0f', now_ms))
       redis.call('PEXPIRE', key, $KEPT_MS)
@@ -47,7 +53,7 @@ elseif action == 'load' then
   for i = 2, #KEYS do
     local value = ARGV[i + 1]
     if byte(KEYS[i], #prefix + 1) == $code(s) then
-      -- It may be loaded twice, after a lost reply.
+      -- After a lost reply it is loaded again.
       documents = documents + live(value) - live(redis.call('SET', KEYS[i], value, 'GET'))
     else
       redis.call('SET', KEYS[i], value)
@@ -73,7 +79,7 @@ elseif action == 'forget_ended' or action == 'forget_pending' then
       local prefix = sub(KEYS[1], 1, -2)
       redis.call('DEL', KEYS[i])
       redis.call('ZREM', prefix .. 'p', sub(KEYS[i], #prefix + 2))
-    elseif version == 0 then  -- parked: its stamp comes first, the epoch in eight bytes
+    elseif version == 0 then  -- parked: it starts with the stamp, whose first byte is 0
       if $unpack(parked.stamp, data) < epoch then redis.call('DEL', KEYS[i]) end
     end
   end

@@ -1,6 +1,6 @@
--- What even the shortest call needs. Kept short: a script makes its functions anew each time it is called, and that
--- costs more than most of what they do.
--- now() is put in front of this file by the client: it reads TIME, and tests replace it.
+-- For every call, the shortest included. Keep it short: a script creates its functions anew at every call, which costs
+-- more than most of what they do.
+-- The client puts now() in front of this file. It reads TIME; tests replace it.
 
 local byte, sub, char = string.byte, string.sub, string.char
 
@@ -18,7 +18,7 @@ local function put(key, data, ttl_ms)
   end
 end
 
--- One stream entry per batch and shard. `most_rows` bounds the stream where nothing can be drained from it.
+-- One stream entry per batch and shard. `most_rows` bounds the stream if nothing drains it.
 local function add_rows(rows_key, data, most_rows)
   if data == '' then return end
   if most_rows ~= '0' then
@@ -28,10 +28,10 @@ local function add_rows(rows_key, data, most_rows)
   end
 end
 
--- What is pending, in a sorted set, by the time at which its record expires: `p` holds the digests of keys, `q` sources.
+-- Pending records are in sorted sets, by when they expire: `p` has digests of keys, `q` sources.
 local function score(now_ms, ttl_ms) return ttl_ms > 0 and now_ms + ttl_ms or '+inf' end
 
--- What an answer is counted under: make_label of core/tallies.py. `lifetime`: in milliseconds, or '-'.
+-- The label under which an answer is counted: make_label of core/tallies.py. `lifetime`: in milliseconds, or '-'.
 local function label(outcome, lifetime, kind, text, from)
   local route, _, before = '', string.find(text, ',"route":"', from, true)
   if before then
@@ -41,8 +41,8 @@ local function label(outcome, lifetime, kind, text, from)
   return outcome .. lifetime .. '\0' .. kind .. '\0' .. route
 end
 
--- Counts under an hour, in the hash of its day, which is kept for KEPT_DAYS behind it. Beyond MAX_LABELS, kinds and
--- routes are not told apart.
+-- Counts under an hour, in the hash of its day, which expires after KEPT_DAYS. Beyond MAX_LABELS, kinds and routes are
+-- counted together.
 local function tally(prefix, at_ms, what, count)
   local hour = math.floor(at_ms / $HOUR_MS)
   local key, field = prefix .. 'h' .. math.floor(at_ms / $DAY_MS), hour .. ':' .. what

@@ -1,11 +1,11 @@
--- Renewals, releases and pardons: compares the token, then acts. apply_renewal, apply_release and apply_attempt_reset of
--- core/decisions.py in Lua.
+-- Renewals, releases and resets of attempts: compares the token, then acts, as apply_renewal, apply_release and
+-- apply_attempt_reset of core/decisions.py do.
 --
 -- KEYS   per group: marker, rows; then per lease: record, and source unless the mode is KEYED
--- ARGV   [1] '1' if no object store stands behind this Redis, [2] number of groups, [3] most rows to keep, or '0'
---        [4] 'renew', 'release', 'expire' or 'reset_attempts', [5] the error code of a release, [6] '1' if a release refunds the
---        attempt, '2' if nothing is left of a first attempt, either
---        per group: the shard as one byte, the number of leases; then per lease one packed string
+-- ARGV   [1] '1' if there is no object store, [2] number of groups, [3] most rows to keep, or '0'
+--        [4] 'renew', 'release', 'expire' or 'reset_attempts', [5] the error code of a release,
+--        [6] '1' if a release refunds the attempt, '2' if it also keeps nothing of a first attempt
+--        per group: the shard as one byte, the number of leases; then per lease one packed string (see pack_lease in codec.py)
 -- Returns, per lease, in order: 1 done | 0 the lease is not (or no longer) held | a record of a newer format
 
 local function unpack_lease(data)
@@ -17,7 +17,7 @@ local function unpack_lease(data)
   return l
 end
 
--- The pending record of the lease and where it stands: {record, lease of its source or nil}.
+-- The pending record of the lease, and where it is stored: {record, lease of its source or nil}.
 local function find(lease, held)
   if lease.mode == KEYED then return held.record, nil end
   local spot = held.source and held.source.lease
@@ -50,7 +50,7 @@ local function reset_attempts(lease, held, now_ms)
   return 1
 end
 
--- Of a first attempt that was declined, nothing stays.
+-- Nothing is kept of a first attempt that was declined.
 local function withdrawn(lease, held, record, spot)
   if lease.mode ~= DOCUMENT or record.attempt ~= 1 or spot.unsettled or not held.source.head then return false end
   held.source.lease = nil

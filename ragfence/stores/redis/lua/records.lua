@@ -1,4 +1,4 @@
--- The binary records of core/records.py and core/decision_rows.py, read and written in Lua.
+-- Reads and writes records and decision rows. core/layout.py says where their bytes are.
 
 local NO_METADATA = $zeros(head.metadata_hash)
 local NOBODY = $zeros(record.token)
@@ -17,7 +17,7 @@ local function read_long(data, at)
   return sub(data, start, start + size - 1), start + size
 end
 
--- A record of a newer format is never guessed at: it decodes to {newer = true} and the client refuses it.
+-- A record of a newer format decodes to {newer = true}, and the client refuses it.
 local function decode_record(data)
   if not data or data == '' then return nil end
   if byte(data) ~= $RECORD_VERSION then return { newer = true, raw = data } end
@@ -104,7 +104,7 @@ local function encode_source(s)
   return $pack(source, $RECORD_VERSION, flags, s.stamp) .. body
 end
 
--- Sequences are signed 64-bit numbers, more than a Lua number holds exactly: compared in two halves.
+-- Sequences are signed 64-bit numbers, more than a Lua number holds exactly: they are compared in two halves.
 local function compare_sequences(a, b)
   local ah, al = $unpack(halves, a)
   local bh, bl = $unpack(halves, b)
@@ -113,7 +113,7 @@ local function compare_sequences(a, b)
   return 0
 end
 
--- What the store holds for one item: its record and, but for KEYED, its source. Void records are left out.
+-- What is stored for one item: its record and, unless it is KEYED, its source. Void records are left out.
 local function read_held(item, epoch, solo)
   local held = {}
   local data = redis.call('GET', item.record_key)

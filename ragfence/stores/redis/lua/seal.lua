@@ -1,14 +1,14 @@
--- Seals: compares the token, then acts; sealed is terminal. `apply_seal` of core/decisions.py in Lua.
--- The owner's own seal of an operation without a sequence, or of a document that has no head yet, is done by seal_cut.lua,
--- and a single one of an operation in seal_alone.lua; everything else goes through rules(), seal_rules.lua.
+-- Seals: compares the token, then acts, as apply_seal of core/decisions.py does. Sealed is terminal.
+-- seal_cut.lua handles the owner's seal of an operation without a sequence, or of a document without a head. A single one
+-- of an operation is answered in seal_alone.lua. Everything else goes through rules(), which is seal_rules.lua.
 --
 -- KEYS   per group: marker, rows, count of head moves; then per seal: record, and source unless the mode is KEYED
--- ARGV   [1] '1' if no object store stands behind this Redis, [2] number of groups, [3] most rows to keep, or '0',
+-- ARGV   [1] '1' if there is no object store, [2] number of groups, [3] most rows to keep, or '0',
 --        [4] '', or, for a single seal without a sequence, the run_id that was read when the connection was opened
---        per group: the shard as one byte, the keys' common prefix, the number of seals; then per seal one packed
---        string (see redis_wire.pack_seal)
--- Returns, per seal, in order, one string (just that, if ARGV[4] is given), whose first byte says what follows:
---        S record, sealed | F what stands there instead, or nothing: fenced out | N not ready
+--        per group: the shard as one byte, the common prefix of its keys, the number of seals; then per seal one packed
+--        string (see pack_seal in codec.py)
+-- Returns one string per seal, in order (not in a list if ARGV[4] is given). Its first byte says what follows:
+--        S record, sealed | F the stored record, or nothing: fenced out | N not ready
 --        | X record of a newer format
 
 local solo, groups, most_rows = ARGV[1] == '1', tonumber(ARGV[2]), ARGV[3]

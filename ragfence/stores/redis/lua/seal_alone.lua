@@ -1,5 +1,6 @@
--- The most frequent seal, before anything else is set up: a single one without a sequence, by its owner, from a connection
--- that knows its server (ARGV[4]). It may stand wherever its lease does, so it trusts that run_id.
+-- The most frequent seal, answered before anything else is set up: a single one without a sequence, by its owner, from a
+-- connection that knows the run_id of its server (ARGV[4]). A server that has the lease may store the seal, so that
+-- run_id is trusted.
 if ARGV[4] ~= '' then
   local seal, marker, data = ARGV[8], redis.call('GET', KEYS[1]), redis.call('GET', KEYS[4])
   if marker and data and byte(marker) == $code(R) and sub(marker, $MARKER_RUN) == ARGV[4] and owned(data, seal) and

@@ -1,20 +1,19 @@
--- What nearly all seals come to, the owner's own, by cutting and joining the bytes of redis_wire.pack_seal,
--- core/records.py and core/decision_rows.py.
+-- The owner's own seal, as nearly all seals are: made by cutting and joining packed seals, records and rows.
 
--- Whether this is a record of format 1 that the seal's token holds.
+-- Whether this is a record of this format whose lease has the seal's token.
 local function owned(data, seal)
   local version, flags = byte(data, $record.version:state)
   return version == $RECORD_VERSION and $state(flags) == $HELD and sub(data, $record.token) == sub(seal, $seal.token)
 end
 
--- What the owner's own seal is counted under.
+-- The label under which the owner's seal is counted.
 local function seal_label(data, seal, lifetime)
   local flags = byte(seal, $seal.flags.at)
   local outcome = $has(flags, SEAL_DUPLICATE) and 'h' or ($has(flags, SEAL_FAILED) and 'f' or 'n')
   return label(outcome, lifetime, $short(data, $record.rest), seal, $seal.rest)
 end
 
--- The record after the seal of its owner, and the row. `ts`: the time in six bytes.
+-- The record after the seal of its owner, and the row. `ts`: the time, packed.
 local function own_seal(data, seal, now_ms, ts, shard)
   local token, flags, held = sub(seal, $seal.token), byte(seal, $seal.flags.at), byte(data, $record.state.at)
   local failed, ttl, winner = $has(flags, SEAL_FAILED), $unpack(seal.ttl, seal), sub(seal, $seal.winner)

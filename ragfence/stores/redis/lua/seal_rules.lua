@@ -1,4 +1,4 @@
--- Every seal that seal.lua does not settle at once: `apply_seal` of core/decisions.py in Lua.
+-- The seals that seal.lua does not handle by itself: `apply_seal` of core/decisions.py in Lua.
 
 local function unpack_seal(data)
   local s = {}
@@ -40,8 +40,8 @@ local function settle_keyed(record, seal, now_ms, prefix)
   return 'S', after, seal.ttl
 end
 
--- Returns the code, the record, the lifetime that it is counted under if anything changed ('-': it leaves no key of its
--- own), and by how much the number of live documents did.
+-- Returns the code, the record, the lifetime to count if anything changed ('-': it leaves no key of its own), and the
+-- change of the number of live documents.
 local function settle(seal, held, epoch, now_ms, prefix)
   if seal.epoch ~= epoch then return 'F', standing(held, seal) end
   if seal.mode == KEYED then return settle_keyed(held.record, seal, now_ms, prefix) end
@@ -54,7 +54,7 @@ local function settle(seal, held, epoch, now_ms, prefix)
   local record, head = end_record(lease.record, seal, now_ms), held.source.head
   local sequence = seal.sequence or (head and head.sequence)
   local function leave_queue() redis.call('ZREM', prefix .. 'q', sub(seal.source_key, #prefix + 2)) end
-  -- The first write needs memory, so that a server without any refuses before anything has changed.
+  -- The first write needs memory, so that a server without any refuses it before anything has changed.
   if seal.mode == SEQUENCED then
     local kept = ended(held.record) and held.record or nil
     if not kept then put(seal.record_key, record.raw, seal.ttl) end
@@ -75,7 +75,7 @@ local function settle(seal, held, epoch, now_ms, prefix)
   return 'S', record, '-', (seal.live and 1 or 0) - (head and head.live and 1 or 0)
 end
 
--- As performed_twice of core/decision_rows.py: otherwise whoever sent the seal writes the row.
+-- As performed_twice of core/decision_rows.py: otherwise the sender of the seal writes the row.
 local function performed_twice(seal, r, solo)
   local own = seal.winner == NOBODY and seal.token or seal.winner
   return r.token ~= own and (solo or ended(r))
