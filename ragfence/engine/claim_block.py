@@ -169,7 +169,7 @@ class ClaimBlock:
         if won := self._leave():
             end_without_receipt(self._runner, won, error or self.failure)
 
-    async def ask(self, timeout_s: float | None = None) -> ReplayedClaim | None:
+    async def try_replay(self, timeout_s: float | None = None) -> ReplayedClaim | None:
         """Returns the replay, if there is one within `timeout_s` and it needs no store; else None.
 
         The claim is sent, and `async with` continues with it. A caller that does not enter the block calls `discard`.
@@ -179,30 +179,30 @@ class ClaimBlock:
             return None
         if self._queued is None:
             self._queued = self._batcher.submit(self._request)
-        asked = await self._queued.wait(timeout_s)
-        record = None if asked is None else self._runner.replay_without_io(asked)
-        return (
-            None if asked is None or record is None else ReplayedClaim(self._runner, self._request, asked.claim, record)
-        )
+        pending = await self._queued.wait(timeout_s)
+        record = self._runner.replay_without_io(pending) if pending is not None else None
+        if pending is None or record is None:
+            return None
+        return ReplayedClaim(self._runner, self._request, pending.claim, record)
 
     def discard(self) -> None:
-        """Releases what the claim of `ask` wins, unless the block was entered."""
+        """Releases what the claim of `try_replay` wins, unless the block was entered."""
         if self._queued is not None:
-            asking, self._queued = self._queued, None
-            asking.discard()
+            queued, self._queued = self._queued, None
+            queued.discard()
 
     async def __aenter__(self) -> ClaimBlock:
         self._refuse_second_use()
         try:
-            if (replayed := await self.ask()) is not None:
+            if (replayed := await self.try_replay()) is not None:
                 return self._answered(replayed.receipt())
-            asking, self._queued = self._queued, None
-            asked = await asking.wait() if asking else None
+            queued, self._queued = self._queued, None
+            pending = await queued.wait() if queued else None
             answer: WonClaim | Receipt | None = None
-            if asked is not None:
-                answer = self._runner.win_without_io(self._request, asked)
+            if pending is not None:
+                answer = self._runner.win_without_io(self._request, pending)
             if answer is None:
-                answer = await acquire_async(self._runner, self._request, self._wait_ms, asked)
+                answer = await acquire_async(self._runner, self._request, self._wait_ms, pending)
         except (Conflict, Stale, InFlight, Quarantined) as refused:
             return self._refused(refused)
         return self._answered(answer)

@@ -1,10 +1,10 @@
 """The journal of effects that ran while the fence store was down (`on_store_error: open`, for `once` only).
 
 Every entry is on disk before the caller has its receipt. `reconcile` seals the entries once the store is back; an
-entry whose key somebody else sealed meanwhile is a double effect, and is reported as one.
+entry whose key another caller sealed meanwhile is a doubled effect, and is reported as one.
 
     <tenant>.jsonl   the entries, one a line; a line without its end was cut off before its caller had an answer
-    <tenant>.lock    held by whoever reads or writes; never replaced, so that everybody locks the same file
+    <tenant>.lock    held while the journal is read or written; never replaced, so that all processes lock the same file
 """
 
 from __future__ import annotations

@@ -181,8 +181,7 @@ class Once:
                 token, asks = await run_blocking(self._prepare_alone, request)
                 found = None
                 if asks and recover:
-                    told = await run_blocking(recover, *args, **kwargs)
-                    found = self._checked(await told if inspect.isawaitable(told) else told)
+                    found = await self._recover_async(args, kwargs)
                 if found is None:
                     crash_points.reach(crash_points.IN_EFFECT)
                     found = _Returned(await self._function(*args, **kwargs))
@@ -197,8 +196,7 @@ class Once:
                 asks = recover is not None and await run_blocking(self._runner.announce, answer)
                 answer.entered = True
                 if asks and recover:
-                    told = await run_blocking(recover, *args, **kwargs)
-                    found = self._checked(await told if inspect.isawaitable(told) else told)
+                    found = await self._recover_async(args, kwargs)
                     answer.entered = found is None
                 if found is None:
                     crash_points.reach(crash_points.IN_EFFECT)
@@ -217,6 +215,12 @@ class Once:
             receipt = await run_blocking(self._complete, answer, found)
             if receipt is not None:
                 return receipt
+
+    async def _recover_async(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recovered | None:
+        """Calls `recover=` in a thread, as it may block, and awaits what it returns if it is async."""
+        assert self._options.recover is not None
+        found = await run_blocking(self._options.recover, *args, **kwargs)
+        return self._checked(await found if inspect.isawaitable(found) else found)
 
     def _checked(self, found: object) -> Recovered | None:
         if found is not None and not isinstance(found, Recovered):

@@ -206,9 +206,9 @@ class Runner:
                         raise self._refusals.in_flight(request, verdict, claim.waited_ms)
                     yield from self._wait(request, verdict, started, give_up_at)
 
-    def replay_without_io(self, asked: PendingClaim) -> KeyRecord | None:
+    def replay_without_io(self, pending: PendingClaim) -> KeyRecord | None:
         """Returns the record of a replay, if its receipt needs no store. None: go through `acquire_steps`."""
-        verdict = asked.verdict
+        verdict = pending.verdict
         if isinstance(verdict, Replay) and verdict.record is not None and self.results.is_inline(verdict.record.result):
             return verdict.record
         return None
@@ -273,15 +273,15 @@ class Runner:
             return self._claim_again(won, fenced_out=self.backing is None)
         if self.backing is None:
             raise self._fenced_out_error(won, sealed)
-        # The object is ours, so the outcome is ours permanently, whoever holds the record by now.
+        # The object is ours, so the outcome is ours permanently, whichever owner holds the record now.
         self._record_unsealed(won, sealed, commit.record(), RowKind.NEW)
         return self.results.receipt(won.request.key, commit.record(), NEW, flags)
 
-    def win_without_io(self, request: Request, asked: PendingClaim) -> WonClaim | None:
+    def win_without_io(self, request: Request, pending: PendingClaim) -> WonClaim | None:
         """What a granted claim has won, if no earlier effect has to be looked for. None: as `replay_without_io`."""
-        if self.backing or not isinstance(asked.verdict, Granted) or asked.verdict.prior is not None:
+        if self.backing or not isinstance(pending.verdict, Granted) or pending.verdict.prior is not None:
             return None
-        won = self._accept(request, asked.verdict, asked.asked_at, asked.claim.waited_ms)
+        won = self._accept(request, pending.verdict, pending.asked_at, pending.claim.waited_ms)
         assert isinstance(won, WonClaim)  # without an object store there is nothing to look up
         return won
 
@@ -417,11 +417,11 @@ class Runner:
             # The winner's sequence may be below ours: no caller may hear that ours is applied before the source has it.
             return self._claim_again(won, fenced_out=True)
         outcome = EffectOutcome(winner.effect_id, winner.result, winner.failed, winner.error)
-        told = HEALED | FENCED_OUT
-        sealed = self._seal(won, outcome, flags=told, winner=bytes.fromhex(winner.token))
+        answered = HEALED | FENCED_OUT
+        sealed = self._seal(won, outcome, flags=answered, winner=bytes.fromhex(winner.token))
         heartbeat.remove(won.lease)
         if not isinstance(sealed, Sealed):
-            self._record_unsealed(won, sealed, winner.record(), RowKind.DUPLICATE, flags=told)
+            self._record_unsealed(won, sealed, winner.record(), RowKind.DUPLICATE, flags=answered)
         flags = replace(self._flags(won), fenced_out=True)
         return self.results.receipt(won.request.key, winner.record(), DUPLICATE, flags)
 

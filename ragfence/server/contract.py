@@ -136,7 +136,7 @@ class Contract:
         try:
             block = self._block(claim)
             # In the caller's task: a replay needs no other.
-            if (replayed := await block.ask(claim.budget_s)) is not None:
+            if (replayed := await block.try_replay(claim.budget_s)) is not None:
                 return self._responses.replay(claim, replayed)
         except RagfenceError as error:
             return problem_of(error, key=claim.key).answer(key_headers(claim.key, ""))

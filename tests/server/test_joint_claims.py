@@ -197,10 +197,10 @@ def test_a_verdict_that_nobody_acts_upon_is_given_back(fence: Fence) -> None:
 
     async def story() -> None:
         op = claimed(fence, joint, "k")
-        assert await op.ask() is None
+        assert await op.try_replay() is None
         op.discard()
         never_known = claimed(fence, joint, "other")
-        assert await never_known.ask(timeout_s=0) is None
+        assert await never_known.try_replay(timeout_s=0) is None
         never_known.discard()
 
     asyncio.run(story())
@@ -214,7 +214,7 @@ def test_who_cannot_wait_any_longer_may_go_on_waiting_later(fence: Fence, counti
     async def story() -> None:
         counting.open.clear()
         op = claimed(fence, joint, "k")
-        assert await op.ask(timeout_s=0.01) is None
+        assert await op.try_replay(timeout_s=0.01) is None
         counting.open.set()
         assert await performed(op) == ("new", "done")
 
@@ -281,10 +281,10 @@ def test_a_verdict_is_known_without_a_second_look_only_if_its_result_is_near(fen
         await performed(claimed(fence, joint, "small"), "s")
         await performed(claimed(fence, joint, "large"), large)
         small, far = claimed(fence, joint, "small"), claimed(fence, joint, "large")
-        replayed = await small.ask()
+        replayed = await small.try_replay()
         assert replayed is not None
         assert replayed.receipt().result == "s"
-        assert await far.ask() is None
+        assert await far.try_replay() is None
         assert await performed(far) == ("duplicate", large)
 
     asyncio.run(story())
