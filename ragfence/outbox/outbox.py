@@ -14,7 +14,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from ragfence._extras import needs_extra
 from ragfence.errors import TransportUnavailable, ValidationError
-from ragfence.queues.sql import create_tables, encode_body, now_ms, open_engine
+from ragfence.queues.sql import create_tables, now_ms, open_engine
+from ragfence.queues.transport import encode_body
 
 with needs_extra("sql", "An outbox"):
     import sqlalchemy as sa

@@ -9,7 +9,6 @@ takes longer with more messages.
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 import time
 import uuid
@@ -19,7 +18,7 @@ from typing import Any, Final, TypeVar
 from ragfence._extras import needs_extra
 from ragfence.core.urls import show_url
 from ragfence.errors import QueueFull, TransportUnavailable, ValidationError
-from ragfence.queues.transport import MAX_BODY_BYTES, DeadLetter, Depth, Envelope, Message
+from ragfence.queues.transport import DeadLetter, Depth, Envelope, Message, decode_body, encode_body
 
 with needs_extra("sql", "A queue in a SQL database"):
     import sqlalchemy as sa
@@ -414,29 +413,6 @@ def create_tables(engine: Engine, metadata: sa.MetaData, tables: Sequence[sa.Tab
             raise TransportUnavailable(f"cannot create the tables of the queue: {reason}") from error
         else:
             return
-
-
-def encode_body(body: object) -> str:
-    """A body as JSON text, of bounded size."""
-    try:
-        text = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        size = len(text.encode())
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValidationError(f"the body of a message is not JSON: {error}") from error
-    if size > MAX_BODY_BYTES:
-        raise ValidationError(
-            f"the body of a message has {size} bytes, more than {MAX_BODY_BYTES}",
-            hint="send a reference, such as the URL of an object, instead of the content",
-        )
-    return text
-
-
-def decode_body(text: str) -> Any:
-    """The JSON value of a body. Text that is not JSON is the body itself: other programs may have sent it."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def _message(row: Any) -> Message:

@@ -8,9 +8,12 @@ consumer that came too late; the fence of the consumer makes the effect happen o
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from ragfence.errors import ValidationError
 
 MAX_BODY_BYTES = 256 << 10
 """The largest body that every transport carries."""
@@ -148,3 +151,26 @@ class Transport(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def encode_body(body: object) -> str:
+    """A body as JSON text, of bounded size."""
+    try:
+        text = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        size = len(text.encode())
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValidationError(f"the body of a message is not JSON: {error}") from error
+    if size > MAX_BODY_BYTES:
+        raise ValidationError(
+            f"the body of a message has {size} bytes, more than {MAX_BODY_BYTES}",
+            hint="send a reference, such as the URL of an object, instead of the content",
+        )
+    return text
+
+
+def decode_body(text: str) -> Any:
+    """The JSON value of a body. Text that is not JSON is the body itself: other programs may have sent it."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

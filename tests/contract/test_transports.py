@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,9 @@ import pytest
 import sqlalchemy as sa
 
 from ragfence.queues.sql import SqlTransport
+from ragfence.queues.streams import RedisStreamTransport
 from ragfence.testing.contracts.transports import TransportContract
+from tests.servers import RedisCluster, RedisServer
 from tests.servers.postgres import postgres
 
 
@@ -36,3 +39,36 @@ class TestPostgres(TransportContract):
         with queue._engine.begin() as tx:
             tx.execute(sa.text("DELETE FROM ragfence_messages"))
         queue.close()
+
+
+class OnRedis(TransportContract):
+    @pytest.fixture
+    def url(self) -> str:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def transport(self, url: str) -> Iterator[RedisStreamTransport]:
+        queue = RedisStreamTransport(url, uuid.uuid4().hex, visibility_s=self.VISIBILITY_S)
+        yield queue
+        queue.close()
+
+
+@pytest.mark.xdist_group("valkey")
+class TestValkey(OnRedis):
+    @pytest.fixture
+    def url(self, valkey_server: RedisServer) -> str:
+        return valkey_server.url
+
+
+@pytest.mark.xdist_group("redis62")
+class TestRedis62(OnRedis):
+    @pytest.fixture
+    def url(self, redis62_server: RedisServer) -> str:
+        return redis62_server.url
+
+
+@pytest.mark.xdist_group("cluster")
+class TestValkeyCluster(OnRedis):
+    @pytest.fixture
+    def url(self, valkey_cluster_server: RedisCluster) -> str:
+        return valkey_cluster_server.url

@@ -40,7 +40,10 @@ QUOTAS = (
 )
 
 NEEDED: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]] = {
-    ("redis", "redis"): (("redis",), ("import ragfence; ragfence.open('redis://127.0.0.1:1/0')",)),
+    ("redis", "redis"): (
+        ("redis",),
+        ("import ragfence; ragfence.open('redis://127.0.0.1:1/0')", "import ragfence.queues.streams"),
+    ),
     ("s3", "boto3"): (
         ("boto3", "botocore"),
         (
