@@ -43,7 +43,8 @@ MAX_LANES: Final = 64
 MAX_DUE: Final = 128
 """How many delayed messages one call of `receive` moves into their lanes at most."""
 RETRY_AFTER_MS: Final = 5_000
-REPLICAS_TIMEOUT_MS: Final = 2_000
+REPLICAS_TIMEOUT_MS: Final = 1_000
+"""Below the usual time-outs of a client, so that what is answered is the number of replicas."""
 _BLOCK_MS: Final = 250
 """How long a consumer waits for a new message before it looks for delayed and expired ones."""
 _TIMEOUT_S: Final = 5.0
