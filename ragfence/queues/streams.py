@@ -267,7 +267,7 @@ def _open(url: str) -> Any:
 
 def _url_of(client: Any) -> str:
     if isinstance(client, redis.RedisCluster):
-        node: Any = client.get_default_node()
+        node: Any = client.get_default_node()  # type: ignore[no-untyped-call]  # redis-py's
         return f"redis+cluster://{node.host}:{node.port}"
     options: Mapping[str, Any] = client.connection_pool.connection_kwargs
     if "path" in options:
@@ -291,13 +291,14 @@ def _fields(message_id: str, envelope: Envelope) -> list[str]:
 def _message(flat: Sequence[Any], *, handle: str, count: int) -> Message:
     texts = [_text(part) for part in flat]
     fields = dict(zip(texts[::2], texts[1::2], strict=True))
+    known: dict[str, Any] = {name: fields.get(name, "") for name in _TEXTS}
     return Message(
         body=decode_body(fields.get("body", "")),
         message_id=fields.get("id", ""),
         handle=handle,
         attempt=int(fields.get("attempts", "0")) + count,
         sent_ms=int(fields["sent_ms"]) if "sent_ms" in fields else None,
-        **{name: fields.get(name, "") for name in _TEXTS},
+        **known,
     )
 
 
