@@ -1,1 +1,1 @@
-"""Things a newcomer runs and copies: a Dagster code location, the demo on real documents, a race for tickets."""
+"""Code to run and copy: a Dagster code location, a demo on real documents, and a race for tickets."""

@@ -1,8 +1,8 @@
-"""The documents of the demo: a few hundred that are on every machine already, and in nobody's repository.
+"""The documents of the demo: a few hundred that are on every machine already.
 
-They are the manual that comes with Python (what `help("with")` prints) and the READMEs of the installed distributions,
-written to a folder once: `manual/with.txt`, `packages/dagster.md`. From then on it is a folder like any other. A Python
-that was stripped of its manual gives the READMEs alone.
+They are the manual that comes with Python (what `help("with")` prints) and the READMEs of the installed distributions.
+They are written to a folder once (`manual/with.txt`, `packages/dagster.md`), which is then used like any other folder.
+Some systems install Python without its manual; then the READMEs are the only documents.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from ragfence.errors import ValidationError
 MANUAL, PACKAGES = "manual", "packages"
 TOPICS = "pydoc_data.topics"
 MAX_CHARACTERS = 100_000
-"""of one document: what is longer is a README with the changes of all versions in it"""
+"""The limit for one document. A longer README usually contains the changelog of all versions."""
 MAX_TOTAL_CHARACTERS = 4_000_000
-"""of all documents: the demo is to take minutes, whatever is installed"""
+"""The limit for all documents, so that the demo takes minutes whatever is installed."""
 AGE_S = 3600
-"""files are dated back by this: a source reads those that were written just now again, since they may change unseen"""
+"""How far the files are dated back. A source reads recent files again, because they may change unnoticed."""
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,99}")
 _CONTROLS = re.compile(r"[\x00-\x08\x0e-\x1f\x7f\ufffd]")
 _MAX_CONTROL_SHARE = 0.01
 _NO_README = ("", "UNKNOWN")
-"""what build tools write where there is none"""
+"""What build tools write if there is no README."""
 
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """What was written, and what was not."""
+    """How many documents were written and skipped."""
 
     topics: int
-    """of Python's manual"""
+    """Documents from Python's manual."""
     readmes: int
     skipped: Mapping[str, int]
-    """why: how many"""
+    """How many documents were skipped, by reason."""
 
     def __str__(self) -> str:
         manual = f"{self.topics} topics of Python's manual" if self.topics else "no manual (this Python has none)"
@@ -58,24 +58,24 @@ class Corpus:
 
 
 def has_manual(folder: Path) -> bool:
-    """Whether the manual is in the corpus of this folder, or would be if the corpus was written now."""
+    """Whether the manual is in the corpus of this folder, or would be if it were written now."""
     if folder.is_dir():
         return (folder / MANUAL).is_dir()
     try:
         return importlib.util.find_spec(TOPICS) is not None
-    except (ImportError, ValueError):  # not even the package is there, or it is not what it should be
+    except (ImportError, ValueError):  # the package is missing or broken
         return False
 
 
 def ensure_corpus(folder: Path) -> Path:
-    """The folder, with the corpus in it: written now unless it was before."""
+    """Returns the folder, and writes the corpus to it if it does not exist."""
     if not folder.is_dir():
         write_corpus(folder)
     return folder
 
 
 def write_corpus(folder: Path) -> Corpus:
-    """Writes the corpus as a whole, or, if another process was faster, leaves that one's."""
+    """Writes the corpus atomically. If another process was faster, its corpus is kept."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
     try:
@@ -126,7 +126,7 @@ def _read_topics() -> Iterator[tuple[str, str, str, Any]]:
 
 
 def _read_readmes() -> Iterator[tuple[str, str, str, Any]]:
-    """By name. Of a distribution that is there twice the one is taken that would be imported."""
+    """READMEs by name. If a distribution is installed twice, the one that would be imported is used."""
     found: dict[str, tuple[str, str, str, Any]] = {}
     for number, distribution in enumerate(importlib.metadata.distributions()):
         try:
@@ -136,7 +136,7 @@ def _read_readmes() -> Iterator[tuple[str, str, str, Any]]:
             readme = PACKAGES, name, suffix, metadata.get("Description") or ""
         except UnicodeDecodeError:
             readme = PACKAGES, f"?{number}", "", b""
-        except Exception:  # noqa: BLE001  # metadata that others wrote or lost, in whatever state it is
+        except Exception:  # noqa: BLE001  # foreign metadata may be broken in any way
             readme = PACKAGES, f"?{number}", "", None
         found.setdefault(readme[1], readme)
     for name in sorted(found):
@@ -144,7 +144,7 @@ def _read_readmes() -> Iterator[tuple[str, str, str, Any]]:
 
 
 def _check_text(name: str, raw: Any) -> tuple[str, str]:
-    """The text as it is written, or why it is not."""
+    """The text to write, or the reason to skip it."""
     if raw is None:
         return "", "without metadata"
     if not isinstance(raw, str) or not _NAME.fullmatch(name):

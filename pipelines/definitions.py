@@ -1,6 +1,6 @@
 """The code location: `dagster dev -m pipelines.definitions`.
 
-Steps run in the process of their run: what has to be coordinated, the fence coordinates, so processes would only cost.
+Steps run in the process of their run, which is cheapest. The fence does all coordination.
 """
 
 import dagster as dg

@@ -1,9 +1,9 @@
-"""Where the code location finds its documents and its golden queries: the demo's corpus, or what the environment says.
+"""Where the code location finds its documents and golden queries.
 
 RAGFENCE_DEMO_SOURCE    a folder, a .jsonl file or s3://bucket/prefix instead of the demo's corpus
-RAGFENCE_DEMO_GOLDEN    golden queries for it; those in this folder fit the manual in the demo's corpus alone
+RAGFENCE_DEMO_GOLDEN    golden queries for that source; those in this folder only fit the manual in the demo's corpus
 
-Where the state is, RAGFENCE_STORE and RAGFENCE_OBJECTS say, as everywhere: without them `.ragfence/`.
+RAGFENCE_STORE and RAGFENCE_OBJECTS name the stores, as everywhere. Without them the state is under `.ragfence/`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from pipelines.corpus import ensure_corpus, has_manual
 
 CORPUS = Path(".ragfence") / "demo" / "corpus"
-"""under the working folder, as any embedded state; written by the first run that reads it, never at import"""
+"""Under the working folder, like any embedded state. The first run that reads it writes it; an import never does."""
 GOLDEN = Path(__file__).resolve().parent / "golden.jsonl"
 ALIAS = "docs"
 MIN_RECALL = 0.9
@@ -28,9 +28,9 @@ GOLDEN_VARIABLE = "RAGFENCE_DEMO_GOLDEN"
 @dataclass(frozen=True, slots=True)
 class Where:
     named: str
-    """the source that the environment names; empty: the demo's corpus"""
+    """The source named by the environment. Empty: the demo's corpus."""
     golden: str
-    """a file; empty: there are no golden queries for these documents"""
+    """A file. Empty: there are no golden queries for these documents."""
     corpus: Path
 
     @classmethod
@@ -43,5 +43,5 @@ class Where:
         return cls(named, golden, corpus)
 
     def source(self) -> str:
-        """What `sync` is given. The demo's corpus is written here, unless it was before."""
+        """The source for `sync`. Writes the demo's corpus if it does not exist."""
         return self.named or str(ensure_corpus(self.corpus))

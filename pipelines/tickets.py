@@ -1,7 +1,7 @@
-"""`python -m pipelines.tickets`: any effect, once per key; embedded, no server.
+"""`python -m pipelines.tickets`: any effect, once per key. Embedded, without a server.
 
-Four processes are given the same 60 tickets at once. One of them is killed in the middle of an effect. Every effect
-is counted in a file that ragfence knows nothing of.
+Four processes get the same 60 tickets at the same time. One of them is killed in the middle of an effect. Every
+execution is counted in a file that ragfence does not use.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TICKETS = 60
 PROCESSES = 4
 LEASE_S = 2.0
 ANSWERS = ("seal", "replay", "conflict", "in_flight", "stale")
-"""the phases of rows that answered a caller: a claim and its seal are two rows"""
+"""The phases of rows that answer a caller. A claim and its seal are two rows."""
 
 console = Console(width=100, soft_wrap=True)
 
@@ -57,7 +57,7 @@ def requests() -> Iterator[dict[str, Any]]:
 
 
 def worker(folder: Path, die_at: int) -> None:
-    """What each process does; `die_at` kills it in the middle of that effect."""
+    """The work of one process. With `die_at` it is killed in the middle of that effect."""
     with open_fence(folder) as fence:
         create_ticket = fenced_ticket_system(fence, folder / "executions")
         for number, request in enumerate(requests()):
@@ -113,21 +113,21 @@ def executions(folder: Path) -> int:
 def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="ragfence-tickets-"))
     try:
-        tell(folder)
+        run(folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def tell(folder: Path) -> None:
+def run(folder: Path) -> None:
     console.print(Panel("One effect per key: SQLite and a folder, no server", expand=False))
     console.print(f"\n1. {PROCESSES} processes, the same {TICKETS} tickets, all at once")
-    show("everybody got the receipts of the first", race(folder), executions(folder))
+    show("every process got the receipt of the first one", race(folder), executions(folder))
 
-    console.print("\n2. Everything again: a retry, a replay, a backfill")
+    console.print("\n2. The same again, as a retry or a backfill would")
     before = executions(folder)
-    show("nothing was performed", race(folder), executions(folder) - before)
+    show("nothing was executed", race(folder), executions(folder) - before)
 
-    console.print("\n3. A process is killed after its effect, before it could say so; the others go on")
+    console.print("\n3. A process is killed after its effect and before its seal; the others continue")
     before = executions(folder)
     race(folder, die_at=TICKETS // 2)
     with open_fence(folder) as fence:
@@ -137,16 +137,16 @@ def tell(folder: Path) -> None:
         flags = receipt.flags
         console.print(
             f"   the ticket it left behind: decision [b]{receipt.decision}[/b], attempt {flags.attempt}, "
-            f"takeover {flags.takeover}: the next caller performed it once its lease had run out"
+            f"takeover {flags.takeover}: the next caller executed it when the lease had expired"
         )
 
-        console.print("\n4. The same key with another payload is refused, never applied")
+        console.print("\n4. The same key with another payload is refused")
         try:
             create_ticket({**victim, "subject": "Printer is fine"})
         except ragfence.errors.Conflict as conflict:
             console.print(f"   [red]{conflict.code}[/red] {conflict.diff}")
 
-        console.print("\n5. Every decision is a row, and an auditor proves the promises from them")
+        console.print("\n5. Every decision is a row, and the auditor checks all rows")
         table = Table("kind", "decision", "answers", "attempts", "waited")
         for line in summary(fence):
             table.add_row(*line)
@@ -154,7 +154,7 @@ def tell(folder: Path) -> None:
         console.print(f"   {fence.audit.check()}")
     console.print(
         "\nNow try:\n"
-        "  make test                        every promise, attacked on SQLite, Redis and S3\n"
+        "  make test                        tests of every promise on SQLite, Redis and S3\n"
         "  make chaos SEED=1                real processes killed, frozen and cut off, at every step\n"
         "  less docs/guarantees.md          what is promised, what is not, and how it is tested"
     )

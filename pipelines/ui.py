@@ -10,9 +10,9 @@ from rich.console import Console
 from pipelines.demo.state import FOLDER, State
 
 HOST = "127.0.0.1"
-"""the UI has no passwords: whoever reaches it may run jobs"""
+"""The UI has no passwords: whoever can connect may run jobs."""
 PORT = "3000"
-# `dg dev` wants a project with a pyproject.toml around it; this also starts from an installed wheel.
+# `dg dev` needs a project with a pyproject.toml; `dagster dev` also starts from an installed wheel.
 _HUSH = "ignore:Function `dev_command` is superseded"
 
 
@@ -28,12 +28,12 @@ def main() -> None:
             state.use_corpus()
         else:
             console.print(
-                f"The demo has not run yet: there is nothing under {FOLDER}. `make demo` fills it; or materialize the "
+                f"The demo has not run yet: there is nothing under {FOLDER}. Run `make demo`, or materialize the "
                 "assets in the UI.",
                 soft_wrap=True,
             )
     port = os.environ.get("PORT") or PORT
-    console.print(f"http://{HOST}:{port}  (Ctrl-C ends it)", highlight=False)
+    console.print(f"http://{HOST}:{port}  (stop with Ctrl-C)", highlight=False)
     dagster_dev = ["-m", "dagster", "dev", "-m", "pipelines.definitions", "-h", HOST, "-p", port]
     os.execv(sys.executable, [sys.executable, "-W", _HUSH, *dagster_dev])
 

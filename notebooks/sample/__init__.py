@@ -1,8 +1,8 @@
-"""What the notebooks look at when no store is named: two weeks of a help desk with a handbook, made by a real run.
+"""The sample of the notebooks: two weeks of a help desk with a handbook, made by a real run.
 
-Processes race, are killed with SIGKILL, frozen and continued; the stores are SQLite and a folder. Only the fence
-store's clock is moved ahead, so that two weeks take half a minute. `history` tells what happens, `workers` who does it,
-and `showing` is how all notebooks look.
+Processes race, are killed with SIGKILL, frozen and continued. The stores are SQLite and a folder. Only the clock of the
+fence store is moved ahead, so that two weeks take half a minute. `history` has the events, `workers` the processes,
+and `plots` the style of all notebooks.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ POLICY = Policy.from_mapping(
 )
 
 
-def opened(store: str | os.PathLike[str] | None, objects: str | os.PathLike[str] | None = None) -> ragfence.Fence:
-    """A fence on your own store; on the sample, as it was when its two weeks were over, if there is none."""
+def open_fence(store: str | os.PathLike[str] | None, objects: str | os.PathLike[str] | None = None) -> ragfence.Fence:
+    """A fence on your own store, or on the sample as it was at the end of its two weeks."""
     if store is not None:
         return ragfence.open(store, objects=objects)
-    home = made()
+    home = make_sample()
     end_ms = int((home / END).read_text())
     fences = SqliteFences(home / "fences.db", clock=lambda: end_ms)
     return ragfence.open(fences, objects=home / "objects", policy=POLICY, journal=home / "journal", observe=())
 
 
-def made(folder: Path = FOLDER) -> Path:
-    """The sample of this folder; made the first time, and after its code was changed."""
+def make_sample(folder: Path = FOLDER) -> Path:
+    """The folder of the sample. It is made the first time, and whenever its code has changed."""
     here = Path(__file__).parent
     code = hashlib.sha256(b"".join((here / name).read_bytes() for name in MAKERS)).hexdigest()[:12]
     home = folder.absolute() / code
@@ -50,7 +50,7 @@ def made(folder: Path = FOLDER) -> Path:
         return home
     folder.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix="draft-", dir=folder))
-    # A process of its own: it forks others, and a kernel of Jupyter, with its threads, is no place to fork from.
+    # In another process, because it forks, and a Jupyter kernel has threads.
     command = [sys.executable, "-m", f"{__name__}.history", str(draft.absolute())]
     ran = subprocess.run(command, cwd=here.parents[1], capture_output=True, text=True, check=False)
     if ran.returncode:
@@ -61,6 +61,6 @@ def made(folder: Path = FOLDER) -> Path:
     except OSError:  # another notebook was faster
         shutil.rmtree(draft)
     for other in folder.iterdir():
-        if other.name != code and (other / END).exists():  # of earlier code
+        if other.name != code and (other / END).exists():  # a sample of earlier code
             shutil.rmtree(other, ignore_errors=True)
     return home

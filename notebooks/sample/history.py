@@ -1,4 +1,4 @@
-"""Two weeks, from Monday to the Friday after: what comes in, who is killed, and what goes wrong in the end.
+"""The events of two weeks, from Monday to the Friday after next: requests, kills, and mistakes.
 
 python -m notebooks.sample.history FOLDER
 """
@@ -17,15 +17,15 @@ from notebooks.sample import END
 from notebooks.sample.workers import Clock, Worker
 from pipelines.corpus import write_corpus
 
-# In the future: what the folder of objects dates to today must be older than what the fence store calls now.
+# In the future, because the files of the object store have today's date and must be older than the fence store's clock.
 MONDAY = datetime(2030, 1, 7, tzinfo=UTC)
 DAYS = 12
 HOURS = (9, 13, 17)
 SEED = 7
 HANDBOOK, SITE = 41, 14
-"""pages of each, out of what `make demo` reads, too"""
+"""How many pages each has, taken from the corpus of `make demo`."""
 REDELIVERED = ((4, 0.45), (24, 0.25), (48, 0.12), (72, 0.06))
-"""hours after its first delivery, and how probable it is: a shop that repeats what it had no answer to"""
+"""A shop that repeats deliveries without a reply: hours after the first delivery, and the probability."""
 
 
 class History:
@@ -45,10 +45,10 @@ class History:
         for day in range(DAYS):
             for hour in HOURS:
                 self._hour(day, hour)
-            if day < DAYS - 1:  # what happened last is still in the fence store
+            if day < DAYS - 1:  # the rows of the last day stay in the fence store
                 self._night(day)
-        told = self._worker("auditor").do("check")
-        assert "every promise kept" in told, told
+        verdict = self._worker("auditor").do("check")
+        assert "every promise kept" in verdict, verdict
         for worker in self._workers.values():
             worker.stop()
         (self._home / END).write_text(str(self._clock()))
@@ -86,7 +86,7 @@ class History:
             self._worker("keeper").do("drain")
 
     def _edit(self, day: int, hour: int) -> None:
-        """A page or two; and on the last day a site generator that stamps the time on all of them."""
+        """Edits two pages a day. On the last day, a site generator writes the time on all pages."""
         pages = list_files(self._pages)
         if day == DAYS - 1:
             for page in pages:
@@ -95,12 +95,12 @@ class History:
         elif day and hour == HOURS[1]:
             for page in self._random.sample(pages, 2):
                 with page.open("a", encoding="utf-8") as file:
-                    file.write(f"\n\nNote {day}\n======\n\nAdded on day {day}, after somebody had asked.\n")
+                    file.write(f"\n\nNote {day}\n======\n\nAdded on day {day}, after a question.\n")
         if (day, hour) == (8, HOURS[0]):
             pages[-1].unlink()
 
     def _deliver(self, now: datetime, count: int) -> None:
-        """Webhooks: new ones, and earlier ones again. Two processes get all of them, as behind a load balancer."""
+        """Sends new and repeated webhooks to two processes, as a load balancer might."""
         new = [f"order-{number}" for number in range(self._orders + 1, self._orders + count + 1)]
         self._orders += count
         for order in new:
@@ -123,8 +123,8 @@ class History:
         return self._tickets[day]
 
     def _raced(self, what: str, work: Any, *, by: tuple[str, ...]) -> None:
-        begun = [self._worker(name).begin(what, work) for name in by]
-        for worker in begun:
+        workers = [self._worker(name).begin(what, work) for name in by]
+        for worker in workers:
             worker.end()
 
     def _worker(self, name: str) -> Worker:
@@ -148,7 +148,7 @@ class History:
         self._worker("builder-1").do("swap", "handbook", self._live, "looked good on staging")
 
     def killed_while_building(self) -> None:
-        """The other one waits until the lease has run out, and takes over."""
+        """Another builder waits until the lease has expired, and takes over."""
         self._worker("builder-2").begin("build", kill="before_verify")
         self._gone("builder-2")
         self.next_index()
@@ -163,7 +163,7 @@ class History:
             self._worker("builder-1").do("rollback", alias, "answers got worse")
 
     def killed_in_a_ticket(self) -> None:
-        """Before its effect, and after its commit: the first is performed by another, the second is healed."""
+        """Killed before its effect, another process executes it; killed after its commit, it is healed."""
         for number, point in enumerate(("in_effect", "after_commit")):
             urgent = {"id": f"T-urgent-{number}", "text": "The roof leaks.", "takes_ms": 30}
             self._worker("api-1").begin("tickets", [urgent], kill=point)
@@ -171,7 +171,7 @@ class History:
             self._raced("tickets", [urgent], by=("api-2", "api-3"))
 
     def frozen_in_a_ticket(self) -> None:
-        """Long enough for its lease to run out; when it wakes, another has the effect."""
+        """Frozen until its lease has expired. When it continues, another process has run the effect."""
         slow = {"id": "T-slow", "text": "The lift is stuck.", "takes_ms": 20}
         frozen = self._worker("api-1").begin("tickets", [slow], freeze="in_effect")
         frozen.wait_until_frozen()
@@ -180,7 +180,7 @@ class History:
         frozen.end()
 
     def another_payload(self) -> None:
-        """Ids that are used again for something else; and a price list that is overtaken by a newer one."""
+        """Ids that are used again for another payload, and a price list that arrives after a newer one."""
         self._worker("loader-1").do("prices", [1, 3, 2])
         for request in self._tickets[2][:3]:
             other = request | {
@@ -191,7 +191,7 @@ class History:
             self._worker("api-2").do("tickets", [other])
 
     def replayed_late(self) -> None:
-        """Two days after, and tickets are remembered for one."""
+        """Repeats tickets after two days, although they are remembered for one."""
         self._worker("api-3").do("tickets", self._tickets[5 + 2][:9])
 
     def broken(self) -> None:
@@ -199,7 +199,7 @@ class History:
             self._worker("api-1").do("tickets", [{"id": "T-broken", "text": "No connection.", "broken": True}])
 
     def crawled_twice(self) -> None:
-        """Two crawlers send all pages; one is killed after its commit, before it could seal."""
+        """Two crawlers send all pages. One is killed after its commit and before its seal."""
         self._worker("crawler-1").begin("ingest", self._site, kill="after_commit")
         self._gone("crawler-1")
         self._worker("crawler-2").do("ingest", self._site)
@@ -236,7 +236,7 @@ SPECIAL: dict[tuple[int, int], Callable[[History], None]] = {
     (11, 13): History.drained_at_noon,
     (11, 17): History.next_index,
 }
-"""(day, hour): what happens beside the usual"""
+"""Additional events, by day and hour."""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The processes of the sample: each does what it is told over a pipe, until it is killed."""
+"""The processes of the sample. Each executes the jobs that it receives over a pipe, until it is killed."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from ragfence.indexes.spec import IndexSpec
 from ragfence.stores.sqlite import SqliteFences
 from ragfence.testing import freeze_at, kill_at
 
-# Whoever forks has one thread and no LanceDB, which does not survive it; to spawn a process takes half a second each.
+# The parent has one thread and has not loaded LanceDB, so it can fork. Spawning takes half a second per process.
 FORK = multiprocessing.get_context("fork")
 
 
 class Clock:
-    """The machine's, moved ahead; shared by all processes."""
+    """The clock of the machine, moved ahead. All processes share it."""
 
     def __init__(self) -> None:
         self._ahead_ms = FORK.RawValue("q", 0)
@@ -34,15 +34,15 @@ class Clock:
         return time.time_ns() // 1_000_000 + int(self._ahead_ms.value)
 
     def move_to(self, at_ms: int) -> None:
-        if at_ms > self():  # never back
+        if at_ms > self():  # the clock never goes back
             self._ahead_ms.value = at_ms - time.time_ns() // 1_000_000
 
 
 class Worker:
-    """A process with a fence of its own."""
+    """A process with its own fence."""
 
     ends: ClassVar[list[Connection]] = []
-    """A process inherits those of all before it, and a pipe ends only when nobody holds its end."""
+    """The pipe ends that a forked process inherits and must close: a pipe ends when all copies are closed."""
 
     def __init__(self, name: str, home: Path, clock: Clock) -> None:
         self.name = name
@@ -67,7 +67,7 @@ class Worker:
 
     def wait_until_killed(self) -> None:
         self._process.join(30)
-        assert self._process.exitcode == -signal.SIGKILL, f"{self.name} ended with {self._process.exitcode}"
+        assert self._process.exitcode == -signal.SIGKILL, f"{self.name} exited with {self._process.exitcode}"
 
     def wait_until_frozen(self) -> None:
         os.waitid(os.P_PID, self._pid, os.WSTOPPED)
@@ -92,21 +92,21 @@ def _work(pipe: Connection, name: str, home: Path, clock: Clock) -> None:
         end.close()
     fences = SqliteFences(home / "fences.db", clock=clock)
     journal = home / "journal"
-    opened = ragfence.open(
+    fence = ragfence.open(
         fences, objects=home / "objects", policy=POLICY, owner=name, run_id="sample", journal=journal, observe=()
     )
-    with opened as fence:
+    with fence:
         jobs = Jobs(fence)
         while job := _next(pipe):
             what, arguments, options = job
             try:
                 pipe.send(getattr(jobs, what)(*arguments, **options))
-            except Exception as failed:  # noqa: BLE001  # told to whoever waits for it
+            except Exception as failed:  # noqa: BLE001  # raised in the process that waits
                 pipe.send(failed)
 
 
 def _next(pipe: Connection) -> Any:
-    """None: there is nothing more to do, or nobody to tell it."""
+    """The next job, or None if there are no more or the parent is gone."""
     with contextlib.suppress(EOFError):
         return pipe.recv()
 
@@ -116,7 +116,7 @@ class Jobs:
         self._fence = fence
 
     def tickets(self, requests: Sequence[dict[str, Any]], *, kill: str = "", freeze: str = "") -> None:
-        """`kill` and `freeze` name a point at which this process is hit."""
+        """`kill` and `freeze` name the crash point at which this process is killed or frozen."""
 
         @self._fence.once(kind="ticket", key=lambda request: request["id"])
         def create(request: dict[str, Any]) -> str:
@@ -127,7 +127,7 @@ class Jobs:
 
         with _hit(kill, freeze):
             for request in requests:
-                # Conflicts, quarantined keys and failures are what the notebooks are about.
+                # Conflicts, quarantined keys and failures are what the notebooks show.
                 with contextlib.suppress(RagfenceError, ConnectionError):
                     create(request)
 
@@ -140,7 +140,7 @@ class Jobs:
                     claimed.seal(effect_id=f"shipped-{order}")
 
     def prices(self, numbers: Sequence[int]) -> None:
-        """Revisions that are numbered by their source: an older one that comes late changes nothing."""
+        """Ingests revisions that their source numbers: a late, older one changes nothing."""
         for number in numbers:
             page = ragfence.Document("prices", f"The price list, edition {number}.", sequence=number)
             with contextlib.suppress(RagfenceError):
@@ -150,7 +150,7 @@ class Jobs:
         self._fence.documents.sync(folder, prune="scoped")
 
     def ingest(self, folder: Path, *, kill: str = "") -> None:
-        """As a crawler does it, which sends everything."""
+        """Sends all pages, as a crawler does."""
         pages = [
             ragfence.Document(path.relative_to(folder).as_posix(), path.read_text(encoding="utf-8"))
             for path in sorted(folder.rglob("*"))

@@ -1,1 +1,1 @@
-"""What the code location consists of, one module for each kind of thing. Copy it, and change what is yours."""
+"""The definitions of the code location, one module per kind. Copy them and change what you need."""

@@ -1,4 +1,4 @@
-"""documents -> vector_index -> live_alias; and documents -> snippets_by_folder, which uses the snippet_ids."""
+"""The assets documents, vector_index and live_alias, and snippets_by_folder, which uses the snippet_ids."""
 
 from collections import Counter
 
@@ -10,13 +10,13 @@ from ragfence.indexes.gates import Gates
 
 where = Where.from_env()
 
-# A callable is asked in the run: the demo's documents are written then. A folder or a URL of yours goes here as is.
+# A callable is called in the run, which writes the demo's documents. Put your own folder or URL here as a string.
 documents = build_ingest_asset(where.source, prune="scoped", group_name="rag")
 
 
 @dg.asset(group_name="rag", automation_condition=ON_NEW_VERSION)
 def snippets_by_folder(documents: IngestTable) -> dg.MaterializeResult:  # type: ignore[type-arg]
-    """How many snippets each folder has. Whatever you do with snippet_ids has this form: page by page, on every run."""
+    """How many snippets each folder has: an example of an asset that reads the snippet_ids page by page."""
     counts: Counter[str] = Counter()
     for page in documents.pages():
         for doc_id, snippet_ids in zip(page["doc_id"].to_pylist(), page["snippet_ids"].to_pylist(), strict=True):
@@ -24,11 +24,11 @@ def snippets_by_folder(documents: IngestTable) -> dg.MaterializeResult:  # type:
     return dg.MaterializeResult(metadata={"snippets": dict(counts), "documents": len(documents)})
 
 
-# Embedder, backend and metric are those of `IndexSpec()`; give it another one, and another INDEX_HASH is built.
+# Uses the embedder, backend and metric of `IndexSpec()`. Another spec gives another INDEX_HASH, and is built.
 vector_index = build_index_asset(deps=[documents], group_name="rag", automation_condition=ON_NEW_VERSION)
 
-# The golden queries are a check and a gate: the check stops this asset in a run that builds, the gate also when the
-# automation runs it alone.
+# The golden queries are a check and a gate. The check stops this asset in a run that builds; the gate also stops it
+# when the automation runs it alone.
 live_alias = build_alias_asset(
     ALIAS, index=vector_index, group_name="rag", gates=Gates(golden=where.golden, min_recall=MIN_RECALL)
 )

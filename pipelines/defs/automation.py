@@ -1,7 +1,7 @@
-"""What starts by itself, once it is switched on in the UI: the sensor on the source, and the schedules.
+"""The sensor on the source and the schedules. Switch them on in the UI.
 
-The sensor has the documents ingested; the index follows when the corpus has changed, the alias when the index has (that
-is Dagster's own `default_automation_condition_sensor`).
+The sensor starts the ingestion. Dagster's `default_automation_condition_sensor` then runs the index when the corpus has
+changed, and the alias when the index has changed.
 """
 
 from pipelines.defs.assets import where

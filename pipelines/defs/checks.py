@@ -1,4 +1,4 @@
-"""Is what is behind the index what the fence says, and does it find what it must?"""
+"""Checks of the index: its contents match the fence, and the golden queries find what they must."""
 
 from pipelines.defs.assets import vector_index, where
 from pipelines.settings import MIN_RECALL

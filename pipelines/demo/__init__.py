@@ -1,1 +1,1 @@
-"""`make demo`: the main job on real documents, through Dagster, embedded, no server."""
+"""`make demo`: ingest, build, swap and search on real documents, through Dagster. Embedded, without a server."""

@@ -1,4 +1,4 @@
-"""`python -m pipelines.demo`; with `--die-at POINT`, the process of it that is killed."""
+"""`python -m pipelines.demo`. With `--die-at POINT` it is the process that gets killed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 
 def die_at(point: str) -> None:
-    """On the state that the demo has made, as the environment says."""
+    """Runs the jobs on the state of the demo, and kills this process at a crash point."""
     from pipelines.demo.runs import Runner
     from ragfence.testing.crash_points import kill_at
 

@@ -1,4 +1,4 @@
-"""Runs of the code location's jobs, in this process or in one that will be killed, and what they came to."""
+"""Runs the jobs of the code location, in this process or in one that is killed, and collects their results."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ QUIET = {"loggers": {"console": {"config": {"log_level": "WARNING"}}}}
 
 @dataclass(slots=True)
 class Facts:
-    """What one round of the jobs came to, out of the metadata that Dagster has of it."""
+    """The results of one round of the jobs, from the metadata of its materializations."""
 
     title: str
     documents: Mapping[str, int] = field(default_factory=dict)
-    """new, duplicate and the other decisions"""
+    """How many documents there are per decision."""
     unread: int = 0
     snippet_ids: str = ""
-    """a digest of the snippet_ids of all documents, as the assets downstream get them"""
+    """A digest of the snippet_ids of all documents, as downstream assets get them."""
     snippets_made: int = 0
     snippets_saved: int = 0
     characters_saved: int = 0
     embedded: int = 0
     rows: int = 0
     build: str = ""
-    """the decision: new, duplicate"""
+    """The decision: new or duplicate."""
     index_hash: str = ""
     generation: int = 0
     checks: tuple[int, int] = (0, 0)
-    """passed, of so many"""
+    """How many passed, and how many there are."""
     seconds: float = 0.0
 
     @property
@@ -53,7 +53,7 @@ class Runner:
     """Runs jobs on the Dagster instance of the demo, so that `make ui` shows them."""
 
     def __init__(self) -> None:
-        # Not before the environment is set: the definitions read it when they are loaded.
+        # Imported here, because the definitions read the environment when they are loaded.
         from pipelines.definitions import defs
 
         self._defs = defs
@@ -65,7 +65,7 @@ class Runner:
         )
 
     def round(self, title: str) -> Facts:
-        """Documents, index, alias: what a schedule would start."""
+        """Runs the jobs that a schedule would start: documents, index and alias."""
         began = time.monotonic()
         facts = Facts(title)
         ingested = self.run("ingest")
@@ -76,9 +76,9 @@ class Runner:
         return facts
 
     def close_killed_runs(self, facts: Facts) -> None:
-        """A run whose process is gone stays 'started' in Dagster until somebody says otherwise.
+        """Marks runs whose process was killed as failed. In a deployment, Dagster's `run_monitoring` does this.
 
-        In a deployment `run_monitoring` does; here nothing else is watching. What it materialized before, Dagster has.
+        The assets that such a run materialized before are recorded in Dagster.
         """
         for run in self.instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED])):
             self.instance.report_run_failed(run, "its process was killed")
@@ -88,17 +88,17 @@ class Runner:
 
 
 def killed_at(point: str) -> float:
-    """A round in a process of its own that gets SIGKILL at a point of the protocol. Returns its seconds."""
+    """Runs a round in another process, which gets SIGKILL at a crash point. Returns how many seconds it ran."""
     began = time.monotonic()
     command = [sys.executable, "-m", "pipelines.demo", "--die-at", point]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != -signal.SIGKILL:
-        raise RuntimeError(f"it was to be killed at {point}, and ended with {done.returncode}:\n{done.stderr}")
+        raise RuntimeError(f"the process was not killed at {point}, but exited with {done.returncode}:\n{done.stderr}")
     return time.monotonic() - began
 
 
 def stored_vectors(*folders: Path) -> int:
-    """How many vectors there are, counted in the files: whatever was embedded is there, and once."""
+    """How many vectors are stored, counted in the files."""
     return sum(_rows(file) for folder in folders for file in folder.rglob("*") if file.is_file())
 
 
@@ -115,12 +115,12 @@ def _digest(table: IngestTable) -> str:
     return digest.hexdigest()
 
 
-def _take_documents(facts: Facts, told: Mapping[str, Any]) -> None:
-    facts.documents = {str(row.data["decision"]): int(row.data["documents"]) for row in told["decisions"].records}
-    facts.unread = told["unread"].value
-    facts.snippets_made = told["snippets_made"].value
-    facts.snippets_saved = told["snippets_saved"].value
-    facts.characters_saved = told["characters_saved"].value
+def _take_documents(facts: Facts, metadata: Mapping[str, Any]) -> None:
+    facts.documents = {str(row.data["decision"]): int(row.data["documents"]) for row in metadata["decisions"].records}
+    facts.unread = metadata["unread"].value
+    facts.snippets_made = metadata["snippets_made"].value
+    facts.snippets_saved = metadata["snippets_saved"].value
+    facts.characters_saved = metadata["characters_saved"].value
 
 
 def _take_index(facts: Facts, result: dg.ExecuteInProcessResult) -> None:
@@ -135,5 +135,5 @@ def _take_index(facts: Facts, result: dg.ExecuteInProcessResult) -> None:
 
 
 def _metadata(result: dg.ExecuteInProcessResult, asset: str) -> Mapping[str, Any]:
-    (made,) = result.asset_materializations_for_node(asset)
-    return made.metadata
+    (materialization,) = result.asset_materializations_for_node(asset)
+    return materialization.metadata

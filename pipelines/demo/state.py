@@ -13,9 +13,9 @@ from pipelines.settings import CORPUS, GOLDEN_VARIABLE, SOURCE_VARIABLE
 FOLDER = CORPUS.parent
 LEASE_S = 3.0
 
-# Neither variable nor file alone stops all of Dagster's telemetry.
+# Dagster's telemetry is off only if both the environment variable and the file say so.
 _DAGSTER_YAML = "telemetry:\n  enabled: false\nnux:\n  enabled: false\n"
-# Short leases, so that nobody has to wait half a minute for what a killed process held.
+# Short leases, so that the demo does not wait half a minute for the lease of a killed process.
 _POLICY = f"lease:\n  ttl_s: {LEASE_S}\n"
 
 
@@ -33,12 +33,12 @@ class State:
 
     @property
     def vectors(self) -> tuple[Path, ...]:
-        """As wholes and, where embedding took more than a second, as parts: never the same vector in both."""
+        """The folders of the vectors. Where embedding took more than a second, vectors are stored in parts instead."""
         objects = self.folder / "objects" / "objects" / "default"
         return objects / "vectors", objects / "vectors-parts"
 
     def begin(self) -> Corpus:
-        """From nothing, whatever an earlier demo has left: it has edited some of the documents."""
+        """Deletes the state of an earlier demo, which has edited some documents, and writes the corpus again."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.prepare()
         return write_corpus(self.corpus)
@@ -53,7 +53,7 @@ class State:
         os.environ["DAGSTER_DISABLE_TELEMETRY"] = "1"
 
     def enter(self) -> None:
-        """This process and its children work on this state, whatever the environment said before."""
+        """Makes this process and its children use this state, whatever the environment was before."""
         self.quiet_dagster()
         for name in ("RAGFENCE_OBJECTS", "RAGFENCE_TENANT"):
             os.environ.pop(name, None)
@@ -62,6 +62,6 @@ class State:
         self.use_corpus()
 
     def use_corpus(self) -> None:
-        """Which is what the code location reads unless the environment says otherwise."""
+        """Makes the code location read the corpus of the demo, which is its default."""
         for name in (SOURCE_VARIABLE, GOLDEN_VARIABLE):
             os.environ.pop(name, None)

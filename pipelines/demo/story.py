@@ -1,4 +1,4 @@
-"""The story that `make demo` tells: ingest, build, swap and search; again; an edit; a kill; the auditor."""
+"""The steps of `make demo`: ingest, build, swap and search; repeat; edit; kill; roll back and audit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MANUAL_QUESTIONS = (
 )
 README_QUESTIONS = ("show a progress bar and tables in the terminal", "orchestrate data assets")
 EDITED = f"{MANUAL}/debugger.txt"
-"""of a Python without its manual, the first document instead"""
+"""If this Python has no manual, the first document is edited instead."""
 NEW_SECTION = """
 
 When nothing helps
@@ -41,10 +41,10 @@ coffee is in your cup. If the coffee machine blinks, empty its tray and clean th
 """
 NEW_QUESTION = "how do I use the coffee machine?"
 MANY = 50
-"""documents are edited before the run that is killed"""
+"""How many documents are edited before the run that is killed."""
 FOOTNOTE = "\n\nAbout this page\n===============\n\nThe team of {folder} read and approved the page {name} in spring.\n"
 DIES_AT = "before_verify"
-"""of the points of a build: everything is embedded and written, nothing is read back and sealed"""
+"""The crash point: everything is embedded and written, but not yet read back and sealed."""
 
 
 class Story:
@@ -56,33 +56,34 @@ class Story:
         self._console = console
         self._rounds: list[Facts] = []
 
-    def tell(self) -> None:
-        self._first()
-        self._again()
-        self._one_edit()
-        self._killed()
-        self._audited()
-        self._all_rounds()
+    def run(self) -> None:
+        self._ingest()
+        self._repeat()
+        self._edit_one()
+        self._kill()
+        self._roll_back()
+        self._summarize()
 
-    def _first(self) -> None:
-        self._headline(1, "Real documents: ingest, build, check, swap, search")
-        self._say(f"the documents: {self._corpus}")
+    def _ingest(self) -> None:
+        self._headline(1, "Ingest documents, build an index, check it, point an alias at it, search")
+        self._say(f"documents: {self._corpus}")
         if not self._corpus.topics:
-            self._say("the golden queries are about the manual: without it, none of them is judged")
+            self._say("the golden queries ask about the manual, so without it they are skipped")
         facts = self._round("first run", "ingesting, embedding, building, checking, swapping")
         passed, checks = facts.checks
         self._say(
             f"{facts.new} documents -> {facts.snippets_made:,} snippets -> {facts.embedded:,} embedded -> "
-            f"{facts.rows:,} rows, read back and sealed; {passed} of {checks} checks passed; "
-            f"alias [b]{ALIAS}[/b] at generation {facts.generation}"
+            f"{facts.rows:,} rows in the index, read back and verified; {passed} of {checks} checks passed. "
+            f"The alias [b]{ALIAS}[/b] now points at this index (generation {facts.generation})."
         )
         self._search(*(MANUAL_QUESTIONS if self._corpus.topics else ()), *README_QUESTIONS)
 
-    def _again(self) -> None:
-        self._headline(2, "Everything again: a retry, a replay, a nervous operator")
+    def _repeat(self) -> None:
+        self._headline(2, "Run the same jobs again, as a retry or a second schedule would")
+        self._say("Without a guard, this run would pay for every embedding again and may store every snippet twice.")
         before, stored = self._rounds[-1], self._vectors()
-        facts = self._round("again", "running the same jobs")
-        table = Table("", "first run", "again", title="0 new effects" if _nothing(facts, before) else "new effects!")
+        facts = self._round("repeated", "running the same jobs")
+        table = Table("", "first run", "repeated", title="0 new effects" if _nothing(facts, before) else "new effects!")
         for column in table.columns[1:]:
             column.justify = "right"
         for name, of in _EFFECTS:
@@ -91,45 +92,49 @@ class Story:
         table.add_row("seconds", f"{before.seconds:.1f}", f"{facts.seconds:.1f}")
         self._show(table)
         self._say(
-            f"saved: {facts.snippets_saved:,} snippets not cut and not embedded, {facts.characters_saved:,} characters "
-            f"of {facts.unread} files left unread"
+            f"Saved: {facts.snippets_saved:,} snippets ({facts.characters_saved:,} characters) not embedded again, "
+            f"and {facts.unread} unchanged files not read."
         )
 
-    def _one_edit(self) -> None:
-        self._headline(3, f"A section is added to one document: {self._edited}")
+    def _edit_one(self) -> None:
+        self._headline(3, f"Add a section to one document: {self._edited}")
+        self._say("Only the new snippets should cost anything, and a search should find them.")
         with (self._state.corpus / self._edited).open("a", encoding="utf-8") as file:
             file.write(NEW_SECTION)
-        facts = self._round("one edit", "ingesting, building, swapping")
+        facts = self._round("one edit", "ingesting the change, building, swapping")
         self._show(
             _facts_table(
                 ("documents read", f"{facts.new} of {facts.new + facts.unread}"),
-                ("snippets that are new", f"{facts.snippets_made:,}"),
-                ("embedded", f"{facts.embedded:,}"),
-                ("rows copied from the build before", f"{facts.rows - facts.embedded:,}"),
+                ("new snippets", f"{facts.snippets_made:,}"),
+                ("snippets embedded", f"{facts.embedded:,}"),
+                ("rows copied from the previous index", f"{facts.rows - facts.embedded:,}"),
                 ("INDEX_HASH", f"{self._rounds[-2].index_hash[:12]} -> {facts.index_hash[:12]}"),
                 (f"generation of the alias {ALIAS}", f"{self._rounds[-2].generation} -> {facts.generation}"),
             )
         )
         self._search(NEW_QUESTION)
 
-    def _killed(self) -> None:
+    def _kill(self) -> None:
         edited = sorted((self._state.corpus / self._edited).parent.iterdir())[:MANY]
-        self._headline(4, f"{len(edited)} documents are edited, and the run is killed in the middle of its build")
+        self._headline(4, f"Edit {len(edited)} documents, and kill the run in the middle of its build (SIGKILL)")
+        self._say("Searches must keep working, and nothing that was paid for may be lost.")
         for file in edited:
             with file.open("a", encoding="utf-8") as document:
                 document.write(FOOTNOTE.format(folder=file.parent.name, name=file.stem))
         stored, live = self._vectors(), self._generation()
-        with self._working("a process runs the jobs, and gets SIGKILL"):
+        with self._working("another process runs the jobs and gets SIGKILL"):
             killed = Facts("killed", seconds=killed_at(DIES_AT))
         self._runner.close_killed_runs(killed)
         killed.embedded, killed.generation = self._vectors() - stored, self._generation()
         self._rounds.append(killed)
         self._say(
-            f"[red]killed[/red] after {killed.embedded} snippets were embedded and its rows written, before anything "
-            f"was sealed; {ALIAS} still is at generation {live}, and answers:"
+            f"[red]Killed[/red] after it had embedded {killed.embedded} snippets and before it could finish its index. "
+            f"The alias [b]{ALIAS}[/b] still points at generation {live}, and searches work:"
         )
         self._search(NEW_QUESTION)
-        facts = self._round("resumed", f"the same jobs once more (its lease ends within {LEASE_S:.0f} s)")
+        facts = self._round(
+            "resumed", f"running the jobs again, after at most {LEASE_S:.0f} s for the killed run's lease"
+        )
         attempt = self._attempt(facts.index_hash)
         self._show(
             _facts_table(
@@ -137,14 +142,14 @@ class Story:
                 ("snippets embedded by the killed run", f"{killed.embedded:,}"),
                 ("snippets embedded by the run after it", f"{facts.embedded:,}"),
                 ("vectors added by both", f"{self._vectors() - stored:,}"),
-                ("the build", f"attempt {attempt}, {facts.build}, {facts.rows:,} rows, sealed once"),
+                ("the index", f"attempt {attempt}, {facts.build}, {facts.rows:,} rows"),
                 (f"generation of the alias {ALIAS}", f"{live} -> {facts.generation}"),
             )
         )
 
-    def _audited(self) -> None:
-        self._headline(5, "Back, forward again, and what the auditor says")
-        with self._working("rollback twice, then verify and audit"):
+    def _roll_back(self) -> None:
+        self._headline(5, "Roll the alias back and forward, then check every decision that was made")
+        with self._working("rolling back twice, verifying, auditing"):
             for title in ("rolled back", "and forward"):
                 self._runner.run("rollback", {"ops": {"roll_back": {"config": {"reason": f"demo: {title}"}}}})
                 with ragfence.open() as fence:
@@ -160,7 +165,14 @@ class Story:
             self._say(f"verify: {'stores, log, snippets and indexes agree' if verified else 'they do not agree'}")
             self._say(f"audit: [b]{escape(str(fence.audit.check()))}[/b]")
 
-    def _all_rounds(self) -> None:
+    def _summarize(self) -> None:
+        rounds = {facts.title: facts for facts in self._rounds}
+        first, repeated, edit, resumed = (rounds[name] for name in ("first run", "repeated", "one edit", "resumed"))
+        self._headline(6, "Summary")
+        self._say(f"- The first run embedded {first.embedded:,} snippets; repeating it embedded {repeated.embedded:,}.")
+        self._say(f"- Editing one document embedded {_count(edit.embedded, 'snippet')}.")
+        self._say(f"- After the kill, {_count(resumed.embedded, 'snippet')} had to be embedded again.")
+        self._say("- Every search was answered by a complete index.")
         self._console.print()
         # In a terminal of 80 columns there is room for the numbers, not for space around them.
         table = Table(title="all runs", padding=(0, int(self._console.width >= 100)))
@@ -168,17 +180,17 @@ class Story:
             table.add_column(name, justify="left" if name in ("run", "INDEX_HASH") else "right", no_wrap=True)
         for facts in self._rounds:
             read = facts.documents.get("duplicate", 0) - facts.unread
-            counted = (str(facts.new), str(read), str(facts.unread), f"{facts.snippets_made:,}")
+            counts = (str(facts.new), str(read), str(facts.unread), f"{facts.snippets_made:,}")
             table.add_row(
                 facts.title,
-                *(counted if facts.documents else ("", "", "", "")),
+                *(counts if facts.documents else ("", "", "", "")),
                 f"{facts.embedded:,}" if facts.seconds else "",
                 facts.index_hash[:10],
                 str(facts.generation),
                 f"{facts.seconds:.1f}" if facts.seconds else "",
             )
         self._show(table)
-        self._say("new, read, unread: documents; read ones turned out to be duplicates, unread ones need not even that")
+        self._say("new, read, unread: documents. Read ones were duplicates; unread ones were known to be unchanged.")
 
     def _round(self, title: str, doing: str) -> Facts:
         with self._working(doing):
@@ -222,7 +234,7 @@ class Story:
 
     @contextmanager
     def _working(self, doing: str) -> Iterator[None]:
-        """How long a run will take nobody knows: the bar says only that it is at work."""
+        """Shows that a run is at work. Its duration is unknown, so the bar only moves."""
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=30), TimeElapsedColumn())
         shown = self._console.is_terminal
         with Progress(*columns, console=self._console, transient=True, disable=not shown) as progress:
@@ -232,7 +244,7 @@ class Story:
 
 _EFFECTS: tuple[tuple[str, Callable[[Facts], str]], ...] = (
     ("documents ingested", lambda facts: f"{facts.new:,}"),
-    ("files left unread", lambda facts: f"{facts.unread:,}"),
+    ("files not read (unchanged)", lambda facts: f"{facts.unread:,}"),
     ("snippets made", lambda facts: f"{facts.snippets_made:,}"),
     ("snippets embedded", lambda facts: f"{facts.embedded:,}"),
     ("snippet_ids of all documents (digest)", lambda facts: facts.snippet_ids[:12]),
@@ -248,12 +260,16 @@ def _nothing(facts: Facts, before: Facts) -> bool:
 
 
 def excerpt(text: str, question: str, length: int = 90) -> str:
-    """Of a snippet the line that has most words of the question, and what follows it."""
-    asked = set(re.findall(r"\w{3,}", question.lower()))
+    """The line of a snippet that has the most words of the question, and what follows it."""
+    words = set(re.findall(r"\w{3,}", question.lower()))
     lines = [" ".join(line.split()) for line in text.splitlines()]
-    best = max(range(len(lines)), key=lambda at: len(asked & set(re.findall(r"\w{3,}", lines[at].lower()))))
+    best = max(range(len(lines)), key=lambda at: len(words & set(re.findall(r"\w{3,}", lines[at].lower()))))
     shown = " ".join(lines[best:]).strip()
     return shown[:length] + ("..." if len(shown) > length else "")
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _facts_table(*facts: tuple[str, str]) -> Table:
@@ -264,34 +280,40 @@ def _facts_table(*facts: tuple[str, str]) -> Table:
 
 
 def choose_edited(corpus: Path) -> str:
-    """The doc_id of the document that is edited alone, and among many."""
+    """The doc_id of the document that is edited."""
     if (corpus / EDITED).is_file():
         return EDITED
     return min(each.relative_to(corpus).as_posix() for each in corpus.rglob("*.*"))
 
 
 def now_try(ragfence_command: str, edited: str) -> str:
-    """Commands that work as they stand, from the folder in which the demo ran."""
-    on_it = f"RAGFENCE_STORE={FOLDER} {ragfence_command}"
-    return f'\nNow try:\n  make ui\n  {on_it} search {ALIAS} "where is the coffee machine?"\n  {on_it} explain {edited}'
+    """Commands that work as printed, in the folder in which the demo ran."""
+    command = f"RAGFENCE_STORE={FOLDER} {ragfence_command}"
+    search = f'{command} search {ALIAS} "where is the coffee machine?"'
+    return f"\nNow try:\n  make ui\n  {search}\n  {command} explain {edited}"
 
 
 def installed_command() -> str:
-    """`ragfence` of this very environment, as it is to be typed here."""
-    beside = Path(sys.executable).parent / "ragfence"
-    path = os.path.relpath(beside) if beside.is_relative_to(Path.cwd()) else str(beside)
-    return path if beside.exists() else f"{sys.executable} -m ragfence"
+    """The `ragfence` of this environment, as it can be typed in this folder."""
+    script = Path(sys.executable).parent / "ragfence"
+    path = os.path.relpath(script) if script.is_relative_to(Path.cwd()) else str(script)
+    return path if script.exists() else f"{sys.executable} -m ragfence"
 
 
 def main() -> None:
     console = Console()
     console = Console(width=min(WIDTH, console.width) if console.is_terminal else WIDTH)
-    console.print(Panel("ragfence: one effect per key, from documents to a live alias. No server.", expand=False))
+    introduction = (
+        "[b]ragfence[/b] ingests each document once and builds each index once, however often a job is retried, "
+        "repeated or killed. This demo runs a real job, repeats it, edits documents and kills it half-way. "
+        f"It takes a minute or two and needs no server; its files are in {FOLDER}."
+    )
+    console.print(Panel(introduction, expand=False))
     state = State.here()
     state.enter()
     try:
         corpus = state.begin()
-        Story(state, corpus, Runner(), console).tell()
+        Story(state, corpus, Runner(), console).run()
     except RagfenceError as error:
         console.print(f"[red]{error.code}[/red] {escape(error.message)}\n{escape(error.hint)}")
         raise SystemExit(1) from error

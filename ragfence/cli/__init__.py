@@ -1,4 +1,4 @@
-"""`ragfence` in the terminal. One file per group of commands; the work is done where the library does it."""
+"""`ragfence` in the terminal: one module per group of commands, each a thin layer over the library."""
 
 from __future__ import annotations
 

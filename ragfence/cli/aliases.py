@@ -1,4 +1,4 @@
-"""`ragfence swap`, `rollback`, `alias`, `reconcile` and `search`: names for builds, and what is found behind them."""
+"""`ragfence swap`, `rollback`, `alias`, `reconcile` and `search`: names that point at builds, and searches by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from ragfence.cli import output
-from ragfence.cli.options import Json, Objects, PolicyFile, Store, StoreOptions, Tenant, opened
+from ragfence.cli.options import Json, Limit, Reason, Stores, open_fence
 from ragfence.errors import GateFailed
 
 if TYPE_CHECKING:
@@ -21,129 +21,124 @@ if TYPE_CHECKING:
 NO_ALIAS = "none"
 INDENT = "    "
 
-Name = Annotated[str, typer.Argument(metavar="ALIAS", help="A name that searches use.")]
-Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; kept in the log.")]
+Name = Annotated[str, typer.Argument(metavar="ALIAS", help="The name that searches use.")]
 
 
 def swap(
     alias: Name,
     index_hash: Annotated[
-        str, typer.Argument(metavar="HASH", help="8 or more digits of an INDEX_HASH, or latest: the one sealed last.")
+        str,
+        typer.Argument(
+            metavar="HASH", help="An INDEX_HASH, its first 8 or more digits, or latest: the build sealed last."
+        ),
     ],
-    store: Store = None,
-    objects: Objects = None,
-    tenant: Tenant = None,
-    policy: PolicyFile = None,
+    *,
+    stores: Stores,
     as_json: Json = False,
     expect: Annotated[
         str | None,
         typer.Option(
             "--expect",
             metavar="HASH|none",
-            help="Swap only if the alias points there now; none: only if there is no such alias.",
+            help="Swap only if the alias points at this build now; none: only if the alias does not exist.",
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Swap even if a gate fails; needs a --reason.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Swap even if a gate fails. Needs --reason.")] = False,
     reason: Reason = "",
     golden: Annotated[
-        str | None, typer.Option("--golden", metavar="FILE", help="Golden queries, one JSON object a line.")
+        str | None, typer.Option("--golden", metavar="FILE", help="Golden queries to check, one JSON object per line.")
     ] = None,
 ) -> None:
-    """Points an alias at a sealed build, if all gates let it."""
-    from ragfence.cli.build_lookup import pick_or_latest
+    """Point an alias at a sealed build, if all gates pass. Creates the alias if it does not exist."""
+    from ragfence.cli.build_lookup import find_build_or_latest
     from ragfence.indexes.gates import Gates
 
     if force and not reason.strip():
-        raise typer.BadParameter("--force needs a --reason: it is kept in the log, with the gates that failed")
-    with opened(StoreOptions(store, objects, tenant, policy)) as fence:
-        wanted, expected = pick_or_latest(fence, index_hash), _expected(fence, expect)
+        raise typer.BadParameter("--force needs a --reason, which is stored with the gates that failed")
+    with open_fence(stores) as fence:
+        wanted, expected = find_build_or_latest(fence, index_hash), _expected(fence, expect)
         try:
-            done = fence.aliases.swap(
+            swapped = fence.aliases.swap(
                 alias, wanted, expect=expected, force=force, reason=reason, gates=Gates(golden=golden)
             )
         except GateFailed as refused:
-            _refused(refused, as_json=as_json)
-    _tell_swap(done, as_json=as_json)
+            _exit_refused(refused, as_json=as_json)
+    _print_swap(swapped, as_json=as_json)
 
 
 def rollback(
     alias: Name,
-    store: Store = None,
-    objects: Objects = None,
-    tenant: Tenant = None,
-    policy: PolicyFile = None,
+    *,
+    stores: Stores,
     as_json: Json = False,
     to: Annotated[
-        str | None, typer.Option("--to", metavar="HASH", help="A build that it has had; else the one before this.")
+        str | None,
+        typer.Option("--to", metavar="HASH", help="An earlier build of the alias; by default the previous one."),
     ] = None,
     reason: Reason = "",
 ) -> None:
-    """Points an alias at the build it had before. What was live becomes the one before."""
-    from ragfence.cli.build_lookup import pick
+    """Point an alias at its previous build. A second rollback goes forward again."""
+    from ragfence.cli.build_lookup import find_build
 
-    with opened(StoreOptions(store, objects, tenant, policy)) as fence:
+    with open_fence(stores) as fence:
         try:
-            done = fence.aliases.rollback(alias, to=pick(fence, to) if to else None, reason=reason)
+            swapped = fence.aliases.rollback(alias, to=find_build(fence, to) if to else None, reason=reason)
         except GateFailed as refused:
-            _refused(refused, as_json=as_json)
-    _tell_swap(done, as_json=as_json)
+            _exit_refused(refused, as_json=as_json)
+    _print_swap(swapped, as_json=as_json)
 
 
 def alias(
-    name: Annotated[str | None, typer.Argument(metavar="[ALIAS]", help="Only this one; else all of them.")] = None,
-    store: Store = None,
-    objects: Objects = None,
-    tenant: Tenant = None,
-    policy: PolicyFile = None,
+    name: Annotated[str | None, typer.Argument(metavar="[ALIAS]", help="Show only this alias.")] = None,
+    *,
+    stores: Stores,
     as_json: Json = False,
-    history: Annotated[bool, typer.Option("--history", help="With what was done to it, the newest first.")] = False,
-    limit: Annotated[int, typer.Option("--limit", min=0, help="Of the history at most so much; 0 for all.")] = 100,
-    remove: Annotated[bool, typer.Option("--remove", help="Take the alias away; needs a --reason.")] = False,
+    history: Annotated[bool, typer.Option("--history", help="Show every change of the alias, newest first.")] = False,
+    limit: Limit = 100,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the alias. Needs --reason.")] = False,
     reason: Reason = "",
 ) -> None:
-    """Where the aliases point, since when, and how they came there."""
+    """Show where the aliases point and since when."""
     if (history or remove) and name is None:
-        raise typer.BadParameter("--history and --remove are about one ALIAS")
+        raise typer.BadParameter("--history and --remove need an ALIAS")
     if history and remove:
-        raise typer.BadParameter("--history and --remove do not go together")
+        raise typer.BadParameter("give either --history or --remove")
     if bool(reason.strip()) != remove:
         raise typer.BadParameter(
-            "--remove needs a --reason: it is kept in the log" if remove else "--reason goes with --remove"
+            "--remove needs a --reason, which is stored with the change" if remove else "--reason needs --remove"
         )
-    with opened(StoreOptions(store, objects, tenant, policy)) as fence:
+    with open_fence(stores) as fence:
         if name is None:
-            _tell_all(fence, as_json=as_json)
+            _print_all(fence, as_json=as_json)
         elif remove:
-            _tell_swap(fence.aliases.remove(name, reason), as_json=as_json)
+            _print_swap(fence.aliases.remove(name, reason), as_json=as_json)
         else:
-            _tell_one(fence, name, (limit or 2**31) if history else 0, as_json=as_json)
+            _print_one(fence, name, (limit or 2**31) if history else 0, as_json=as_json)
 
 
 def reconcile(
-    store: Store = None,
-    objects: Objects = None,
-    tenant: Tenant = None,
-    policy: PolicyFile = None,
+    *,
+    stores: Stores,
     as_json: Json = False,
 ) -> None:
-    """Does what a swap that was killed left undone: its decision rows, and the backends' own aliases."""
-    with opened(StoreOptions(store, objects, tenant, policy)) as fence:
+    """Complete swaps that were killed: write missing decision rows, correct the backends' own aliases."""
+    with open_fence(stores) as fence:
         report = fence.aliases.reconcile()
     if as_json:
-        output.document({"ok": not report.failed, **asdict(report)})
+        output.print_json({"ok": not report.failed, **asdict(report)})
     else:
-        listing = output.Listing(output.out(), output.Column("mended", whole=True), "what")
+        listing = output.Listing(output.out(), output.Column("repaired", whole=True), "what")
         for names, what in (
             (report.audited, "its decision rows were missing"),
             (report.pointed, "the backend's alias was behind"),
-            (report.removed, "a backend had an alias that is not there any more"),
+            (report.removed, "a backend had an alias that no longer exists"),
         ):
             for each in names:
                 listing.add(each, what)
-        mended = len(report.audited) + len(report.pointed) + len(report.removed)
-        if mended:
+        repaired = len(report.audited) + len(report.pointed) + len(report.removed)
+        if repaired:
             listing.print()
-        output.say(f"generation {report.generation}: {f'{mended:,} mended' if mended else 'all is as it should be'}")
+        output.echo(f"generation {report.generation}: {f'{repaired:,} repaired' if repaired else 'all is well'}")
         for failure in report.failed:
             output.err().print(f"failed: {output.plain(failure)}")
     if report.failed:
@@ -152,67 +147,70 @@ def reconcile(
 
 def search(
     alias: Name,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="What is searched for.")],
-    store: Store = None,
-    objects: Objects = None,
-    tenant: Tenant = None,
-    policy: PolicyFile = None,
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The question or words to search for.")],
+    *,
+    stores: Stores,
     as_json: Json = False,
-    k: Annotated[int, typer.Option("-k", min=1, max=10_000, help="How many snippets.")] = 5,
+    k: Annotated[int, typer.Option("-k", metavar="N", min=1, max=10_000, help="How many snippets to return.")] = 5,
 ) -> None:
-    """The nearest snippets of the build that an alias points at, each with what is needed to cite it."""
-    with opened(StoreOptions(store, objects, tenant, policy)) as fence:
+    """Find the snippets nearest to a text, with everything needed to cite them."""
+    with open_fence(stores) as fence:
         hits = fence.search(alias, text, k=k)
-        # They name the build they are from; where there is none, it is the one of now.
+        # Hits name their build. Without hits, the alias is resolved once more.
         target = hits[0] if hits else fence.aliases.resolve(alias)
         index_hash, generation = target.index_hash, target.generation
     if as_json:
-        told = {"alias": alias, "text": text, "k": k, "index_hash": index_hash, "generation": generation}
-        output.document({**told, "hits": [asdict(hit) for hit in hits]})
+        query = {"alias": alias, "text": text, "k": k, "index_hash": index_hash, "generation": generation}
+        output.print_json({**query, "hits": [asdict(hit) for hit in hits]})
         return
     for number, hit in enumerate(hits, start=1):
         _print_hit(number, hit)
-    output.say(f"{output.many(len(hits), 'snippet')} from {alias}: INDEX_HASH {index_hash}, generation {generation}")
+    shown = output.key(index_hash, console=output.out())
+    output.echo(f"{output.pluralize(len(hits), 'snippet')} from {alias}: INDEX_HASH {shown}, generation {generation}")
 
 
 def _expected(fence: Fence, text: str | None) -> ExpectedTarget:
-    from ragfence.cli.build_lookup import pick
+    from ragfence.cli.build_lookup import find_build
     from ragfence.core.aliases import UNSET
 
     if text is None:
         return UNSET
-    return None if text.strip().lower() == NO_ALIAS else pick(fence, text)
+    return None if text.strip().lower() == NO_ALIAS else find_build(fence, text)
 
 
-def _refused(error: GateFailed, *, as_json: bool) -> NoReturn:
-    """All gates, also those that would have let it pass."""
+def _exit_refused(error: GateFailed, *, as_json: bool) -> NoReturn:
+    """Prints all gates, passed and failed, and exits with 1."""
     if as_json:
-        told = output.as_told(error)
-        output.document({"error": told, "gates": error.report})
+        output.print_json({"error": output.error_document(error), "gates": error.report})
     else:
         _print_gates(error.report)
-        output.error(error, as_json=False)
+        output.print_error(error, as_json=False)
     raise typer.Exit(1)
 
 
-def _tell_swap(done: Swap, *, as_json: bool) -> None:
+def _print_swap(swapped: Swap, *, as_json: bool) -> None:
     if as_json:
-        output.document({**asdict(done), "index_hash": done.index_hash})
+        output.print_json({**asdict(swapped), "index_hash": swapped.index_hash})
         return
-    if done.gates:
-        _print_gates([each.as_dict() for each in done.gates])
-    was = f" (was {done.previous.index_hash})" if done.previous and done.changed else ""
-    if done.target is None:
-        output.say(f"{done.alias}: removed, generation {done.generation}{was}")
-    elif done.changed:
-        forced = ", forced" if done.forced else ""
-        output.say(f"{done.alias} -> {done.index_hash}, generation {done.generation}{forced}{was}")
+    if swapped.gates:
+        _print_gates([each.as_dict() for each in swapped.gates])
+    console = output.out()
+    previous = swapped.previous if swapped.changed else None
+    was = f" (was {output.key(previous.index_hash, console=console)})" if previous else ""
+    target = output.key(swapped.index_hash, console=console) if swapped.index_hash else ""
+    if swapped.target is None:
+        output.echo(f"{swapped.alias}: removed, generation {swapped.generation}{was}")
+    elif swapped.changed:
+        forced = ", forced" if swapped.forced else ""
+        output.echo(f"{swapped.alias} -> {target}, generation {swapped.generation}{forced}{was}")
+        if previous is None:
+            output.suggest(f"`ragfence search {swapped.alias} TEXT` searches it")
     else:
-        output.say(f"{done.alias} pointed there already: {done.index_hash}, generation {done.generation}")
-    if not done.audited:
-        output.err().print("warning: the decision could not be written; `ragfence reconcile` does it")
-    if not done.applied:
-        output.err().print("warning: the backend's own alias is behind; `ragfence reconcile` moves it")
+        output.echo(f"{swapped.alias} already points at {target}, generation {swapped.generation}")
+    if not swapped.audited:
+        output.err().print("warning: the decision row is missing; write it with `ragfence reconcile`")
+    if not swapped.applied:
+        output.err().print("warning: the backend's own alias is behind; move it with `ragfence reconcile`")
 
 
 def _print_gates(gates: Iterable[Mapping[str, Any]]) -> None:
@@ -236,14 +234,14 @@ def _number(value: float | None) -> str | None:
     return f"{int(value):,}" if float(value).is_integer() else f"{value:.4f}".rstrip("0")
 
 
-def _tell_all(fence: Fence, *, as_json: bool) -> None:
+def _print_all(fence: Fence, *, as_json: bool) -> None:
     head, now_ms = fence.aliases.head(), fence.inspector.now_ms()
     found = [_columns(fence, name, held) for name, held in sorted(head.state.aliases.items())]
     if as_json:
-        output.document({"generation": head.number, "aliases": [_dated(one) for one in found]})
+        output.print_json({"generation": head.number, "aliases": [_dated(one) for one in found]})
         return
     if not found:
-        output.say("there is no alias yet; `ragfence swap ALIAS HASH` makes one")
+        output.echo("there is no alias yet; `ragfence swap ALIAS HASH` creates one")
         return
     console = output.out()
     listing = output.Listing(
@@ -252,19 +250,23 @@ def _tell_all(fence: Fence, *, as_json: bool) -> None:
         output.Column("target", whole=True),
         output.Column("generation", right=True, whole=True),
         output.Column("rows", right=True, whole=True),
-        "since",
+        output.Column("since", whole=True),
         output.Column("backend", wide=True),
     )
     for one in found:
         rows = None if one["rows"] is None else f"{one['rows']:,}"
         target = output.key(one["index_hash"], console=console)
-        since = output.when(one["since"], now_ms) if one["since"] else None
+        since = (
+            f"{output.time_cell(one['since'], console=console)} ({output.ago(one['since'], now_ms)})"
+            if one["since"]
+            else None
+        )
         listing.add(one["alias"], target, one["generation"], rows, since, one["backend"])
     listing.print()
 
 
-def _tell_one(fence: Fence, name: str, limit: int, *, as_json: bool) -> None:
-    """`limit`: of the history; 0 for none of it."""
+def _print_one(fence: Fence, name: str, limit: int, *, as_json: bool) -> None:
+    """`limit`: how many changes to show; 0 for none."""
     from ragfence.indexes.aliases import unknown
     from ragfence.indexes.catalog import check_alias
 
@@ -275,11 +277,11 @@ def _tell_one(fence: Fence, name: str, limit: int, *, as_json: bool) -> None:
         raise unknown(name)
     one = _columns(fence, name, held) if held else None
     if as_json:
-        told = _dated(one) if one else {"alias": name, "index_hash": None}
-        output.document({**told, "history": [_change(entry) for entry in entries]} if limit else told)
+        document = _dated(one) if one else {"alias": name, "index_hash": None}
+        output.print_json({**document, "history": [_change(entry) for entry in entries]} if limit else document)
         return
     if one is None:
-        output.say(f"{name}: there is no such alias any more")
+        output.echo(f"{name}: this alias was removed")
     else:
         listing = output.Listing(output.out(), output.Column("alias", whole=True), name)
         listing.add("target", one["index_hash"])
@@ -291,7 +293,7 @@ def _tell_one(fence: Fence, name: str, limit: int, *, as_json: bool) -> None:
             listing.add(" " if number else "before", earlier)
         listing.print()
     if entries:
-        output.say("")
+        output.echo("")
         _print_history(entries)
 
 
@@ -319,9 +321,9 @@ def _dated(one: dict[str, Any]) -> dict[str, Any]:
 
 
 def _change(entry: CatalogEntry) -> dict[str, Any]:
-    told = asdict(entry)
-    del told["state"], told["at_ms"], told["number"]
-    return {"generation": entry.number, "at": output.iso(entry.at_ms), **told}
+    document = asdict(entry)
+    del document["state"], document["at_ms"], document["number"]
+    return {"generation": entry.number, "at": output.iso(entry.at_ms), **document}
 
 
 def _print_history(entries: list[CatalogEntry]) -> None:
@@ -330,7 +332,7 @@ def _print_history(entries: list[CatalogEntry]) -> None:
         console,
         output.Column("generation", right=True, whole=True),
         output.Column("change", whole=True),
-        "at",
+        output.Column("at", whole=True),
         output.Column("target", whole=True),
         "gates",
         "reason",
@@ -342,7 +344,7 @@ def _print_history(entries: list[CatalogEntry]) -> None:
         listing.add(
             entry.number,
             f"{entry.change}, forced" if entry.forced else entry.change,
-            output.moment(entry.at_ms),
+            output.time_cell(entry.at_ms, console=console),
             output.key(entry.target.index_hash, console=console) if entry.target else None,
             gates,
             entry.reason,
@@ -352,15 +354,15 @@ def _print_history(entries: list[CatalogEntry]) -> None:
 
 
 def _print_hit(number: int, hit: Hit) -> None:
-    """Its place whole, so that it can be copied; of its text what fits the line."""
+    """Its position in full, so that it can be copied; as much of its text as fits the line."""
     from rich.text import Text
 
     section = f"  {hit.section_id}" if hit.section_id else ""
-    output.say(f"{number:>2}. {hit.score:.4f}  {hit.doc_id}{section}  {hit.start}-{hit.end}")
-    if hit.source_url:
-        output.say(f"{INDENT}{hit.source_url}")
+    output.echo(f"{number:>2}. {hit.score:.4f}  {hit.doc_id}{section}  {hit.start}-{hit.end}")
+    if hit.source_url and hit.source_url != hit.doc_id:
+        output.echo(f"{INDENT}{hit.source_url}")
     console, line = output.out(), INDENT + " ".join(hit.text.split())
     if console.is_terminal:
         console.print(Text(output.plain(line)), no_wrap=True, overflow="ellipsis")
     else:
-        output.say(line)
+        output.echo(line)

@@ -1,4 +1,4 @@
-"""`ragfence apikeys`: who may ask a server, for this tenant. The token of a key is shown once, when it is made."""
+"""`ragfence apikeys`: the API keys of a tenant. The token of a key is shown once, when it is created."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ragfence.cli import output
-from ragfence.cli.options import Json, Objects, Store, StoreCommands, StoreOptions, Tenant
+from ragfence.cli.options import WHERE_STORES_ARE, Json, StoreCommands, StoreOptions, StoresWithoutPolicy, to_ms
 from ragfence.errors import ObjectsRequired, UnknownStore, ValidationError
 
 if TYPE_CHECKING:
     from ragfence.server.apikeys import ApiKey, ApiKeys
     from ragfence.server.scopes import KeyScope
 
-apikeys = StoreCommands(no_args_is_help=True, help="API keys of the HTTP server: create, list, revoke.")
+apikeys = StoreCommands(no_args_is_help=True, help="Create, list and revoke API keys of the HTTP server.")
 
 
 class RoleName(StrEnum):
@@ -37,40 +37,37 @@ class ScopeName(StrEnum):
     ADMIN = "admin"
 
 
-def _span(text: str | None) -> str | None:
+def _check_expiry(text: str | None) -> str | None:
     if text is not None:
         _ttl_s(text, 0)
     return text
 
 
 def _ttl_s(text: str, now_ms: int) -> float:
-    """From now until then: "90d", or a time."""
-    from ragfence.audit.audit import _moment_ms
-
+    """Seconds from now until a moment: "90d", or a time."""
     try:
-        moment_ms = _moment_ms(text, 0, 0)
+        moment_ms = to_ms(text, 0, 0)
     except ValidationError as wrong:
-        raise typer.BadParameter(f"{wrong.message}: {output.advice(wrong.hint)}") from None
-    # As it is read elsewhere, a span goes back from now.
+        raise typer.BadParameter(f"{wrong.message}: {output.format_hint(wrong.hint)}") from None
+    # Elsewhere a span counts back from now, so it is negative.
     return -moment_ms / 1000 if moment_ms <= 0 else (moment_ms - now_ms) / 1000
 
 
 @apikeys.command("create")
 def create(
-    store: Store = None,
-    objects: Objects = None,
-    tenant: Tenant = None,
+    *,
+    stores: StoresWithoutPolicy,
     as_json: Json = False,
     scope: Annotated[
         list[ScopeName] | None,
-        typer.Option("--scope", help="What the key may do; give it once for each scope. Not with --role."),
+        typer.Option("--scope", help="What the key may do; may be repeated. Not with --role."),
     ] = None,
     role: Annotated[
         RoleName | None,
         typer.Option(
             "--role",
-            help="A set of scopes: read is search and audit; write adds ingest, retract, build and swap; admin is all. "
-            "Without --role and --scope the key gets write.",
+            help="A set of scopes. read: search and audit; write, the default: also ingest, retract, build and swap; "
+            "admin: everything.",
         ),
     ] = None,
     principal: Annotated[
@@ -78,27 +75,27 @@ def create(
         typer.Option(
             "--principal",
             metavar="NAME",
-            help="Who owns the Idempotency-Keys. Give a new key that replaces an old one the same principal.",
+            help="The owner of the Idempotency-Keys. Give a key that replaces another one the same principal.",
         ),
     ] = "",
-    note: Annotated[
-        str, typer.Option("--note", metavar="TEXT", help="A note for people: who has the key, and what for.")
-    ] = "",
+    note: Annotated[str, typer.Option("--note", metavar="TEXT", help="A note: who has the key, and what for.")] = "",
     expires: Annotated[
         str | None,
         typer.Option(
-            "--expires", metavar="SPAN", callback=_span, help="When it expires: 90d, 12h, or a time. Without it, never."
+            "--expires",
+            metavar="SPAN",
+            callback=_check_expiry,
+            help="When the key expires: 90d, 12h, or a time. By default never.",
         ),
     ] = None,
 ) -> None:
-    """Creates an API key and prints its token. The token is shown only once."""
+    """Create an API key and print its token, which is shown only once."""
     if scope and role:
-        raise typer.BadParameter("give --role or --scope, not both")
-    place = StoreOptions(store, objects, tenant)
+        raise typer.BadParameter("give either --role or --scope, not both")
     ttl_s = None if expires is None else _ttl_s(expires, time.time_ns() // 1_000_000)
-    with _keys(place, make=True) as keys:
-        made = keys.create(
-            place.tenant_name,
+    with _open_keys(stores, create=True) as keys:
+        created = keys.create(
+            stores.tenant_name,
             role.value if role else None,
             scopes=[each.value for each in scope] if scope else None,
             principal=principal,
@@ -107,44 +104,47 @@ def create(
             by=_who(),
         )
     if as_json:
-        output.document(
+        output.print_json(
             {
-                "token": made.token,
-                "key_id": made.key_id,
-                "tenant": made.tenant,
-                "role": made.role.value if made.role else None,
-                "scopes": in_order(made.scopes),
-                "principal": made.principal,
-                "expires": output.iso(made.expires_ms),
+                "token": created.token,
+                "key_id": created.key_id,
+                "tenant": created.tenant,
+                "role": created.role.value if created.role else None,
+                "scopes": in_order(created.scopes),
+                "principal": created.principal,
+                "expires": output.iso(created.expires_ms),
             }
         )
         return
-    until = f", until {output.moment(made.expires_ms)}" if made.expires_ms else ""
-    # The token alone on stdout: `TOKEN=$(ragfence apikeys create)`.
-    output.say(made.token)
-    granted = made.role.value if made.role else " ".join(in_order(made.scopes))
-    told = output.err()
-    told.print(output.plain(f"key {made.key_id}: {granted} of tenant {made.tenant}, as {made.principal}{until}"))
-    told.print("  keep the token now, it is not shown again; send it as `Authorization: Bearer TOKEN`")
-    told.print(f"  `ragfence apikeys revoke {made.key_id}` ends it")
+    until = f", until {output.moment(created.expires_ms)}" if created.expires_ms else ""
+    # Only the token on stdout, for `TOKEN=$(ragfence apikeys create)`.
+    output.echo(created.token)
+    granted = created.role.value if created.role else " ".join(in_order(created.scopes))
+    console = output.err()
+    console.print(
+        output.plain(f"key {created.key_id}: {granted} of tenant {created.tenant}, as {created.principal}{until}")
+    )
+    console.print("  store the token now, it is not shown again; send it as `Authorization: Bearer TOKEN`")
+    console.print(f"  revoke it with `ragfence apikeys revoke {created.key_id}`")
 
 
 @apikeys.command("list")
-def list_keys(store: Store = None, objects: Objects = None, tenant: Tenant = None, as_json: Json = False) -> None:
-    """The API keys of the tenant, oldest first, also those that have ended. Tokens are not stored, so none is shown."""
-    place, now_ms = StoreOptions(store, objects, tenant), time.time_ns() // 1_000_000
-    with _keys(place) as keys:
-        found = keys.list(place.tenant_name)
+def list_keys(*, stores: StoresWithoutPolicy, as_json: Json = False) -> None:
+    """List the API keys of the tenant, oldest first, including expired and revoked ones. Tokens are not stored."""
+    now_ms = time.time_ns() // 1_000_000
+    with _open_keys(stores) as keys:
+        found = keys.list(stores.tenant_name)
     if as_json:
-        output.document({"tenant": place.tenant_name, "keys": [_told(key, now_ms) for key in found]})
+        output.print_json({"tenant": stores.tenant_name, "keys": [_key_document(key, now_ms) for key in found]})
         return
+    console = output.out()
     listing = output.Listing(
-        output.out(),
+        console,
         output.Column("key_id", whole=True),
-        "role or scopes",
+        "may",
         output.Column("state", whole=True),
-        "principal",
-        "note",
+        output.Column("principal", cut=True),
+        output.Column("note", cut=True),
         output.Column("created", whole=True),
         output.Column("last used", wide=True),
         output.Column("expires", wide=True),
@@ -156,14 +156,14 @@ def list_keys(store: Store = None, objects: Objects = None, tenant: Tenant = Non
             key.state(now_ms),
             key.principal,
             key.note,
-            output.moment(key.created_ms),
-            output.moment(key.used_ms) if key.used_ms else None,
+            output.time_cell(key.created_ms, console=console),
+            output.time_cell(key.used_ms, console=console) if key.used_ms else None,
             output.when(key.expires_ms, now_ms) if key.expires_ms else None,
         )
     if found:
         listing.print()
     else:
-        output.say(f"tenant {place.tenant_name} has no API keys\n  -> `ragfence apikeys create` makes one")
+        output.echo(f"tenant {stores.tenant_name} has no API keys\n  -> `ragfence apikeys create` creates one")
 
 
 @apikeys.command("revoke")
@@ -171,65 +171,65 @@ def revoke(
     key: Annotated[
         str,
         typer.Argument(
-            metavar="KEY_ID|TOKEN", help="The id that `ragfence apikeys list` shows, or the token itself if it leaked."
+            metavar="KEY_ID|TOKEN", help="The key_id from `ragfence apikeys list`, or the token itself if it leaked."
         ),
     ],
-    store: Store = None,
-    objects: Objects = None,
-    tenant: Tenant = None,
+    *,
+    stores: StoresWithoutPolicy,
     as_json: Json = False,
 ) -> None:
-    """Revokes an API key for good."""
+    """Revoke an API key permanently."""
     from ragfence.server.apikeys import FRESH_S, parse_token
 
-    place, key_id = StoreOptions(store, objects, tenant), key
+    key_id = key
     if (token := parse_token(key)) is not None:
-        if token.tenant != place.tenant_name:
+        if token.tenant != stores.tenant_name:
             raise ValidationError(
-                f"this is a token of tenant {token.tenant!r}, not of {place.tenant_name!r}",
+                f"this is a token of tenant {token.tenant!r}, not of {stores.tenant_name!r}",
                 hint=f"--tenant {token.tenant}",
             )
         key_id = token.key_id
     elif key.startswith("rf_"):
         raise ValidationError(
-            "this is no whole token: its checksum is wrong", hint="`ragfence apikeys list` has its id"
+            "this is not a complete token: its checksum is wrong", hint="use its key_id from `ragfence apikeys list`"
         )
-    with _keys(place) as keys:
-        revoked = keys.revoke(place.tenant_name, key_id, by=_who())
+    with _open_keys(stores) as keys:
+        revoked = keys.revoke(stores.tenant_name, key_id, by=_who())
     if as_json:
-        output.document(
-            {"key_id": key_id, "tenant": place.tenant_name, "revoked": revoked, "servers_notice_s": FRESH_S}
+        output.print_json(
+            {"key_id": key_id, "tenant": stores.tenant_name, "revoked": revoked, "servers_notice_s": FRESH_S}
         )
     elif revoked:
-        output.say(f"revoked {key_id}: every server refuses it within {FRESH_S:.0f} s, and for ever")
+        output.echo(f"revoked {key_id}: all servers refuse it within {FRESH_S:.0f} s")
     else:
-        output.say(f"{key_id} was revoked already")
+        output.echo(f"{key_id} was already revoked")
 
 
 @contextlib.contextmanager
-def _keys(place: StoreOptions, *, make: bool = False) -> Iterator[ApiKeys]:
-    """`make`: the first key may come before anything else, and makes the folder of the objects."""
+def _open_keys(stores: StoreOptions, *, create: bool = False) -> Iterator[ApiKeys]:
+    """`create`: the first key may be created before anything else, and then creates the folder of the objects."""
     from ragfence._open import _open_objects
     from ragfence.server.apikeys import ApiKeys
 
-    where, folder = place.objects_at, place.objects_folder()
+    where, folder = stores.objects_location, stores.objects_folder()
     if where is None:
         raise ObjectsRequired(
-            "API keys live in the object store, and none is named", hint="name it: --objects, or RAGFENCE_OBJECTS"
+            "API keys are stored in the object store, and none is named",
+            hint="name it with --objects or RAGFENCE_OBJECTS",
         )
     if folder is not None and not folder.exists():
-        if not make:
+        if not create:
             raise UnknownStore(
                 f"there is no folder of objects at {folder}",
-                hint="go to the folder that has the .ragfence/, or name the stores: --store, --objects, RAGFENCE_STORE",
+                hint=WHERE_STORES_ARE,
             )
-        output.err().print(output.plain(f"made a new object store: {folder}"))
-    with contextlib.closing(_open_objects(where)) as opened:
-        yield ApiKeys(opened)
+        output.err().print(output.plain(f"created a new object store: {folder}"))
+    with contextlib.closing(_open_objects(where)) as store:
+        yield ApiKeys(store)
 
 
 def _who() -> str:
-    """For the decision row: who ran the command, and where."""
+    """User and host of the command, for the decision row."""
     import getpass
     import socket
 
@@ -240,11 +240,11 @@ def _who() -> str:
 
 
 def in_order(scopes: Collection[KeyScope]) -> list[str]:
-    """As they are documented."""
+    """The scopes in the order in which they are documented."""
     return [name.value for name in ScopeName if name.value in scopes]
 
 
-def _told(key: ApiKey, now_ms: int) -> dict[str, Any]:
+def _key_document(key: ApiKey, now_ms: int) -> dict[str, Any]:
     return {
         "key_id": key.key_id,
         "role": key.role.value if key.role else None,

@@ -1,4 +1,4 @@
-"""All commands, and how every one of them ends: a message and a hint instead of a traceback."""
+"""All commands, and how each of them ends: with a message and a hint instead of a traceback."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from ragfence.cli import output
 from ragfence.cli.aliases import alias, reconcile, rollback, search, swap
 from ragfence.cli.apikeys import apikeys
 from ragfence.cli.audit import audit
-from ragfence.cli.decisions import decisions
+from ragfence.cli.decisions import decisions, drain
 from ragfence.cli.doctor import doctor
 from ragfence.cli.documents import compact, purge, retract, snippets, verify
-from ragfence.cli.drain import drain
 from ragfence.cli.explain import explain
 from ragfence.cli.indexes import build, builds, gc
 from ragfence.cli.ingest import ingest
 from ragfence.cli.keys import keys
 from ragfence.cli.maintenance import hydrate, journal, purge_expired
-from ragfence.cli.options import JSON_WANTED, StoreCommands
+from ragfence.cli.options import JSON_REQUESTED, StoreCommands
 from ragfence.cli.policy import policy
 from ragfence.cli.release import release
 from ragfence.cli.serve import serve
@@ -34,12 +33,12 @@ from ragfence.errors import RagfenceError
 
 _USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # which typer does not export
 _WORDS = "ragfence-words"
-"""in the context of a call: its command line"""
+"""The key in a context's `meta` for the words of the command line."""
 
 
 @contextlib.contextmanager
 def _without_passwords(words: list[str]) -> Iterator[None]:
-    """Wrong usage is told with the words that were wrong: a URL that stood in the wrong place is not quoted whole."""
+    """A usage error quotes the words that were wrong. A URL among them is shown without its password."""
     try:
         yield
     except _USAGE_ERROR as wrong:
@@ -48,12 +47,12 @@ def _without_passwords(words: list[str]) -> Iterator[None]:
                 if part:
                     wrong.message = wrong.message.replace(part, show_url(part))
         wrong.args = (wrong.message,)
-        wrong.__cause__ = wrong.__context__ = None  # what pydantic said of the value quotes it
+        wrong.__cause__ = wrong.__context__ = None  # pydantic's message quotes the value
         raise
 
 
 class Commands(TyperGroup):
-    """Expected errors end with 1, wrong usage with 2, Ctrl-C with 130, and a closed pipe in silence."""
+    """Expected errors exit with 1, wrong usage with 2, Ctrl-C with 130, and a closed pipe silently."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         words = ctx.meta[_WORDS] = list(args)
@@ -64,9 +63,9 @@ class Commands(TyperGroup):
         try:
             with _without_passwords(ctx.meta[_WORDS]):
                 result = super().invoke(ctx)
-            sys.stdout.flush()  # here a closed pipe is still somebody's business
+            sys.stdout.flush()  # a closed pipe must be noticed here, not when the interpreter exits
         except RagfenceError as error:
-            output.error(error, as_json=ctx.meta.get(JSON_WANTED, False))
+            output.print_error(error, as_json=ctx.meta.get(JSON_REQUESTED, False))
             raise typer.Exit(1) from None
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
@@ -75,9 +74,11 @@ class Commands(TyperGroup):
 
 app = StoreCommands(
     cls=Commands,
-    help="One effect per key: look at the fences, find out what happened, and set right what got stuck.",
-    epilog="Stores come from --store (--store-env, --store-file) and --objects, or RAGFENCE_STORE, "
-    "RAGFENCE_OBJECTS, RAGFENCE_TENANT, RAGFENCE_POLICY. Without any: SQLite and a folder under .ragfence/.",
+    help="Ingest documents, build indexes and run any effect once per key, and see what happened to each of them.",
+    epilog="Try it in an empty folder: [bold]ragfence ingest FOLDER[/bold], [bold]ragfence build[/bold], "
+    "[bold]ragfence swap docs latest[/bold], [bold]ragfence search docs 'a question'[/bold]. Without --store and "
+    "--objects, and without RAGFENCE_STORE and RAGFENCE_OBJECTS, everything is stored under .ragfence/ in the "
+    "working folder.",
     no_args_is_help=True,
     add_completion=False,
     # Its frames show local variables, which may hold credentials.
@@ -86,8 +87,8 @@ app = StoreCommands(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         from ragfence._version import __version__
 
         typer.echo(f"ragfence {__version__}")
@@ -97,38 +98,46 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     pass
 
 
-app.command("ingest")(ingest)
-app.command("retract")(retract)
-app.command("snippets")(snippets)
-app.command("purge")(purge)
-app.command("build")(build)
-app.command("builds")(builds)
-app.command("swap")(swap)
-app.command("rollback")(rollback)
-app.command("alias")(alias)
-app.command("search")(search)
-app.command("reconcile")(reconcile)
-app.command("gc")(gc)
-app.command("status")(status)
-app.command("keys")(keys)
-app.command("explain")(explain)
-app.command("release")(release)
-app.command("decisions")(decisions)
-app.add_typer(audit, name="audit")
-app.command("drain")(drain)
-app.command("doctor")(doctor)
-app.command("hydrate")(hydrate)
-app.command("verify")(verify)
-app.command("compact")(compact)
-app.command("purge-expired")(purge_expired)
-app.add_typer(journal, name="journal")
-app.add_typer(policy, name="policy")
-app.command("serve")(serve)
-app.add_typer(apikeys, name="apikeys")
-app.add_typer(tenants, name="tenants")
+DOCUMENTS, INDEXES, KEYS, STORES, SERVER = (
+    "Documents",
+    "Indexes and aliases",
+    "Keys and decisions",
+    "Stores",
+    "Server",
+)
+
+app.command("ingest", rich_help_panel=DOCUMENTS)(ingest)
+app.command("snippets", rich_help_panel=DOCUMENTS)(snippets)
+app.command("retract", rich_help_panel=DOCUMENTS)(retract)
+app.command("purge", rich_help_panel=DOCUMENTS)(purge)
+app.command("verify", rich_help_panel=DOCUMENTS)(verify)
+app.command("compact", rich_help_panel=DOCUMENTS)(compact)
+app.command("build", rich_help_panel=INDEXES)(build)
+app.command("builds", rich_help_panel=INDEXES)(builds)
+app.command("swap", rich_help_panel=INDEXES)(swap)
+app.command("rollback", rich_help_panel=INDEXES)(rollback)
+app.command("alias", rich_help_panel=INDEXES)(alias)
+app.command("search", rich_help_panel=INDEXES)(search)
+app.command("reconcile", rich_help_panel=INDEXES)(reconcile)
+app.command("gc", rich_help_panel=INDEXES)(gc)
+app.command("status", rich_help_panel=KEYS)(status)
+app.command("keys", rich_help_panel=KEYS)(keys)
+app.command("explain", rich_help_panel=KEYS)(explain)
+app.command("release", rich_help_panel=KEYS)(release)
+app.command("decisions", rich_help_panel=KEYS)(decisions)
+app.add_typer(audit, name="audit", rich_help_panel=KEYS)
+app.command("drain", rich_help_panel=KEYS)(drain)
+app.command("doctor", rich_help_panel=STORES)(doctor)
+app.command("hydrate", rich_help_panel=STORES)(hydrate)
+app.command("purge-expired", rich_help_panel=STORES)(purge_expired)
+app.add_typer(journal, name="journal", rich_help_panel=STORES)
+app.add_typer(policy, name="policy", rich_help_panel=STORES)
+app.command("serve", rich_help_panel=SERVER)(serve)
+app.add_typer(apikeys, name="apikeys", rich_help_panel=SERVER)
+app.add_typer(tenants, name="tenants", rich_help_panel=SERVER)

@@ -1,4 +1,4 @@
-"""`ragfence audit`: proofs and sums from the decision rows, and the rows themselves for other programs."""
+"""`ragfence audit`: checks, sums and reports from the decision rows, and their export to files."""
 
 from __future__ import annotations
 
@@ -9,65 +9,66 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ragfence.cli import output
-from ragfence.cli.options import Json, Objects, PolicyFile, Since, Store, StoreCommands, StoreOptions, Tenant, opened
+from ragfence.cli.options import Json, Kind, Limit, Since, StoreCommands, StoreOptions, Stores, open_fence
 
 if TYPE_CHECKING:
     import pyarrow
 
     from ragfence.audit.savings import Savings
 
-audit = StoreCommands(no_args_is_help=True, help="Proofs and sums from the decision rows.")
+audit = StoreCommands(
+    no_args_is_help=True, help="Check the decisions, sum up savings, and find conflicts and anomalies."
+)
 
 BARS = "▁▂▃▄▅▆▇█"
 
 
 @audit.command("check")
 def check(
-    store: Store = None,
-    objects: Objects = None,
-    tenant: Tenant = None,
-    policy: PolicyFile = None,
+    *,
+    stores: Stores,
     as_json: Json = False,
 ) -> None:
-    """Replays all decision rows and proves the promises; ends with 1 and the findings when one is broken."""
-    with opened(StoreOptions(store, objects, tenant, policy)) as fence, output.progress("checking rows") as told:
-        report = fence.audit.check(told)
+    """Replay all decision rows and check every guarantee. Exits with 1 and the findings if one is broken."""
+    with open_fence(stores) as fence, output.progress("checking rows") as advance:
+        report = fence.audit.check(advance)
     if as_json:
         findings = [asdict(finding) for finding in report.findings]
-        output.document({"ok": report.ok, "rows": report.rows, "keys": report.keys, "findings": findings})
+        output.print_json({"ok": report.ok, "rows": report.rows, "keys": report.keys, "findings": findings})
     else:
-        over = f"{output.many(report.rows, 'row')} over {output.many(report.keys, 'key')}"
-        output.say(f"{over}: {_verdict(len(report.findings))}")
+        checked = f"{output.pluralize(report.rows, 'row')} over {output.pluralize(report.keys, 'key')}"
+        output.echo(f"{checked}: {_verdict(len(report.findings))}")
         for finding in report.findings:
-            output.say(f"  {finding.invariant} {finding.key}\n    {finding.text} (rows {', '.join(finding.rows)})")
+            output.echo(f"  {finding.invariant} {finding.key}\n    {finding.text} (rows {', '.join(finding.rows)})")
     if not report.ok:
         raise typer.Exit(1)
 
 
 @audit.command("savings")
 def savings(
-    store: Store = None,
-    objects: Objects = None,
-    tenant: Tenant = None,
-    policy: PolicyFile = None,
+    *,
+    stores: Stores,
     as_json: Json = False,
     since: Since = "30d",
 ) -> None:
-    """What was answered without performing an effect: by kind, and for documents in characters and snippets."""
-    with opened(StoreOptions(store, objects, tenant, policy)) as fence, output.progress("reading rows"):
+    """Show how many calls were answered without running an effect, by kind of operation."""
+    with open_fence(stores) as fence, output.progress("reading rows"):
         found = fence.audit.savings(since)
     if as_json:
-        output.document(_savings_document(found))
+        output.print_json(_savings_document(found))
+        return
+    if not found.kinds:
+        output.echo(f"no decisions since {since}")
         return
     console = output.out()
     right = {"right": True}
     listing = output.Listing(
         console,
         "kind",
-        output.Column("performed", **right),
+        output.Column("executed", **right),
         output.Column("saved", **right),
         output.Column("share", **right),
-        output.Column("an effect", **right),
+        output.Column("median time", **right),
         output.Column("time saved", **right),
     )
     for kind in found.kinds:
@@ -76,47 +77,48 @@ def savings(
         listing.add(kind.kind, f"{kind.performed:,}", f"{kind.saved:,}", f"{kind.share:.1%}", took, saved)
     listing.print()
     if found.characters:
-        unknown = f", and those of {found.unknown_documents:,} that are gone" if found.unknown_documents else ""
-        spared = f"{output.many(found.snippets, 'snippet')} ({output.many(found.characters, 'character')})"
-        console.print(f"documents: {spared} not embedded{unknown}")
+        unknown = f", and those of {found.unknown_documents:,} deleted" if found.unknown_documents else ""
+        saved = f"{output.pluralize(found.snippets, 'snippet')} ({output.pluralize(found.characters, 'character')})"
+        console.print(f"documents: {saved} not embedded again{unknown}")
     if len(found.days) > 1:
-        asked = [day.performed + day.saved for day in found.days]
-        shares = [day.saved / calls if calls else 0.0 for day, calls in zip(found.days, asked, strict=True)]
+        calls = [day.performed + day.saved for day in found.days]
+        shares = [day.saved / count if count else 0.0 for day, count in zip(found.days, calls, strict=True)]
         console.print(f"share by day, {found.days[0].day} to {found.days[-1].day}: {bars(shares)}", soft_wrap=True)
 
 
 @audit.command("conflicts")
 def conflicts(
-    store: Store = None,
-    objects: Objects = None,
-    tenant: Tenant = None,
-    policy: PolicyFile = None,
+    *,
+    stores: Stores,
     as_json: Json = False,
     since: Since = "7d",
-    kind: Annotated[str | None, typer.Option("--kind", help="Only this kind of operation.")] = None,
-    limit: Annotated[int, typer.Option("--limit", min=0, help="At most so many, the newest; 0 for all.")] = 100,
+    kind: Kind = None,
+    limit: Limit = 100,
 ) -> None:
-    """Payloads that were refused because their key is known with another one, and what differs."""
-    with opened(StoreOptions(store, objects, tenant, policy)) as fence, output.progress("reading rows"):
+    """List payloads that were refused because their key was used with another payload, and what differs."""
+    with open_fence(stores) as fence, output.progress("reading rows"):
         found = fence.audit.conflicts(since, kind=kind)
     shown = found[max(len(found) - limit, 0) if limit else 0 :]
     if as_json:
         cases = [{**asdict(case), "ts": output.iso(case.ts_ms)} for case in shown]
-        output.document({"of": len(found), "conflicts": cases})
+        output.print_json({"of": len(found), "conflicts": cases})
+        return
+    if not shown:
+        output.echo(f"no conflicts since {since}")
         return
     console = output.out()
     listing = output.Listing(
         console,
         output.Column("when", whole=True),
-        "kind",
-        "source_id",
+        output.Column("kind", whole=True),
+        output.Column("source_id", cut=True),
         output.Column("key", whole=True),
         output.Column("owner", wide=True),
         "what differs",
     )
     for case in shown:
         listing.add(
-            output.moment(case.ts_ms),
+            output.time_cell(case.ts_ms, console=console),
             case.kind,
             case.source_id,
             output.key(case.key, console=console),
@@ -125,65 +127,61 @@ def conflicts(
         )
     listing.print()
     if len(shown) < len(found):
-        console.print(f"the newest {len(shown)} of {len(found):,}; --limit 0 shows all")
+        console.print(f"the newest {len(shown)} of {len(found):,}; show all with --limit 0")
 
 
 @audit.command("anomalies")
 def anomalies(
-    store: Store = None,
-    objects: Objects = None,
-    tenant: Tenant = None,
-    policy: PolicyFile = None,
+    *,
+    stores: Stores,
     as_json: Json = False,
     since: Since = "28d",
 ) -> None:
-    """What somebody should look at: hit rates that dropped, effects done twice, lifetimes too short, what is stuck."""
-    with opened(StoreOptions(store, objects, tenant, policy)) as fence, output.progress("reading rows"):
+    """List what needs attention: falling hit rates, effects that ran twice, lifetimes too short, stuck keys."""
+    with open_fence(stores) as fence, output.progress("reading rows"):
         found = fence.audit.anomalies(since)
     if as_json:
-        output.document({"anomalies": [asdict(each) for each in found]})
+        output.print_json({"anomalies": [asdict(each) for each in found]})
         return
     for each in found:
         of_kind = f" ({each.kind})" if each.kind else ""
-        output.say(f"{each.what}{of_kind}: {each.text}" + "".join(f"\n  {key}" for key in each.examples))
+        output.echo(f"{each.what}{of_kind}: {each.text}" + "".join(f"\n  {key}" for key in each.examples))
     if not found:
-        output.say("nothing to look at")
+        output.echo(f"no anomalies since {since}")
 
 
 @audit.command("export")
 def export(
-    store: Store = None,
-    objects: Objects = None,
-    tenant: Tenant = None,
-    policy: PolicyFile = None,
+    *,
+    stores: Stores,
     as_json: Json = False,
     since: Since = "36500d",
-    parquet: Annotated[Path | None, typer.Option("--parquet", metavar="FILE", help="Write Parquet here.")] = None,
-    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write CSV here.")] = None,
+    parquet: Annotated[Path | None, typer.Option("--parquet", metavar="FILE", help="Write a Parquet file.")] = None,
+    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write a CSV file.")] = None,
 ) -> None:
-    """Every decision since a moment into a file, each once, oldest day first."""
+    """Write every decision to a file, once, oldest day first."""
     if (parquet is None) == (csv is None):
-        raise typer.BadParameter("give one of --parquet FILE and --csv FILE")
+        raise typer.BadParameter("give either --parquet FILE or --csv FILE")
     target = parquet or csv
     assert target is not None
     if target.is_dir() or not target.parent.is_dir():
-        why = "is a folder" if target.is_dir() else "is in a folder that is not there"
+        why = "is a folder" if target.is_dir() else "is in a folder that does not exist"
         raise typer.BadParameter(f"{target} {why}; name a file")
     part = target.with_name(f"{target.name}.part")
     try:
-        rows = _exported(StoreOptions(store, objects, tenant, policy), since, part, as_csv=csv is not None)
-        part.replace(target)  # half an export never has its name
+        rows = _export(stores, since, part, as_csv=csv is not None)
+        part.replace(target)  # an incomplete export never gets this name
     finally:
         part.unlink(missing_ok=True)
     if as_json:
-        output.document({"rows": rows, "file": str(target), "bytes": target.stat().st_size})
+        output.print_json({"rows": rows, "file": str(target), "bytes": target.stat().st_size})
     else:
-        output.say(f"{output.many(rows, 'decision')} in {target} ({output.size(target.stat().st_size)})")
+        output.echo(f"{output.pluralize(rows, 'decision')} in {target} ({output.size(target.stat().st_size)})")
 
 
-def _exported(place: StoreOptions, since: str, part: Path, *, as_csv: bool) -> int:
+def _export(stores: StoreOptions, since: str, part: Path, *, as_csv: bool) -> int:
     rows = 0
-    with opened(place) as fence, output.progress("writing rows") as told:
+    with open_fence(stores) as fence, output.progress("writing rows") as advance:
         from ragfence.audit.columns import decision_names, schema
 
         shape = schema().empty_table().select(decision_names()).schema
@@ -191,7 +189,7 @@ def _exported(place: StoreOptions, since: str, part: Path, *, as_csv: bool) -> i
             for table in fence.audit.batches(since):
                 writer.write_table(_flat(table) if as_csv else table)
                 rows += table.num_rows
-                told(rows)
+                advance(rows)
     return rows
 
 
@@ -206,7 +204,7 @@ def _writer(path: Path, shape: pyarrow.Schema, *, as_csv: bool) -> Any:
 
 
 def _flat(table: pyarrow.Table) -> pyarrow.Table:
-    """CSV has no lists."""
+    """The table with its lists joined to strings, because CSV has no lists."""
     import pyarrow.compute as pc
 
     at = table.schema.get_field_index("flags")
@@ -214,7 +212,7 @@ def _flat(table: pyarrow.Table) -> pyarrow.Table:
 
 
 def bars(shares: list[float]) -> str:
-    """A line of bars, between the lowest and the highest."""
+    """A line of bars, scaled between the lowest and the highest share."""
     low, high = min(shares), max(shares)
     if high == low:
         return BARS[len(BARS) // 2] * len(shares)
@@ -238,9 +236,9 @@ def _savings_document(found: Savings) -> dict[str, Any]:
 
 def _differs(diff: tuple[dict[str, Any], ...] | None, size: int) -> str:
     if diff is None:
-        return f"{size} bytes of diff" if size else "not kept (on_conflict.include_diff)"
+        return f"{size} bytes of diff" if size else "not stored (policy: on_conflict.include_diff)"
     return "; ".join(f"{step.get('op')} {step.get('path') or '/'}" for step in diff[:4]) + (" ..." if diff[4:] else "")
 
 
 def _verdict(findings: int) -> str:
-    return output.many(findings, "finding") if findings else "every promise kept"
+    return output.pluralize(findings, "finding") if findings else "every promise kept"

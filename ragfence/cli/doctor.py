@@ -1,4 +1,4 @@
-"""`ragfence doctor`: is everything as it has to be? Works also where `ragfence.open` would refuse."""
+"""`ragfence doctor`: checks of policy, stores and journal. They also run where `ragfence.open` would raise."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ragfence.cli import output
-from ragfence.cli.options import Json, Objects, PolicyFile, Store, StoreOptions, Tenant
+from ragfence.cli.options import Json, StoreOptions, Stores
 from ragfence.cli.policy import policy_file
 from ragfence.errors import RagfenceError
 
@@ -20,93 +20,91 @@ if TYPE_CHECKING:
 
 
 def doctor(
-    store: Store = None,
-    objects: Objects = None,
-    tenant: Tenant = None,
-    policy: PolicyFile = None,
+    *,
+    stores: Stores,
     as_json: Json = False,
-    strict: Annotated[bool, typer.Option("--strict", help="A warning counts as a failure, too.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as failures.")] = False,
     journal: Annotated[
         Path | None,
-        typer.Option("--journal", metavar="FOLDER", help="The folder of the journal, if it is not .ragfence/journal."),
+        typer.Option("--journal", metavar="FOLDER", help="The folder of the journal, if not .ragfence/journal."),
     ] = None,
 ) -> None:
-    """Checks policy, stores and journal, one line each; ends with 1 when something has to be repaired."""
+    """Check policy, stores and journal, with advice. Exits with 1 if something must be repaired."""
     from ragfence.stores.checkups.check import Level, worst
 
     checks = []
-    for check in _checks(StoreOptions(store, objects, tenant, policy), journal):
+    for check in _checks(stores, journal):
         checks.append(check)
         if not as_json:
             _print(check)
     level = worst(checks)
     if as_json:
-        told = [
+        documents = [
             {
                 "subject": check.subject,
                 "level": check.level,
                 "text": check.text,
-                "advice": output.advice(check.advice) or None,
+                "advice": output.format_hint(check.advice) or None,
             }
             for check in checks
         ]
-        output.document({"level": level, "checks": told})
+        output.print_json({"level": level, "checks": documents})
     else:
         counts = {each: sum(check.level is each for check in checks) for each in Level}
-        output.say(", ".join(f"{count} {each}" for each, count in counts.items()))
+        output.echo(", ".join(f"{count} {each}" for each, count in counts.items()))
     if level is Level.FAIL or (strict and level is Level.WARN):
         raise typer.Exit(1)
 
 
-def _checks(place: StoreOptions, journal: Path | None) -> Iterator[Check]:
+def _checks(stores: StoreOptions, journal: Path | None) -> Iterator[Check]:
     from ragfence.core.policy import Policy
     from ragfence.core.settings import load_policy
     from ragfence.stores.checkups.check import fail, policy_check, refused
 
-    rules, file = Policy(), place.policy or policy_file()
+    rules, file = Policy(), stores.policy or policy_file()
     try:
         rules = load_policy(file)
         yield policy_check(rules, file)
-    except RagfenceError as error:  # the rest is checked as if there were none
+    except RagfenceError as error:  # the rest is checked with the default policy
         for problem in error.details.get("problems", ()):
-            yield fail("policy", f"{file}: {problem}", "correct it; nothing is opened with a policy that is refused")
+            yield fail("policy", f"{file}: {problem}", "correct it; nothing can be opened with an invalid policy")
         if not error.details.get("problems"):
             yield refused("policy", error)
-    yield from _fences(place, rules)
-    yield from _objects(place)
-    yield _journal(journal, place.tenant_name, rules)
+    yield from _fences(stores, rules)
+    yield from _objects(stores)
+    yield _journal(journal, stores.tenant_name, rules)
 
 
-def _fences(place: StoreOptions, rules: Policy) -> Iterator[Check]:
+def _fences(stores: StoreOptions, rules: Policy) -> Iterator[Check]:
     from ragfence._open import _refuse_other_backend
     from ragfence.stores.checkups.check import Level, refused, worst
 
     try:
-        file, solo = place.sqlite_file(), place.objects_at is None
+        file, solo = stores.sqlite_file(), stores.objects_location is None
     except RagfenceError as error:
         yield refused("store", error)
         return
     subject = "sqlite" if file else "redis"
     try:
-        _refuse_other_backend(place.fences_at, rules)
+        _refuse_other_backend(stores.fences_location, rules)
     except RagfenceError as error:
         yield refused("policy", error)
     try:
-        checks = list(_sqlite(file) if file else _redis(place, rules, solo=solo))
+        checks = list(_sqlite(file) if file else _redis(stores, rules, solo=solo))
     except RagfenceError as error:
         yield refused(subject, error)
         return
     yield from checks
-    # One that is broken has said why, and one that is not there has no markers.
+    # A broken store has been reported above, and a missing one has no markers.
     if worst(checks) is not Level.FAIL and (file is None or file.exists()):
-        yield from _markers(place, rules, subject, solo=solo)
+        yield from _markers(stores, rules, subject, solo=solo)
 
 
-def _redis(place: StoreOptions, rules: Policy, *, solo: bool) -> Iterator[Check]:
+def _redis(stores: StoreOptions, rules: Policy, *, solo: bool) -> Iterator[Check]:
     from ragfence._open import _backend
 
     checkup = _backend("ragfence.stores.checkups.redis_server", "redis")
-    facts = checkup.look(str(place.fences_at), place.tenant_name, rules.durability)
+    facts = checkup.look(str(stores.fences_location), stores.tenant_name, rules.durability)
     yield from checkup.redis_checks(facts, rules.durability, solo=solo)
 
 
@@ -116,13 +114,13 @@ def _sqlite(file: Path) -> Iterator[Check]:
     yield from sqlite_checks(file)
 
 
-def _markers(place: StoreOptions, rules: Policy, subject: str, *, solo: bool) -> Iterator[Check]:
-    """The store itself, opened as a claim would open it."""
+def _markers(stores: StoreOptions, rules: Policy, subject: str, *, solo: bool) -> Iterator[Check]:
+    """Opens the store as a claim would."""
     from ragfence._open import _open_fences
     from ragfence.stores.checkups.check import markers_check, refused
 
     try:
-        fences = _open_fences(place.fences_at, place.tenant_name, rules, solo=solo)
+        fences = _open_fences(stores.fences_location, stores.tenant_name, rules, solo=solo)
         try:
             yield markers_check(subject, fences.markers(), solo=solo)
         finally:
@@ -131,19 +129,19 @@ def _markers(place: StoreOptions, rules: Policy, subject: str, *, solo: bool) ->
         yield refused(subject, error)
 
 
-def _objects(place: StoreOptions) -> Iterator[Check]:
+def _objects(stores: StoreOptions) -> Iterator[Check]:
     from ragfence._open import _backend, _open_objects
     from ragfence.stores.checkups.check import refused
     from ragfence.stores.checkups.disk import folder_checks
 
     try:
-        where = place.objects_at
+        where = stores.objects_location
     except RagfenceError:
-        return  # beside a store that is none, which has been said
+        return  # the fence store is invalid too, and was reported
     if where is None:
         return
     try:
-        if folder := place.objects_folder():
+        if folder := stores.objects_folder():
             yield from folder_checks(folder)
             return
         store = _open_objects(where)
@@ -162,13 +160,13 @@ def _journal(folder: Path | None, tenant: str, rules: Policy) -> Check:
     from ragfence.engine.results import Results
     from ragfence.stores.checkups.check import journal_check, refused
 
-    place = (folder or EMBEDDED / "journal").absolute()
+    path = (folder or EMBEDDED / "journal").absolute()
     try:
-        entries = Journal(place, tenant, Results(tenant, rules, None)).entries()
+        entries = Journal(path, tenant, Results(tenant, rules, None)).entries()
     except RagfenceError as error:
         return refused("journal", error)
     oldest = min((entry.at_ms for entry in entries), default=0)
-    return journal_check(str(place), len(entries), oldest_age=output.ago(oldest, time.time_ns() // 1_000_000))
+    return journal_check(str(path), len(entries), oldest_age=output.ago(oldest, time.time_ns() // 1_000_000))
 
 
 def _print(check: Check) -> None:
@@ -178,5 +176,5 @@ def _print(check: Check) -> None:
     line = Text(f"{check.level:<4}", style=styles[check.level])
     line.append(f"  {check.subject}: {output.plain(check.text)}", style="default")
     if check.advice:
-        line.append(f"\n      -> {output.advice(check.advice)}", style="default")
+        line.append(f"\n      -> {output.format_hint(check.advice)}", style="default")
     output.out().print(line, soft_wrap=True)

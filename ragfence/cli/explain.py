@@ -1,4 +1,4 @@
-"""`ragfence explain`: the whole story of a key, and how it stands now."""
+"""`ragfence explain`: everything that happened to a key, and its current state."""
 
 from __future__ import annotations
 
@@ -7,100 +7,109 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ragfence.cli import output
-from ragfence.cli.options import Json, Objects, PolicyFile, Store, StoreOptions, Tenant, opened
+from ragfence.cli.options import Json, Stores, open_fence
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ragfence.audit.timeline import Timeline, TimelineEvent
-    from ragfence.cli.key_lookup import KeyPresent
+    from ragfence.cli.key_lookup import CurrentState
     from ragfence.core.records import KeyRecord
 
 
 def explain(
     what: Annotated[
-        str, typer.Argument(metavar="KEY|SOURCE_ID", help="A key, 8 or more of its first digits, or a source_id.")
+        str,
+        typer.Argument(
+            metavar="KEY|SOURCE_ID",
+            help="A key, its first 8 or more digits, or a source_id (for a document, its doc_id).",
+        ),
     ],
-    store: Store = None,
-    objects: Objects = None,
-    tenant: Tenant = None,
-    policy: PolicyFile = None,
+    *,
+    stores: Stores,
     as_json: Json = False,
-    every: Annotated[bool, typer.Option("--all", help="Show each answer, also those that repeat each other.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Show every event; by default repeated replies are counted.")
+    ] = False,
 ) -> None:
-    """What happened to a key, in the order in which it happened, and how it stands now."""
-    from ragfence.cli.key_lookup import find_stories, present
+    """Show what happened to a key, in order, and its current state."""
+    from ragfence.cli.key_lookup import current_state, find_timelines
     from ragfence.errors import ValidationError
 
-    with opened(StoreOptions(store, objects, tenant, policy)) as fence:
-        told = [(story, present(fence, story)) for story in find_stories(fence, what, every=every)]
+    with open_fence(stores) as fence:
+        found = [(timeline, current_state(fence, timeline)) for timeline in find_timelines(fence, what, every=every)]
         now_ms = fence.inspector.now_ms()
-    if all(not story.events and now.record is None and now.commit is None for story, now in told):
+    if all(not timeline.events and now.record is None and now.commit is None for timeline, now in found):
         raise ValidationError(
-            f"nothing is known of {what}", hint="`ragfence keys` lists what is held; rows may be gone"
+            f"there is no key {what}", hint="`ragfence keys` lists the keys; rows of long ago may have expired"
         )
     if as_json:
-        output.document({"what": what, "keys": [_document(story, now, now_ms) for story, now in told]})
+        output.print_json({"what": what, "keys": [_document(timeline, now, now_ms) for timeline, now in found]})
         return
     console = output.out()
-    for at, (story, now) in enumerate(told):
-        if at:
+    for number, (timeline, now) in enumerate(found):
+        if number:
             console.print()
-        _print(console, story, now, now_ms)
+        _print(console, timeline, now, now_ms)
 
 
-def present_text(record: KeyRecord, expires_ms: int | None, now_ms: int) -> str:
+def describe_record(record: KeyRecord, expires_ms: int | None, now_ms: int) -> str:
     """The state of a record in a sentence."""
     kept = "" if expires_ms is None else f"; kept for another {output.span(expires_ms - now_ms)}"
     error = f", last error {record.error}" if record.error else ""
+    owner = record.owner or "an unknown owner"
     match record.state.name:
         case "HELD" if record.when_ms > now_ms:
             left = output.span(record.when_ms - now_ms)
-            return f"held by {record.owner or 'somebody'}, attempt {record.attempt}, lease ends in {left}{error}{kept}"
+            return f"held by {owner}, attempt {record.attempt}, lease ends in {left}{error}{kept}"
         case "HELD":
             return (
-                f"held by {record.owner or 'somebody'}, attempt {record.attempt}, lease ran out "
+                f"held by {owner}, attempt {record.attempt}, lease expired "
                 f"{output.ago(record.when_ms, now_ms)}: the next claim takes it over{error}{kept}"
             )
         case "RELEASED":
             since = output.ago(record.when_ms, now_ms)
-            return f"released {since} after attempt {record.attempt}: free to claim{error}{kept}"
+            return f"released {since} after attempt {record.attempt}: can be claimed{error}{kept}"
         case "QUARANTINED":
-            return f"quarantined after {record.attempt} attempts{error}{kept}"
+            return f"quarantined after {output.pluralize(record.attempt, 'attempt')}{error}{kept}"
         case "FAILED":
             return f"sealed as a failure {output.when(record.when_ms, now_ms)}{error}{kept}"
     return f"sealed {output.when(record.when_ms, now_ms)}{kept}"
 
 
-def _print(console: Console, story: Timeline, now: KeyPresent, now_ms: int) -> None:
-    lines = [("key", story.key)]
-    if story.source_id:
-        parts = {name: getattr(story, name) for name in ("source_type", "revision", "sequence", "index_hash", "action")}
+def _print(console: Console, timeline: Timeline, now: CurrentState, now_ms: int) -> None:
+    lines = [("key", timeline.key)]
+    if timeline.source_id:
+        parts = {
+            name: getattr(timeline, name) for name in ("source_type", "revision", "sequence", "index_hash", "action")
+        }
         named = "".join(f", {name} {value}" for name, value in parts.items() if value)
-        lines.append(("operation", f"{story.kind} {story.source_id!r}{named}"))
+        lines.append(("operation", f"{timeline.kind} {timeline.source_id!r}{named}"))
     _grid(console, lines)
     events = output.Listing(console, output.Column("when", whole=True), output.Column("what", whole=True), "")
-    for event in story.events:
-        events.add(output.moment(event.ts_ms), event.what.replace("_", " "), _detail(event, now_ms))
-    if story.events:
+    for event in timeline.events:
+        events.add(output.time_cell(event.ts_ms, console=console), event.what.replace("_", " "), _detail(event, now_ms))
+    if timeline.events:
         console.print()
         events.print()
         console.print()
     else:
-        console.print("no decision row names it (any more)")
-    _grid(console, _now_lines(story.key, now, now_ms))
+        console.print("no decision rows (they may have expired)")
+    _grid(console, _now_lines(timeline.key, now, now_ms))
 
 
-def _now_lines(key: str, now: KeyPresent, now_ms: int) -> list[tuple[str, str]]:
+def _now_lines(key: str, now: CurrentState, now_ms: int) -> list[tuple[str, str]]:
     from ragfence.core.receipts import default_effect_id
 
     lines = []
     if now.record is not None:
-        lines.append(("now", present_text(now.record, now.expires_ms, now_ms)))
+        lines.append(("now", describe_record(now.record, now.expires_ms, now_ms)))
     elif not now.ready:
-        lines.append(("now", "the fence store waits to be hydrated: the next claim does it, or `ragfence hydrate`"))
+        lines.append(
+            ("now", "unknown: the fence store must be hydrated first, by the next claim or by `ragfence hydrate`")
+        )
     else:
-        lines.append(("now", "no record: expired, ended, or never granted"))
+        lines.append(("now", "no record: it expired, was deleted, or was never claimed"))
     if now.record is not None and now.record.ended:
         lines.append(("effect_id", now.record.effect_id or default_effect_id(bytes.fromhex(key))))
     if (now.record is not None and now.record.ended) or now.commit is not None:
@@ -113,7 +122,7 @@ def _now_lines(key: str, now: KeyPresent, now_ms: int) -> list[tuple[str, str]]:
 
 
 def _detail(event: TimelineEvent, now_ms: int) -> str:
-    """What is particular about an event, in the words of somebody who tells it."""
+    """What is particular about an event: who, which attempt, and with what result."""
     who = f"by {event.owner}" if event.owner else ""
     run = f"(run {event.run_id})" if event.run_id else ""
     waited = f"after waiting {output.span(event.waited_ms)}" if event.waited_ms else ""
@@ -131,7 +140,7 @@ def _detail(event: TimelineEvent, now_ms: int) -> str:
         case "failed":
             return f"{attempt}, {event.error_code}"
         case "fenced_out":
-            return f"{who}: another attempt had won"
+            return f"{who}: another attempt was faster".lstrip(": ")
         case "conflicted":
             return f"{who}: payload {event.payload_hash[:12]} differs from the first".lstrip(": ")
         case "ended":
@@ -145,13 +154,13 @@ def _grid(console: Console, lines: list[tuple[str, str]]) -> None:
         console.print(f"{name:<{width}}  {output.plain(text)}", soft_wrap=True)
 
 
-def _document(story: Timeline, now: KeyPresent, now_ms: int) -> dict[str, Any]:
+def _document(timeline: Timeline, now: CurrentState, now_ms: int) -> dict[str, Any]:
     operation = ("kind", "source_type", "source_id", "revision", "index_hash", "action", "sequence")
     return {
-        "key": story.key,
-        "operation": {name: getattr(story, name) for name in operation if getattr(story, name)},
-        "events": [_event_document(event) for event in story.events],
-        "now": _now_document(story.key, now, now_ms),
+        "key": timeline.key,
+        "operation": {name: getattr(timeline, name) for name in operation if getattr(timeline, name)},
+        "events": [_event_document(event) for event in timeline.events],
+        "now": _now_document(timeline.key, now, now_ms),
         "commit": _commit_document(now),
     }
 
@@ -159,15 +168,15 @@ def _document(story: Timeline, now: KeyPresent, now_ms: int) -> dict[str, Any]:
 def _event_document(event: TimelineEvent) -> dict[str, Any]:
     names = ("owner", "run_id", "attempt", "fence", "error_code", "waited_ms", "effect_id", "payload_hash")
     more = ("route", "event_id", "correlation_id")
-    told = {name: getattr(event, name) for name in (*names, *more) if getattr(event, name)}
+    document = {name: getattr(event, name) for name in (*names, *more) if getattr(event, name)}
     if event.count > 1:
-        told |= {"count": event.count, "last": output.iso(event.last_ms)}
+        document |= {"count": event.count, "last": output.iso(event.last_ms)}
     if event.flags:
-        told["flags"] = list(event.flags)
-    return {"what": event.what.value, "ts": output.iso(event.ts_ms), **told}
+        document["flags"] = list(event.flags)
+    return {"what": event.what.value, "ts": output.iso(event.ts_ms), **document}
 
 
-def _now_document(key: str, now: KeyPresent, now_ms: int) -> dict[str, Any] | None:
+def _now_document(key: str, now: CurrentState, now_ms: int) -> dict[str, Any] | None:
     from ragfence.core.receipts import default_effect_id
 
     record = now.record
@@ -189,7 +198,7 @@ def _now_document(key: str, now: KeyPresent, now_ms: int) -> dict[str, Any] | No
     }
 
 
-def _commit_document(now: KeyPresent) -> dict[str, Any] | None:
+def _commit_document(now: CurrentState) -> dict[str, Any] | None:
     if now.commit is None:
         return None
     commit = now.commit

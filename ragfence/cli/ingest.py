@@ -1,4 +1,4 @@
-"""`ragfence ingest`: the documents of a folder, a file or a bucket, each read only if it changed."""
+"""`ragfence ingest`: the documents of a folder, a file or a bucket. Only those that changed are read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ragfence.cli import output
-from ragfence.cli.options import Json, Objects, PolicyFile, Store, StoreOptions, Tenant
+from ragfence.cli.options import Json, StoreOptions, Stores
 from ragfence.errors import RagfenceError, ValidationError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ragfence.fence import Fence
 
 SHOWN = 20
-"""as many failures are told; --json has more of them"""
+"""How many failures are printed. --json has more of them."""
 
 
 class PruneName(StrEnum):
@@ -36,77 +36,85 @@ def ingest(
         str,
         typer.Argument(metavar="PATH|URL", help="A folder, a text file, a .jsonl file, or s3://bucket/prefix."),
     ],
-    store: Store = None,
-    objects: Objects = None,
-    tenant: Tenant = None,
-    policy: PolicyFile = None,
+    *,
+    stores: Stores,
     as_json: Json = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would happen; change nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would happen; change nothing.")] = False,
     prune: Annotated[
         PruneName | None,
         typer.Option(
             "--prune",
-            help="Retract what is gone: of what this source brought (scoped), or whatever it does not have (full).",
+            help="Retract documents that the source no longer has: those that came from it (scoped), or all (full).",
         ),
     ] = None,
     max_prune_share: Annotated[
         float | None,
         typer.Option(
-            "--max-prune-share", min=0, max=1, help="How much of the live documents a prune may take; 1 for all."
+            "--max-prune-share",
+            metavar="SHARE",
+            min=0,
+            max=1,
+            help="The largest share of the live documents that --prune may retract; 1 allows all.",
         ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option("--name", help="Tells this source from others; else the path of the folder or file.")
+        str | None,
+        typer.Option("--name", metavar="NAME", help="The name of this source; by default its path or URL."),
     ] = None,
     origin: Annotated[
-        str | None, typer.Option("--origin", help="The owner of these documents, if it is not the source itself.")
+        str | None,
+        typer.Option("--origin", metavar="NAME", help="The owner of these documents; by default the source."),
     ] = None,
-    prefix: Annotated[str, typer.Option("--prefix", help="Put in front of every doc_id, to keep sources apart.")] = "",
+    prefix: Annotated[
+        str, typer.Option("--prefix", metavar="TEXT", help="Put this in front of every doc_id, to keep sources apart.")
+    ] = "",
     take_over: Annotated[
-        bool, typer.Option("--take-over", help="Replace documents that another source owns, and own them from now on.")
+        bool, typer.Option("--take-over", help="Replace documents that another source owns, and become their owner.")
     ] = False,
     ext: Annotated[
-        list[str] | None, typer.Option("--ext", metavar="EXT", help="Only files with this extension; repeat for more.")
+        list[str] | None, typer.Option("--ext", metavar="EXT", help="Only files with this extension; may be repeated.")
     ] = None,
     ignore: Annotated[
         list[str] | None,
-        typer.Option("--ignore", metavar="PATTERN", help="Leave out, as in .gitignore; repeat for more."),
+        typer.Option("--ignore", metavar="PATTERN", help="Skip matching files, as in .gitignore; may be repeated."),
     ] = None,
-    encoding: Annotated[str | None, typer.Option("--encoding", help="Of the files, if not utf-8.")] = None,
+    encoding: Annotated[
+        str | None, typer.Option("--encoding", metavar="NAME", help="The encoding of the files, if not utf-8.")
+    ] = None,
     allow_empty_text: Annotated[
-        bool, typer.Option("--allow-empty-text", help="Accept documents whose text is empty or only white space.")
+        bool, typer.Option("--allow-empty-text", help="Accept documents without text, or with white space only.")
     ] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="End with 1 if files were skipped because nothing can read them.")
+        bool, typer.Option("--strict", help="Exit with 1 if files were skipped because they cannot be read.")
     ] = False,
 ) -> None:
-    """Ingests what is new or changed, and leaves the rest unread.
+    """Ingest new and changed documents of a folder, a file or a bucket.
 
-    Ends with 0 if all is fine, with 1 if some documents failed (with --strict: or were skipped), with 2 if nothing was
-    done.
+    Unchanged files are not read. The stores are created if they do not exist.
+
+    Exits with 0 on success, 1 if some documents failed (with --strict: or were skipped), 2 if nothing was done.
     """
     from ragfence.documents.sync.report import describe_skipped
 
-    # What is logged of a sync stands in its report, too, and is printed below.
+    # Whatever a sync logs is also in its report, which is printed below.
     logging.getLogger("ragfence.documents").addHandler(logging.NullHandler())
     reading: dict[str, Any] = {"extensions": ext, "ignore": ignore, "encoding": encoding}
     try:
         with contextlib.ExitStack() as stack:
-            # Before any store is opened: a path that was mistyped makes none.
+            # Before any store is opened, so that a mistyped path does not create one.
             source = _source(what, name, {option: value for option, value in reading.items() if value})
             if callable(close := getattr(source, "close", None)):
                 stack.callback(close)
-            place = StoreOptions(store, objects, tenant, policy)
-            fresh = _is_nowhere(place)
-            fence = stack.enter_context(_opened(place, in_passing=fresh and dry_run))
+            fresh = _stores_are_missing(stores)
+            fence = stack.enter_context(_open_or_create(stores, temporary=fresh and dry_run))
             if fresh and not dry_run and not as_json:
-                output.err().print(output.plain(f"made a new fence store: {fence.inspector.fences.url}"))
-            told = stack.enter_context(output.progress("ingesting"))
+                output.err().print(output.plain(f"created a new fence store: {fence.inspector.fences.url}"))
+            advance = stack.enter_context(output.progress("ingesting"))
             report = fence.documents.using(allow_empty_text=allow_empty_text or None).sync(
                 source,
                 prune=prune.value if prune else False,
                 max_prune_share=max_prune_share,
-                progress=told,
+                progress=advance,
                 dry_run=dry_run,
                 origin=origin,
                 prefix=prefix,
@@ -115,40 +123,44 @@ def ingest(
             if not report.listed and not report.pruned:
                 skipped = f": skipped {describe_skipped(report)}" if report.skipped else ""
                 raise ValidationError(
-                    f"{report.source} holds no documents{skipped}",
-                    hint="`--ext` takes files with other extensions; hidden files and what is ignored are left out",
+                    f"{report.source} contains no documents{skipped}",
+                    hint="use `--ext EXT` for files with other extensions; hidden and ignored files are skipped",
                 )
-            stores = _stores(fence)
+            urls = _urls(fence)
     except RagfenceError as error:
-        _stopped(error, as_json=as_json)
+        _fail(error, as_json=as_json)
     if as_json:
-        output.document({**_as_json(report), **stores})
+        output.print_json({**_as_json(report), **urls})
     else:
         _print(report)
+        if fresh and not dry_run:
+            output.suggest("`ragfence build` builds an index of them")
     if not report.ok or (strict and report.skipped):
         raise typer.Exit(1)
 
 
 @contextlib.contextmanager
-def _opened(place: StoreOptions, *, in_passing: bool) -> Iterator[Fence]:
-    """Unlike other commands, this one makes the stores if there are none: somebody has to be the first.
+def _open_or_create(stores: StoreOptions, *, temporary: bool) -> Iterator[Fence]:
+    """Unlike other commands, this one creates the stores if they do not exist.
 
-    `in_passing`: for a dry run, which must not. It gets stores that are as empty, and gone afterwards.
+    Args:
+        stores: The options of the command.
+        temporary: For a dry run, which must not create stores: opens empty ones that are deleted afterwards.
     """
     import ragfence
 
-    store, objects = place.store, place.objects
+    store, objects = stores.store, stores.objects
     with contextlib.ExitStack() as stack:
-        if in_passing:
+        if temporary:
             store = stack.enter_context(tempfile.TemporaryDirectory())
             objects = os.path.join(store, "objects")
-        fence = ragfence.open(store, objects=objects, tenant=place.tenant, policy=place.policy)
+        fence = ragfence.open(store, objects=objects, tenant=stores.tenant, policy=stores.policy)
         yield stack.enter_context(fence)
 
 
-def _is_nowhere(place: StoreOptions) -> bool:
-    """There are no stores yet; those on servers count as there."""
-    fences, folder = place.sqlite_file(), place.objects_folder()
+def _stores_are_missing(stores: StoreOptions) -> bool:
+    """True if no store exists yet. A store on a server always counts as existing."""
+    fences, folder = stores.sqlite_file(), stores.objects_folder()
     return fences is not None and folder is not None and not fences.exists() and not folder.exists()
 
 
@@ -168,31 +180,30 @@ def _source(what: str, name: str | None, reading: dict[str, Any]) -> Source:
         return FolderSource(what, name=name, **reading)
     if os.path.isfile(what) and not what.lower().endswith(_JSONL) and "ignore" not in reading:
         return FileSource(what, name=name, **reading)
-    source_of(what, name=name)  # which says what is wrong with it
-    raise typer.BadParameter("--ext, --ignore and --encoding are about the files of a folder or a bucket")
+    source_of(what, name=name)  # which raises if the path is wrong
+    raise typer.BadParameter("--ext, --ignore and --encoding apply to the files of a folder or a bucket")
 
 
-def _stores(fence: Fence) -> dict[str, str | None]:
+def _urls(fence: Fence) -> dict[str, str | None]:
     inspector = fence.inspector
     return {"store": inspector.fences.url, "objects": inspector.objects.url if inspector.objects is not None else None}
 
 
-def _stopped(error: RagfenceError, *, as_json: bool) -> None:
-    """Nothing was done, unless the error came on the way."""
+def _fail(error: RagfenceError, *, as_json: bool) -> None:
+    """Exits with 2 if nothing was done, and with 1 if the error came after some documents were ingested."""
     report: SyncReport | None = error.details.get("report")
     done = report is not None and sum((*report.decisions.values(), report.failed, report.pruned)) > 0
     if report is not None and done and as_json:
-        told = output.as_told(error)
-        output.document({"error": told, "report": _as_json(report)})
+        output.print_json({"error": output.error_document(error), "report": _as_json(report)})
     else:
         if report is not None and done:
             _print(report)
-        output.error(error, as_json=as_json)
+        output.print_error(error, as_json=as_json)
     raise typer.Exit(1 if done else 2)
 
 
 def _as_json(report: SyncReport) -> dict[str, Any]:
-    """Without the table, which no command asks for."""
+    """The report without its table, which no command prints."""
     return {name: value for name, value in asdict(report).items() if name != "table"}
 
 
@@ -201,40 +212,46 @@ def _print(report: SyncReport) -> None:
 
     console = output.out()
     verb = "would be " if report.dry_run else ""
-    output.say(f"{report.source}: {output.many(report.listed, 'document')} in {output.span(report.seconds * 1000)}")
+    output.echo(
+        f"{report.source}: {output.pluralize(report.listed, 'document')} in {output.span(report.seconds * 1000)}"
+    )
     listing = output.Listing(console, "decision", output.Column("documents", right=True), "")
     for decision, count in report.decisions.items():
         if count or decision in ("new", "duplicate"):
-            listing.add(decision, f"{count:,}", _remarks(report).get(decision, " "))
+            listing.add(decision, f"{count:,}", _details(report).get(decision, " "))
     failed = report.failed - sum(report.decisions[decision] for decision in ("conflict", "in_flight", "refused"))
     if failed > 0:
         listing.add("not retracted", f"{failed:,}", " ")
     if report.pruned:
-        listing.add(f"{verb}retracted", f"{report.pruned:,}", f"gone: {_few(report.pruned_ids, report.pruned)}")
+        listing.add(
+            f"{verb}retracted",
+            f"{report.pruned:,}",
+            f"no longer in the source: {_few(report.pruned_ids, report.pruned)}",
+        )
     listing.print()
     if report.snippets_saved:
-        output.say(
-            f"saved: {output.many(report.snippets_saved, 'snippet')} need not be embedded again"
-            f" ({output.many(report.characters_saved, 'character')} of documents that are known)"
+        output.echo(
+            f"saved: {output.pluralize(report.snippets_saved, 'snippet')} "
+            f"({output.pluralize(report.characters_saved, 'character')}) need not be embedded again"
         )
     if report.skipped:
-        output.say(
-            f"skipped: {describe_skipped(report)}; --ext reads text files of other kinds, --ignore leaves them out"
+        output.echo(
+            f"skipped: {describe_skipped(report)}; --ext EXT reads other text files, --ignore PATTERN skips silently"
         )
     if report.dry_run:
-        output.say("a dry run: nothing was changed")
+        output.echo("dry run: nothing was changed")
     _warn(report)
 
 
-def _remarks(report: SyncReport) -> dict[str, str]:
-    counted = (
-        (report.unread, "unread"),
+def _details(report: SyncReport) -> dict[str, str]:
+    counts = (
+        (report.unread, "unchanged, not read"),
         (report.revived, "revived"),
-        (report.metadata_updated, "with other metadata"),
+        (report.metadata_updated, "with new metadata"),
     )
-    known = ", ".join(f"{count:,} {text}" for count, text in counted if count)
-    made = output.many(report.snippets_made, "snippet") if report.snippets_made else " "
-    return {"new": made, "duplicate": known or " "}
+    known = ", ".join(f"{count:,} {text}" for count, text in counts if count)
+    new = output.pluralize(report.snippets_made, "snippet") if report.snippets_made else " "
+    return {"new": new, "duplicate": known or " "}
 
 
 def _warn(report: SyncReport) -> None:
@@ -244,7 +261,7 @@ def _warn(report: SyncReport) -> None:
     if report.repeated:
         console.print(
             output.plain(
-                f"warning: {_documents_have(report.repeated)} a doc_id that the source had listed before "
+                f"warning: {_documents_have(report.repeated)} a doc_id that the source lists more than once "
                 f"({_few(report.repeated_ids, report.repeated)}); the first one counts"
             )
         )
@@ -255,16 +272,16 @@ def _warn(report: SyncReport) -> None:
         console.print(output.plain(f"{count} not pruned: this source does not own {them}, or {have}"))
     if report.random_ids:
         console.print(output.plain(f"warning: {describe_random_ids(report.random_ids)}"))
-        console.print(f"  -> {output.advice(report.random_ids_hint)}")
+        console.print(f"  -> {output.format_hint(report.random_ids_hint)}")
     if report.not_pruned:
         console.print(output.plain(f"warning: nothing was pruned: {report.not_pruned}"))
     for failure in report.failures[:SHOWN]:
         named = "" if failure.doc_id in failure.message else f"{failure.doc_id}: "
         console.print(f"failed: {output.plain(named + failure.message)}")
         if failure.hint:
-            console.print(f"  -> {output.advice(failure.hint)}")
+            console.print(f"  -> {output.format_hint(failure.hint)}")
     if report.failed > SHOWN:
-        console.print(f"and {report.failed - SHOWN:,} more that failed; --json names them")
+        console.print(f"and {report.failed - SHOWN:,} more failed; --json lists them")
 
 
 def _few(doc_ids: tuple[str, ...], count: int) -> str:

@@ -1,4 +1,4 @@
-"""`ragfence keys`: which records there are, oldest first."""
+"""`ragfence keys`: the records in the fence store, oldest first."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import typer
 from ragfence.cli import output
 from ragfence.cli.options import (
     Json,
-    Objects,
-    PolicyFile,
-    Store,
-    StoreOptions,
-    Tenant,
-    _moment,
-    opened,
+    Kind,
+    Limit,
+    SourceId,
+    Stores,
+    check_moment,
+    open_fence,
+    to_ms,
 )
 
 if TYPE_CHECKING:
-    from ragfence.cli.records import Holding
+    from ragfence.cli.key_lookup import StoredKey
     from ragfence.fence import Fence
 
 
@@ -38,126 +38,132 @@ class StateName(StrEnum):
 
 def _hex(text: str | None) -> str | None:
     if text is not None and not re.fullmatch("[0-9a-fA-F]{2,66}", text):
-        raise typer.BadParameter("a prefix is 2 to 66 hex digits, as a key begins")
+        raise typer.BadParameter("a prefix of a key has 2 to 66 hex digits")
     return text.lower() if text else None
 
 
 def keys(
-    store: Store = None,
-    objects: Objects = None,
-    tenant: Tenant = None,
-    policy: PolicyFile = None,
+    *,
+    stores: Stores,
     as_json: Json = False,
-    kind: Annotated[str | None, typer.Option("--kind", help="Only this kind of operation.")] = None,
-    state: Annotated[StateName | None, typer.Option("--state", help="Only records in this state.")] = None,
+    kind: Kind = None,
+    state: Annotated[StateName | None, typer.Option("--state", help="Only keys in this state.")] = None,
     older_than: Annotated[
-        str | None, typer.Option("--older-than", metavar="SPAN", callback=_moment, help="First seen before: 1h, 7d.")
+        str | None,
+        typer.Option(
+            "--older-than", metavar="SPAN", callback=check_moment, help="Only keys first seen longer ago: 1h, 7d."
+        ),
     ] = None,
     younger_than: Annotated[
-        str | None, typer.Option("--younger-than", metavar="SPAN", callback=_moment, help="First seen since: 1h, 7d.")
+        str | None,
+        typer.Option(
+            "--younger-than", metavar="SPAN", callback=check_moment, help="Only keys first seen since then: 1h, 7d."
+        ),
     ] = None,
     prefix: Annotated[
-        str | None, typer.Option("--prefix", metavar="HEX", callback=_hex, help="Only keys that begin like this.")
+        str | None,
+        typer.Option("--prefix", metavar="HEX", callback=_hex, help="Only keys that begin with these digits."),
     ] = None,
-    source_id: Annotated[str | None, typer.Option("--source-id", help="Only keys of this source.")] = None,
-    limit: Annotated[int, typer.Option("--limit", min=0, help="At most so many, the oldest; 0 for all.")] = 100,
+    source_id: SourceId = None,
+    limit: Limit = 100,
 ) -> None:
-    """The records in the fence store, oldest first; with --json one line each."""
-    from ragfence.audit.audit import _moment_ms
+    """List the keys in the fence store, oldest first. Documents are not listed: see `ragfence explain DOC_ID`.
 
-    with opened(StoreOptions(store, objects, tenant, policy)) as fence:
+    With --json, each key is a line.
+    """
+    with open_fence(stores) as fence:
         now_ms = fence.inspector.now_ms()
-        before, since = _moment_ms(older_than, now_ms, 2**62), _moment_ms(younger_than, now_ms, 0)
+        before, since = to_ms(older_than, now_ms, 2**62), to_ms(younger_than, now_ms, 0)
 
-        def wanted(held: Holding) -> bool:
+        def matches(stored: StoredKey) -> bool:
             return (
-                (kind is None or held.kind == kind)
-                and (state is None or held.state.name.lower() == state)
-                and since <= held.first_seen_ms < before
-                and (prefix is None or held.key.hex().startswith(prefix))
+                (kind is None or stored.kind == kind)
+                and (state is None or stored.state.name.lower() == state)
+                and since <= stored.first_seen_ms < before
+                and (prefix is None or stored.key.hex().startswith(prefix))
             )
 
         shard = int(prefix[:2], 16) if prefix else None
-        chosen = _Chosen(fence, wanted, limit)
-        found = chosen.of_source(source_id, shard) if source_id else chosen.of_all(shard)
+        selection = _Selection(fence, matches, limit)
+        found = selection.of_source(source_id, shard) if source_id else selection.of_all(shard)
     if as_json:
-        for held in found.shown:
-            output.document(_columns(held, now_ms))
+        for stored in found.shown:
+            output.print_json(_columns(stored, now_ms))
         return
     _print(found, now_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class KeyPage:
-    shown: list[Holding]
+    shown: list[StoredKey]
     matching: int
 
 
-class _Chosen:
-    """The oldest `limit` of the records that are wanted, and how many there are."""
+class _Selection:
+    """The oldest `limit` of the keys that match, and how many match."""
 
-    def __init__(self, fence: Fence, wanted: Callable[[Holding], bool], limit: int) -> None:
+    def __init__(self, fence: Fence, matches: Callable[[StoredKey], bool], limit: int) -> None:
         self._fence = fence
-        self._wanted = wanted
+        self._matches = matches
         self._limit = limit
         self._matching = 0
 
     def of_all(self, shard: int | None) -> KeyPage:
-        from ragfence.cli.records import scanned
+        from ragfence.cli.key_lookup import scan_keys
 
         oldest = self._oldest(
-            self._matched(output.counted(scanned(self._fence.inspector.fences, shard), "reading records"))
+            self._count_matching(output.track(scan_keys(self._fence.inspector.fences, shard), "reading records"))
         )
-        names = {held.key: held.source_id for held in oldest}
-        for row in output.counted(self._fence.audit.rows(), "reading rows"):
+        names = {stored.key: stored.source_id for stored in oldest}
+        for row in output.track(self._fence.audit.rows(), "reading rows"):
             if names.get(row.key) == "":
                 names[row.key] = str(row.columns()["source_id"] or "")
-        return KeyPage([replace(held, source_id=names[held.key]) for held in oldest], self._matching)
+        return KeyPage([replace(stored, source_id=names[stored.key]) for stored in oldest], self._matching)
 
     def of_source(self, source_id: str, shard: int | None) -> KeyPage:
-        from ragfence.cli.records import NamedSource, scanned
+        from ragfence.cli.key_lookup import SourceFilter, scan_keys
 
-        named = NamedSource(source_id)
-        theirs: set[bytes] = set()
-        for row in output.counted(self._fence.audit.rows(), "reading rows"):
-            if named.has(row):
-                theirs.add(row.key)
-        if theirs and shard is None:
-            shard = next(iter(theirs))[0]  # all keys of a source are in one shard
-        kept = [
-            replace(held, source_id=named.source_id)
-            for held in output.counted(scanned(self._fence.inspector.fences, shard), "reading records")
-            if held.key in theirs and self._wanted(held)
+        source = SourceFilter(source_id)
+        keys: set[bytes] = set()
+        for row in output.track(self._fence.audit.rows(), "reading rows"):
+            if source.matches(row):
+                keys.add(row.key)
+        if keys and shard is None:
+            shard = next(iter(keys))[0]  # all keys of a source are in one shard
+        found = [
+            replace(stored, source_id=source.source_id)
+            for stored in output.track(scan_keys(self._fence.inspector.fences, shard), "reading records")
+            if stored.key in keys and self._matches(stored)
         ]
-        return KeyPage(self._oldest(kept), len(kept))
+        return KeyPage(self._oldest(found), len(found))
 
-    def _matched(self, holdings: Iterable[Holding]) -> Iterable[Holding]:
-        for held in holdings:
-            if self._wanted(held):
+    def _count_matching(self, keys: Iterable[StoredKey]) -> Iterable[StoredKey]:
+        for stored in keys:
+            if self._matches(stored):
                 self._matching += 1
-                yield held
+                yield stored
 
-    def _oldest(self, holdings: Iterable[Holding]) -> list[Holding]:
-        def age(held: Holding) -> tuple[int, bytes]:
-            return held.first_seen_ms, held.key
+    def _oldest(self, keys: Iterable[StoredKey]) -> list[StoredKey]:
+        def age(stored: StoredKey) -> tuple[int, bytes]:
+            return stored.first_seen_ms, stored.key
 
-        return heapq.nsmallest(self._limit, holdings, key=age) if self._limit else sorted(holdings, key=age)
+        return heapq.nsmallest(self._limit, keys, key=age) if self._limit else sorted(keys, key=age)
 
 
-def _columns(held: Holding, now_ms: int) -> dict[str, Any]:
+def _columns(stored: StoredKey, now_ms: int) -> dict[str, Any]:
     return {
-        "key": held.key.hex(),
-        "kind": held.kind,
-        "source_id": held.source_id or None,
-        "state": held.state.name.lower(),
-        "attempt": held.attempt,
-        "owner": held.owner or None,
-        "error_code": held.error or None,
-        "fence": held.fence,
-        "first_seen": output.iso(held.first_seen_ms),
-        "age_ms": now_ms - held.first_seen_ms,
-        "lease_left_ms": max(held.when_ms - now_ms, 0) if held.state.name == "HELD" else None,
-        "ttl_left_ms": None if held.expires_ms is None else max(held.expires_ms - now_ms, 0),
+        "key": stored.key.hex(),
+        "kind": stored.kind,
+        "source_id": stored.source_id or None,
+        "state": stored.state.name.lower(),
+        "attempt": stored.attempt,
+        "owner": stored.owner or None,
+        "error_code": stored.error or None,
+        "fence": stored.fence,
+        "first_seen": output.iso(stored.first_seen_ms),
+        "age_ms": now_ms - stored.first_seen_ms,
+        "lease_left_ms": max(stored.when_ms - now_ms, 0) if stored.state.name == "HELD" else None,
+        "ttl_left_ms": None if stored.expires_ms is None else max(stored.expires_ms - now_ms, 0),
     }
 
 
@@ -167,7 +173,7 @@ def _print(found: KeyPage, now_ms: int) -> None:
         console,
         output.Column("key", whole=True),
         "kind",
-        "source_id",
+        output.Column("source_id", cut=True),
         output.Column("state", whole=True),
         output.Column("attempt", right=True, whole=True),
         output.Column("age", right=True, whole=True),
@@ -176,26 +182,29 @@ def _print(found: KeyPage, now_ms: int) -> None:
         output.Column("owner", wide=True),
         output.Column("error", wide=True),
     )
-    for held in found.shown:
+    if not found.shown:
+        output.echo("no keys")
+        return
+    for stored in found.shown:
         listing.add(
-            output.key(held.key.hex(), console=console),
-            held.kind,
-            held.source_id,
-            state_text(held, now_ms),
-            held.attempt,
-            output.span(now_ms - held.first_seen_ms),
-            "" if held.expires_ms is None else output.span(held.expires_ms - now_ms),
-            output.moment(held.first_seen_ms),
-            held.owner,
-            held.error,
+            output.key(stored.key.hex(), console=console),
+            stored.kind,
+            stored.source_id,
+            state_text(stored, now_ms),
+            stored.attempt,
+            output.span(now_ms - stored.first_seen_ms),
+            "" if stored.expires_ms is None else output.span(stored.expires_ms - now_ms),
+            output.moment(stored.first_seen_ms),
+            stored.owner,
+            stored.error,
         )
     listing.print()
     if len(found.shown) < found.matching:
-        console.print(f"the oldest {len(found.shown)} of {found.matching:,}; --limit 0 shows all")
+        console.print(f"the oldest {len(found.shown)} of {found.matching:,}; show all with --limit 0")
 
 
-def state_text(held: Holding, now_ms: int) -> str:
-    """A lease that ran out is still called held in the store; the next claim takes it over."""
-    if held.state.name == "HELD" and held.when_ms <= now_ms:
+def state_text(stored: StoredKey, now_ms: int) -> str:
+    """An expired lease is still `held` in the store, until the next claim takes it over."""
+    if stored.state.name == "HELD" and stored.when_ms <= now_ms:
         return "lapsed"
-    return held.state.name.lower()
+    return stored.state.name.lower()

@@ -1,6 +1,7 @@
-"""What every command shares: the options that say which fence is meant, and how it is opened.
+"""What commands share: the options that name the stores and how they are opened, and options of several commands.
 
-`--store-env` and `--store-file`: the URL of the store, off the command line that every user can read in `ps`.
+`--store-env` and `--store-file` keep the URL of the store off the command line, which every user of the machine can
+read in `ps`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
 import typer
 
@@ -24,55 +25,18 @@ if TYPE_CHECKING:
 
     from ragfence.fence import Fence
 
-JSON_WANTED = "ragfence-json"
-"""in the context of a call: errors are told as JSON, too"""
-
-
-def _remember(ctx: typer.Context, wanted: bool) -> bool:
-    ctx.meta[JSON_WANTED] = wanted
-    return wanted
-
-
-def _moment(text: str | None) -> str | None:
-    """A span or a time that the audit understands; else wrong usage, before anything is opened."""
-    from ragfence.audit.audit import _moment_ms
-    from ragfence.cli import output
-    from ragfence.errors import ValidationError
-
-    try:
-        _moment_ms(text, 0, 0)
-    except ValidationError as wrong:
-        raise typer.BadParameter(f"{wrong.message}: {output.advice(wrong.hint)}") from None
-    return text
-
-
-Store = Annotated[
-    str | None,
-    typer.Option("--store", metavar="URL", help="URL of the fence store. [dim]env: RAGFENCE_STORE[/dim]"),
-]
-Objects = Annotated[
-    str | None,
-    typer.Option("--objects", metavar="URL", help="URL of the object store. [dim]env: RAGFENCE_OBJECTS[/dim]"),
-]
-Tenant = Annotated[
-    str | None, typer.Option("--tenant", metavar="NAME", help="The tenant. [dim]env: RAGFENCE_TENANT[/dim]")
-]
-PolicyFile = Annotated[
-    str | None,
-    typer.Option("--policy", metavar="FILE", help="The policy file, a ragfence.yml. [dim]env: RAGFENCE_POLICY[/dim]"),
-]
-Json = Annotated[
-    bool,
-    typer.Option("--json", callback=_remember, is_eager=True, help="JSON on stdout, and nothing else there."),
-]
-Since = Annotated[
-    str, typer.Option("--since", metavar="SPAN", callback=_moment, help="24h, 7d, or a time such as 2026-01-31T12:00.")
-]
+JSON_REQUESTED = "ragfence-json"
+"""The key in a context's `meta`: with --json, errors are printed as JSON too."""
+MAX_FILE_BYTES = 64 * 1024
+STORE_PANEL = "Stores"
+WHERE_STORES_ARE = (
+    "change to the folder that contains .ragfence/, or name the stores: --store, --objects, RAGFENCE_STORE"
+)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class StoreOptions:
-    """Which fence; what is None comes from the environment, as in `ragfence.open`."""
+    """Which fence a command uses. What is None comes from the environment, as in `ragfence.open`."""
 
     store: str | None = None
     objects: str | None = None
@@ -91,14 +55,14 @@ class StoreOptions:
         return self.tenant or Settings.from_env().tenant
 
     @property
-    def fences_at(self) -> str | Path:
+    def fences_location(self) -> str | Path:
         from ragfence._open import EMBEDDED
         from ragfence.core.settings import Settings
 
         return self.store or Settings.from_env().store or EMBEDDED
 
     @property
-    def objects_at(self) -> str | Path | None:
+    def objects_location(self) -> str | Path | None:
         from ragfence.core.settings import Settings
 
         named = self.objects or Settings.from_env().objects
@@ -106,56 +70,118 @@ class StoreOptions:
         return file.parent / "objects" if file else named
 
     def sqlite_file(self) -> Path | None:
-        """The file of an embedded store; None when the fences are on a server."""
+        """The file of an embedded fence store, or None if the fences are on a server."""
         from ragfence._open import _is_server, _sqlite_path
 
-        return None if _is_server(self.fences_at) else _sqlite_path(self.fences_at)
+        return None if _is_server(self.fences_location) else _sqlite_path(self.fences_location)
 
     def objects_folder(self) -> Path | None:
-        """The folder of the objects; None when they are elsewhere, or there are none."""
+        """The folder of the objects, or None if they are elsewhere or there are none."""
         from pathlib import Path
 
         from ragfence._open import OBJECT_FORMS, _file_path, _scheme
 
-        where = self.objects_at
+        where = self.objects_location
         if where is None or (scheme := _scheme(where, OBJECT_FORMS)) not in ("", "file"):
             return None
         return _file_path(str(where)) if scheme else Path(where).absolute()
 
 
-@contextlib.contextmanager
-def opened(place: StoreOptions, *, rebuild: bool = False) -> Iterator[Fence]:
-    """The fence of a command. None makes a new, empty store where somebody mistyped a path.
+Stores = Annotated[StoreOptions, ("store", "objects", "tenant", "policy")]
+"""A parameter of this type becomes --store, --store-env, --store-file, --objects, --tenant and --policy."""
+StoresWithoutPolicy = Annotated[StoreOptions, ("store", "objects", "tenant")]
+StoresOfTenant = Annotated[StoreOptions, ("store", "objects", "policy")]
+"""For a command whose argument is the tenant."""
+StoresOfAllTenants = Annotated[StoreOptions, ("store", "objects")]
 
-    `rebuild`: its objects are enough, the fence file may be gone.
+
+def _store_option(flag: str, metavar: str, help_text: str, variable: str = "") -> Any:
+    source = f" [dim]env: {variable}[/dim]" if variable else ""
+    option = typer.Option(flag, metavar=metavar, rich_help_panel=STORE_PANEL, help=help_text + source)
+    return Annotated[str | None, option]
+
+
+_STORE_OPTIONS = {
+    "store": _store_option("--store", "URL", "The fence store: a folder, or redis://...", "RAGFENCE_STORE"),
+    "store_env": _store_option(
+        "--store-env", "NAME", "The environment variable that holds the URL of the fence store."
+    ),
+    "store_file": _store_option("--store-file", "FILE", "The file that holds the URL of the fence store."),
+    "objects": _store_option(
+        "--objects", "URL", "The object store: a folder, or s3://bucket/prefix.", "RAGFENCE_OBJECTS"
+    ),
+    "tenant": _store_option("--tenant", "NAME", "The tenant.", "RAGFENCE_TENANT"),
+    "policy": _store_option("--policy", "FILE", "The policy file, a ragfence.yml.", "RAGFENCE_POLICY"),
+}
+
+
+def _remember_json(ctx: typer.Context, requested: bool) -> bool:
+    ctx.meta[JSON_REQUESTED] = requested
+    return requested
+
+
+def check_moment(text: str | None) -> str | None:
+    """Rejects a span or time that the audit does not understand, before any store is opened."""
+    from ragfence.errors import ValidationError
+
+    try:
+        to_ms(text, 0, 0)
+    except ValidationError as wrong:
+        raise typer.BadParameter(f"{wrong.message}: {output.format_hint(wrong.hint)}") from None
+    return text
+
+
+def to_ms(text: str | None, now_ms: int, default_ms: int) -> int:
+    """Milliseconds since 1970: a span such as "7d" counts back from `now_ms`."""
+    from ragfence.audit.audit import _moment_ms
+
+    return _moment_ms(text, now_ms, default_ms)
+
+
+Json = Annotated[
+    bool,
+    typer.Option("--json", callback=_remember_json, is_eager=True, help="Print JSON on stdout, and nothing else."),
+]
+Since = Annotated[
+    str,
+    typer.Option(
+        "--since",
+        metavar="SPAN",
+        callback=check_moment,
+        help="How far back: 24h, 7d, or a time such as 2026-01-31T12:00.",
+    ),
+]
+Kind = Annotated[str | None, typer.Option("--kind", metavar="KIND", help="Only operations of this kind.")]
+SourceId = Annotated[str | None, typer.Option("--source-id", metavar="SOURCE_ID", help="Only this source.")]
+Limit = Annotated[int, typer.Option("--limit", metavar="N", min=0, help="Show at most this many; 0 for all.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; stored with the change.")]
+
+
+@contextlib.contextmanager
+def open_fence(stores: StoreOptions, *, rebuild: bool = False) -> Iterator[Fence]:
+    """Opens the fence of a command. A path that was mistyped does not create a new, empty store.
+
+    Args:
+        stores: The options of the command.
+        rebuild: Only the objects must exist; the file of the fence store may be missing.
     """
     import ragfence
 
-    needed = place.objects_folder() if rebuild else place.sqlite_file()
+    needed = stores.objects_folder() if rebuild else stores.sqlite_file()
     if needed is not None and not needed.exists():
+        create = "" if rebuild else "`ragfence ingest PATH` creates one here; or "
         raise UnknownStore(
             f"there is no {'folder of objects' if rebuild else 'fence store'} at {needed}",
-            hint="go to the folder that has the .ragfence/, or name the stores (--store, --objects, RAGFENCE_STORE)",
+            hint=create + WHERE_STORES_ARE,
         )
-    fence = ragfence.open(place.store, objects=place.objects, tenant=place.tenant, policy=place.policy)
+    fence = ragfence.open(stores.store, objects=stores.objects, tenant=stores.tenant, policy=stores.policy)
     with fence:
         yield fence
 
 
-MAX_FILE_BYTES = 64 * 1024
-
-StoreEnv = Annotated[
-    str | None,
-    typer.Option("--store-env", metavar="NAME", help="The environment variable that holds the URL of --store."),
-]
-StoreFile = Annotated[
-    str | None,
-    typer.Option("--store-file", metavar="FILE", help="The file whose only line is the URL of --store."),
-]
-
-
 class StoreCommands(typer.Typer):
-    """Commands of which each that takes --store takes --store-env and --store-file, too."""
+    """A group whose commands get the store options in place of a parameter of type `Stores`."""
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[[Any], Any]:
         register = super().command(name, **settings)
@@ -168,40 +194,42 @@ class StoreCommands(typer.Typer):
 
 
 def with_store_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with two more options; it gets what they come to as `store`."""
+    """The function with one option per store setting instead of its `StoreOptions` parameter."""
     signature = inspect.signature(function, eval_str=True)
-    if "store" not in signature.parameters:
+    options = {name: get_args(each.annotation) for name, each in signature.parameters.items() if _names_stores(each)}
+    if not options:
         return function
+    ((parameter, (_, names)),) = options.items()
 
     @functools.wraps(function)
-    def called(
-        *arguments: Any,
-        store: str | None = None,
-        store_env: str | None = None,
-        store_file: str | None = None,
-        **others: Any,
-    ) -> Any:
-        return function(*arguments, store=choose_store(store, store_env, store_file), **others)
+    def command(**values: Any) -> Any:
+        given = {name: values.pop(name, None) for name in names}
+        given["store"] = choose_store(given["store"], values.pop("store_env", None), values.pop("store_file", None))
+        return function(**values, **{parameter: StoreOptions(**given)})
 
-    more = {"store_env": StoreEnv, "store_file": StoreFile}
-    parameters: list[inspect.Parameter] = []
-    for parameter in signature.parameters.values():
-        parameters.append(parameter)
-        if parameter.name == "store":
-            parameters += [parameter.replace(name=name, annotation=kind, default=None) for name, kind in more.items()]
-    called.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return called
+    expanded = [name for name in _STORE_OPTIONS if name in names or name.startswith("store_")]
+    parameters = [each for each in signature.parameters.values() if each.name != parameter]
+    parameters += [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_STORE_OPTIONS[name])
+        for name in expanded
+    ]
+    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    return command
+
+
+def _names_stores(parameter: inspect.Parameter) -> bool:
+    return get_origin(parameter.annotation) is Annotated and get_args(parameter.annotation)[0] is StoreOptions
 
 
 def choose_store(store: str | None, variable: str | None, file: str | None) -> str | None:
-    """The URL that is meant, from whichever of the three options was given; None when none was."""
+    """The URL from whichever of the three options was given, or None if none was."""
     if sum(given is not None for given in (store, variable, file)) > 1:
-        raise typer.BadParameter("give one of --store, --store-env and --store-file, not several")
+        raise typer.BadParameter("give only one of --store, --store-env and --store-file")
     if variable is not None:
-        return _from_environment(variable)
+        return _read_variable(variable)
     if file is not None:
-        return _from_file(file)
+        return _read_url_file(file)
     if store is not None and holds_password(store):
         output.err().print(
             "WARNING: the password in --store can be read by every user of this machine (ps); "
@@ -210,7 +238,7 @@ def choose_store(store: str | None, variable: str | None, file: str | None) -> s
     return store
 
 
-def _from_environment(name: str) -> str:
+def _read_variable(name: str) -> str:
     if looks_like_url(name):
         raise typer.BadParameter("it takes the name of a variable, not a URL", param_hint="--store-env")
     url = os.environ.get(name, "").strip()
@@ -219,7 +247,7 @@ def _from_environment(name: str) -> str:
     return url
 
 
-def _from_file(path: str) -> str:
+def _read_url_file(path: str) -> str:
     from ragfence.core.text_files import UnreadableFile, read_text_file
 
     try:
@@ -230,7 +258,7 @@ def _from_file(path: str) -> str:
         raise typer.BadParameter(f"{show_url(path)}: {refused.strerror}", param_hint="--store-file") from None
     if len(lines) != 1:
         raise typer.BadParameter(
-            f"{path} holds {'nothing' if not lines else 'more than one word'}; its only line is a URL",
+            f"{path} contains {'nothing' if not lines else 'more than one word'}; it must contain one URL",
             param_hint="--store-file",
         )
     return lines[0]

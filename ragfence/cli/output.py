@@ -1,6 +1,6 @@
-"""How things look: times, sizes, keys, tables, progress on a terminal, and JSON for programs.
+"""Output of commands: times, sizes, keys, tables, progress on a terminal, and JSON for programs.
 
-What comes out of the stores was written by callers: it is printed as text, never as markup or control sequences.
+The contents of the stores were written by callers: they are printed as text, never as markup or control sequences.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 
-KEY_DIGITS = 16
-"""enough of a key to find it again, where a line has to fit the terminal"""
+KEY_DIGITS, NARROW_KEY_DIGITS = 16, 8
+"""The beginning of a key in tables on a terminal. Every command that takes a key accepts 8 digits of it."""
 WIDE = 130
+"""Terminals with fewer columns get shorter times and keys, and tables without the columns that are `wide`."""
 _UNITS = (
     (86_400_000 * 2, 86_400_000, "d"),
     (3_600_000 * 2, 3_600_000, "h"),
@@ -36,7 +37,7 @@ def out() -> Console:
 
     console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
-        console.width = 10_000  # a pipe has no width: nothing may be cut off or wrapped there
+        console.width = 10_000  # a pipe has no width: nothing may be cut off or wrapped in it
     return console
 
 
@@ -46,43 +47,52 @@ def err() -> Console:
     return Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
-def say(text: str) -> None:
+def echo(text: str) -> None:
+    """Prints a line of text to stdout; a long line is not cut."""
     out().print(plain(text), soft_wrap=True)
 
 
-def document(value: Any) -> None:
-    """The one JSON document of a command with --json; `keys` prints one such line per record."""
+def print_json(value: Any) -> None:
+    """Prints the JSON document of a command with --json. `keys` prints one such line per record."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     try:
-        # Not left to the stream, which in some locales lets bytes through that are no text.
+        # Checked here, because in some locales the stream would write bytes that are not valid text.
         text.encode(sys.stdout.encoding or "utf-8")
-    except UnicodeEncodeError:  # a file name that is not UTF-8, or a terminal that has not all characters
+    except UnicodeEncodeError:  # a file name that is not UTF-8, or a terminal without these characters
         text = json.dumps(value, default=str)
     sys.stdout.write(text + "\n")
 
 
-def advice(hint: str) -> str:
-    """What to do next, as a command line where there is one; printable."""
+def format_hint(hint: str) -> str:
+    """The next step, as a command line where there is one; printable."""
     return plain(hint_on("cli", hint))
 
 
-def as_told(error: RagfenceError) -> dict[str, Any]:
+def error_document(error: RagfenceError) -> dict[str, Any]:
     """An error in JSON."""
     hint = hint_on("cli", error.hint)
     return {"code": error.code, "message": error.message, "hint": hint, "retryable": error.retryable}
 
 
-def error(error: RagfenceError, *, as_json: bool) -> None:
+def print_error(error: RagfenceError, *, as_json: bool) -> None:
+    """Prints the message and the hint to stderr, or to stdout as JSON."""
     if as_json:
-        told = as_told(error)
+        document = error_document(error)
         if problems := error.details.get("problems"):
-            told["problems"] = list(problems)
-        document({"error": told})
+            document["problems"] = list(problems)
+        print_json({"error": document})
         return
     console = err()
     console.print(f"error: {plain(error.message or type(error).__name__)}")
     if error.hint:
-        console.print(f"  -> {advice(error.hint)}")
+        console.print(f"  -> {format_hint(error.hint)}")
+
+
+def suggest(*commands: str) -> None:
+    """Names the usual next commands to a person at a terminal. Scripts do not see it."""
+    if is_interactive():
+        for command in commands:
+            err().print(plain(f"  -> {command}"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,29 +100,36 @@ class Column:
     name: str
     right: bool = False
     whole: bool = False
-    """keeps its width on a narrow terminal, where others wrap"""
+    """Keeps its width on a narrow terminal, where other columns wrap."""
+    cut: bool = False
+    """Shortened with an ellipsis where it does not fit the terminal."""
     wide: bool = False
-    """left out on a narrow terminal"""
+    """Left out on a narrow terminal."""
 
 
 class Listing:
-    """A table of what people wrote: cells are text, whatever they look like."""
+    """A table whose cells are text, never markup."""
 
     def __init__(self, console: Console, *columns: Column | str) -> None:
         from rich.box import SIMPLE_HEAD
         from rich.table import Table
 
         self._console = console
-        # Rules are for the eye; a program that reads lines wants one per record, and a head.
-        self._table = Table(box=SIMPLE_HEAD if console.is_terminal else None, show_edge=False, pad_edge=False)
+        # A program that reads lines wants one per record, and a header without a rule.
+        self._table = Table(
+            box=SIMPLE_HEAD if console.is_terminal else None,
+            show_edge=False,
+            pad_edge=False,
+            collapse_padding=console.is_terminal,
+        )
         every = [column if isinstance(column, Column) else Column(column) for column in columns]
         self._shown = [console.width >= WIDE or not column.wide for column in every]
         for column in (column for column, shown in zip(every, self._shown, strict=True) if shown):
             self._table.add_column(
                 column.name,
                 justify="right" if column.right else "left",
-                overflow="fold",
-                no_wrap=column.whole,
+                overflow="ellipsis" if column.cut else "fold",
+                no_wrap=column.whole or column.cut,
                 min_width=None if column.whole else 7,
             )
 
@@ -127,29 +144,34 @@ class Listing:
 
 
 def plain(text: str) -> str:
-    """Without what would steer the terminal."""
+    """The text with control characters escaped."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
 
 
 def key(text: str, *, console: Console) -> str:
-    """As much of a key as fits a table; all of it where a program reads."""
-    return text[:KEY_DIGITS] if console.is_terminal else text
+    """As much of a key or an INDEX_HASH as fits a table; the whole of it in a pipe."""
+    if not console.is_terminal:
+        return text
+    return text[: KEY_DIGITS if console.width >= WIDE else NARROW_KEY_DIGITS]
 
 
-def many(count: int, what: str) -> str:
+def pluralize(count: int, what: str) -> str:
     """A number with its noun.
 
-    >>> many(1, "document"), many(2000, "document"), many(0, "physical index")
-    ('1 document', '2,000 documents', '0 physical indexes')
+    >>> pluralize(1, "document"), pluralize(2000, "document"), pluralize(0, "physical index"), pluralize(2, "entry")
+    ('1 document', '2,000 documents', '0 physical indexes', '2 entries')
     """
-    ending = "" if count == 1 else "es" if what.endswith(("x", "ch")) else "s"
-    return f"{count:,} {what}{ending}"
+    if count == 1:
+        return f"1 {what}"
+    if what.endswith("try"):
+        return f"{count:,} {what[:-1]}ies"
+    return f"{count:,} {what}{'es' if what.endswith(('x', 'ch')) else 's'}"
 
 
 def span(ms: float) -> str:
-    """A duration, in the unit people would use."""
+    """A duration in the unit that people would use."""
     for least, unit_ms, unit in _UNITS:
         if ms >= least:
             return f"{ms / unit_ms:.0f} {unit}"
@@ -161,8 +183,14 @@ def ago(ms: int, now_ms: int) -> str:
 
 
 def moment(ms: int) -> str:
-    """Local time, as ISO has it, to the second."""
+    """Local time in ISO format, to the second."""
     return datetime.fromtimestamp(ms / 1000, UTC).astimezone().isoformat(sep=" ", timespec="seconds")
+
+
+def time_cell(ms: int, *, console: Console) -> str:
+    """Local time for a table; without its offset from UTC on a narrow terminal."""
+    text = moment(ms)
+    return text if not console.is_terminal or console.width >= WIDE else text[:19]
 
 
 def when(ms: int, now_ms: int) -> str:
@@ -170,7 +198,7 @@ def when(ms: int, now_ms: int) -> str:
 
 
 def iso(ms: int | None) -> str | None:
-    """For JSON: UTC, to the millisecond. Nothing for 0, which is how the stores say "never"."""
+    """For JSON: UTC, to the millisecond. None for 0, which means "never" in the stores."""
     if not ms:
         return None
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -187,7 +215,7 @@ def size(count: int | None) -> str:
 
 @contextlib.contextmanager
 def progress(what: str) -> Iterator[Callable[[int], None]]:
-    """A count that grows, on stderr, where somebody sits in front of it."""
+    """Shows a growing count on stderr, if that is a terminal."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = err()
@@ -197,12 +225,12 @@ def progress(what: str) -> Iterator[Callable[[int], None]]:
         yield lambda done: shown.update(task, completed=done)
 
 
-def counted(items: Iterable[Item], what: str) -> Iterator[Item]:
-    """The items, with a count of them on the terminal; telling it of every single one would cost more than the scan."""
-    with progress(what) as told:
+def track(items: Iterable[Item], what: str) -> Iterator[Item]:
+    """Yields the items and shows their count on the terminal."""
+    with progress(what) as advance:
         for number, item in enumerate(items, start=1):
-            if number % 200 == 0:
-                told(number)
+            if number % 200 == 0:  # an update for every item would cost more than the scan
+                advance(number)
             yield item
 
 

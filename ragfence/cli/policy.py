@@ -1,4 +1,4 @@
-"""`ragfence policy check`: does a file hold, and what does it come to? For CI."""
+"""`ragfence policy check`: validates a policy file and prints the effective settings. For CI."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ragfence.errors import PolicyError
 if TYPE_CHECKING:
     from ragfence.core.policy import Policy
 
-policy = typer.Typer(no_args_is_help=True, help="Check the policy file.")
+policy = typer.Typer(no_args_is_help=True, help="Check a policy file.")
 
 
 @policy.callback()
 def _group() -> None:
-    """Keeps `check` a command of its own, also while it is the only one."""
+    """Keeps `check` a subcommand while it is the only one."""
 
 
 @policy.command("check")
@@ -29,12 +29,12 @@ def check(
     file: Annotated[
         str | None,
         typer.Argument(
-            metavar="[FILE]", help="The policy file. Without it, the one that the other commands would use here."
+            metavar="[FILE]", help="The policy file. By default, the one that other commands use in this folder."
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Checks a policy file and prints the effective settings; ends with 1 and all problems, one a line, if refused."""
+    """Check a policy file and print the effective settings. Exits with 1 and all problems, one per line."""
     from ragfence.core.settings import load_policy
 
     used = file or policy_file()
@@ -55,10 +55,10 @@ def check(
         found: dict[str, Any] = {"content_secret": secret} if secret else {}
         found |= {"over_http": over_http} if over_http else {}
         settings_of = rules.model_dump(mode="json", by_alias=True)
-        output.document({"file": used, "settings": settings_of, "kinds": kinds, **found})
+        output.print_json({"file": used, "settings": settings_of, "kinds": kinds, **found})
         return
     console = output.out()
-    output.say(used or "no file: the defaults")
+    output.echo(used or "no policy file; these are the defaults")
     listing = output.Listing(console, output.Column("setting", whole=True), "value")
     for name, value in settings.items():
         listing.add(name, f"{value} (over HTTP: {over_http[name]})" if name in over_http else value)
@@ -70,11 +70,11 @@ def check(
         console.print()
         effective.print()
     if secret:
-        output.say(secret)
+        output.echo(secret)
 
 
 def policy_file() -> str | None:
-    """The file `ragfence.open` would read; None: it would use the defaults."""
+    """The file that `ragfence.open` would read, or None if it would use the defaults."""
     from ragfence.core.settings import POLICY_FILE, Settings
 
     named = Settings.from_env().policy
@@ -82,7 +82,7 @@ def policy_file() -> str | None:
 
 
 def _secret(rules: Policy) -> str:
-    """Whether the secret that the policy needs is found here. It need not be: a policy is checked in CI, too."""
+    """Whether the secret that the policy needs exists here. In CI it need not exist."""
     from ragfence.core.settings import Settings, load_secret
 
     if rules.content_hash != "hmac":
@@ -96,7 +96,7 @@ def _secret(rules: Policy) -> str:
 
 
 def _over_http(rules: Policy, settings: Mapping[str, str]) -> dict[str, str]:
-    """What `ragfence serve` does differently, where the file says nothing of it."""
+    """Settings that `ragfence serve` changes, unless the file sets them."""
     from ragfence.core.policy import for_strangers
 
     served = _flat(for_strangers(rules).model_dump(mode="json", by_alias=True))
@@ -116,7 +116,7 @@ def _kind(rules: Policy, kind: str) -> dict[str, Any]:
 
 
 def _flat(values: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, str]]:
-    """Names with dots, and values as the file would have them."""
+    """Names with dots, and values as written in the file."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{place}{name}.")

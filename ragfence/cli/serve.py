@@ -1,4 +1,4 @@
-"""`ragfence serve`: the ingestion API over HTTP, until it is told to stop."""
+"""`ragfence serve`: the ingestion API over HTTP."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ragfence.cli import output
-from ragfence.cli.options import Json, Objects, PolicyFile, Store, Tenant
+from ragfence.cli.options import Json, Stores
 from ragfence.wire import SERVE_HOST, SERVE_PORT
 
 if TYPE_CHECKING:
@@ -19,38 +19,54 @@ if TYPE_CHECKING:
 
 
 def serve(
-    store: Store = None,
-    objects: Objects = None,
-    tenant: Tenant = None,
-    policy: PolicyFile = None,
+    *,
+    stores: Stores,
     as_json: Json = False,
-    host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = SERVE_HOST,
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 for any that is free.")] = SERVE_PORT,
-    workers: Annotated[int, typer.Option("--workers", min=1, max=64, help="How many processes.")] = 1,
+    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="The address to listen on.")] = SERVE_HOST,
+    port: Annotated[
+        int, typer.Option("--port", metavar="PORT", min=0, max=65535, help="The port to listen on; 0 for any free one.")
+    ] = SERVE_PORT,
+    workers: Annotated[
+        int, typer.Option("--workers", metavar="N", min=1, max=64, help="How many processes to run.")
+    ] = 1,
     insecure_dev: Annotated[
         bool,
-        typer.Option("--insecure-dev", help="No API keys: everybody who can connect may do everything. Loopback only."),
+        typer.Option("--insecure-dev", help="No API keys: whoever can connect may do everything. On loopback only."),
     ] = False,
-    tls_cert: Annotated[str | None, typer.Option("--tls-cert", metavar="FILE", help="PEM, with its chain.")] = None,
-    tls_key: Annotated[str | None, typer.Option("--tls-key", metavar="FILE", help="PEM.")] = None,
+    tls_cert: Annotated[
+        str | None, typer.Option("--tls-cert", metavar="FILE", help="The TLS certificate with its chain, PEM.")
+    ] = None,
+    tls_key: Annotated[
+        str | None, typer.Option("--tls-key", metavar="FILE", help="The private key of --tls-cert, PEM.")
+    ] = None,
     root_path: Annotated[
-        str, typer.Option("--root-path", metavar="PREFIX", help="The path prefix that a proxy in front of it removes.")
+        str,
+        typer.Option(
+            "--root-path", metavar="PREFIX", help="The path prefix that a proxy in front of the server removes."
+        ),
     ] = "",
     max_concurrent: Annotated[
-        int, typer.Option("--max-concurrent", min=1, help="Requests under way in one process; others get 503.")
+        int,
+        typer.Option(
+            "--max-concurrent", metavar="N", min=1, help="Requests at the same time per process; others get 503."
+        ),
     ] = 256,
     shutdown_grace: Annotated[
         float,
-        typer.Option("--shutdown-grace", metavar="SECONDS", min=0, help="For requests under way when it is stopped."),
+        typer.Option(
+            "--shutdown-grace", metavar="SECONDS", min=0, help="How long running requests may take after a stop."
+        ),
     ] = 30.0,
     drain: Annotated[
         float,
-        typer.Option("--drain", metavar="SECONDS", min=0, help="Go on for so long with /readyz at 503, then stop."),
+        typer.Option(
+            "--drain", metavar="SECONDS", min=0, help="After a stop, keep serving this long with /readyz at 503."
+        ),
     ] = 0.0,
 ) -> None:
-    """Serves the ingestion API.
+    """Serve the HTTP API.
 
-    SIGTERM or Ctrl-C lets requests under way finish, and gives back what does not; a second one ends it at once.
+    SIGTERM or Ctrl-C lets running requests finish and releases the keys of the others. A second one exits at once.
     """
     from ragfence.server import serve as api
 
@@ -68,20 +84,24 @@ def serve(
     )
     api.check(serving, insecure_dev=insecure_dev)
     settings = api.AppSettings(
-        store=store, objects=objects, policy=policy, insecure_dev=insecure_dev, max_concurrent=max_concurrent
+        store=stores.store,
+        objects=stores.objects,
+        policy=stores.policy,
+        insecure_dev=insecure_dev,
+        max_concurrent=max_concurrent,
     )
-    # Workers are new processes: what was said here has to reach them, over what the environment says.
+    # Workers are new processes. The options reach them through the environment.
     os.environ.update(settings.to_environ())
-    if tenant:
-        os.environ["RAGFENCE_TENANT"] = tenant
+    if stores.tenant:
+        os.environ["RAGFENCE_TENANT"] = stores.tenant
     if insecure_dev:
         output.err().print(
-            "WARNING: --insecure-dev: no API keys. Whoever reaches this port may read and change everything."
+            "WARNING: --insecure-dev: no API keys. Whoever can connect to this port may read and change everything."
         )
 
     def ready(url: str, port: int) -> None:
         if as_json:
-            output.document({"url": url, "host": host, "port": port, "pid": os.getpid(), "workers": workers})
+            output.print_json({"url": url, "host": host, "port": port, "pid": os.getpid(), "workers": workers})
         else:
             _print(url, serving, insecure_dev=insecure_dev)
         sys.stdout.flush()
@@ -91,11 +111,11 @@ def serve(
 
 
 def _print(url: str, serving: ServerOptions, *, insecure_dev: bool) -> None:
-    output.say(f"listening on {url}, {serving.workers} worker{'s' * (serving.workers > 1)}; Ctrl-C stops")
+    output.echo(f"listening on {url}, {output.pluralize(serving.workers, 'worker')}; stop with Ctrl-C")
     words = ["curl", *(["--cacert", serving.tls_cert] if serving.tls_cert else []), f"{url}/v1/documents"]
     words += [] if insecure_dev else ["-H", "Authorization: Bearer rf_..."]
     words += ["-H", "Idempotency-Key: first-1", "-H", "Content-Type: application/json"]
     words += ["-d", '{"doc_id": "first", "text": "Hello."}']
-    output.say(f"  {shlex.join(words)}")
+    output.echo(f"  {shlex.join(words)}")
     if not insecure_dev:
-        output.say("  (an API key: ragfence apikeys create)")
+        output.echo("  (create an API key with `ragfence apikeys create`)")

@@ -1,4 +1,4 @@
-"""`ragfence status`: what the stores are, what they hold, and how much work the fence saved."""
+"""`ragfence status`: the stores, their contents, and how much work the fence saved."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ragfence.cli import output
-from ragfence.cli.options import Json, Objects, PolicyFile, Since, Store, StoreOptions, Tenant, opened
+from ragfence.cli.options import Json, Since, Stores, open_fence
 
 if TYPE_CHECKING:
     from ragfence.audit.statistics import FenceStats
@@ -14,15 +14,16 @@ if TYPE_CHECKING:
 
 
 def status(
-    store: Store = None,
-    objects: Objects = None,
-    tenant: Tenant = None,
-    policy: PolicyFile = None,
+    *,
+    stores: Stores,
     as_json: Json = False,
     since: Since = "24h",
 ) -> None:
-    """What the stores are and hold, what is stuck, and how much was saved since the full hour of --since."""
-    with opened(StoreOptions(store, objects, tenant, policy)) as fence:
+    """Show the stores, their contents, what is stuck, and how many calls were duplicates.
+
+    Duplicates are counted from the beginning of the hour of --since.
+    """
+    with open_fence(stores) as fence:
         inspector = fence.inspector
         now_ms = inspector.now_ms()
         counted = fence.stats(since)
@@ -52,20 +53,20 @@ def status(
             "bytes": counted.bytes,
         }
     if as_json:
-        output.document(document)
+        output.print_json(document)
     else:
         _print(document, counted, now_ms)
 
 
 def _shards(markers: Iterable[Marker | None]) -> dict[str, Any]:
     known = list(markers)
-    there = [marker for marker in known if marker is not None]
+    present = [marker for marker in known if marker is not None]
     return {
-        "epoch": max((marker.epoch for marker in there), default=None),
+        "epoch": max((marker.epoch for marker in present), default=None),
         "shards": {
             "total": len(known),
-            "ready": sum(marker.usable for marker in there),
-            "hydrating": sum(not marker.ready for marker in there),
+            "ready": sum(marker.usable for marker in present),
+            "hydrating": sum(not marker.ready for marker in present),
         },
     }
 
@@ -88,23 +89,25 @@ def _oldest(held: Scanned | None, now_ms: int) -> dict[str, Any] | None:
 def _print(document: dict[str, Any], counted: FenceStats, now_ms: int) -> None:
     console, shards, oldest = output.out(), document["shards"], counted.oldest_pending
     hydrating = f", {shards['hydrating']} being hydrated" if shards["hydrating"] else ""
-    asked = counted.processed + counted.duplicates
-    rate = "no operations" if counted.hit_rate is None else f"{counted.hit_rate:.1%} of {asked:,}"
+    operations = output.pluralize(counted.processed + counted.duplicates, "operation")
+    rate = f"{operations} in {counted.since}"
+    if counted.hit_rate is not None:
+        rate = f"{counted.duplicates:,} of {rate} ({counted.hit_rate:.1%})"
     lines = {
         "store": document["store"],
-        "objects": document["objects"] or "none: as durable as the fence store",
+        "objects": document["objects"] or "none; everything is in the fence store",
         "tenant": document["tenant"],
         "epoch": f"{document['epoch'] or 'none yet'}, {shards['ready']} of {shards['total']} shards ready{hydrating}",
         "documents": f"{counted.documents:,}",
-        "answered again": f"{rate} in {counted.since} ({counted.duplicates:,} without an effect)",
+        "duplicates": rate,
         "pending": f"{counted.pending:,}",
         "quarantined": f"{counted.quarantined:,}",
-        "expired": "-" if counted.expired is None else f"{counted.expired:,} wait for `ragfence purge-expired`",
-        "decision rows": f"{counted.rows:,} not drained",
+        "expired": _expired(counted.expired),
+        "decision rows": f"{counted.rows:,} not drained yet",
         "fence store": output.size(counted.bytes),
     }
     if counted.counted_since_ms:
-        lines["answered again"] += f", counted since {output.iso(counted.counted_since_ms)}: the ledger cannot be read"
+        lines["duplicates"] += f", counted since {output.iso(counted.counted_since_ms)}: the ledger cannot be read"
     if oldest is not None:
         key = output.key(oldest.key.hex(), console=console)
         seen = output.when(oldest.record.first_seen_ms, now_ms)
@@ -117,3 +120,9 @@ def _print(document: dict[str, Any], counted: FenceStats, now_ms: int) -> None:
     if counted.records:
         console.print()
         listing.print()
+
+
+def _expired(count: int | None) -> str:
+    if count is None:
+        return "-"
+    return f"{count:,}; delete with `ragfence purge-expired`" if count else "0"

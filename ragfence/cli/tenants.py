@@ -1,17 +1,25 @@
-"""`ragfence tenants`: which there are, a copy of one, and its end."""
+"""`ragfence tenants`: lists tenants, exports one, or drops one."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ragfence.cli import output
-from ragfence.cli.options import Json, Objects, PolicyFile, Store, StoreCommands, StoreOptions, opened
+from ragfence.cli.options import (
+    WHERE_STORES_ARE,
+    Json,
+    StoreCommands,
+    StoreOptions,
+    StoresOfAllTenants,
+    StoresOfTenant,
+    open_fence,
+)
 from ragfence.errors import UnknownStore
 
 if TYPE_CHECKING:
@@ -19,29 +27,28 @@ if TYPE_CHECKING:
     from ragfence.server.tenants.removal import TenantDropped
     from ragfence.stores.objects import ObjectStore
 
-tenants = StoreCommands(no_args_is_help=True, help="Whole tenants: list, export, drop.")
+tenants = StoreCommands(no_args_is_help=True, help="List, export and drop whole tenants.")
 
-Name = Annotated[str, typer.Argument(metavar="TENANT", help="As `tenants list` has it.")]
+Name = Annotated[str, typer.Argument(metavar="TENANT", help="The tenant, as in `ragfence tenants list`.")]
 
 
 @tenants.command("list")
 def list_tenants(
-    store: Store = None,
-    objects: Objects = None,
+    *,
+    stores: StoresOfAllTenants,
     as_json: Json = False,
     sizes: Annotated[
-        bool, typer.Option("--sizes", help="Count objects and bytes, too: lists every name there is.")
+        bool, typer.Option("--sizes", help="Also count objects and bytes, which lists the whole object store.")
     ] = False,
 ) -> None:
-    """Every tenant of either store."""
+    """List the tenants of the fence store and of the object store."""
     from ragfence.server.tenants.stores import standing
     from ragfence.server.tenants.stores import tenants as found_in
 
-    place = StoreOptions(store, objects)
-    with standing(place.fences_at) as fences, _objects(place) as held, output.progress("looking"):
-        found = list(found_in(fences, held, sizes=sizes))
+    with standing(stores.fences_location) as fences, _open_objects(stores) as objects, output.progress("counting"):
+        found = list(found_in(fences, objects, sizes=sizes))
     if as_json:
-        output.document(
+        output.print_json(
             {
                 "tenants": [
                     {
@@ -59,7 +66,7 @@ def list_tenants(
         )
         return
     right = [output.Column(name, right=True) for name in ("sources", "records", "API keys", "objects", "size")]
-    listing = output.Listing(output.out(), "tenant", *right, output.Column("has", wide=True))
+    listing = output.Listing(output.out(), "tenant", *right, output.Column("contains", wide=True))
     for each in found:
         listing.add(
             each.name,
@@ -77,50 +84,50 @@ def list_tenants(
 def export(
     tenant: Name,
     to: Annotated[
-        str, typer.Option("--to", metavar="FOLDER", help="A new folder, or one of an export that was cut off.")
+        str,
+        typer.Option("--to", metavar="FOLDER", help="A new folder, or the folder of an export that did not finish."),
     ],
-    store: Store = None,
-    objects: Objects = None,
-    policy: PolicyFile = None,
+    *,
+    stores: StoresOfTenant,
     as_json: Json = False,
     with_apikeys: Annotated[
-        bool, typer.Option("--with-apikeys", help="Also its API keys: they let in wherever the copy is served.")
+        bool,
+        typer.Option("--with-apikeys", help="Also export its API keys, which are valid wherever the copy is served."),
     ] = False,
 ) -> None:
-    """Copies all objects and decision rows of a tenant to a folder that can be opened as its object store."""
+    """Copy all objects and decision rows of a tenant to a folder, which can be opened as its object store."""
     from ragfence.server.tenants.export import TenantExport
 
     began = time.monotonic()
-    with _of(tenant, store, objects, policy) as (fence, _), output.progress("copying") as told:
-        report = TenantExport(fence, to, with_apikeys=with_apikeys).run(told)
+    with _open_tenant(replace(stores, tenant=tenant)) as fence, output.progress("copying") as advance:
+        report = TenantExport(fence, to, with_apikeys=with_apikeys).run(advance)
     if as_json:
-        output.document({**asdict(report), "seconds": round(time.monotonic() - began, 3)})
+        output.print_json({**asdict(report), "seconds": round(time.monotonic() - began, 3)})
         return
-    output.say(
-        f"{report.tenant}: {output.many(report.objects, 'object')} ({output.size(report.bytes)}) and "
-        f"{output.many(report.rows, 'decision row')} in "
+    output.echo(
+        f"{report.tenant}: {output.pluralize(report.objects, 'object')} ({output.size(report.bytes)}) and "
+        f"{output.pluralize(report.rows, 'decision row')} in "
         f"{report.folder}; {report.copied:,} copied now\n"
-        f"  -> `ragfence hydrate --tenant {report.tenant} --store NEW --objects {report.folder}` opens it"
+        f"  -> open it with `ragfence hydrate --tenant {report.tenant} --store NEW --objects {report.folder}`"
     )
 
 
 @tenants.command("drop")
 def drop(
     tenant: Name,
-    store: Store = None,
-    objects: Objects = None,
-    policy: PolicyFile = None,
+    *,
+    stores: StoresOfTenant,
     as_json: Json = False,
     yes_drop: Annotated[
-        str | None, typer.Option("--yes-drop", metavar="TENANT", help="Do it; the name once more, so that it is meant.")
+        str | None, typer.Option("--yes-drop", metavar="TENANT", help="Drop it. Repeat the name to confirm.")
     ] = None,
     leave_indexes: Annotated[
-        bool, typer.Option("--leave-indexes", help="Forget physical indexes whose backend is gone for good.")
+        bool, typer.Option("--leave-indexes", help="Skip physical indexes whose backend no longer exists.")
     ] = False,
 ) -> None:
-    """Removes everything of a tenant from both stores; without --yes-drop, says what that would be.
+    """Delete everything of a tenant from both stores. Without --yes-drop, only show what would be deleted.
 
-    Stop its writers first. May be killed and run again.
+    Stop its writers first. The command may be interrupted and run again.
     """
     from ragfence.server.tenants.removal import TenantRemoval
     from ragfence.server.tenants.stores import standing
@@ -130,19 +137,22 @@ def drop(
 
     def wait(seconds: float) -> None:
         if not as_json:
-            output.err().print(f"waiting {seconds:.0f} s, until every server has noticed that the API keys are gone")
+            output.err().print(
+                f"waiting {seconds:.0f} s, until every server has noticed that the API keys were revoked"
+            )
         time.sleep(seconds)
 
-    what = "looking" if yes_drop is None else "dropping"
+    stores = replace(stores, tenant=tenant)
+    what = "counting" if yes_drop is None else "dropping"
     with (
-        _of(tenant, store, objects, policy) as (fence, place),
-        standing(place.fences_at) as fences,
-        output.progress(what) as told,
+        _open_tenant(stores) as fence,
+        standing(stores.fences_location) as fences,
+        output.progress(what) as advance,
     ):
         work = TenantRemoval(fence, fences, leave_indexes=leave_indexes, sleep=wait)
-        report = work.look() if yes_drop is None else work.run(told)
+        report = work.look() if yes_drop is None else work.run(advance)
     if as_json:
-        output.document(asdict(report))
+        output.print_json(asdict(report))
     else:
         _print(report)
     if report.nothing:
@@ -151,54 +161,52 @@ def drop(
 
 def _print(report: TenantDropped) -> None:
     if report.nothing:
-        output.say(f"{report.tenant}: nothing is known of it")
+        output.echo(f"{report.tenant}: there is no such tenant")
         return
     listing = output.Listing(
-        output.out(), report.tenant, output.Column("would go" if report.dry_run else "gone", right=True)
+        output.out(), report.tenant, output.Column("would be deleted" if report.dry_run else "deleted", right=True)
     )
     listing.add("API keys", f"{report.apikeys:,}")
     listing.add("entries of the fence store", f"{report.fences:,}")
     listing.add("physical indexes", f"{len(report.indexes):,}")
     listing.add("objects", f"{report.objects:,} ({output.size(report.bytes)})")
     if report.journaled:
-        listing.add("effects in the journal here", f"{report.journaled:,}")
+        listing.add("effects in the local journal", f"{report.journaled:,}")
     listing.print()
     if report.dry_run:
-        output.say(
-            f"nothing was changed\n  -> `ragfence tenants drop {report.tenant} --yes-drop {report.tenant}` does it"
+        output.echo(
+            "dry run: nothing was changed\n"
+            f"  -> delete it with `ragfence tenants drop {report.tenant} --yes-drop {report.tenant}`"
         )
     elif report.late:
-        output.say(
-            f"somebody still wrote meanwhile: {report.late:,} things came late, and are gone, too\n"
-            "  -> stop who writes, and drop it once more"
+        output.echo(
+            f"another process wrote at the same time: {output.pluralize(report.late, 'late entry')}, also deleted\n"
+            "  -> stop its writers and drop it again"
         )
 
 
 @contextlib.contextmanager
-def _of(
-    tenant: str, store: str | None, objects: str | None, policy: str | None
-) -> Iterator[tuple[Fence, StoreOptions]]:
-    place = StoreOptions(store, objects, tenant, policy)
-    file = place.sqlite_file()
-    # One of the two stores may be gone: that is no reason to keep the other, or not to copy it.
-    with opened(place, rebuild=file is not None and not file.exists()) as fence:
-        yield fence, place
+def _open_tenant(stores: StoreOptions) -> Iterator[Fence]:
+    """Opens the stores of a tenant even if one of the two is missing: the other can still be exported or dropped."""
+    file = stores.sqlite_file()
+    with open_fence(stores, rebuild=file is not None and not file.exists()) as fence:
+        yield fence
 
 
 @contextlib.contextmanager
-def _objects(place: StoreOptions) -> Iterator[ObjectStore | None]:
-    from ragfence._open import _open_objects
+def _open_objects(stores: StoreOptions) -> Iterator[ObjectStore | None]:
+    from ragfence import _open
 
-    where, folder, file = place.objects_at, place.objects_folder(), place.sqlite_file()
+    where, folder, file = stores.objects_location, stores.objects_folder(), stores.sqlite_file()
     if folder is not None and not folder.exists():
         if file is not None and not file.exists():
             raise UnknownStore(
                 f"there is neither a fence store at {file} nor objects at {folder}",
-                hint="go to the folder that has the .ragfence/, or name the stores: --store, --objects, RAGFENCE_STORE",
+                hint=WHERE_STORES_ARE,
             )
         where = None
     if where is None:
         yield None
         return
-    with contextlib.closing(_open_objects(where)) as held:
-        yield held
+    with contextlib.closing(_open._open_objects(where)) as objects:
+        yield objects

@@ -1,6 +1,6 @@
 """ragfence in Dagster: a resource, fenced assets, checks, sensors, schedules, and a component for `defs.yaml`.
 
-Coordination is in the fence, never in the executor: runs may be retried, backfilled, killed and doubled.
+The fence does the coordination, never the executor: runs may be retried, backfilled, killed and launched twice.
 """
 
 from ragfence._extras import needs_extra

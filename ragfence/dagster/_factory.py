@@ -1,4 +1,4 @@
-"""What the assets have in common: how one is made of a function, and how it says how far it is."""
+"""Makes assets from functions, and the loggers of their progress."""
 
 import time
 import warnings
@@ -8,33 +8,33 @@ from typing import Any
 import dagster as dg
 
 SHOWN = 50
-"""as many failures, or changes of an alias, are shown; all are counted"""
+"""How many failures, or changes of an alias, are shown. All of them are counted."""
 EVERY_S = 10.0
-"""so often a step says how far it is: every line is an event that Dagster stores"""
+"""How often a step logs its progress. Dagster stores every line as an event."""
 
 
-def asset_made(
+def make_asset(
     compute: Callable[..., Any], name: str, resource_key: str, given: Mapping[str, Any], **own: Any
 ) -> dg.AssetsDefinition:
     named = {} if "key" in given else {"name": name}
     required = {resource_key, *(given.get("required_resource_keys") or ())}
     with warnings.catch_warnings():
-        # Backfill policies are in beta; whoever uses an asset of ours has not chosen to use one.
+        # Backfill policies are in beta, and the user of our asset did not choose one.
         warnings.simplefilter("ignore", dg.BetaWarning)
         made = dg.asset(**{**named, **given, **own, "required_resource_keys": required})(compute)
     assert isinstance(made, dg.AssetsDefinition)
     return made
 
 
-def said_now_and_then(context: dg.AssetExecutionContext, what: str) -> Callable[[int], None]:
-    """For whoever counts: what it is called with is said in the log of the step, every few seconds."""
-    said_at = time.monotonic()
+def progress_logger(context: dg.AssetExecutionContext, what: str) -> Callable[[int], None]:
+    """Returns a function that logs the count it is called with, at most once in `EVERY_S` seconds."""
+    logged_at = time.monotonic()
 
-    def told(done: int) -> None:
-        nonlocal said_at
+    def log_progress(done: int) -> None:
+        nonlocal logged_at
         now = time.monotonic()
-        if now - said_at >= EVERY_S:
-            said_at = now
-            context.log.info("%d %s", done, what)
+        if now - logged_at >= EVERY_S:
+            logged_at = now
+            context.log.info("%d %s so far", done, what)
 
-    return told
+    return log_progress

@@ -1,4 +1,4 @@
-"""What a materialization shows: tables, and a chart as a picture in Markdown."""
+"""Metadata of materializations: tables, and charts as pictures in Markdown."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COLOURS = ("#4f46e5", "#0ea5e9", "#10b981", "#f59e0b", "#ef4444", "#8b5cf6", "#
 
 
 def table(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> dg.TableMetadataValue:
-    """`columns`: their names, and "string", "int", "float" or "bool"."""
+    """`columns` maps their names to "string", "int", "float" or "bool"."""
     schema = dg.TableSchema(columns=[dg.TableColumn(name, kind) for name, kind in columns.items()])
     records = [dg.TableRecord({name: row.get(name) for name in columns}) for row in rows]
     return dg.MetadataValue.table(records=records, schema=schema)
@@ -27,7 +27,7 @@ def decisions(counts: Mapping[str, int]) -> dg.TableMetadataValue:
 
 
 def gates(report: Sequence[Any]) -> dg.TableMetadataValue:
-    """Of results with gate, ok, value, limit and detail."""
+    """A table of gate results."""
     rows = [
         {
             "gate": each.gate,
@@ -42,7 +42,7 @@ def gates(report: Sequence[Any]) -> dg.TableMetadataValue:
 
 
 def chart(title: str, bars: Mapping[str, int]) -> dg.MarkdownMetadataValue:
-    """Horizontal bars, drawn as SVG: no package and no file is needed to see them."""
+    """Horizontal bars, drawn as SVG, so that neither a package nor a file is needed."""
     bars = {name: count for name, count in bars.items() if count} or {"nothing": 0}
     most, height = max(1, *bars.values()), 26
     lines = [f'<text x="0" y="16" font-size="14" font-weight="bold">{escape(title)}</text>']
@@ -60,11 +60,11 @@ def chart(title: str, bars: Mapping[str, int]) -> dg.MarkdownMetadataValue:
     return dg.MetadataValue.md(f"![{title}](data:image/svg+xml;base64,{b64encode(svg.encode()).decode()})")
 
 
-def answer(receipt: Receipt) -> dict[str, Any]:
-    """Why a step did what it did: was it new, the how many-th attempt, and what became of those before."""
+def decision(receipt: Receipt) -> dict[str, Any]:
+    """The decision, the number of the attempt, and the flags that explain what a step did."""
     flags = receipt.flags
-    told: dict[str, Any] = {"decision": str(receipt.decision), "attempt": flags.attempt}
-    return told | {name: True for name in ("takeover", "healed", "fenced_out") if getattr(flags, name)}
+    metadata: dict[str, Any] = {"decision": str(receipt.decision), "attempt": flags.attempt}
+    return metadata | {name: True for name in ("takeover", "healed", "fenced_out") if getattr(flags, name)}
 
 
 def _text(value: object) -> str:

@@ -1,4 +1,4 @@
-"""`RagIndexComponent`: documents -> vector_index -> live_alias, declared in a `defs.yaml`.
+"""`RagIndexComponent`: the assets documents, vector_index and live_alias, declared in a `defs.yaml`.
 
 type: ragfence.dagster.RagIndexComponent
 attributes:
@@ -28,31 +28,33 @@ from ragfence.indexes.spec import IndexSpec
 class RagIndexComponent(dg.Component, dg.Model, dg.Resolvable):
     """A source of documents, an index of them, and an alias that searches use.
 
-    With a prefix everything has it: assets, checks' assets, jobs, sensor, schedules, and the resource
-    (`<prefix>fence`). So several components, each with a fence of its own, can be in one code location.
+    A prefix is put in front of the names of everything: assets, jobs, sensor, schedules and resource (`<prefix>fence`).
+    Several components, each with its own fence, can then be in one code location.
     """
 
-    source: str = Field(description="a folder (relative to the defs.yaml), a .jsonl file, or s3://bucket/prefix")
-    alias: str = Field(description="the name that searches use")
+    source: str = Field(description="A folder (relative to the defs.yaml), a .jsonl file, or s3://bucket/prefix.")
+    alias: str = Field(description="The name that searches use.")
     embedder: str = "wordllama"
     backend: str = "lance"
     metric: Literal["cosine", "dot", "l2"] = "cosine"
     index: str = "auto"
     parameters: dict[str, Any] = Field(default_factory=dict)
-    prune: Literal["", "scoped", "full"] = Field(default="", description="retract what the source no longer has")
-    allow_empty_text: bool = Field(default=False, description="accept documents without text")
-    shards: bool = Field(default=False, description="partition the documents by the 64 shards")
-    golden: str = Field(default="", description="a golden.jsonl, relative to the defs.yaml: a blocking check")
+    prune: Literal["", "scoped", "full"] = Field(
+        default="", description="Retract documents that the source no longer has."
+    )
+    allow_empty_text: bool = Field(default=False, description="Accept documents without text.")
+    shards: bool = Field(default=False, description="Partition the documents by the 64 shards.")
+    golden: str = Field(default="", description="A golden.jsonl for a blocking check; relative to the defs.yaml.")
     min_recall: float | None = None
     group: str | None = None
-    prefix: str = Field(default="", description="before the names of the assets, if there are several components")
-    store: str = Field(default="", description="empty: RAGFENCE_STORE, or embedded")
+    prefix: str = Field(default="", description="Put in front of all names, if there are several components.")
+    store: str = Field(default="", description="The fence store. Empty: RAGFENCE_STORE, or embedded.")
     objects: str = ""
     tenant: str = ""
     policy: str = ""
-    sensor: bool = Field(default=True, description="look for changes of the source")
-    schedules: bool = Field(default=True, description="verify, purge-expired and gc")
-    running: bool = Field(default=False, description="start sensor and schedules with the code location")
+    sensor: bool = Field(default=True, description="Start a run when the source changes.")
+    schedules: bool = Field(default=True, description="Add schedules for verify, purge_expired, gc and drain.")
+    running: bool = Field(default=False, description="Start the sensor and the schedules with the code location.")
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         return without_passwords(super().__repr_args__())
@@ -61,7 +63,7 @@ class RagIndexComponent(dg.Component, dg.Model, dg.Resolvable):
         here = Path(context.path)
         alias = check_alias(self.alias)
         if self.shards and self.prune == "full":
-            raise ValidationError("prune: full cannot be had with shards", hint="prune: scoped, or no shards")
+            raise ValidationError("prune: full cannot be combined with shards", hint="use prune: scoped, or no shards")
         source = self._place(self.source, here)
         resource_key = f"{self.prefix}{FENCE}"
         named = {name: f"{self.prefix}{name}" for name in ("documents", "vector_index", "live_alias")}
@@ -95,15 +97,15 @@ class RagIndexComponent(dg.Component, dg.Model, dg.Resolvable):
             checks.append(golden_queries(golden, index, min_recall=self.min_recall, resource_key=resource_key))
         ingest = dg.define_asset_job(f"{self.prefix}ingest", [documents])
         build_and_swap = dg.define_asset_job(f"{self.prefix}build_and_swap", dg.AssetSelection.assets(index, live))
-        upkeep = build_jobs(resource_key=resource_key, prefix=self.prefix) if self.prefix else JOBS
+        maintenance = build_jobs(resource_key=resource_key, prefix=self.prefix) if self.prefix else JOBS
         sensors = [build_source_sensor(source, [documents], name=f"{named['documents']}_changed", running=self.running)]
         return dg.Definitions(
             assets=[documents, index, live],
             asset_checks=checks,
-            jobs=[ingest, build_and_swap, *(upkeep if self.schedules else ())],
-            # A run of a partitioned asset needs a partition, and a listing names none.
+            jobs=[ingest, build_and_swap, *(maintenance if self.schedules else ())],
+            # A run of a partitioned asset needs a partition, which a listing does not name.
             sensors=sensors if self.sensor and not self.shards else [],
-            schedules=build_schedules(running=self.running, jobs=upkeep) if self.schedules else [],
+            schedules=build_schedules(running=self.running, jobs=maintenance) if self.schedules else [],
             resources={
                 resource_key: FenceResource(
                     store=self.store, objects=self.objects, tenant=self.tenant, policy=self.policy
@@ -113,5 +115,5 @@ class RagIndexComponent(dg.Component, dg.Model, dg.Resolvable):
 
     @staticmethod
     def _place(given: str, here: Path) -> str:
-        """A path of the YAML file is relative to it; a URL is what it is."""
+        """Resolves a path relative to the YAML file. A URL stays as it is."""
         return given if "://" in given or Path(given).is_absolute() else str((here / given).resolve())

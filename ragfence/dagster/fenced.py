@@ -1,8 +1,8 @@
-"""`@fenced_asset`: an asset function that exists already, performed once for what goes into it.
+"""`@fenced_asset`: an asset whose function runs once for the same inputs.
 
-The key is the asset (and its partition); the revision is made of its code version, its config and the DataVersions of
-what it depends on, or of whatever `key=` returns. A run for which nothing has changed replays: the function is not
-called, and the asset is materialized with the DataVersion, the value, the metadata and the checks of the first time.
+The key is the asset and its partition. The revision is derived from its code version, its config and the DataVersions
+of its dependencies, or it is what `key=` returns. If nothing has changed, a run replays: the function is not called,
+and the asset is materialized with the DataVersion, value, metadata and checks of the first run.
 """
 
 import asyncio
@@ -18,14 +18,15 @@ from ragfence.core.hashing import digest
 from ragfence.core.operations import Operation
 from ragfence.core.receipts import Receipt
 from ragfence.dagster import _metadata
-from ragfence.dagster._serialization import kept, remade
-from ragfence.dagster.resource import FENCE, FenceResource, opened_in
-from ragfence.dagster.versions import recorded_version, recorded_versions
+from ragfence.dagster._event_log import recorded_version, recorded_versions
+from ragfence.dagster.resource import FENCE, open_fence
 from ragfence.engine.claim_block import is_final
-from ragfence.errors import EffectFailed, FencedOut, TerminalError, ValidationError
+from ragfence.errors import EffectFailed, FencedOut, NotJson, TerminalError, ValidationError
 
 Key = Callable[[Any], str | tuple[str, str]]
-"""made of the context: a revision, or (source_id, revision)"""
+"""Called with the context; returns a revision, or (source_id, revision)."""
+NO_VALUE: Any = dg.MaterializeResult().value
+"""Dagster's marker for "no value". None is a value."""
 
 
 def fenced_asset(
@@ -36,13 +37,20 @@ def fenced_asset(
     resource_key: str = FENCE,
     **asset: Any,
 ) -> Any:
-    """As `@dg.asset`, and performed once per key. What it returns must be JSON: that is what a replay returns.
+    """Like `@dg.asset`, but the function runs once per key. Its return value must be JSON, so that it can be replayed.
 
     >>> @fenced_asset(deps=["orders"], code_version="1")  # doctest: +SKIP
     ... def invoices(context): ...
 
-    Raise `ragfence.errors.TerminalError` for a failure that is final; anything else gives the key back, so that a retry
-    of Dagster performs it again.
+    Raise `ragfence.errors.TerminalError` for a final failure. Any other exception releases the key, so that a retry of
+    Dagster runs the function again.
+
+    Args:
+        function: The function of the asset.
+        key: Called with the context; returns the revision, or (source_id, revision).
+        kind: The kind of the operation, for policies and the audit.
+        resource_key: The FenceResource to use, if there are several.
+        asset: Any other argument of `@dg.asset`.
     """
     if function is None:
         return functools.partial(fenced_asset, key=key, kind=kind, resource_key=resource_key, **asset)
@@ -54,11 +62,11 @@ def _refuse_misuse(function: Any) -> None:
     if not inspect.isroutine(function):
         raise ValidationError(
             f"@fenced_asset takes a function, not a {type(function).__name__}",
-            hint="use it instead of @dg.asset, not on top of it; for several assets, one function each",
+            hint="use it instead of @dg.asset, not on top of it; for several assets, write one function each",
         )
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ValidationError(
-            f"{function.__name__} is a generator, and what it yields cannot be replayed",
+            f"{function.__name__} is a generator, whose values cannot be replayed",
             hint="return a value, or one MaterializeResult with metadata and check_results",
         )
 
@@ -74,32 +82,34 @@ def _fenced(
     given_as_input = any(each.name == resource_key for each in inputs)
 
     def compute(context: dg.AssetExecutionContext, **given: Any) -> Any:
-        def performed() -> Any:
+        def execute() -> Any:
             outcome = function(context, **given) if takes_context else function(**given)
             outcome = asyncio.run(outcome) if inspect.iscoroutine(outcome) else outcome
             return dg.MaterializeResult() if valueless and outcome is None else outcome
 
         operation = _operation(context, key, kind, asset.get("code_version"))
         resource = given.get(resource_key)
-        with resource.opened(context) if resource is not None else opened_in(context, resource_key) as fence:
+        with resource.open(context) if resource is not None else open_fence(context, resource_key) as fence:
             try:
-                receipt = _answered(fence.claim(operation), performed, operation.revision)
+                receipt = _claim_and_run(fence.claim(operation), execute, operation.revision)
             except EffectFailed as failed:
-                raise dg.Failure(description=failed.message, metadata=_why(failed), allow_retries=False) from failed
+                raise dg.Failure(
+                    description=failed.message, metadata=_failure_metadata(failed), allow_retries=False
+                ) from failed
             except TerminalError as failed:
                 if not is_final(failed):
                     raise
-                # It is sealed: a retry would be answered with it, and could perform nothing.
+                # The failure is sealed: a retry would get the same failure without running anything.
                 description = f"{type(failed).__name__}: {failed.message}"
                 raise dg.Failure(description=description, allow_retries=False) from failed
-        return remade(receipt.result, _told(receipt))
+        return _deserialize(receipt.result, _receipt_metadata(receipt))
 
-    # Dagster finds inputs, config and resources by the signature.
+    # Dagster reads inputs, config and resources from the signature.
     context_parameter = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     seen = signature.replace(parameters=[context_parameter, *inputs], return_annotation=signature.empty)
     compute.__annotations__ = {each.name: each.annotation for each in inputs if each.annotation is not each.empty}
     if valueless:
-        # No value, and so nothing for an IO manager.
+        # Without a value there is nothing for an IO manager to store.
         compute.__annotations__["return"] = dg.MaterializeResult
         seen = seen.replace(return_annotation=dg.MaterializeResult)
     compute.__signature__ = seen  # type: ignore[attr-defined]
@@ -114,19 +124,19 @@ def _fenced(
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
     try:
-        # Annotations that are text are resolved where they were written: nobody could do so later.
+        # Annotations that are strings can only be resolved in the module of the function.
         return inspect.signature(function, eval_str=True)
     except NameError:
         return inspect.signature(function)
 
 
-def _answered(claim: Any, performed: Callable[[], Any], revision: str) -> Receipt:
+def _claim_and_run(claim: Any, execute: Callable[[], Any], revision: str) -> Receipt:
     try:
         with claim as op:
             if op.is_new:
-                op.seal(result=kept(performed(), revision))
+                op.seal(result=_serialize(execute(), revision))
     except FencedOut as lost:
-        # Frozen beyond its lease, and another attempt has finished: that is everybody's answer.
+        # This process was frozen past its lease and another attempt has finished: its receipt is the answer.
         winner: Receipt | None = lost.receipt
         if winner is None or winner.failed:
             raise
@@ -135,20 +145,20 @@ def _answered(claim: Any, performed: Callable[[], Any], revision: str) -> Receip
     return receipt
 
 
-def _told(receipt: Receipt) -> dict[str, Any]:
-    return {**_metadata.answer(receipt), "key": receipt.key}
+def _receipt_metadata(receipt: Receipt) -> dict[str, Any]:
+    return {**_metadata.decision(receipt), "key": receipt.key}
 
 
-def _why(failed: EffectFailed) -> dict[str, Any]:
+def _failure_metadata(failed: EffectFailed) -> dict[str, Any]:
     receipt: Receipt | None = failed.receipt
-    return _told(receipt) if receipt is not None else {}
+    return _receipt_metadata(receipt) if receipt is not None else {}
 
 
 def _operation(context: dg.AssetExecutionContext, key: Key | None, kind: str, code_version: str | None) -> Operation:
     name = context.asset_key.to_user_string()
     if partitions := _partitions(context):
-        # Several in one run are one operation, since the function is called once for all of them. They have a digest:
-        # whatever they could be joined by may stand in the name of one.
+        # Several partitions in one run are one operation, because the function is called once for all of them. They are
+        # digested rather than joined, because any separator may occur in the name of a partition.
         is_short = len(partitions) == 1 and len(partitions[0]) <= 200
         together = digest("ragfence/partitions/1", *(each.encode() for each in partitions)).hex()
         name += f"@{partitions[0] if is_short else together}"
@@ -168,7 +178,7 @@ def _partitions(context: dg.AssetExecutionContext) -> list[str]:
 
 
 def _revision(context: dg.AssetExecutionContext, code_version: str | None) -> str:
-    """Of the code version, the config, and the DataVersions of all that the asset depends on."""
+    """A digest of the code version, the config and the DataVersions of the dependencies."""
     given = context.op_execution_context.op_config
     config = canonical_json(dict(given)) if isinstance(given, Mapping) else b""
     parts = [part.encode() for pair in _versions(context) for part in pair]
@@ -189,7 +199,7 @@ def _versions(context: dg.AssetExecutionContext) -> list[tuple[str, str]]:
 
 
 def _upstream_partitions(context: dg.AssetExecutionContext, input_name: str) -> list[str] | None:
-    """Those that this run depends on; None: the other asset has none."""
+    """The partitions that this run depends on, or None if the upstream asset has no partitions."""
     try:
         context.asset_partitions_def_for_input(input_name)
     except dg.DagsterInvariantViolationError:
@@ -197,4 +207,85 @@ def _upstream_partitions(context: dg.AssetExecutionContext, input_name: str) -> 
     return list(context.asset_partition_keys_for_input(input_name))
 
 
-__all__ = ["FENCE", "FenceResource", "fenced_asset"]
+def _serialize(outcome: Any, revision: str) -> dict[str, Any]:
+    """What an asset function returned, as JSON. Without a value, the DataVersion is derived from the revision."""
+    result = outcome if isinstance(outcome, dg.MaterializeResult) else _result_of(outcome)
+    value = None if result.value is NO_VALUE else result.value
+    try:
+        made = canonical_json(value)
+    except NotJson as wrong:
+        raise ValidationError(
+            f"the return value of a fenced asset must be JSON, so that it can be replayed: {wrong.message}",
+            hint="return where the data is, not the data: a path, an id, counts",
+        ) from wrong
+    version = result.data_version.value if result.data_version else None
+    # Metadata is not part of the DataVersion, because it may contain times.
+    content = revision.encode() if value is None else made
+    return {
+        "value": value,
+        "has_value": result.value is not NO_VALUE,
+        "data_version": version or digest("ragfence/asset/1", content)[:16].hex(),
+        "metadata": _serialize_metadata(result.metadata or {}),
+        "tags": dict(result.tags or {}),
+        "checks": [
+            {
+                "name": check.check_name,
+                "passed": check.passed,
+                "severity": check.severity.value,
+                "description": check.description,
+                "metadata": _serialize_metadata(check.metadata or {}),
+            }
+            for check in result.check_results or ()
+        ],
+    }
+
+
+def _deserialize(sealed: Mapping[str, Any], metadata: Mapping[str, Any]) -> dg.MaterializeResult:  # type: ignore[type-arg]
+    """The sealed result as a materialization, with the metadata of this run added."""
+    return dg.MaterializeResult(
+        value=sealed["value"] if sealed["has_value"] else NO_VALUE,
+        data_version=dg.DataVersion(sealed["data_version"]),
+        metadata={**_deserialize_metadata(sealed["metadata"]), **metadata},
+        tags=sealed["tags"] or None,
+        check_results=[
+            dg.AssetCheckResult(
+                check_name=check["name"],
+                passed=check["passed"],
+                severity=dg.AssetCheckSeverity(check["severity"]),
+                description=check["description"],
+                metadata=_deserialize_metadata(check["metadata"]),
+            )
+            for check in sealed["checks"]
+        ],
+    )
+
+
+def _result_of(outcome: Any) -> dg.MaterializeResult:  # type: ignore[type-arg]
+    if isinstance(outcome, dg.Output):
+        return dg.MaterializeResult(
+            value=outcome.value, metadata=outcome.metadata, data_version=outcome.data_version, tags=outcome.tags
+        )
+    return dg.MaterializeResult(value=outcome)
+
+
+def _serialize_metadata(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _serialize_value(value) for name, value in given.items()}
+
+
+def _serialize_value(value: Any) -> dict[str, Any]:
+    """JSON as it is, and Dagster's own values as Dagster serializes them. Anything else becomes text in a replay."""
+    if isinstance(value, dg.MetadataValue):
+        own: Any = value
+        return {"dagster": dg.serialize_value(own)}
+    try:
+        canonical_json(value)
+    except NotJson:
+        return {"json": str(value)}
+    return {"json": value}
+
+
+def _deserialize_metadata(sealed: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: dg.deserialize_value(value["dagster"]) if "dagster" in value else value["json"]
+        for name, value in sealed.items()
+    }

@@ -1,4 +1,4 @@
-"""The asset that ingests: what changed in a source, once. Its DataVersion is the corpus digest, whoever made it."""
+"""The asset that ingests what changed in a source. Its DataVersion is the corpus digest."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,8 +11,8 @@ import dagster as dg
 
 from ragfence.core.hashing import SHARDS, digest, shard_of
 from ragfence.dagster import _metadata
-from ragfence.dagster._factory import SHOWN, asset_made, said_now_and_then
-from ragfence.dagster.resource import FENCE, opened_in
+from ragfence.dagster._factory import SHOWN, make_asset, progress_logger
+from ragfence.dagster.resource import FENCE, open_fence
 from ragfence.dagster.table_io import REFERENCE, table_io_manager
 from ragfence.documents.sources import Item, PrefixedSource, Source, source_of
 from ragfence.documents.sync.ingest_table import COLUMNS, IngestTable
@@ -22,22 +22,24 @@ from ragfence.errors import ValidationError
 from ragfence.fence import Fence
 
 SHARD_PARTITIONS = dg.StaticPartitionsDefinition([f"{shard:02d}" for shard in range(SHARDS)])
-"""Never one partition for each document: the 64 shards that the fence has anyway."""
+"""The 64 shards of the fence. One partition per document would be too many for Dagster."""
 EVERY_DOCUMENT = "every_document_ingested"
 TABLE_TYPE = dg.PythonObjectDagsterType(IngestTable, name="IngestTable")
-"""One for all: Dagster refuses two types of one name in a code location."""
+"""Shared, because Dagster refuses two types with the same name in a code location."""
 ROWS_SHOWN = 10
-"""of the table, in the metadata of a materialization"""
+"""How many rows of the table the metadata of a materialization shows."""
 IDS_SHOWN = 3
-"""of each of these rows"""
+"""How many snippet_ids of each of these rows are shown."""
 
 Given = Any | Callable[[], Any]
-"""a source (a folder, a URL, documents, a `Source`), or a callable that makes one in the run"""
+"""A source (a folder, a URL, documents, a `Source`), or a callable that makes one in the run."""
 
 
-class InShard:
-    """The documents of a source that fall into one shard, with a memory of their own: a run of any partitions, with
-    any others or alone, finds what the last one knew of each."""
+class ShardSource:
+    """The documents of a source that are in one shard.
+
+    Each shard has a sync state of its own, so that a run may have any combination of partitions.
+    """
 
     def __init__(self, whole: Source, shard: int, items: Callable[[], Iterator[Item]]) -> None:
         self.name = f"{whole.name}#{shard:02d}"
@@ -49,7 +51,7 @@ class InShard:
 
     @property
     def skipped(self) -> Any:
-        """Of the whole source: a file without a reader is in no shard."""
+        """The count for the whole source, because a file without a reader is in no shard."""
         return getattr(self._whole, "skipped", None)
 
 
@@ -70,116 +72,125 @@ def build_ingest_asset(
 ) -> dg.AssetsDefinition:
     """An asset that ingests what changed in a source, once. Its DataVersion is the corpus digest.
 
-    Its value is an `IngestTable`: doc_id, content_hash, decision and snippet_ids of every document of the source, the
-    snippet_ids being those of the first time. An asset downstream takes it as a parameter, annotated with IngestTable,
-    pyarrow.Table or pandas.DataFrame.
+    Its value is an `IngestTable` with doc_id, content_hash, decision and snippet_ids of every document of the source.
+    The snippet_ids are always those of the first run. A downstream asset takes the table as a parameter, annotated with
+    IngestTable, pyarrow.Table or pandas.DataFrame.
 
-    allow_empty_text  accept documents whose text is empty or only white space, whatever the policy says
-    shards  partitioned by the 64 shards; a backfill may run them in any order, in parallel, and again
-    origin, prefix, take_over  whose the documents are, as for `sync`
-    using   another chunker or a sink: `lambda fence: fence.documents.using(sink=...)`
-    asset   whatever else `@dg.asset` takes
+    A document that cannot be ingested fails the check `every_document_ingested`; the others are ingested.
 
-    `resource_key` names the FenceResource, here and below, where there are several.
-    A document that cannot be ingested fails the check `every_document_ingested` and spoils nothing else.
+    Args:
+        source: A folder, a file, s3://bucket/prefix, documents, a `Source`, or a callable that returns one of these.
+        name: The name of the asset.
+        prune: Retract documents that the source no longer has: "scoped" or "full", as for `sync`.
+        max_prune_share: The largest share of the live documents that a prune may retract.
+        allow_empty_text: Accept documents without text, whatever the policy says.
+        origin: The owner of the documents, as for `sync`.
+        prefix: Put in front of every doc_id, as for `sync`.
+        take_over: Become the owner of documents of another source, as for `sync`.
+        shards: Partition the asset by the 64 shards. A backfill may run them in any order, in parallel, and again.
+        using: Another chunker or a sink: `lambda fence: fence.documents.using(sink=...)`.
+        resource_key: The FenceResource to use, if there are several.
+        asset: Any other argument of `@dg.asset`.
     """
     if shards and prune == "full":
         raise ValidationError(
             'prune="full" with shards=True would retract the documents of all other shards',
-            hint='prune="scoped", or no shards',
+            hint='use prune="scoped", or shards=False',
         )
     asset.setdefault("kinds", {"ragfence"})
     asset.setdefault("description", "Documents, ingested once per doc_id and content.")
 
-    most = SHARDS
+    partitions_per_run = SHARDS
     if {"io_manager_key", "io_manager_def"} & asset.keys():
-        most = 1  # Dagster's own IO manager takes one partition per run, and so do most others
+        partitions_per_run = 1  # Dagster's own IO manager takes one partition per run, and so do most others
     else:
         asset["io_manager_def"] = table_io_manager
 
     def documents(context: dg.AssetExecutionContext) -> dg.MaterializeResult[IngestTable]:
-        with opened_in(context, resource_key) as opened, ExitStack() as closing:
-            guard = using(opened)
+        with open_fence(context, resource_key) as fence, ExitStack() as closing:
+            guard = using(fence)
             if allow_empty_text:
                 guard = guard.using(allow_empty_text=True)
-            given = made_of(source)
+            given = resolve_source(source)
             found = source_of(given)
             if found is not source and callable(close := getattr(found, "close", None)):
                 closing.callback(close)
-            if prefix:  # before the shards: a document falls into that of its whole doc_id
+            if prefix:  # before sharding, because the shard depends on the whole doc_id
                 found = PrefixedSource(found, prefix)
             chosen = sorted(int(key) for key in context.partition_keys) if shards else []
-            parts = _in_shards(found, opened.tenant, chosen) if chosen else [found]
-            told = said_now_and_then(context, "documents")
+            parts = _in_shards(found, fence.tenant, chosen) if chosen else [found]
+            log_progress = progress_logger(context, "documents")
             reports = [
                 guard.sync(
                     part,
                     prune,
                     max_prune_share=max_prune_share,
-                    progress=told,
+                    progress=log_progress,
                     table=True,
                     origin=origin,
                     take_over=take_over,
                 )
                 for part in parts
             ]
-            report = _together(reports, found.name)
+            report = _merge(reports, found.name)
             table = report.table or IngestTable()
-            version = _digest(opened, chosen)
+            version = _digest(fence, chosen)
             _log(context, report)
-            for shard, part in zip(chosen, reports, strict=False):  # each partition has a table of its own
+            for shard, part in zip(chosen, reports, strict=False):  # one table per partition
                 reference = (part.table or IngestTable()).to_json()
                 context.add_asset_metadata({REFERENCE: reference}, partition_key=f"{shard:02d}")
             return dg.MaterializeResult(
                 value=table,
                 data_version=dg.DataVersion(version),
-                metadata=_of_report(report)
-                | _of_table(table)
+                metadata=_report_metadata(report)
+                | _table_metadata(table)
                 | {"corpus_digest": version}
                 | ({} if chosen else {REFERENCE: table.to_json()}),
-                check_results=[_every_document(report)],
+                check_results=[_check_result(report)],
             )
 
-    # Dagster takes the annotation for that of all outputs, and a check is one, too; the type is given below.
+    # Dagster would use the annotation for all outputs, and the check is one of them. The type is given below.
     del documents.__annotations__["return"]
     key = dg.AssetKey.from_coercible(asset["key"]) if "key" in asset else _key(name, asset)
-    return asset_made(
+    return make_asset(
         documents,
         name,
         resource_key,
         asset,
         partitions_def=SHARD_PARTITIONS if shards else None,
-        backfill_policy=dg.BackfillPolicy.multi_run(max_partitions_per_run=most) if shards else None,
+        backfill_policy=dg.BackfillPolicy.multi_run(max_partitions_per_run=partitions_per_run) if shards else None,
         dagster_type=TABLE_TYPE,
         check_specs=[dg.AssetCheckSpec(EVERY_DOCUMENT, asset=key)],
     )
 
 
-def made_of(source: Given) -> Any:
-    """The source itself, or what a callable makes of it now."""
+def resolve_source(source: Given) -> Any:
+    """The source itself, or what it returns if it is a callable."""
     return source() if callable(source) and not isinstance(source, Source) else source
 
 
 def _in_shards(source: Source, tenant: str, chosen: Sequence[int]) -> list[Source]:
     if len(chosen) == 1:
         (only,) = chosen
-        return [InShard(source, only, lambda: (item for item in source.items() if _shard(tenant, item.doc_id) == only))]
-    by_shard: defaultdict[int, list[Item]] = defaultdict(list)  # it is listed once for all of them
+        return [
+            ShardSource(source, only, lambda: (item for item in source.items() if _shard(tenant, item.doc_id) == only))
+        ]
+    by_shard: defaultdict[int, list[Item]] = defaultdict(list)  # one listing for all shards
     for item in source.items():
         by_shard[_shard(tenant, item.doc_id)].append(item)
-    return [InShard(source, shard, lambda items=by_shard[shard]: iter(items)) for shard in chosen]  # type: ignore[misc]
+    return [ShardSource(source, shard, lambda items=by_shard[shard]: iter(items)) for shard in chosen]  # type: ignore[misc]
 
 
 def _shard(tenant: str, doc_id: str) -> int:
-    """Of the id as it is stored: a source may have it in another form, and that would be of another shard."""
+    """The shard of a doc_id in NFC, as it is stored: another form would give another shard."""
     return shard_of(tenant, normalize("NFC", doc_id))
 
 
-def _together(reports: Sequence[SyncReport], source: str) -> SyncReport:
-    """One report for all the shards of a run."""
+def _merge(reports: Sequence[SyncReport], source: str) -> SyncReport:
+    """One report for all shards of a run."""
     if len(reports) == 1:
         return reports[0]
-    counted = {
+    sums = {
         name: sum(getattr(report, name) for report in reports)
         for name in (
             "listed",
@@ -210,12 +221,12 @@ def _together(reports: Sequence[SyncReport], source: str) -> SyncReport:
         not_pruned=next((report.not_pruned for report in reports if report.not_pruned), ""),
         random_ids_hint=next((report.random_ids_hint for report in reports if report.random_ids_hint), ""),
         table=IngestTable.join(report.table for report in reports if report.table),
-        **counted,
+        **sums,
     )
 
 
 def _digest(fence: Fence, chosen: Sequence[int]) -> str:
-    """Of some partitions, that of their shards: that of the whole would change with every other."""
+    """The DataVersion. For some partitions only their shards count, so that other shards do not change it."""
     if not chosen or len(chosen) == SHARDS:
         return fence.indexes.corpus_digest()
     digests = [fence.documents.corpus_digest(shard) for shard in chosen]
@@ -229,8 +240,8 @@ def _key(name: str, asset: Mapping[str, Any]) -> dg.AssetKey:
     return dg.AssetKey([*([prefix] if isinstance(prefix, str) else prefix), name])
 
 
-def _of_report(report: SyncReport) -> dict[str, Any]:
-    told: dict[str, Any] = {
+def _report_metadata(report: SyncReport) -> dict[str, Any]:
+    metadata: dict[str, Any] = {
         "decisions": _metadata.decisions(report.decisions | {"retracted": report.pruned, "failed": report.failed}),
         "listed": report.listed,
         "unread": report.unread,
@@ -252,21 +263,21 @@ def _of_report(report: SyncReport) -> dict[str, Any]:
     }
     if report.failures:
         rows = [{"doc_id": each.doc_id, "code": each.code, "message": each.message} for each in report.failures[:SHOWN]]
-        told["failures"] = _metadata.table(rows, {"doc_id": "string", "code": "string", "message": "string"})
+        metadata["failures"] = _metadata.table(rows, {"doc_id": "string", "code": "string", "message": "string"})
     if report.not_pruned:
-        told["not_pruned"] = report.not_pruned
+        metadata["not_pruned"] = report.not_pruned
     if report.kept:
-        told["kept"] = report.kept
+        metadata["kept"] = report.kept
     if report.random_ids:
-        told["random_ids"] = report.random_ids
-        told["random_ids_hint"] = report.random_ids_hint
+        metadata["random_ids"] = report.random_ids
+        metadata["random_ids_hint"] = report.random_ids_hint
     if report.skipped:
-        told["skipped_extensions"] = report.skipped_extensions
-        told["skipped_special"] = report.skipped_special
-    return told
+        metadata["skipped_extensions"] = report.skipped_extensions
+        metadata["skipped_special"] = report.skipped_special
+    return metadata
 
 
-def _of_table(table: IngestTable) -> dict[str, Any]:
+def _table_metadata(table: IngestTable) -> dict[str, Any]:
     rows = [
         {**row, "snippet_ids": ", ".join(row["snippet_ids"][:IDS_SHOWN]), "snippets": len(row["snippet_ids"])}
         for row in table.head(ROWS_SHOWN)
@@ -282,23 +293,24 @@ def _of_table(table: IngestTable) -> dict[str, Any]:
     }
 
 
-def _every_document(report: SyncReport) -> dg.AssetCheckResult:
+def _check_result(report: SyncReport) -> dg.AssetCheckResult:
+    failed = f"{report.failed} {'document was' if report.failed == 1 else 'documents were'} not ingested"
     return dg.AssetCheckResult(
         check_name=EVERY_DOCUMENT,
         passed=report.ok,
         severity=dg.AssetCheckSeverity.WARN,
-        description=report.not_pruned or (f"{report.failed} documents were not ingested" if report.failed else ""),
+        description=report.not_pruned or (failed if report.failed else ""),
         metadata={"failed": report.failed, "listed": report.listed, "skipped": report.skipped},
     )
 
 
 def _log(context: dg.AssetExecutionContext, report: SyncReport) -> None:
-    counted = ", ".join(f"{count} {name}" for name, count in report.decisions.items() if count) or "nothing"
-    context.log.info("%s: %s; %d unread", report.source, counted, report.unread)
+    counts = ", ".join(f"{count} {name}" for name, count in report.decisions.items() if count) or "nothing"
+    context.log.info("%s: %s; %d unchanged and not read", report.source, counts, report.unread)
     for each in report.failures[:SHOWN]:
         context.log.warning("%s: %s [%s]", each.doc_id, each.message, each.code)
     if report.random_ids:
-        told = describe_random_ids(report.random_ids)
-        context.log.warning("%s: %s; %s", report.source, told, report.random_ids_hint)
+        problem = describe_random_ids(report.random_ids)
+        context.log.warning("%s: %s; %s", report.source, problem, report.random_ids_hint)
     if report.skipped:
         context.log.warning("%s: skipped %s", report.source, describe_skipped(report))

@@ -1,39 +1,42 @@
-"""What has to be done now and then: verify, purge-expired (hourly), gc, drain. Jobs, and schedules for them."""
+"""Maintenance jobs and their schedules: verify, purge_expired, gc and drain."""
 
 from collections.abc import Sequence
 
 import dagster as dg
 
-from ragfence.dagster.resource import FENCE, opened_in
+from ragfence.dagster.resource import FENCE, open_fence
 
 SHOWN = 20
 
 
 def build_jobs(*, resource_key: str = FENCE, prefix: str = "") -> tuple[dg.JobDefinition, ...]:
-    """verify, purge_expired, gc and drain of one fence; the prefix tells those of several apart."""
+    """The jobs verify, purge_expired, gc and drain of a fence. Give each of several fences a prefix."""
 
     @dg.op(
         name=f"{prefix}verify_documents",
         required_resource_keys={resource_key},
-        description="Compares fence store, log, snippets and live indexes; fails with the findings.",
+        description="Compares fence store, log, snippets and live indexes. Fails with the findings.",
     )
     def verify_documents(context: dg.OpExecutionContext) -> None:
-        with opened_in(context, resource_key) as opened:
-            report = opened.documents.verify()
+        with open_fence(context, resource_key) as fence:
+            report = fence.documents.verify()
         context.log.info("%d documents, %d rows, %d snippets", report.documents, report.rows, report.snippets)
         for finding in report.findings[:SHOWN]:
             context.log.warning("%s: %s -> %s", finding.trouble, finding.what, finding.to_do)
         if not report.ok:
-            raise dg.Failure(description=f"{len(report.findings)} findings", allow_retries=False)
+            raise dg.Failure(
+                description=f"{len(report.findings)} {'finding' if len(report.findings) == 1 else 'findings'}",
+                allow_retries=False,
+            )
 
     @dg.op(
         name=f"{prefix}audit_decisions",
         required_resource_keys={resource_key},
-        description="Proves the promises out of the decision rows and the log of aliases; fails with what breaks them.",
+        description="Checks every guarantee with the decision rows and the log of aliases. Fails with the findings.",
     )
     def audit_decisions(context: dg.OpExecutionContext) -> None:
-        with opened_in(context, resource_key) as opened:
-            report = opened.audit.check()
+        with open_fence(context, resource_key) as fence:
+            report = fence.audit.check()
         context.log.info("%s", report)
         if not report.ok:
             raise dg.Failure(description=str(report), allow_retries=False)
@@ -41,16 +44,16 @@ def build_jobs(*, resource_key: str = FENCE, prefix: str = "") -> tuple[dg.JobDe
     @dg.op(
         name=f"{prefix}purge_expired_keys",
         required_resource_keys={resource_key},
-        description="Removes records and commits that have outlived their lifetime, in bounded steps.",
+        description="Deletes expired records and their commits, in bounded steps.",
     )
     def purge_expired_keys(context: dg.OpExecutionContext) -> None:
-        with opened_in(context, resource_key) as opened:
-            purged = opened.purge_expired()
-            removed = purged.records + purged.objects
+        with open_fence(context, resource_key) as fence:
+            purged = fence.purge_expired()
+            deleted = purged.records + purged.objects
             while purged.after:
-                purged = opened.purge_expired(after=purged.after)
-                removed += purged.records + purged.objects
-        context.log.info("%d removed", removed)
+                purged = fence.purge_expired(after=purged.after)
+                deleted += purged.records + purged.objects
+        context.log.info("deleted %d records and commits", deleted)
 
     @dg.op(
         name=f"{prefix}collect_builds",
@@ -58,9 +61,9 @@ def build_jobs(*, resource_key: str = FENCE, prefix: str = "") -> tuple[dg.JobDe
         description="Retires and drops builds that no alias can reach.",
     )
     def collect_builds(context: dg.OpExecutionContext) -> None:
-        with opened_in(context, resource_key) as opened:
-            report = opened.indexes.gc(dry_run=False)
-            opened.aliases.reconcile()
+        with open_fence(context, resource_key) as fence:
+            report = fence.indexes.gc(dry_run=False)
+            fence.aliases.reconcile()
         context.log.info("retired %d builds, dropped %d indexes", len(report.retired), len(report.dropped))
         for each in report.failed:
             context.log.warning("%s", each)
@@ -68,11 +71,11 @@ def build_jobs(*, resource_key: str = FENCE, prefix: str = "") -> tuple[dg.JobDe
     @dg.op(
         name=f"{prefix}drain_decisions",
         required_resource_keys={resource_key},
-        description="Moves the decision rows into the ledger: Parquet in the object store, by day.",
+        description="Moves decision rows into the ledger: Parquet files in the object store, by day.",
     )
     def drain_decisions(context: dg.OpExecutionContext) -> None:
-        with opened_in(context, resource_key) as opened:
-            drained = opened.audit.drain()
+        with open_fence(context, resource_key) as fence:
+            drained = fence.audit.drain()
         context.log.info("%s", drained)
 
     @dg.job(name=f"{prefix}verify")
@@ -108,9 +111,12 @@ def build_schedules(
     running: bool = False,
     jobs: Sequence[dg.JobDefinition] = JOBS,
 ) -> list[dg.ScheduleDefinition]:
-    """Cron times; an empty one leaves its schedule out. `jobs`: those of `build_jobs`, if not the usual ones.
+    """The schedules of the maintenance jobs.
 
-    The schedule of purge_expired runs from the start; the others do with `running`.
+    Args:
+        verify, purge_expired, gc, drain: When to run each job, as a cron string; an empty one omits the schedule.
+        running: Start all schedules with the code location. Otherwise only that of purge_expired starts.
+        jobs: The jobs of `build_jobs`, if not `JOBS`.
     """
     always = (False, True, False, False)
     return [

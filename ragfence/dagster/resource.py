@@ -1,4 +1,4 @@
-"""The fence as a Dagster resource: opened for a step, closed with it."""
+"""The fence as a Dagster resource, which is open while a step runs."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -13,64 +13,65 @@ from ragfence.errors import ValidationError
 from ragfence.fence import Fence
 
 FENCE = "fence"
-"""the name under which assets, checks and jobs look for the resource, unless they are told another"""
+"""The default `resource_key` of assets, checks and jobs."""
 CORRELATION_TAG = "ragfence/correlation_id"
-"""a tag of a run whose value goes into its decision rows; without it, that of the backfill does"""
+"""The tag of a run with the correlation_id of its decision rows; by default the id of the backfill."""
 _BACKFILL_TAG = "dagster/backfill"
 
 
 class FenceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
-    """A fence for assets, ops and checks. Empty fields come from RAGFENCE_* variables; without any, it is embedded.
+    """A fence for assets, ops and checks.
 
-    Coordination is in the fence, never in the executor: any number of runs, in any processes, may hold one.
+    Empty fields come from the RAGFENCE_* variables. Without any, the fence is embedded. Any number of runs, in any
+    processes, may use the same stores: the fence does the coordination, never the executor.
     """
 
-    store: str = Field(default="", description="redis://..., or a folder; empty: RAGFENCE_STORE, or .ragfence/")
-    objects: str = Field(default="", description="s3://bucket/prefix, or a folder; empty: RAGFENCE_OBJECTS")
-    tenant: str = Field(default="", description="empty: RAGFENCE_TENANT, or 'default'")
-    policy: str = Field(default="", description="a ragfence.yml; empty: RAGFENCE_POLICY, or the defaults")
+    store: str = Field(default="", description="redis://..., or a folder. Empty: RAGFENCE_STORE, or .ragfence/.")
+    objects: str = Field(default="", description="s3://bucket/prefix, or a folder. Empty: RAGFENCE_OBJECTS.")
+    tenant: str = Field(default="", description="Empty: RAGFENCE_TENANT, or 'default'.")
+    policy: str = Field(default="", description="A ragfence.yml. Empty: RAGFENCE_POLICY, or the defaults.")
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         return without_passwords(super().__repr_args__())
 
     @contextmanager
-    def opened(self, context: Any = None) -> Iterator[Fence]:
-        """Given the context of a step, its run and tags are in the decision rows.
+    def open(self, context: Any = None) -> Iterator[Fence]:
+        """Opens the fence. With the context of a step, its run and tags are written to the decision rows.
 
-        Leases are renewed by a thread of this process: a run that is killed frees its claims within one lease, one that
-        is cancelled at once.
+        A thread of this process renews the leases. A run that is cancelled releases its claims at once, a run that is
+        killed within one lease.
         """
         with ragfence.open(
             self.store or None,
             objects=self.objects or None,
             tenant=self.tenant or None,
             policy=self.policy or None,
-            **_told_of(context),
+            **_run_fields(context),
         ) as fence:
             yield fence
 
 
 def without_passwords(shown: Iterable[tuple[str | None, Any]]) -> Iterator[tuple[str | None, Any]]:
-    """The fields of a repr, with store URLs as they may be logged."""
+    """The fields of a repr, with URLs that can be logged."""
     for name, value in shown:
         yield name, show_url(value) if isinstance(value, str) and name in ("store", "objects", "source") else value
 
 
-def opened_in(context: Any, resource_key: str) -> AbstractContextManager[Fence]:
-    """The fence of a step, by the name of its resource."""
+def open_fence(context: Any, resource_key: str) -> AbstractContextManager[Fence]:
+    """The fence of a step, by the key of its resource."""
     resource = getattr(context.resources, resource_key)
     if not isinstance(resource, FenceResource):
         raise ValidationError(
             f"the resource {resource_key!r} is a {type(resource).__name__}, not a FenceResource",
-            hint=f"resources={{{resource_key!r}: FenceResource()}}, or another resource_key=",
+            hint=f"pass resources={{{resource_key!r}: FenceResource()}}, or another resource_key=",
         )
-    return resource.opened(context)
+    return resource.open(context)
 
 
-def _told_of(context: Any) -> dict[str, str]:
+def _run_fields(context: Any) -> dict[str, str]:
     try:
         run = getattr(context, "run", None)
-    except dg.DagsterError:  # a function that is called directly, in somebody's test, has no run
+    except dg.DagsterError:  # a function that a test calls directly has no run
         run = None
     if run is None:
         return {}

@@ -1,11 +1,11 @@
-"""Sensors for folders and buckets. They over-deliver and let the fence dedupe.
+"""Sensors for folders and buckets. They may request too many runs, because the fence deduplicates.
 
-The cursor is a digest of the whole listing (names and states), so files that are deleted, that have equal timestamps or
-go back to what they were all count as a change, and a change is all that it has to know. What has no state (a line of a
-.jsonl file, a file written this very second) is read instead. There is no run_key: a run too many costs a listing, a
-run too few would cost documents.
+The cursor is a digest of the whole listing (names and states). So deleted files, files with equal timestamps, and files
+that go back to an earlier content all count as a change. An item without a state (a line of a .jsonl file, a file
+written in the last second) is read instead. There is no run_key: an extra run costs a listing, but a missing run would
+cost documents.
 
-A run that was requested may fail, and then the listing is no other than before: it is requested again, a few times.
+If a requested run fails, the listing has not changed, so the run is requested again, a few times.
 """
 
 from collections.abc import Callable
@@ -14,14 +14,14 @@ from typing import Any
 import dagster as dg
 
 from ragfence.core.hashing import digest
-from ragfence.dagster.ingest_asset import made_of
+from ragfence.dagster.ingest_asset import resolve_source
 from ragfence.documents.sources import Item, source_of
 from ragfence.errors import DocumentInvalid
 
 LISTING_TAG = "ragfence/listing"
-"""of a run that a sensor requested: the listing that it saw"""
+"""The tag of a requested run with the digest of the listing."""
 TRY_TAG = "ragfence/try"
-"""of a run that was requested again: which one it is since the listing was seen to change"""
+"""The tag of a run that was requested again with the number of the attempt."""
 
 
 def build_source_sensor(
@@ -36,8 +36,14 @@ def build_source_sensor(
 ) -> dg.SensorDefinition:
     """Requests a run of `target` (a job, or assets) whenever the listing of a folder or an s3:// prefix has changed.
 
-    `source` is what `fence.documents.sync` takes, or a callable that makes it at each tick. `tries`: so often a run is
-    requested for one listing, if it fails.
+    Args:
+        source: What `fence.documents.sync` takes, or a callable that returns it at each tick.
+        target: A job, or assets.
+        name: The name of the sensor.
+        minimum_interval_seconds: How often to look.
+        running: Start the sensor with the code location.
+        tries: How often a failing run is requested for the same listing.
+        sensor: Any other argument of `@dg.sensor`.
     """
     target_of: dict[str, Any] = {"job": target} if isinstance(target, dg.JobDefinition) else {"target": target}
 
@@ -46,14 +52,14 @@ def build_source_sensor(
         tags = {LISTING_TAG: seen}
         if seen != context.cursor:
             return dg.SensorResult(run_requests=[dg.RunRequest(tags=tags)], cursor=seen)
-        # The newest alone: a listing may come back, and runs of the last time say nothing of this one. A run that
-        # somebody cancelled was meant to end.
+        # Only the newest run counts: a listing may come back, and older runs say nothing about it. A run that was
+        # cancelled is not requested again.
         for run in context.instance.get_runs(dg.RunsFilter(tags=tags), limit=1):
             following = int(run.tags.get(TRY_TAG, "1")) + 1
             if run.status is dg.DagsterRunStatus.FAILURE and following <= tries:
                 again = dg.RunRequest(tags={**tags, TRY_TAG: str(following)})
                 return dg.SensorResult(run_requests=[again], cursor=seen)
-        return dg.SkipReason("nothing has changed since the last look")
+        return dg.SkipReason("the listing has not changed since the last tick")
 
     decide: Callable[..., Any] = dg.sensor(
         name=name,
@@ -68,8 +74,8 @@ def build_source_sensor(
 
 
 def listing_digest(source: Any) -> str:
-    """Of the names and states of everything in a source."""
-    given = made_of(source)
+    """A digest of the names and states of all items of a source."""
+    given = resolve_source(source)
     found = source_of(given)
     try:
         lines = sorted(part for item in found.items() for part in [_line(item)])
@@ -87,5 +93,5 @@ def _line(item: Item) -> bytes:
 def _content(item: Item) -> str:
     try:
         return repr(item.load())
-    except (DocumentInvalid, OSError) as unreadable:  # the run will say so
+    except (DocumentInvalid, OSError) as unreadable:  # the run will report it
         return repr(unreadable)

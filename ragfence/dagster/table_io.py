@@ -1,36 +1,36 @@
-"""How the table of an ingest asset gets to the assets downstream of it.
+"""Passes the table of an ingest asset to downstream assets.
 
-The rows are in the object store. What Dagster stores is the reference to them, in the metadata of the materialization,
-so that any machine which sees Dagster's event log and the object store can load it, for one partition or for many.
+The rows are in the object store. Dagster stores a reference to them in the metadata of the materialization. Any machine
+that can read Dagster's event log and the object store can load the table, for one partition or for several.
 """
 
 from typing import Any
 
 import dagster as dg
 
-from ragfence.dagster.versions import recorded_metadata
+from ragfence.dagster._event_log import recorded_metadata
 from ragfence.documents.sync.ingest_table import IngestTable
 
 REFERENCE = "table"
-"""the entry of the metadata that holds the reference"""
+"""The metadata key of the reference."""
 
 
 class TableIOManager(dg.IOManager):
-    """Loads the table as what the parameter of the downstream asset is annotated with.
+    """Loads the table as the type that the parameter of the downstream asset is annotated with.
 
-    IngestTable (or nothing)    a reference that is read page by page
+    IngestTable, or none        a reference that is read page by page
     pyarrow.Table               the whole table in memory
     pyarrow.RecordBatchReader   a stream of batches
     pandas.DataFrame            the whole table in memory; needs pandas
 
-    Several partitions are one table.
+    Several partitions are joined to one table.
     """
 
     def __init__(self, instance: dg.DagsterInstance) -> None:
         self._instance = instance
 
     def handle_output(self, context: dg.OutputContext, obj: Any) -> None:
-        """Nothing is left to store: the asset itself has put the reference into the metadata."""
+        """Stores nothing: the asset has put the reference into the metadata."""
 
     def load_input(self, context: dg.InputContext) -> Any:
         partitions = list(context.asset_partition_keys) if context.has_asset_partitions else None
@@ -41,7 +41,7 @@ class TableIOManager(dg.IOManager):
                 description=f"{context.asset_key.to_user_string()}{of} has no table yet. Materialize it first.",
                 allow_retries=False,
             )
-        return _converted(IngestTable.join(map(IngestTable.from_json, found)), context.dagster_type.typing_type)
+        return _convert(IngestTable.join(map(IngestTable.from_json, found)), context.dagster_type.typing_type)
 
 
 @dg.io_manager(description="Loads the table of an ingest asset by the reference in its materialization.")
@@ -50,7 +50,7 @@ def table_io_manager(context: dg.InitResourceContext) -> TableIOManager:
     return TableIOManager(context.instance)
 
 
-def _converted(table: IngestTable, wanted: Any) -> Any:
+def _convert(table: IngestTable, wanted: Any) -> Any:
     import pyarrow as pa
 
     if wanted is pa.Table:

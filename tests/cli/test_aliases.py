@@ -81,7 +81,7 @@ def test_a_swap_moves_the_alias_and_shows_its_gates(place: Site, built: Built) -
     assert last == f"docs -> {built.second}, generation 2 (was {built.first})"
     assert target(place) == built.second
     again = place.run("swap", "docs", built.second)
-    assert again.stdout == f"docs pointed there already: {built.second}, generation 2\n"
+    assert again.stdout == f"docs already points at {built.second}, generation 2\n"
     assert place.json("swap", "docs", built.second.upper())["changed"] is False
 
 
@@ -162,8 +162,8 @@ def test_a_hash_that_names_no_build_is_refused(place: Site, built: Built) -> Non
         assert log.append(index_hash, BuildEntry(1, "retired", 1, "worker-7", "", None, "forged"))
     log.begin(Attempt("cd" * 32, "t0", "rf-cd-t0", "lance", 1, 1, "worker-8"))
     for text, code, said in (
-        (built.second[:7], "VALIDATION", "is no INDEX_HASH, and no beginning of one"),
-        ("newest", "VALIDATION", "'newest' is no INDEX_HASH"),
+        (built.second[:7], "VALIDATION", "is not an INDEX_HASH or the beginning of one"),
+        ("newest", "VALIDATION", "'newest' is not an INDEX_HASH"),
         ("abcdef01", "VALIDATION", f"2 builds begin with abcdef01:\n  {twins[0]}\n  {twins[1]}"),
         ("0123456789", "INDEX.not_sealed", "no build begins with 0123456789"),
         ("0" * 64, "INDEX.not_sealed", "this tenant has no build 000"),
@@ -229,11 +229,11 @@ def test_a_removed_alias_leaves_its_history(place: Site, built: Built) -> None:
     done = place.run("alias", "docs", "--remove", "--reason", "nobody reads it")
     assert (done.exit_code, done.stderr) == (0, "")
     assert done.stdout == f"docs: removed, generation 2 (was {built.first})\n"
-    assert place.run("alias").stdout == "there is no alias yet; `ragfence swap ALIAS HASH` makes one\n"
+    assert place.run("alias").stdout == "there is no alias yet; `ragfence swap ALIAS HASH` creates one\n"
     told = place.json("alias", "docs", "--history")
     assert (told["index_hash"], [one["change"] for one in told["history"]]) == (None, ["remove", "swap"])
     assert told["history"][0]["reason"] == "nobody reads it"
-    assert place.run("alias", "docs", "--history").stdout.startswith("docs: there is no such alias any more\n")
+    assert place.run("alias", "docs", "--history").stdout.startswith("docs: this alias was removed\n")
     for words in (["alias", "docs"], ["search", "docs", "leases"], ["alias", "docs", "--remove", "--reason", "x"]):
         assert place.json(*words, code=1)["error"]["code"] == "VALIDATION.alias_unknown"
 
@@ -273,12 +273,12 @@ def test_a_name_that_no_alias_can_have_is_refused(place: Site, built: Built) -> 
 
 def test_a_backend_that_is_behind_is_reconciled(place: Site) -> None:
     done = place.run("reconcile")
-    assert (done.exit_code, done.stdout, done.stderr) == (0, "generation 1: all is as it should be\n", "")
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "generation 1: all is well\n", "")
     place.open().indexes.backend("lance").unpoint("docs@default")
     done = place.run("reconcile")
     assert done.exit_code == 0
     assert "the backend's alias was behind" in done.stdout
-    assert done.stdout.endswith("generation 1: 1 mended\n")
+    assert done.stdout.endswith("generation 1: 1 repaired\n")
     told = place.json("reconcile")
     assert (told["ok"], told["generation"], told["pointed"], told["failed"]) == (True, 1, [], [])
 

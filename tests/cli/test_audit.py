@@ -13,21 +13,21 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-import typer
 from typer.testing import CliRunner
 
 import ragfence
 from ragfence import Document, Operation
 from ragfence.cli.app import Commands
 from ragfence.cli.audit import bars
-from ragfence.cli.drain import drain
+from ragfence.cli.decisions import drain
+from ragfence.cli.options import StoreCommands
 from tests.cli.conftest import Site, key_of, perform
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def drained(site: Site, *words: str, code: int = 0) -> Any:
-    app = typer.Typer(cls=Commands)
+    app = StoreCommands(cls=Commands)
     app.command("drain")(drain)
     app.command("other")(lambda: None)  # a single command would be the program itself
     done = CliRunner().invoke(app, ["drain", *words, *site.options])
@@ -55,7 +55,7 @@ def test_whoever_finds_another_drainer_says_so(embedded: Site) -> None:
     fence = embedded.open()
     perform(fence, "a")
     assert fence.inspector.fences.lock("drain", "somebody", 60_000)
-    assert "somebody else is draining" in drained(embedded).stdout
+    assert "another process is draining" in drained(embedded).stdout
 
 
 @pytest.mark.parametrize("wrong", ["soon", "0s", "-1s"])
@@ -101,7 +101,7 @@ def test_anomalies_name_what_is_stuck(embedded: Site) -> None:
 
     assert embedded.open() is not None
     perform(embedded.opened[0], "a")
-    assert "nothing to look at" in embedded.run("audit", "anomalies").stdout
+    assert "no anomalies since 28d" in embedded.run("audit", "anomalies").stdout
     key = fail_until_quarantined(embedded.opened[0])
     (found,) = embedded.json("audit", "anomalies")["anomalies"]
     assert (found["what"], found["kind"], found["count"], found["examples"]) == ("quarantined", "ticket", 1, [key])
@@ -162,7 +162,15 @@ def test_decisions_are_followed_as_they_come_and_as_they_are_drained(embedded: S
     perform(fence, "first")
     argv = [sys.executable, "-m", "ragfence", "decisions", "-f", "--json", "--limit", "2"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(argv, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(
+        argv,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        # In the background of a shell SIGINT is ignored, and child processes inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
     try:
         assert process.stdout is not None
         assert [json.loads(process.stdout.readline())["source_id"] for _ in range(2)] == ["first"] * 2

@@ -75,7 +75,7 @@ def test_there_are_no_snippets_of_what_is_not_live(place: Site) -> None:
 def test_documents_are_retracted(place: Site) -> None:
     ingest(place, "a", "b", "c")
     done = place.run("retract", "a", "nobody")
-    assert (done.exit_code, done.stdout, done.stderr) == (0, "a: retracted\nnobody: was not there\n", "")
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "a: retracted\nnobody: not a live document\n", "")
     assert place.json("retract", "a", "b") == {
         "documents": [
             {"doc_id": "a", "retracted": False, "error": None},
@@ -114,7 +114,7 @@ def test_a_document_is_purged_for_good(place: Site) -> None:
 def test_a_purge_of_what_nobody_knows_ends_with_1(place: Site) -> None:
     ingest(place, "a")
     done = place.run("purge", "b", "--yes")
-    assert (done.exit_code, done.stdout) == (1, "b: nothing is known of it\n")
+    assert (done.exit_code, done.stdout) == (1, "b: no such document, live or retracted\n")
     assert place.json("purge", "b", "--yes", code=1)["known"] is False
 
 
@@ -122,7 +122,7 @@ def test_a_purge_of_what_nobody_knows_ends_with_1(place: Site) -> None:
 def test_a_purge_asks_on_a_terminal(embedded: Site, answer: bytes, code: int) -> None:
     ingest(embedded, "secret")
     with at_a_terminal("purge", "secret") as (running, terminal):
-        read_until(terminal, b"Remove secret for good?")
+        read_until(terminal, b"Delete secret permanently?")
         os.write(terminal, answer)
         rest = read_until(terminal, b"\x00")
         assert running.wait(60) == code
@@ -137,7 +137,7 @@ def test_stores_that_agree_are_verified(place: Site) -> None:
     done = place.run("verify")
     assert (done.exit_code, done.stderr) == (0, "")
     assert "2 documents" in done.stdout
-    assert "all is as it should be" in done.stdout
+    assert "all is well" in done.stdout
 
 
 def test_what_is_lost_is_found_told_and_repaired(place: Site) -> None:
@@ -156,7 +156,7 @@ def test_what_is_lost_is_found_told_and_repaired(place: Site) -> None:
     assert "snippets_missing\n  -> `ragfence verify --repair`" in done.stdout
     assert "the first" not in done.stdout
     assert place.json("verify", "--repair")["repaired"] == told["findings"]
-    assert "all is as it should be" in place.run("verify", "--repair").stdout
+    assert "all is well" in place.run("verify", "--repair").stdout
     ingest(place, finding["doc_id"])
     assert len(place.json("snippets", finding["doc_id"])["snippets"]) > 1
 
@@ -167,7 +167,7 @@ def test_only_so_many_findings_are_shown(embedded: Site) -> None:
         if file.is_file():
             file.unlink()
     done = embedded.run("verify", "--limit", "2")
-    assert "the first 2 of 3; --limit 0 shows all" in done.stdout
+    assert "the first 2 of 3; show all with --limit 0" in done.stdout
     assert len(embedded.json("verify", "--limit", "1", code=1)["findings"]) == 3
 
 
@@ -200,7 +200,7 @@ def test_the_log_is_compacted(place: Site) -> None:
     assert len(place.json("snippets", "7")["snippets"]) == 1
     done = place.run("compact")
     assert (done.exit_code, done.stderr) == (0, "")
-    assert "nothing to gain" in done.stdout
+    assert "nothing to compact" in done.stdout
     for number in range(12):
         fence.documents.ingest(Document(f"{number}", f"other text {number}"))
     lines = [line.split() for line in place.run("compact").stdout.splitlines()]

@@ -95,7 +95,7 @@ def test_an_index_of_nothing_is_warned_of(tmp_path: Path) -> None:
     ragfence.open().close()
     done = run("build")
     assert done.exit_code == 0
-    assert "there are no documents in it" in done.stderr
+    assert "the index is empty, because there are no documents" in done.stderr
 
 
 def test_a_build_that_somebody_else_is_at_is_not_waited_for_longer_than_asked(place: Site) -> None:
@@ -125,7 +125,7 @@ def test_what_changed_is_explained_and_nothing_is_built(place: Site) -> None:
     assert lines["embedder.dimension"] == ["256"]
     assert lines["corpus"][1] == "changed"
     assert f"changed since {live(place)}: corpus, metric" in done.stdout
-    assert "documents: 1 added, 1 removed, 1 changed, 1 as before" in done.stdout
+    assert "documents: 1 added, 1 removed, 1 changed, 1 unchanged" in done.stdout
     assert [state.index_hash for state in place.open().indexes.builds()] == [live(place)]
 
 
@@ -138,7 +138,7 @@ def test_an_index_that_did_not_change_is_said_to_be_sealed(place: Site) -> None:
 def test_without_one_alias_nothing_is_compared(place: Site) -> None:
     place.open().aliases.swap("other", live(place))
     assert place.json("build", "--explain")["against"] is None
-    assert "compared with no build: there are 2 aliases" in place.run("build", "--explain").stdout
+    assert "not compared with another build: there are 2 aliases" in place.run("build", "--explain").stdout
     assert place.json("build", "--explain", "--against", "other")["against"] == live(place)
 
 
@@ -157,13 +157,13 @@ def test_a_retired_build_cannot_be_compared_with(place: Site) -> None:
         (["--index", "nope"], 1, "lance has no index 'nope'"),
         (["--index", "flat", "--param", "x=1"], 1, "has no parameter 'x'"),
         (["--param", "x=1"], 1, "parameters of an index need its name"),
-        (["--explain", "--against", "nobody"], 1, "'nobody' is no INDEX_HASH"),
+        (["--explain", "--against", "nobody"], 1, "'nobody' is not an INDEX_HASH"),
         (["--explain", "--against", "abcdef0123"], 1, "no build begins with abcdef0123"),
         (["--explain", "--against", "0" * 64], 1, "there is no build 000"),
         (["--metric", "hamming"], 2, "'hamming' is not one of"),
-        (["--param", "x"], 2, "'x' is no name=value"),
-        (["--param", "x=1", "--param", "x=2"], 2, "x was given twice"),
-        (["--against", "docs"], 2, "--against goes with --explain"),
+        (["--param", "x"], 2, "'x' is not NAME=VALUE"),
+        (["--param", "x=1", "--param", "x=2"], 2, "x was given more than once"),
+        (["--against", "docs"], 2, "--against needs --explain"),
         (["--wait", "-1"], 2, "Invalid value for '--wait'"),
     ],
 )
@@ -210,7 +210,7 @@ def test_builds_are_listed_with_their_aliases(place: Site) -> None:
     assert one.split() == [retired, "retired", "-", "-", "-", "-", "-", "-"]
     assert two.split()[:6] == [live(place), "sealed", "3", "3", "wordllama", "lance"]
     assert two.split()[-1] == "docs"
-    assert last.startswith(f"not sealed: {'cd' * 32}, begun by worker-8 ")
+    assert last.startswith(f"not sealed: {'cd' * 32}, started by worker-8 ")
 
 
 def test_a_purge_does_not_make_a_build_younger(place: Site) -> None:
@@ -229,7 +229,7 @@ def test_a_purge_does_not_make_a_build_younger(place: Site) -> None:
 
 def test_there_may_be_no_builds(tmp_path: Path) -> None:
     ragfence.open().close()
-    assert run("builds").stdout == "there is no build yet; `ragfence build` makes one\n"
+    assert run("builds").stdout == "there is no build yet; `ragfence build` builds one\n"
     assert json.loads(run("builds", "--json").stdout) == {"builds": [], "attempts": []}
 
 
@@ -238,12 +238,12 @@ def test_gc_only_says_what_it_would_do_until_it_is_told(place: Site) -> None:
     spared = place.json("gc")
     assert (spared["ok"], spared["dry_run"], spared["retired"]) == (True, True, [])
     assert (spared["young"], spared["kept"]) == ([unused["index_hash"]], [live(place)])
-    assert "sealed since --min-age" in place.run("gc").stdout
+    assert "sealed within --min-age" in place.run("gc").stdout
     done = place.run("gc", "--min-age", "0s")
     assert (done.exit_code, done.stderr) == (0, "")
     assert f"would be retired  {unused['index_hash']}" in done.stdout
     assert f"would be dropped  {unused['physical']}" in done.stdout
-    assert done.stdout.endswith("a dry run: nothing was changed; --yes does it\n")
+    assert done.stdout.endswith("dry run: nothing was changed; do it with --yes\n")
     backend = place.open().indexes.backend("lance")
     assert backend.exists(unused["physical"])
     told = place.json("gc", "--min-age", "0s", "--yes")

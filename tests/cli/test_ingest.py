@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 import uuid
@@ -84,16 +85,16 @@ def test_it_is_a_summary_for_people(place: Site) -> None:
     assert columns.split() == ["decision", "documents"]
     assert [line.split() for line in lines] == [
         ["new", "2", "2", "snippets"],
-        ["duplicate", "2", "1", "not", "even", "read,", "1", "revived"],
+        ["duplicate", "2", "1", "unchanged,", "not", "read,", "1", "revived"],
     ]
-    assert saved.startswith("saved: 2 snippets need not be embedded again")
+    assert re.fullmatch(r"saved: 2 snippets \([\d,]+ characters\) need not be embedded again", saved)
 
 
 def test_the_first_ingest_makes_the_store_and_says_so(embedded: Site) -> None:
     fill("docs", 2)
     done = embedded.run("ingest", "docs")
     assert done.exit_code == 0
-    assert done.stderr.startswith("made a new fence store: sqlite:///")
+    assert done.stderr.startswith("created a new fence store: sqlite:///")
     assert Path(".ragfence/fences.db").exists()
     assert embedded.run("ingest", "docs").stderr == ""
 
@@ -115,7 +116,7 @@ def test_a_dry_run_where_there_is_no_store_makes_none(embedded: Site, monkeypatc
     fill("docs", 3)
     done = embedded.run("ingest", "docs", "--dry-run")
     assert (done.exit_code, done.stderr) == (0, "")
-    assert "a dry run: nothing was changed" in done.stdout
+    assert "dry run: nothing was changed" in done.stdout
     assert embedded.json("ingest", "docs", "--dry-run", "--objects", "elsewhere")["decisions"]["new"] == 3
     monkeypatch.setenv("RAGFENCE_OBJECTS", "elsewhere")
     assert embedded.json("ingest", "docs", "--dry-run")["decisions"]["new"] == 3
@@ -146,7 +147,7 @@ def test_what_a_prune_takes_is_told(place: Site) -> None:
         Path(f"docs/{number:03d}.md").unlink()
     done = place.run("ingest", "docs", "--prune", "full", "--max-prune-share", "1")
     (line,) = [line for line in done.stdout.splitlines() if "retracted" in line]
-    assert line.split("gone: ")[1].strip() == "000.md, 001.md, 002.md, 003.md, 004.md ..."
+    assert line.split("no longer in the source: ")[1].strip() == "000.md, 001.md, 002.md, 003.md, 004.md ..."
 
 
 def test_documents_that_fail_are_listed_and_it_ends_with_1(place: Site) -> None:
@@ -161,7 +162,7 @@ def test_documents_that_fail_are_listed_and_it_ends_with_1(place: Site) -> None:
     assert done.stderr.count("failed: ") == 20
     assert "bad-00.txt" in done.stderr
     assert "  -> convert it to text, or ignore it" in done.stderr
-    assert "and 5 more that failed" in done.stderr
+    assert "and 5 more failed" in done.stderr
     assert ["refused", "25"] in [line.split() for line in done.stdout.splitlines()]
 
 
@@ -180,7 +181,9 @@ def test_a_doc_id_that_comes_twice_with_different_content_is_refused(place: Site
     done = place.run("ingest", "docs.jsonl", "--name", "crm")
     assert done.exit_code == 1
     assert "jsonl:crm: 2 documents" in done.stdout
-    assert "warning: 1 document has a doc_id that the source had listed before (a); the first one counts" in done.stderr
+    assert (
+        "warning: 1 document has a doc_id that the source lists more than once (a); the first one counts" in done.stderr
+    )
     assert "failed: jsonl:crm lists a more than once, with different content" in done.stderr
     assert [snippet["text"] for snippet in place.json("snippets", "a")["snippets"]] == ["first"]
 
@@ -300,7 +303,7 @@ def test_random_ids_are_noticed_and_explained_once(place: Site) -> None:
 def test_a_folder_of_nothing_but_what_has_no_reader_says_so(place: Site) -> None:
     write("docs/a.pdf")
     error = place.json("ingest", "docs", code=2)["error"]
-    told = "holds no documents: skipped 1 file without a reader (1 .pdf)"
+    told = "contains no documents: skipped 1 file without a reader (1 .pdf)"
     assert error["message"] == f"folder:{Path('docs').resolve()} {told}"
 
 
@@ -413,7 +416,7 @@ def test_as_a_user_would(embedded: Site) -> None:
     Path("docs/bad.md").unlink()
     second = process("ingest", "docs")
     assert (second.returncode, second.stderr) == (0, "")
-    assert "12 unread" in second.stdout
+    assert "12 unchanged, not read" in second.stdout
     assert process("ingest", "nowhere").returncode == 2
     told = json.loads(process("snippets", "003.md", "--json").stdout)
     assert told["snippets"][0]["text"] == Path("docs/003.md").read_text()

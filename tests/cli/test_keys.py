@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ragfence import Fence, Operation
-from ragfence.cli.records import scanned
+from ragfence.cli.key_lookup import scan_keys
 from tests.cli.conftest import Site, fail_until_quarantined, key_of, perform
 from tests.engine.worlds import Wrapped, abandon, eventually
 
@@ -101,7 +101,7 @@ def test_a_limit_shows_the_oldest_and_says_that_there_are_more(site: Site) -> No
         a_millisecond_later(fence)
     assert [one["source_id"] for one in listed(site, "--limit", "2")] == ["s0", "s1"]
     assert len(listed(site, "--limit", "0")) == 5
-    assert "the oldest 2 of 5; --limit 0 shows all" in site.run("keys", "--limit", "2").stdout
+    assert "the oldest 2 of 5; show all with --limit 0" in site.run("keys", "--limit", "2").stdout
     assert "of 5" not in site.run("keys").stdout
 
 
@@ -129,8 +129,8 @@ def test_a_key_that_the_server_shows_twice_is_listed_once(site: Site) -> None:
     fence = site.open()
     perform(fence, "a")
     perform(fence, "b")
-    assert len({found.key for found in scanned(Rehashing(fence.inspector.fences))}) == 2
-    assert len(list(scanned(Rehashing(fence.inspector.fences)))) == 2
+    assert len({found.key for found in scan_keys(Rehashing(fence.inspector.fences))}) == 2
+    assert len(list(scan_keys(Rehashing(fence.inspector.fences)))) == 2
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_the_status_counts_what_is_held_and_what_was_saved(full: Site) -> None:
         assert told["objects"].startswith("file://")
         assert (told["shards"]["ready"], told["epoch"]) == (64, 1)
     text = full.run("status").stdout
-    for part in ("60.0% of 5 in 24h", "quarantined     1", key_of(fence, "held"), told["store"]):
+    for part in ("3 of 5 operations in 24h (60.0%)", "quarantined     1", key_of(fence, "held"), told["store"]):
         assert part in text
 
 
@@ -194,7 +194,7 @@ def test_the_hit_rate_is_that_of_the_time_asked_for(embedded: Site) -> None:
         "counted_since": None,
     }
     assert told["rows"] == 2
-    assert "no operations" in embedded.run("status", "--since", "2030-01-01T00:00:00").stdout
+    assert "0 operations in" in embedded.run("status", "--since", "2030-01-01T00:00:00").stdout
     assert embedded.json("status", "--since", "1ms")["decisions"]["new"] == 1  # of the hour
 
 

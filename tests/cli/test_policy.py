@@ -80,7 +80,7 @@ def test_a_file_that_cannot_be_read_is_an_error_with_a_hint(tmp_path: Path, text
 
 
 def test_without_a_file_the_one_that_would_be_used_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run("policy", "check").stdout.startswith("no file: the defaults")
+    assert run("policy", "check").stdout.startswith("no policy file; these are the defaults")
     (tmp_path / "ragfence.yml").write_text(GOOD)
     assert run("policy", "check").stdout.startswith("ragfence.yml")
     (tmp_path / "other.yml").write_text(BAD)

@@ -60,17 +60,23 @@ def process(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("words", ["ingest", "snippets", "retract", "explain", "policy check"])
-def test_an_argument_that_is_not_utf_8_is_told_in_json(embedded: Site, words: str) -> None:
+def test_an_argument_that_is_not_utf_8_is_reported_in_json(embedded: Site, words: str) -> None:
     perform(embedded.open())
-    done = process(*words.split(), os.fsdecode(b"\xff"), "--json")
-    assert "Traceback" not in done.stderr
-    assert done.returncode != 0
-    assert "error" in done.stdout
+    done = run(*words.split(), os.fsdecode(b"\xff"), "--json")
+    assert done.exit_code != 0
     assert json.loads(done.stdout)
+    assert "error" in done.stdout
+
+
+def test_an_argument_that_is_not_utf_8_is_reported_by_a_process(embedded: Site) -> None:
+    perform(embedded.open())
+    done = process("explain", os.fsdecode(b"\xff"), "--json")
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+    assert json.loads(done.stdout)["error"]
 
 
 def test_a_document_that_the_terminal_cannot_write_is_escaped() -> None:
-    code = "from ragfence.cli import output\noutput.document({'a': 'caf\u00e9 \\udcff'})"
+    code = "from ragfence.cli import output\noutput.print_json({'a': 'caf\u00e9 \\udcff'})"
     for encoding in ("utf-8", "ascii"):
         done = subprocess.run(
             [sys.executable, "-c", code],
@@ -82,21 +88,39 @@ def test_a_document_that_the_terminal_cannot_write_is_escaped() -> None:
         assert json.loads(done.stdout) == {"a": "caf\u00e9 \udcff"}
 
 
-@pytest.mark.parametrize("words", ["--help", "--version", *(f"{command} --help" for command in COMMANDS)])
-def test_help_loads_no_backend(words: str) -> None:
-    code = (
-        "import sys\nfrom ragfence.cli import main\n"
-        f"sys.argv = ['ragfence', *{words.split()!r}]\n"
-        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
-        "print('LOADED', *{name.partition('.')[0] for name in sys.modules})"
-    )
+HELP_OF_ALL = """
+import json
+import sys
+
+from ragfence.cli import main
+
+loaded = {}
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["ragfence", *words.split()]
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, (words, end.code)
+    loaded[words] = sorted({name.partition(".")[0] for name in sys.modules})
+print("LOADED", json.dumps(loaded))
+"""
+
+
+def test_help_loads_no_backend() -> None:
+    """One process for all commands, since modules stay loaded: the first command that loads a backend is named."""
+    every = ["--help", "--version", *(f"{command} --help" for command in COMMANDS)]
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], env=environment(), capture_output=True, text=True, check=False
+        [sys.executable, "-W", "error", "-c", HELP_OF_ALL, json.dumps(every)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
-    loaded = set(done.stdout.rpartition("LOADED")[2].split())
-    assert {"ragfence", "typer"} <= loaded
-    assert loaded & HEAVY == set()
+    loaded = json.loads(done.stdout.rpartition("LOADED")[2])
+    assert list(loaded) == every
+    assert {"ragfence", "typer"} <= set(loaded["--help"])
+    assert {words: HEAVY & set(names) for words, names in loaded.items() if HEAVY & set(names)} == {}
 
 
 def test_the_library_does_not_load_the_command_line() -> None:
@@ -132,7 +156,13 @@ def test_every_command_is_in_the_help() -> None:
 
 @pytest.mark.parametrize("words", [["nonsense"], ["status", "--nonsense"], ["explain"], ["keys", "--limit", "x"]])
 def test_wrong_usage_ends_with_2(words: list[str]) -> None:
-    done = process(*words)
+    done = run(*words)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "Usage:" in done.stderr
+
+
+def test_wrong_usage_ends_a_process_with_2() -> None:
+    done = process("status", "--nonsense")
     assert (done.returncode, done.stdout) == (2, "")
     assert "Usage:" in done.stderr
     assert "Traceback" not in done.stderr

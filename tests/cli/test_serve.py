@@ -80,7 +80,7 @@ def test_people_are_told_where_it_listens_and_what_to_try_first(tmp_path: Path) 
     with serving(tmp_path) as process:
         where, curl, key = (line(process) for _ in range(3))
         assert where.startswith("listening on http://127.0.0.1:")
-        assert ", 1 worker; Ctrl-C stops" in where
+        assert ", 1 worker; stop with Ctrl-C" in where
         assert curl.startswith("  curl http://127.0.0.1:")
         assert "'Idempotency-Key: first-1'" in curl
         assert "ragfence apikeys create" in key

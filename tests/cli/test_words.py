@@ -49,6 +49,7 @@ ONLY_PYTHON = {
     "engine/results.py": "results of effects",
     "fence.py": "the facade",
     "indexes/embedders/": "embedders of the caller's own",
+    "webhooks/": "endpoints that an application declares",
 }
 OF_ARGUMENTS = {
     "use ingest(document), or pass [document]",
@@ -140,8 +141,8 @@ def _kinds(kind: type[RagfenceError] = RagfenceError) -> Iterator[type[RagfenceE
 @pytest.mark.parametrize("kind", list(dict.fromkeys(_kinds())), ids=lambda kind: kind.__name__)
 def test_every_error_has_a_hint_for_each_surface(kind: type[RagfenceError], capsys: pytest.CaptureFixture[str]) -> None:
     error = pickle.loads(pickle.dumps(kind("something happened")))  # noqa: S301  # our own bytes
-    output.error(error, as_json=False)
-    output.error(error, as_json=True)
+    output.print_error(error, as_json=False)
+    output.print_error(error, as_json=True)
     told = capsys.readouterr()
     assert not PYTHON.search(told.err.replace("\n", " ")), told.err
     assert not PYTHON.search(told.out.replace("null", "")), told.out
@@ -164,7 +165,7 @@ def test_a_hint_is_text_and_keeps_its_words_for_other_surfaces() -> None:
     assert (longer, longer.cli, longer.http) == ("now: call it()", "now: run it", "now: POST /it")
     assert hint_on("cli", "the same everywhere") == "the same everywhere"
     assert Hint("call it()", cli="run it").http == "run it"
-    assert output.advice(fail("s", "t", hint).advice) == "run it"
+    assert output.format_hint(fail("s", "t", hint).advice) == "run it"
 
 
 def _commands(group: Any, name: str = "ragfence") -> Iterator[tuple[str, Any]]:
@@ -185,6 +186,6 @@ def test_one_thing_is_not_told_in_the_plural() -> None:
     counted = re.findall(
         r"\{[^{}]+:,\} (?:[a-z]+ )?(?:document|snippet|row|object|segment|build|record|finding|key)s\b", source
     )
-    verb_follows = {"{len(found.keys):,} keys", "{report.kept:,} documents", "{count:,} documents"}
-    assert set(counted) <= verb_follows, "use show.many"
-    assert (output.many(1, "document"), output.many(1200, "index")) == ("1 document", "1,200 indexes")
+    verb_follows = {"{report.kept:,} documents", "{count:,} documents"}
+    assert set(counted) <= verb_follows, "use output.pluralize"
+    assert (output.pluralize(1, "document"), output.pluralize(1200, "index")) == ("1 document", "1,200 indexes")

@@ -37,7 +37,7 @@ def test_a_first_run_ingests_builds_and_points_the_alias_there(world: World) -> 
     assert alias["history"][0]["change"] == "swap"
     assert {row["gate"]: row["ok"] for row in alias["gates"]}["sealed"]
     assert version(result, "live_alias") == "1"
-    with world.opened() as fence:
+    with world.open() as fence:
         assert version(result, "documents") == fence.documents.corpus_digest() == documents["corpus_digest"]
         assert fence.aliases.resolve(ALIAS).index_hash == index["index_hash"]
 
@@ -191,7 +191,7 @@ def test_the_alias_needs_an_index_that_was_materialized(world: World) -> None:
     result = world.run(world.alias(), ok=False)
     failure = result.failure_data_for_node("live_alias")
     assert failure is not None
-    assert "never materialized" in failure.user_failure_data.description  # type: ignore[operator]
+    assert "has no INDEX_HASH yet" in failure.user_failure_data.description  # type: ignore[operator]
 
 
 def test_a_gate_that_fails_leaves_the_alias_where_it_was(world: World) -> None:
@@ -270,7 +270,7 @@ def test_a_prefix_is_part_of_the_doc_id_that_chooses_the_shard(world: World) -> 
         for new in (len(inside), 0):
             metadata = told(world.run(documents, partition_key=key), "documents")
             assert (metadata["listed"], metadata["unread"]) == (len(inside), len(inside) - new)
-    with world.opened() as fence:
+    with world.open() as fence:
         wanted = {f"{name}.txt" for inside in list(by_shard.values())[:3] for name in inside}
         assert {head.doc_id for head in fence.documents.heads()} == wanted
 
@@ -287,7 +287,7 @@ def test_the_shards_of_one_source_are_one_origin_and_another_source_conflicts(wo
     assert whole["listed"] == 6
     other = build_ingest_asset(lambda: DocumentsSource([Document("d1.txt", "other")], name="crm"))
     taking = build_ingest_asset(lambda: DocumentsSource([Document("d1.txt", "other")], name="crm"), take_over=True)
-    with world.opened() as fence:
+    with world.open() as fence:
         world.run(other)
         assert [snippet.text for snippet in fence.documents.snippets("d1.txt")] != ["other"]
         world.run(taking)
@@ -302,7 +302,7 @@ def test_what_a_prune_leaves_to_another_source_is_in_the_metadata(world: World) 
     assert "kept" not in told(world.run(brought("one", "a", "b")), "documents")
     world.run(brought("two", "b", "c"))
     assert told(world.run(brought("one", "a")), "documents")["kept"] == 1
-    with world.opened() as fence:
+    with world.open() as fence:
         assert {head.doc_id for head in fence.documents.heads()} == {"a", "b", "c"}
 
 
@@ -331,7 +331,7 @@ def test_a_backfill_of_all_shards_run_twice_ingests_every_document_once(world: W
     key = next(iter(shards_of(names)))
     alone = told(world.run(documents, partition_key=key), "documents")
     assert alone["unread"] == alone["listed"] == len(shards_of(names)[key])
-    with world.opened() as fence:
+    with world.open() as fence:
         assert sorted(head.doc_id for head in fence.documents.heads()) == sorted(f"{name}.txt" for name in names)
         assert fence.audit.check().ok
 
@@ -347,7 +347,7 @@ def test_a_shard_prunes_its_own_documents_alone(world: World) -> None:
         (world.source / f"{name}.txt").unlink()
     result = world.run(documents, partition_key=f"{shard_of('default', f'{gone}.txt'):02d}")
     assert {row["decision"]: row["documents"] for row in told(result, "documents")["decisions"]}["retracted"] == 1
-    with world.opened() as fence:
+    with world.open() as fence:
         assert fence.documents.get(f"{gone}.txt") is None
         assert fence.documents.get(f"{other}.txt") is not None
 

@@ -69,14 +69,14 @@ def test_every_job_runs(world: World) -> None:
     world.write_all()
     world.run()
     assert [run(world, job).success for job in JOBS] == [True] * 4
-    with world.opened() as fence:  # gc has let live what is live
+    with world.open() as fence:  # gc has let live what is live
         assert fence.aliases.resolve("handbook").physical
 
 
 def test_verify_fails_on_a_planted_fault(world: World) -> None:
     world.write_all()
     world.run()
-    with world.opened() as fence:
+    with world.open() as fence:
         fence.indexes.backend("lance").drop(fence.aliases.resolve("handbook").physical)
     result = run(world, verify_job)
     assert not result.success
@@ -89,7 +89,7 @@ def test_verify_fails_on_a_planted_fault(world: World) -> None:
 def test_verify_fails_on_a_broken_promise(world: World) -> None:
     world.write_all()
     world.run()
-    with world.opened() as fence:
+    with world.open() as fence:
         objects = fence.inspector.objects
         (entry,) = objects.list("default/catalog/")
         broken = (objects.get(entry.name) or b"").replace(world.seal().index_hash.encode(), b"0" * 64)

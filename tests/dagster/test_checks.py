@@ -37,7 +37,7 @@ def table_of(world: World) -> Any:
     """The rows behind the alias, to be spoilt."""
     import lancedb
 
-    with world.opened() as fence:
+    with world.open() as fence:
         physical = fence.aliases.resolve(ALIAS).physical
         (folder,) = {path.parent for path in world.folder.rglob(f"{physical}*.lance")}
     return lancedb.connect(str(folder)).open_table(physical)
@@ -67,7 +67,7 @@ def test_a_doubled_row_is_found(built: World) -> None:
     table.add(table.to_arrow().slice(0, 1))
     found = judged(built, no_duplicate_effects(), "no_duplicate_effects")
     assert not found.passed
-    assert plain(found.metadata)["doubled"] == 1
+    assert plain(found.metadata)["duplicated"] == 1
 
 
 def test_a_row_of_a_stranger_is_found_also_if_the_count_is_right(built: World) -> None:
@@ -80,17 +80,17 @@ def test_a_row_of_a_stranger_is_found_also_if_the_count_is_right(built: World) -
     table.add(rows.set_column(at, rows.schema.field(at), pa.array(["f" * 32], rows.schema.field(at).type)))
     found = judged(built, no_duplicate_effects(), "no_duplicate_effects")
     assert not found.passed
-    assert plain(found.metadata)["foreign"] == 1
+    assert plain(found.metadata)["unknown"] == 1
 
 
 def test_an_index_that_somebody_dropped_is_found(built: World) -> None:
-    with built.opened() as fence:
+    with built.open() as fence:
         fence.indexes.backend("lance").drop(fence.aliases.resolve(ALIAS).physical)
     assert not judged(built, no_duplicate_effects(), "no_duplicate_effects").passed
 
 
 def test_a_promise_that_the_auditor_finds_broken_fails_it(built: World) -> None:
-    with built.opened() as fence:
+    with built.open() as fence:
         objects = fence.inspector.objects
         (entry,) = objects.list("default/catalog/")
         broken = (objects.get(entry.name) or b"").replace(fence.aliases.resolve(ALIAS).index_hash.encode(), b"0" * 64)
@@ -113,10 +113,10 @@ def test_a_document_that_came_after_the_build_is_told(built: World) -> None:
 
 def test_a_document_that_was_purged_and_came_back_is_told(built: World) -> None:
     """The corpus is the one that was sealed, and the index lacks it all the same."""
-    with built.opened() as fence:
+    with built.open() as fence:
         fence.documents.purge("pay.txt")
     assert not judged(built, corpus_matches_index(), "corpus_matches_index").passed
-    with built.opened() as fence:
+    with built.open() as fence:
         fence.documents.using(chunker=built.chunker).sync(str(built.source))
         assert fence.documents.corpus_digest() == built.seal().corpus_digest
     found = judged(built, corpus_matches_index(), "corpus_matches_index")
@@ -140,7 +140,7 @@ def test_a_blocking_check_that_fails_keeps_the_alias_where_it_is(built: World) -
     assert result.asset_materializations_for_node("vector_index")
     assert result.asset_materializations_for_node("live_alias") == []
     assert built.seal().index_hash == before
-    with built.opened() as fence:
+    with built.open() as fence:
         assert len(list(fence.aliases.history(ALIAS))) == 1
     # Mended, the same build goes live: nothing is built again.
     right = golden_queries(
@@ -171,4 +171,4 @@ def test_checks_of_an_index_that_was_never_built_say_so(world: World) -> None:
     ).resolve_job_def("check")
     result = job.execute_in_process(instance=world.instance, raise_on_error=False)
     (failure,) = [event for event in result.all_events if event.is_step_failure]
-    assert "never materialized" in str(failure.step_failure_data.user_failure_data)
+    assert "has no INDEX_HASH yet" in str(failure.step_failure_data.user_failure_data)

@@ -69,7 +69,7 @@ def test_a_component_is_three_assets_their_checks_jobs_sensor_and_schedules(worl
     result = materialized(world, defs)
     assert told(result, "live_alias")["changed"] is True
     assert all(check.passed for check in result.get_asset_check_evaluations())
-    with world.opened() as fence:
+    with world.open() as fence:
         assert fence.search("handbook", "how much vacation do I have?", k=1)[0].doc_id == "leave.txt"
 
 

@@ -68,7 +68,7 @@ def test_a_function_may_have_the_context_inputs_config_and_resources(world: Worl
     def invoices(
         context: dg.AssetExecutionContext, orders: list[int], config: Tone, desk: Desk, fence: FenceResource
     ) -> dict[str, Any]:
-        with fence.opened(context) as opened:
+        with fence.open(context) as opened:
             tenant = opened.tenant
         calls.add()
         return {"orders": orders, "loud": config.loud, "desk": desk.name, "asset": context.asset_key.path, "of": tenant}
@@ -319,7 +319,7 @@ def test_retries_perform_it_until_it_succeeds_and_it_is_sealed_once(world: World
     assert (told(first, "invoices")["decision"], told(first, "invoices")["attempt"]) == ("new", 3)
     assert world.run(invoices).output_for_node("invoices") == 3
     assert len(calls) == 3
-    with world.opened() as fence:
+    with world.open() as fence:
         report = fence.audit.check()
         sealed = [row for row in fence.audit.decisions().to_pylist() if row["sealed_at"] is not None]
     assert report.ok

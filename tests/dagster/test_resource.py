@@ -21,7 +21,7 @@ def decision_rows(fence: Fence) -> list[dict[str, Any]]:
 
 
 def test_without_fields_and_variables_it_is_embedded(tmp_path: Path) -> None:
-    with FenceResource().opened() as fence:
+    with FenceResource().open() as fence:
         assert fence.tenant == "default"
     assert (tmp_path / ".ragfence" / "fences.db").exists()
 
@@ -30,7 +30,7 @@ def test_empty_fields_come_from_the_environment(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("RAGFENCE_STORE", str(tmp_path / "elsewhere"))
     monkeypatch.setenv("RAGFENCE_OBJECTS", str(tmp_path / "kept"))
     monkeypatch.setenv("RAGFENCE_TENANT", "acme")
-    with FenceResource().opened() as fence:
+    with FenceResource().open() as fence:
         assert fence.tenant == "acme"
         fence.documents.ingest(ragfence.Document("a", "text"))
     assert (tmp_path / "elsewhere" / "fences.db").exists()
@@ -43,7 +43,7 @@ def test_fields_count_more_than_the_environment(tmp_path: Path, monkeypatch: pyt
     policy = tmp_path / "short.yml"
     policy.write_text("lease: {ttl_s: 7}\n")
     resource = FenceResource(store=str(tmp_path / "mine"), tenant="acme", policy=str(policy))
-    with resource.opened() as fence:
+    with resource.open() as fence:
         assert (fence.tenant, fence.policy.lease.ttl_s) == ("acme", 7)
 
 
@@ -57,7 +57,7 @@ def test_fields_may_be_environment_variables_of_dagster(world: World, monkeypatc
 def test_the_run_its_tag_and_its_step_are_in_the_decision_rows(world: World) -> None:
     world.write_all()
     result = world.run(tags={CORRELATION_TAG: "order-7", "dagster/backfill": "b1"})
-    with world.opened() as fence:
+    with world.open() as fence:
         rows = decision_rows(fence)
     assert {row["run_id"] for row in rows} == {result.run_id}
     assert {row["correlation_id"] for row in rows} == {"order-7"}
@@ -67,14 +67,14 @@ def test_the_run_its_tag_and_its_step_are_in_the_decision_rows(world: World) -> 
 def test_without_a_tag_the_backfill_is_what_rows_are_correlated_by(world: World) -> None:
     world.write_all()
     world.run(world.documents(), tags={"dagster/backfill": "b1"})
-    with world.opened() as fence:
+    with world.open() as fence:
         assert {row["correlation_id"] for row in decision_rows(fence)} == {"b1"}
 
 
 def test_checks_and_ops_leave_their_run_as_well(world: World) -> None:
     @dg.op
     def claims(context: dg.OpExecutionContext, fence: FenceResource) -> None:
-        with fence.opened(context) as opened, opened.claim(ragfence.Operation(kind="k", source_id="s")) as op:
+        with fence.open(context) as opened, opened.claim(ragfence.Operation(kind="k", source_id="s")) as op:
             op.seal()
 
     @dg.job(resource_defs={"fence": world.resource})
@@ -82,7 +82,7 @@ def test_checks_and_ops_leave_their_run_as_well(world: World) -> None:
         claims()
 
     result = claiming.execute_in_process(instance=world.instance, tags={CORRELATION_TAG: "c"})
-    with world.opened() as fence:
+    with world.open() as fence:
         (row,) = [row for row in decision_rows(fence) if row["kind"] == "k" and row["decision"] == "new"][:1]
     assert (row["run_id"], row["correlation_id"], row["route"]) == (result.run_id, "c", "dagster:claims")
 
@@ -121,7 +121,7 @@ def test_two_steps_of_one_run_have_a_fence_each(world: World) -> None:
 
     world.run(world.documents(name="one", using=using), world.documents(name="two", using=using))
     assert held[0] is not held[1]
-    with world.opened() as fence:
+    with world.open() as fence:
         assert fence.audit.check().ok
         assert len(list(fence.documents.heads())) == 1
 

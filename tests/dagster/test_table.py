@@ -206,7 +206,7 @@ def test_the_metadata_shows_the_first_rows(world: World) -> None:
     shown = plain(event.metadata)["preview"]
     assert [row["doc_id"] for row in shown] == sorted(f"{name}.txt" for name in NAMES)
     assert {row["snippets"] for row in shown} == {3}
-    with world.opened() as fence:
+    with world.open() as fence:
         stored = fence.documents.get("leave.txt")
         assert shown[0]["snippet_ids"] == ", ".join(stored.snippet_ids)
     assert told(result, "documents")["dagster/row_count"] == 3

@@ -53,7 +53,7 @@ class World:
         for name in names:
             self.write(name, text_of(name))
 
-    def opened(self) -> Any:
+    def open(self) -> Any:
         return ragfence.open(str(self.folder / "fence"))
 
     def spec(self) -> IndexSpec:
@@ -85,7 +85,7 @@ class World:
 
     def seal(self) -> BuildSeal:
         """Of the build that the alias points at."""
-        with self.opened() as fence:
+        with self.open() as fence:
             entry = fence.indexes.get(fence.aliases.resolve(ALIAS).index_hash)
             assert entry is not None
             assert entry.seal is not None

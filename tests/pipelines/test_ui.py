@@ -110,11 +110,11 @@ def test_a_materialization_of_the_index_shows_its_hash_and_what_went_into_it(sho
 def test_a_check_that_fails_is_seen_to_fail(shown: Shown) -> None:
     """Somebody deletes a document's rows behind our back, and a person has the check executed in the UI."""
     page = shown.opened("/assets/vector_index?view=checks&checkDetail=no_duplicate_effects")
-    page.sees("Evaluation result\nPassed", "0 doubled, 0 foreign, 0 missing")
+    page.sees("Evaluation result\nPassed", "0 duplicated, 0 unknown, 0 missing")
     lost = rows_lost(shown.folder, choose_edited(shown.folder / CORPUS.name))
     assert lost > 0
     page.click("Execute")
-    page.sees("Evaluation result\nFailed", f"0 doubled, 0 foreign, {lost} missing", "no_duplicate_effects\nFailed")
+    page.sees("Evaluation result\nFailed", f"0 duplicated, 0 unknown, {lost} missing", "no_duplicate_effects\nFailed")
     assert ["missing", str(lost)] in page.rows
     shown.photographed("check")
     shown.opened("/asset-groups").sees("2 / 3 Passed")

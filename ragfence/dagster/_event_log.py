@@ -1,7 +1,4 @@
-"""What Dagster recorded of an asset: its DataVersion, its metadata. The DataVersion of an index is its INDEX_HASH.
-
-Here alone is Dagster's event log read.
-"""
+"""Reads Dagster's event log: DataVersions and metadata of assets. The DataVersion of an index is its INDEX_HASH."""
 
 from __future__ import annotations
 
@@ -14,25 +11,25 @@ DATA_VERSION_TAG = "dagster/data_version"
 
 
 def recorded_version(instance: Any, key: dg.AssetKey) -> str | None:
-    """The DataVersion of the newest materialization of an asset, or observation, if it is never materialized."""
+    """The DataVersion of the newest materialization of an asset, or of its newest observation if there is none."""
     record = instance.get_latest_data_version_record(key)
     if record is None:
         return None
-    # Whoever reports a materialization from outside may leave it out; then each one is a version.
+    # A materialization that was reported from outside may have none. Then each one is a version of its own.
     version: str = (record.event_log_entry.tags or {}).get(DATA_VERSION_TAG) or f"event {record.storage_id}"
     return version
 
 
 def recorded_versions(instance: Any, key: dg.AssetKey, partitions: Sequence[str]) -> list[tuple[str, str]]:
-    """Of each of these partitions that was ever materialized, in the order of their names."""
+    """The DataVersion of each of these partitions that was ever materialized, in the order of their names."""
     tags = instance.event_log_storage.get_latest_tags_by_partition(
         key, dg.DagsterEventType.ASSET_MATERIALIZATION, tag_keys=[DATA_VERSION_TAG], asset_partitions=list(partitions)
     )
-    return sorted((partition, held.get(DATA_VERSION_TAG, "")) for partition, held in tags.items())
+    return sorted((partition, found.get(DATA_VERSION_TAG, "")) for partition, found in tags.items())
 
 
 def recorded_metadata(instance: Any, key: dg.AssetKey, name: str, partitions: Sequence[str] | None) -> list[Any]:
-    """One entry of the metadata of the newest materialization: of the asset, or of each of these partitions."""
+    """One metadata entry of the newest materialization of the asset, or of each of these partitions."""
     if partitions is None:
         event = instance.get_latest_materialization_event(key)
         events = [event.asset_materialization] if event is not None else []
@@ -54,8 +51,7 @@ def index_hash_at(context: Any, key: dg.AssetKey) -> str:
     version = recorded_version(context.instance, key)
     if version is None:
         raise dg.Failure(
-            description=f"{key.to_user_string()} was never materialized: there is no INDEX_HASH to go by. "
-            f"Materialize it first.",
+            description=f"{key.to_user_string()} has no INDEX_HASH yet. Materialize it first.",
             allow_retries=False,
         )
     return version

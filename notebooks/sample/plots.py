@@ -1,4 +1,4 @@
-"""How the notebooks look: one style, one colour per decision, tables, and words where there is nothing to show."""
+"""The style of the notebooks: plots, tables, one colour per decision, and a sentence where there is no data."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ DECISIONS = {
     "stale": "#e9a93a",
     "conflict": "#c8402f",
 }
-"""decision: its colour, everywhere; in the order in which they are stacked"""
+"""The colour of each decision, in stacking order."""
 ENDED, INK, QUIET = "#dcdcdc", "#22272e", "#6b7280"
 KINDS = {"document": "#6a4c93", "index": "#bc6c25", "vectors": "#d9a566", "alias": "#6b7a3a"}
 OTHER_KINDS = ("#9e2a5b", "#e58fb0", "#4f4a41", "#b3b83f", "#8a6d5c")
 WIDTH = 9.0
 _FEW_DAYS = 21
 ANSWERS = ("seal", "replay", "conflict", "in_flight", "stale")
-"""the phases of rows that told a caller something"""
+"""The phases of rows that answer a caller."""
 _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
 
 plt.rcParams.update(
@@ -54,13 +54,13 @@ plt.rcParams.update(
 
 
 def kind_colours(kinds: Iterable[str]) -> dict[str, str]:
-    """None of them is a decision's."""
+    """The colour of each kind. None is the colour of a decision."""
     others = sorted(set(kinds) - set(KINDS))
     return KINDS | {kind: OTHER_KINDS[at % len(OTHER_KINDS)] for at, kind in enumerate(others)}
 
 
 def answers(table: pyarrow.Table) -> pyarrow.Table:
-    """Rows that tell a caller something: not a claim that was granted, a lease given back, the end of a key."""
+    """The rows that answer a caller, without granted claims, released leases and ended keys."""
     return table.filter(pc.is_in(table["phase"], pyarrow.array(ANSWERS)))
 
 
@@ -69,10 +69,10 @@ def milliseconds(column: Any) -> Any:
 
 
 def table(rows: pyarrow.Table | Sequence[Mapping[str, Any]], *, limit: int = 15, empty: str = "none") -> None:
-    """Rows as HTML; numbers are on the right."""
+    """Shows rows as an HTML table, with numbers aligned right."""
     listed = rows.to_pylist() if isinstance(rows, pyarrow.Table) else list(rows)
     if not listed:
-        nothing(empty)
+        note(empty)
         return
     names = list(listed[0])
     numeric = {name for name in names if all(isinstance(row[name], int | float | None) for row in listed)}
@@ -97,7 +97,7 @@ def _text(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def nothing(text: str) -> None:
+def note(text: str) -> None:
     display(Markdown(f"*{text}*"))
 
 
@@ -113,14 +113,14 @@ def span(ms: float) -> str:
 
 
 def figure(rows: float = 3.2, **more: Any) -> Any:
-    """`rows`: its height in inches. A figure and its axis, or axes."""
+    """A figure and its axes. `rows` is its height in inches."""
     return plt.subplots(figsize=(WIDTH, rows), **more)
 
 
 def stacked(
     axis: Axes, names: Sequence[str], series: Mapping[str, Sequence[float]], colours: Mapping[str, str]
 ) -> None:
-    """Columns above each name, with a legend of what occurs at all."""
+    """A stacked column for each name, with a legend of the series that occur."""
     floor = [0.0] * len(names)
     for what, values in series.items():
         if any(values):
@@ -132,12 +132,12 @@ def stacked(
     legend(axis)
 
 
-def lying(
-    axis: Axes, names: Sequence[str], values: Sequence[float], colours: Sequence[str] | str, told: Sequence[str]
+def horizontal_bars(
+    axis: Axes, names: Sequence[str], values: Sequence[float], colours: Sequence[str] | str, labels: Sequence[str]
 ) -> None:
-    """Bars from left to right, the first one on top, each with its figure at its end."""
+    """Bars from left to right, the first one on top, each with its label at the end."""
     bars = axis.barh(range(len(names)), values, color=colours, height=0.65)
-    axis.bar_label(bars, labels=list(told), padding=4, color=QUIET, fontsize=9)
+    axis.bar_label(bars, labels=list(labels), padding=4, color=QUIET, fontsize=9)
     axis.set_yticks(range(len(names)), [_short(name) for name in names])
     axis.invert_yaxis()
     axis.margins(x=0.16)
@@ -147,16 +147,16 @@ def lying(
 
 
 def days(axis: Axes, names: Sequence[str]) -> None:
-    """The x axis: days, every one named if there are few."""
+    """Labels the x axis with days; with all of them if there are few."""
     step = max(1, -(-len(names) // _FEW_DAYS))
     shown = range(0, len(names), step)
     axis.set_xticks(list(shown), [f"{date.fromisoformat(names[at]):%a}\n{names[at][5:]}" for at in shown], fontsize=8)
-    axis.set_xlim(-0.6, max(len(names), 6) - 0.4)  # one day alone is no wall
+    axis.set_xlim(-0.6, max(len(names), 6) - 0.4)  # so that a single day does not fill the plot
     axis.tick_params(axis="x", length=0)
 
 
 def legend(axis: Axes) -> None:
-    """Right of the plot, where it hides nothing; in the order of the stack."""
+    """Puts the legend to the right of the plot, in the order of the stack."""
     handles, labels = axis.get_legend_handles_labels()
     if handles:
         axis.legend(handles[::-1], labels[::-1], loc="upper left", bbox_to_anchor=(1.0, 1.0))
