@@ -19,7 +19,7 @@ Gauge = Callable[[int, int | None], None]
 @contextlib.contextmanager
 def meter(progress: bool | Meter, total: int | None, what: str) -> Iterator[Meter]:
     if callable(progress):
-        yield _without_stop_iteration(progress)
+        yield without_stop_iteration(progress)
         return
     with gauge(progress, what) as told:
         yield lambda done: told(done, total)
@@ -31,7 +31,7 @@ def gauge(progress: bool | Gauge, what: str) -> Iterator[Gauge]:
         yield lambda done, total: None
         return
     if callable(progress):
-        yield _without_stop_iteration(progress)
+        yield without_stop_iteration(progress)
         return
     from rich.console import Console
     from rich.progress import (
@@ -62,8 +62,8 @@ def gauge(progress: bool | Gauge, what: str) -> Iterator[Gauge]:
         yield told
 
 
-def _without_stop_iteration(progress: Callable[P, object]) -> Callable[P, None]:
-    """In a generator around it, it would look like the end of that, or like a fault of ours."""
+def without_stop_iteration(progress: Callable[P, object]) -> Callable[P, None]:
+    """Turns a StopIteration of the callback into a TerminalError: a generator around it would seem to have ended."""
 
     def told(*args: P.args, **kwargs: P.kwargs) -> None:
         try:

@@ -7,6 +7,7 @@ from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from ragfence._progress import without_stop_iteration
 from ragfence.core.key_strategies import KeyStrategy
 from ragfence.core.operations import Operation, key_from_text
 from ragfence.core.policy import Policy
@@ -22,8 +23,7 @@ from ragfence.errors import ObjectsRequired, ValidationError
 
 if TYPE_CHECKING:
     from ragfence.audit.audit import Audit
-    from ragfence.audit.recount import Recount
-    from ragfence.audit.statistics import FenceStats
+    from ragfence.audit.statistics import FenceStats, Recount
     from ragfence.core.aliases import Hit
     from ragfence.documents.documents import Documents
     from ragfence.indexes.aliases import Aliases
@@ -65,7 +65,7 @@ class Fence:
         hooks = DocumentHooks(
             indexes=lambda: self.indexes.maintenance(),
             bury=self._bury,
-            find_revisions=lambda concerned: self.audit.told_of_documents(concerned),
+            find_revisions=lambda concerned: self.audit.revision_facts(concerned),
         )
         return Documents(self._engine, hooks=hooks)
 
@@ -238,7 +238,7 @@ class Fence:
 
     def hydrate(self, progress: Progress | None = None) -> None:
         """Rebuilds the fence store from the object store. This happens automatically when the fence store lost data."""
-        self._engine.hydrate(progress)
+        self._engine.hydrate(without_stop_iteration(progress) if progress else None)
 
     def purge_expired(self, limit: int = 1000, *, after: str = "") -> Purged:
         """Removes expired data: up to `limit` records, and those of the next `limit` commits that have expired.
@@ -277,7 +277,7 @@ class Fence:
         """
         from ragfence.audit.statistics import collect_stats
 
-        return collect_stats(self._engine.fences, since, self._recounting)
+        return collect_stats(self._engine.fences, since, self._recount)
 
     def close(self) -> None:
         """Closes both stores and stops background work. Any later call raises `StoreClosed`."""
@@ -306,8 +306,8 @@ class Fence:
             raise ObjectsRequired(f"{what}: needs an object store, and this fence was opened without one")
 
     @cached_property
-    def _recounting(self) -> Recount | None:
-        from ragfence.audit.recount import Recount
+    def _recount(self) -> Recount | None:
+        from ragfence.audit.statistics import Recount
 
         objects = self._engine.objects
         return Recount(self.tenant, objects) if objects is not None else None

@@ -1,4 +1,4 @@
-"""Why was this skipped, who won, what did it save: decision rows, and the auditor that checks them."""
+"""Decision rows, and the auditor that checks them: why a call was skipped, which attempt won, and what was saved."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""What somebody should look at, from the decision rows and the fence store. Nothing here is a broken promise.
+"""Anomalies in the decision rows and the fence store. They deserve attention, but none of them breaks a promise.
 
-hit_rate_drop       the share of calls answered without an effect is far below what it was on the days before
-double_effects      effects that were performed twice, because an owner outlived its lease or the store was down
-ttl_too_short       the same operation came again after its key was forgotten, and was performed again
-quarantined         keys that failed too often, and wait for `release`
-expiry_backlog      records that had their time and were not purged
-drain_lag           rows that wait to be drained for too long
+hit_rate_drop       the share of calls answered without an effect is far below that of the days before
+double_effects      effects that ran twice, because an owner outlived its lease or the store was down
+ttl_too_short       an operation was sent again after its key had expired, and ran again
+quarantined         keys that failed too often and wait for `release`
+expiry_backlog      expired records that were not purged
+drain_lag           decision rows that have waited too long to be drained
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from statistics import mean, pstdev
 from typing import TYPE_CHECKING, Any
 
-from ragfence.audit.ledger import Wanted
-from ragfence.audit.queries import _flagged
-from ragfence.audit.row_reader import Rows
+from ragfence.audit.ledger import RowQuery
+from ragfence.audit.queries import has_flag
+from ragfence.audit.row_reader import RowReader
 from ragfence.core.decision_rows import Phase
 from ragfence.core.layout import State
 from ragfence.core.policy import Policy
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 BACKLOG = 1_000
 LAG_MS = 5 * 60_000
 LEAST_CALLS = 100
-"""of a kind on a day, for its hit rate to mean something"""
+"""of a kind on a day; the hit rate of fewer calls is noise"""
 LEAST_DAYS = 3
 LEAST_DROP = 0.1
 SIGMAS = 3.0
@@ -40,36 +40,36 @@ SIGMAS = 3.0
 class Anomaly:
     what: str
     kind: str
-    """of operation; empty if it is not about one"""
+    """of operation; empty if the anomaly is not about one kind"""
     count: int
     text: str
     examples: tuple[str, ...] = ()
-    """keys, a few"""
+    """a few keys"""
 
 
-def anomalies(rows: Rows, wanted: Wanted, fences: FenceStore, policy: Policy) -> list[Anomaly]:
+def anomalies(rows: RowReader, query: RowQuery, fences: FenceStore, policy: Policy) -> list[Anomaly]:
     names = ["kind", "decision", "phase", "flags", "ts", "sealed_at", "expires_at", "idempotency_key"]
-    days = list(rows.by_day(wanted, names, _seen).items())
+    days = list(rows.map_days(query, names, _day_counts).items())
     return [
         *_hit_rate_drops(days),
         *_double_effects(days),
-        *_forgotten_too_early(days, policy),
-        *_quarantined(fences),
+        *_early_expiries(days, policy),
+        *_quarantines(fences),
         *_backlog(fences),
         *_lag(fences),
     ]
 
 
 @dataclass(frozen=True, slots=True)
-class _SourceFigures:
+class _DayCounts:
     performed: Counter[str]
     saved: Counter[str]
-    doubled: dict[str, list[str]]
+    double_effects: dict[str, list[str]]
     seals: list[tuple[str, str, int, int]]
-    """(key, kind, ts, expiry) of what is forgotten one day"""
+    """(key, kind, ts, expiry) of keys that expire"""
 
 
-def _seen(table: pyarrow.Table) -> _SourceFigures:
+def _day_counts(table: pyarrow.Table) -> _DayCounts:
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -77,11 +77,11 @@ def _seen(table: pyarrow.Table) -> _SourceFigures:
     sealing = pc.equal(table.column("phase"), Phase.SEAL.value)
     sealed = pc.and_(sealing, pc.is_valid(table.column("sealed_at")))
     news = table.filter(pc.and_(pc.equal(decision, "new"), sealed))
-    outlived = _flagged(table, "fenced_out")
+    outlived = has_flag(table, "fenced_out")
     answered = table.filter(pc.and_(pc.equal(decision, "duplicate"), pc.invert(outlived)))
-    doubled: dict[str, list[str]] = {}
+    double_effects: dict[str, list[str]] = {}
     for each in table.filter(outlived).select(["kind", "idempotency_key"]).to_pylist():
-        doubled.setdefault(each["kind"] or "", []).append(each["idempotency_key"])
+        double_effects.setdefault(each["kind"] or "", []).append(each["idempotency_key"])
     mortal = news.filter(pc.is_valid(news.column("expires_at")))
     seals = zip(
         mortal.column("idempotency_key").to_pylist(),
@@ -90,15 +90,15 @@ def _seen(table: pyarrow.Table) -> _SourceFigures:
         mortal.column("expires_at").cast(pa.int64()).to_pylist(),
         strict=True,
     )
-    return _SourceFigures(_kinds(news), _kinds(answered), doubled, list(seals))
+    return _DayCounts(_kinds(news), _kinds(answered), double_effects, list(seals))
 
 
 def _kinds(table: pyarrow.Table) -> Counter[str]:
     return Counter(kind or "" for kind in table.column("kind").to_pylist())
 
 
-def _hit_rate_drops(days: list[tuple[str, _SourceFigures]]) -> list[Anomaly]:
-    """The last day of each kind against its own days before."""
+def _hit_rate_drops(days: list[tuple[str, _DayCounts]]) -> list[Anomaly]:
+    """Compares the last day of each kind with the days before."""
     found = []
     for kind in sorted({kind for _, day in days for kind in (*day.performed, *day.saved)}):
         rates = []
@@ -111,27 +111,27 @@ def _hit_rate_drops(days: list[tuple[str, _SourceFigures]]) -> list[Anomaly]:
         *before, (name, rate, calls) = rates
         usual, spread = mean(each for _, each, _ in before), pstdev(each for _, each, _ in before)
         if usual - rate > max(LEAST_DROP, SIGMAS * spread):
-            text = f"{rate:.0%} of {calls:,} calls were answered without an effect on {name}; usually {usual:.0%}"
+            text = f"on {name}, {rate:.0%} of {calls:,} calls were answered without an effect; usually {usual:.0%}"
             found.append(Anomaly("hit_rate_drop", kind, calls, text))
     return found
 
 
-def _double_effects(days: list[tuple[str, _SourceFigures]]) -> list[Anomaly]:
+def _double_effects(days: list[tuple[str, _DayCounts]]) -> list[Anomaly]:
     keys: dict[str, list[str]] = {}
     for _, day in days:
-        for kind, each in day.doubled.items():
+        for kind, each in day.double_effects.items():
             keys.setdefault(kind, []).extend(each)
     text = (
-        "executed twice, since an owner outlived its lease; one counts. Lengthen lease.ttl_s in the policy, or let the "
-        "effect check its lease more often"
+        "ran twice, because an owner outlived its lease; only one counts. Lengthen lease.ttl_s in the policy, or check "
+        "the lease more often in the effect"
     )
     return [
-        Anomaly("double_effects", kind, len(found), f"{_many(found, 'effect')} {text}", tuple(found[:3]))
+        Anomaly("double_effects", kind, len(found), f"{_count_text(found, 'effect')} {text}", tuple(found[:3]))
         for kind, found in sorted(keys.items())
     ]
 
 
-def _forgotten_too_early(days: list[tuple[str, _SourceFigures]], policy: Policy) -> list[Anomaly]:
+def _early_expiries(days: list[tuple[str, _DayCounts]], policy: Policy) -> list[Anomaly]:
     lives: dict[str, tuple[int, int]] = {}
     again: dict[str, list[tuple[str, int]]] = {}
     for _, day in days:
@@ -143,28 +143,32 @@ def _forgotten_too_early(days: list[tuple[str, _SourceFigures]], policy: Policy)
     for kind, cases in sorted(again.items()):
         horizon_ms, ttl_ms = max(age for _, age in cases), policy.for_kind(kind).ttl_ms
         text = (
-            f"{_many(cases, 'operation')} came again up to {_hours(horizon_ms)} after the effect, when the key was "
-            f"forgotten, and performed it again; the ttl is {_hours(ttl_ms)}"
+            f"{_count_text(cases, 'operation')} sent again up to {_hours(horizon_ms)} after the effect, when the key "
+            f"had expired, and so executed again; the TTL is {_hours(ttl_ms)}"
         )
         found.append(Anomaly("ttl_too_short", kind, len(cases), text, tuple(key for key, _ in cases[:3])))
     return found
 
 
-def _quarantined(fences: Scanner) -> list[Anomaly]:
+def _quarantines(fences: Scanner) -> list[Anomaly]:
     keys: dict[str, list[str]] = {}
     for each in all_of(fences):
         if each.record.state is State.QUARANTINED:
             keys.setdefault(each.record.kind, []).append(each.key.hex())
     return [
         Anomaly(
-            "quarantined", kind, len(found), f"waiting for `ragfence release`: {_many(found, 'key')}", tuple(found[:3])
+            "quarantined",
+            kind,
+            len(found),
+            f"{_count_text(found, 'key')} waiting for `ragfence release`",
+            tuple(found[:3]),
         )
         for kind, found in sorted(keys.items())
     ]
 
 
 def _backlog(fences: FenceStore) -> list[Anomaly]:
-    """Redis drops what expired by itself."""
+    """Only for SQLite: Redis deletes expired records itself."""
     from ragfence.stores.sqlite import SqliteFences
 
     inner: Any = fences
@@ -173,18 +177,18 @@ def _backlog(fences: FenceStore) -> list[Anomaly]:
     from ragfence.stores.checkups.disk import expired_records
 
     count = expired_records(inner.path, inner.tenant, inner.now_ms())
-    text = f"{count:,} records had their time; run `ragfence purge-expired`"
+    text = f"{count:,} expired records were not purged; run `ragfence purge-expired`"
     return [Anomaly("expiry_backlog", "", count, text)] if count > BACKLOG else []
 
 
 def _lag(fences: FenceStore) -> list[Anomaly]:
     now_ms = fences.now_ms()
     lag_ms = now_ms - min((row.ts_ms for row in fences.rows()), default=now_ms)
-    text = f"the oldest decision row waits for {lag_ms / 60_000:,.0f} minutes; run `ragfence drain`"
+    text = f"the oldest decision row has waited for {lag_ms / 60_000:,.0f} minutes; run `ragfence drain`"
     return [Anomaly("drain_lag", "", 1, text)] if lag_ms > LAG_MS else []
 
 
-def _many(things: Sequence[Any], name: str) -> str:
+def _count_text(things: Sequence[Any], name: str) -> str:
     return f"{len(things):,} {name}{'s' * (len(things) != 1)}"
 
 

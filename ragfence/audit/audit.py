@@ -1,26 +1,26 @@
-"""`fence.audit`: what was decided, why, and what it saved. Every decision is a row, and none is counted twice.
+"""`fence.audit`: what was decided, why, and what it saved. Every decision is a row, and each row counts once.
 
-Rows are in the fence store first; `drain` moves them into the ledger, and everything here reads both.
+Rows are written to the fence store; `drain` moves them into the ledger. All queries read both.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING
 from unicodedata import normalize
 
+from ragfence._progress import without_stop_iteration
 from ragfence.audit import columns
 from ragfence.audit.auditor import AuditFinding, AuditReport, check, keys_in_log
-from ragfence.audit.ledger import Ledger, Wanted
-from ragfence.audit.row_reader import Rows
-from ragfence.audit.timeline import Timeline, tell
+from ragfence.audit.ledger import Ledger, RowQuery
+from ragfence.audit.row_reader import RowReader
+from ragfence.audit.timeline import Timeline, build_timelines
 from ragfence.core.decision_rows import Row
 from ragfence.core.hashing import SHARDS, shard_of
 from ragfence.core.layout import FENCED_OUT, SEAL_POSITION, RowKind
+from ragfence.core.moments import Moment, parse_moment
 from ragfence.core.operations import Operation, key_from_text
 from ragfence.core.policy import Policy
 from ragfence.documents.rewrite import RevisionFact
@@ -32,17 +32,12 @@ if TYPE_CHECKING:
     import pyarrow
 
     from ragfence.audit.anomalies import Anomaly
-    from ragfence.audit.drain import Drained
+    from ragfence.audit.drain import DrainReport
     from ragfence.audit.queries import ConflictCase, Contention, Occurrence
     from ragfence.audit.savings import Savings
 
-Moment = str | datetime | timedelta | None
-
 CHECKED_BYTES = 32 << 20
-"""so much of the ledger is audited at a time; as rows it takes some twenty times the room"""
-
-_SPAN = re.compile(r"(\d+)\s*(ms|s|m|h|d)")
-_UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+"""how much of the ledger is audited at a time; in memory, its rows take about twenty times as much"""
 
 
 class Audit:
@@ -51,23 +46,28 @@ class Audit:
         self._objects = objects
         self._policy = policy or Policy()
 
-    def drain(self, *, every_day: bool = False) -> Drained:
-        """Moves the decision rows from the fence store into the ledger, compacts it, and removes what is too old.
+    def drain(self, *, every_day: bool = False) -> DrainReport:
+        """Moves decision rows from the fence store into the ledger, compacts it, and deletes expired days.
 
-        Run it now and then; it may be killed anywhere and run by many at once. `every_day` compacts the days, too, that
-        were left alone for a week.
+        Run it regularly. It may be killed anywhere, and several processes may run it at once.
+
+        Args:
+            every_day: Also compact days that are older than a week.
+
+        Raises:
+            ObjectsRequired: The fence has no object store.
 
         >>> fence.audit.drain().rows  # doctest: +SKIP
         """
         from ragfence.audit.drain import Drainer
 
         if self._rows.ledger is None:
-            raise ObjectsRequired("drain: needs an object store, and this fence was opened without one")
+            raise ObjectsRequired("drain needs an object store, and this fence was opened without one")
         return Drainer(self._fences, self._rows.ledger, self._policy.audit).drain(every_day=every_day)
 
     def rows(self, since: Moment = None, until: Moment = None) -> Iterator[Row]:
-        """Every row once, oldest first, however often it was written."""
-        return self._rows.rows(self._wanted(since, until))
+        """Yields every row once, oldest first, however often it was written."""
+        return self._rows.rows(self._query(since, until))
 
     def decisions(
         self,
@@ -80,37 +80,49 @@ class Audit:
         phase: str | None = None,
         source_id: str | None = None,
     ) -> pyarrow.Table:
-        """The decision rows as a pyarrow Table, oldest first.
+        """Returns the decision rows as a pyarrow Table, oldest first.
 
-        `phase` tells a claim from its seal: a call that performs an effect leaves a row of each, both with the decision
-        `new`. `counts` counts answers.
+        A call that runs an effect leaves two rows with the decision `new`: one for its claim, one for its seal. `phase`
+        tells them apart. To count answers, use `counts`.
 
-        `since` and `until` take "24h", "7d", an ISO time, a datetime or a timedelta back from now. Only the days that
-        they name are read. `tenant` is the fence's own.
+        Args:
+            since: "24h", "7d", an ISO time, a datetime, or a timedelta back from now. Earlier days are not read.
+            until: As `since`; rows at or after this moment are left out.
+            tenant: Must be the tenant of this fence, if given.
+            kind: Only operations of this kind.
+            decision: Only rows with this decision, such as "duplicate".
+            phase: Only rows of this phase, such as "seal".
+            source_id: Only rows of this source. For documents, the doc_id.
+
+        >>> fence.audit.decisions(since="24h").num_rows  # doctest: +SKIP
         """
         if tenant not in (None, self._fences.tenant):
             raise ValidationError(
-                f"these are the decisions of {self._fences.tenant!r}, not of {tenant!r}",
+                f"this fence has the decisions of {self._fences.tenant!r}, not of {tenant!r}",
                 hint=Hint(
                     "open a fence of that tenant: ragfence.open(..., tenant=...)", cli="name that tenant: --tenant"
                 ),
             )
-        wanted = self._wanted(since, until, kind=kind, decision=decision, phase=phase, source_id=source_id)
-        return self._rows.table(wanted, columns.decision_names())
+        query = self._query(since, until, kind=kind, decision=decision, phase=phase, source_id=source_id)
+        return self._rows.table(query, columns.decision_names())
 
     def check(self, progress: Callable[[int], None] = lambda rows: None) -> AuditReport:
-        """Replays all rows, and the log of the aliases, and proves the invariants, or names what breaks them.
+        """Replays all rows and the log of the aliases, and reports every invariant that they break.
 
-        A few shards at a time, whatever the size of the ledger: no promise spans two of them.
+        Works on a few shards at a time, so memory does not grow with the ledger; no invariant spans two shards.
+
+        Args:
+            progress: Called with the number of rows checked so far.
         """
+        progress = without_stop_iteration(progress)
         count = 1
         while count < SHARDS and self._rows.ledger_bytes() > count * CHECKED_BYTES:
             count *= 2
         report = AuditReport(0, 0)
         for start in range(0, SHARDS, SHARDS // count):
-            # The last share has what no key should have, a shard beyond the 64: the auditor leaves nothing out.
+            # The last portion includes shards above 64. No key should have one, but the auditor leaves no row out.
             end = start + SHARDS // count
-            rows = self._rows.rows(Wanted(shards=range(start, end if end < SHARDS else 256)))
+            rows = self._rows.rows(RowQuery(shards=range(start, end if end < SHARDS else 256)))
             report += check(
                 rows,
                 tenant=self._fences.tenant,
@@ -133,20 +145,26 @@ class Audit:
         return replace(report, findings=(*report.findings, *aliases))
 
     def explain(self, key: str, *, every: bool = False) -> Timeline:
-        """What happened to a key, in the order in which it happened; without events when no row names it.
+        """Returns what happened to a key, in order. The timeline has no events if no row names the key.
 
-        Answers that repeat each other are told once, with their count; `every=True` tells each.
+        Args:
+            key: The idempotency key in hex.
+            every: Return every answer, instead of one event with a count for equal answers in a row.
         """
-        wanted = key_from_text(key)
-        stories = tell(self._rows.rows(_of_key(wanted)), every=every)
-        return stories[0] if stories else Timeline(wanted.hex())
+        query = key_from_text(key)
+        timelines = build_timelines(self._rows.rows(_of_key(query)), every=every)
+        return timelines[0] if timelines else Timeline(query.hex())
 
     def operation_of(self, key: bytes) -> Operation:
-        """The operation behind a key, from its rows."""
+        """Returns the operation of a key, found in its rows.
+
+        Raises:
+            ValidationError: No row names the key.
+        """
 
         def named(row: Row) -> Operation | None:
             values = row.columns()
-            if not values["source_id"]:  # written by a purge, which knows only its digest
+            if not values["source_id"]:  # written by a purge, which knows only the digest of the source
                 return None
             names = ("kind", "source_type", "source_id", "revision", "index_hash", "action")
             sequence = values.get("sequence")
@@ -164,27 +182,30 @@ class Audit:
             f"no decision row names the key {key.hex()}",
             hint=Hint(
                 "pass the Operation itself: fence.release(Operation(...))",
-                cli="check the key: `ragfence keys` lists those there are",
-                http="check the key: GET /v1/keys lists those there are",
+                cli="check the key: `ragfence keys` lists all keys",
+                http="check the key: GET /v1/keys lists all keys",
             ),
         )
 
-    def caused(self, source_id: str, event_id: str) -> Row | None:
-        """The row by which an event moved a document; None if it moved nothing, or nobody remembers."""
+    def find_cause(self, source_id: str, event_id: str) -> Row | None:
+        """Returns the row of the event that changed a document; None if it changed nothing or has no row any more."""
 
         def sealed(row: Row) -> Row | None:
             return row if row.position == SEAL_POSITION and row.sealed_at_ms and not row.flags & FENCED_OUT else None
 
-        found: Row | None = self._rows.first(self._wanted(None, None, source_id=source_id, event_id=event_id), sealed)
+        found: Row | None = self._rows.first(self._query(None, None, source_id=source_id, event_id=event_id), sealed)
         return found
 
     def counts(
         self, since: Moment = None, until: Moment = None, *, by: Sequence[str] = ("kind", "decision")
     ) -> pyarrow.Table:
-        """How many answers, by day and by columns that hold text: day, then `by`, then `count`.
+        """Counts answers by day and by text columns. The columns of the table are day, then `by`, then `count`.
 
-        Answers are the rows whose phase is seal, replay, conflict, in_flight or stale: a call that performed an effect
-        counts once, not once for its claim and once for its seal. With "phase" in `by`, every row is counted.
+        Answers are rows whose phase is seal, replay, conflict, in_flight or stale, so a call that ran an effect counts
+        once, not once for its claim and once for its seal. With "phase" in `by`, every row is counted.
+
+        Raises:
+            ValidationError: `by` names a column that is unknown or not text.
         """
         from ragfence.audit import queries
 
@@ -192,51 +213,55 @@ class Audit:
         if unknown:
             raise ValidationError(
                 f"decisions cannot be counted by {', '.join(sorted(unknown))}",
-                hint=f"by any of {', '.join(columns.text_names())}",
+                hint=f"count by any of {', '.join(columns.text_names())}",
             )
-        return queries.counts(self._rows, self._wanted(since, until), by)
+        return queries.counts(self._rows, self._query(since, until), by)
 
     def savings(self, since: Moment = None, until: Moment = None) -> Savings:
-        """What was answered without an effect: by kind, and for documents in characters and snippets."""
+        """Returns what was answered without an effect: by kind, and for documents in characters and snippets."""
         from ragfence.audit.savings import savings
 
-        return savings(self._rows, self._wanted(since, until), self._objects, self._fences.tenant)
+        return savings(self._rows, self._query(since, until), self._objects, self._fences.tenant)
 
     def conflicts(self, since: Moment = None, until: Moment = None, *, kind: str | None = None) -> list[ConflictCase]:
-        """The payloads that were refused, oldest first, with what differs where the policy keeps it."""
+        """Returns the refused payloads, oldest first, with their difference if the policy keeps it."""
         from ragfence.audit import queries
 
-        return queries.conflicts(self._rows, self._wanted(since, until, kind=kind))
+        return queries.conflicts(self._rows, self._query(since, until, kind=kind))
 
     def timeline(self, source_id: str, since: Moment = None, *, every: bool = False) -> list[Occurrence]:
-        """What happened to all revisions of a source, in order. `every`: equal answers in a row are not collapsed."""
+        """Returns what happened to all revisions of a source, in order. `every`: equal answers are not collapsed."""
         from ragfence.audit import queries
 
-        return queries.timeline(self._rows, self._wanted(since, None, source_id=source_id), every=every)
+        return queries.timeline(self._rows, self._query(since, None, source_id=source_id), every=every)
 
     def contention(self, since: Moment = None, until: Moment = None) -> Contention:
-        """Who waited for whom, how long, and whose leases ran out."""
+        """Returns how long calls waited for leases of others, and how many leases expired."""
         from ragfence.audit import queries
 
-        return queries.contention(self._rows, self._wanted(since, until))
+        return queries.contention(self._rows, self._query(since, until))
 
     def anomalies(self, since: Moment = "28d") -> list[Anomaly]:
-        """What somebody should look at: see `ragfence.audit.anomalies`."""
+        """Returns what deserves attention, such as a drop of the hit rate; see `ragfence.audit.anomalies`."""
         from ragfence.audit.anomalies import anomalies
 
-        return anomalies(self._rows, self._wanted(since, None), self._fences, self._policy)
+        return anomalies(self._rows, self._query(since, None), self._fences, self._policy)
 
-    def told_of_documents(self, concerned: Callable[[int, bytes], bool]) -> list[RevisionFact]:
-        """What rows tell of contents that were sealed in some segments, by their (epoch, batch), or ended."""
-        from ragfence.audit.sealed import told_of_documents
+    def revision_facts(self, concerned: Callable[[int, bytes], bool]) -> list[RevisionFact]:
+        """Returns which revisions were sealed or ended in certain segments, according to the rows.
 
-        return told_of_documents(self._rows, concerned)
+        Args:
+            concerned: Called with the epoch and batch of a segment; returns whether its revisions are wanted.
+        """
+        from ragfence.audit.queries import revision_facts
+
+        return revision_facts(self._rows, concerned)
 
     def batches(self, since: Moment = None, until: Moment = None) -> Iterator[pyarrow.Table]:
-        """The decisions as tables of a day each, oldest first: for what does not fit into memory."""
-        wanted = self._wanted(since, until)
-        for day in self._rows.days(wanted):
-            of_day = wanted.in_day(day)
+        """Yields the decisions as one table per day, oldest first, for more rows than fit into memory."""
+        query = self._query(since, until)
+        for day in self._rows.days(query):
+            of_day = query.limit_to_day(day)
             if (table := self._rows.table(of_day, columns.decision_names())).num_rows:
                 yield table
 
@@ -249,50 +274,30 @@ class Audit:
         return max(known.newest_begun, known.newest_complete)
 
     def _unknown(self, unproven: Sequence[AuditFinding]) -> Iterator[AuditFinding]:
-        """Those about documents that are not in the log and did not leave it: what leaves it has an `ended` row."""
+        """Yields findings about documents that are not in the log and never left it: what leaves has an `ended` row."""
         if not unproven or self._objects is None:
             return
-        wanted = {bytes.fromhex(finding.key) for finding in unproven}
-        gone = wanted - keys_in_log(self._fences.tenant, self._objects, wanted)
+        query = {bytes.fromhex(finding.key) for finding in unproven}
+        gone = query - keys_in_log(self._fences.tenant, self._objects, query)
         left = {key for key in gone if any(row.kind is RowKind.ENDED for row in self._rows.rows(_of_key(key)))}
         for finding in unproven:
             if bytes.fromhex(finding.key) in gone - left:
                 yield finding
 
     @cached_property
-    def _rows(self) -> Rows:
+    def _rows(self) -> RowReader:
         ledger = Ledger(self._fences.tenant, self._objects) if self._objects is not None else None
-        return Rows(self._fences, ledger)
+        return RowReader(self._fences, ledger)
 
-    def _wanted(self, since: Moment, until: Moment, **values: str | None) -> Wanted:
+    def _query(self, since: Moment, until: Moment, **values: str | None) -> RowQuery:
         now_ms, shards = self._fences.now_ms(), range(256)
-        # As operations have them: a file name from a Mac is the same text in other characters.
+        # Normalized as operations are: macOS writes the same file name with other code points.
         told = {name: normalize("NFC", str(value)) for name, value in values.items() if value is not None}
         if (source_id := told.get("source_id")) is not None:
             shard = shard_of(self._fences.tenant, source_id)
             shards = range(shard, shard + 1)
-        return Wanted(_moment_ms(since, now_ms, 0), _moment_ms(until, now_ms, 2**62), shards, tuple(told.items()))
+        return RowQuery(parse_moment(since, now_ms, 0), parse_moment(until, now_ms, 2**62), shards, tuple(told.items()))
 
 
-def _of_key(key: bytes) -> Wanted:
-    return Wanted(shards=range(key[0], key[0] + 1), values=(("idempotency_key", key.hex()),))
-
-
-def _moment_ms(moment: Moment, now_ms: int, default: int) -> int:
-    if moment is None:
-        return default
-    wrong = ValidationError(f"{moment!r} is no moment", hint='"24h", "7d", "2026-01-31T12:00:00+00:00", or a datetime')
-    if isinstance(moment, timedelta):
-        return now_ms - int(moment.total_seconds() * 1000)
-    if isinstance(moment, str):
-        if span := _SPAN.fullmatch(moment):
-            return now_ms - int(span[1]) * _UNIT_MS[span[2]]
-        try:
-            moment = datetime.fromisoformat(moment)
-        except ValueError:
-            raise wrong from None
-    if not isinstance(moment, datetime):
-        raise wrong
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return int(moment.timestamp() * 1000)
+def _of_key(key: bytes) -> RowQuery:
+    return RowQuery(shards=range(key[0], key[0] + 1), values=(("idempotency_key", key.hex()),))

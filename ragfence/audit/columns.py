@@ -1,11 +1,11 @@
 """The ledger's columns: decision rows as Arrow tables and back, and Arrow tables as Parquet. `ragfence.ledger/2`.
 
-A table tells everything a row does, under the names that people use, so it can be read without ragfence; docs/audit.md
-describes it. `rows_in(table_of(rows))` gives the very rows again: where the columns cannot say it exactly (a context
-that was written in another order, a flag this version does not know), `raw` holds the row as the fence store had it.
+A table holds everything a row does under descriptive names, so it can be read without ragfence; see docs/audit.md.
+`to_rows(to_table(rows))` returns equal rows: where columns cannot hold a row exactly (a context written in another
+order, a flag this version does not know), `raw` holds it as the fence store did.
 
-Format 1 had no `phase`, `origin` and `api_key`. Its files are read as if they had: the phase follows from the position
-in `row_id` and the decision, and nobody told the other two.
+Format 1 had no `phase`, `origin` and `api_key`. When its files are read, the phase is derived from the position in
+`row_id` and the decision, and the other two are null.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 FORMAT = "ragfence.ledger"
 VERSION = 2
 ROWS_IN_GROUP = 8_192
-"""of a Parquet file: a lookup reads whole groups"""
+"""rows in a group of a Parquet file; a lookup reads whole groups"""
 
 _OPERATIONS = (
     *("kind", "source_type", "source_id", "revision", "index_hash", "action"),
@@ -38,13 +38,13 @@ _DOCUMENTS = (
     *("kind", "source_id", "revision", "index_hash", "action", "sequence", "characters"),
     *("correlation_id", "owner", "run_id", "route", "origin", "api_key"),
 )
-"""In which order the contexts of operations, and those of documents, are written: see `context_of` and `Caller`."""
+"""The orders in which contexts of operations and of documents are written: see `context_of` and `Caller`."""
 _NUMBERS = frozenset({"diff_size", "saved", "characters", "sequence"})
-_TOLD = tuple(dict.fromkeys((*_OPERATIONS, *_DOCUMENTS)))
-_TEXTS = frozenset(_TOLD) - _NUMBERS
+_CONTEXT_FIELDS = tuple(dict.fromkeys((*_OPERATIONS, *_DOCUMENTS)))
+_TEXTS = frozenset(_CONTEXT_FIELDS) - _NUMBERS
 MAX_DIGITS = 20
-_written = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-"""as `context_of` does it; `json.dumps` would make an encoder for every row"""
+_encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+"""as `context_of` does; `json.dumps` would make an encoder for every row"""
 _KINDS = {text: kind for kind, text in DECISION_TEXT.items()}
 _BITS = {text: bit for bit, text in FLAG_TEXT.items()}
 _KNOWN_BITS = sum(FLAG_TEXT)
@@ -56,7 +56,7 @@ _NO_DICTIONARY = frozenset(
 
 @cache
 def schema() -> pyarrow.Schema:
-    """Of a file of the ledger."""
+    """The schema of a ledger file."""
     import pyarrow as pa
 
     text, number, time = pa.string(), pa.int64(), pa.timestamp("ms", tz="UTC")
@@ -94,7 +94,7 @@ def schema() -> pyarrow.Schema:
             ("error_code", text),
             ("diff_size", number),
             ("saved", number),
-            # What follows is for looking things up, and for having the row back.
+            # The columns below are for lookups, and for restoring the row.
             ("shard", pa.uint8()),
             ("sequence", number),
             ("characters", number),
@@ -105,7 +105,7 @@ def schema() -> pyarrow.Schema:
 
 
 DECISION_COLUMNS = 32
-"""so many of them, the first ones, are what `fence.audit.decisions()` shows"""
+"""`fence.audit.decisions()` returns the first columns, up to this number"""
 
 
 def decision_names() -> list[str]:
@@ -113,22 +113,22 @@ def decision_names() -> list[str]:
 
 
 def text_names() -> list[str]:
-    """The columns that hold plain text, of what decisions show."""
+    """The columns of `decision_names()` that hold plain text."""
     import pyarrow as pa
 
     return [name for name in decision_names() if schema().field(name).type == pa.string()]
 
 
-def table_of(rows: Iterable[Row], tenant: str) -> pyarrow.Table:
+def to_table(rows: Iterable[Row], tenant: str) -> pyarrow.Table:
     import pyarrow as pa
 
-    columns: list[Sequence[Any]] = list(zip(*(_values(row, tenant) for row in rows), strict=True))
+    columns: list[Sequence[Any]] = list(zip(*(_encode_row(row, tenant) for row in rows), strict=True))
     columns = columns or [() for _ in schema()]
     arrays = [pa.array(column, field.type) for column, field in zip(columns, schema(), strict=True)]
     return pa.Table.from_arrays(arrays, schema=schema())
 
 
-def rows_in(table: pyarrow.Table) -> Iterator[Row]:
+def to_rows(table: pyarrow.Table) -> Iterator[Row]:
     import pyarrow as pa
 
     columns, names = [], schema().names
@@ -137,7 +137,7 @@ def rows_in(table: pyarrow.Table) -> Iterator[Row]:
         columns.append((column.cast(pa.int64()) if pa.types.is_timestamp(field.type) else column).to_pylist())
     for values in zip(*columns, strict=True):
         raw = values[-1]
-        yield _row(dict(zip(names, values, strict=True))) if raw is None else next(decode_rows(raw))
+        yield _decode_row(dict(zip(names, values, strict=True))) if raw is None else next(decode_rows(raw))
 
 
 def encode(table: pyarrow.Table) -> bytes:
@@ -156,31 +156,36 @@ def encode(table: pyarrow.Table) -> bytes:
     return bytes(sink.getvalue())
 
 
-def opened(name: str, source: Any, *, coded: Sequence[str] = ()) -> Any:
-    """The Parquet file, if it is one of the ledger in a format that is known. `coded`: read as Arrow dictionaries."""
+def open_file(name: str, source: Any, *, dictionaries: Sequence[str] = ()) -> Any:
+    """Opens a Parquet file of the ledger. Columns named in `dictionaries` are read as Arrow dictionaries.
+
+    Raises:
+        FormatCorrupt: It is not a file of the ledger.
+        FormatTooNew: Its format is newer than this version of ragfence.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         place = pa.BufferReader(source) if isinstance(source, bytes) else source
         file = pq.ParquetFile(place)
-        if held := [name for name in coded if name in file.schema_arrow.names]:
+        if held := [name for name in dictionaries if name in file.schema_arrow.names]:
             file = pq.ParquetFile(place, metadata=file.metadata, read_dictionary=held)
         told = file.schema_arrow.metadata or {}
         version = int(told.get(b"ragfence.version", b"0"))
     except (pa.ArrowException, ValueError, OSError) as broken:
-        raise FormatCorrupt(f"{name} is no Parquet object: {broken}") from broken
+        raise FormatCorrupt(f"{name} is not a valid Parquet file: {broken}") from broken
     if told.get(b"ragfence") != FORMAT.encode() or version < 1:
-        raise FormatCorrupt(f"{name} is no part of the ledger")
+        raise FormatCorrupt(f"{name} is not a file of the ledger")
     if version > VERSION:
-        raise FormatTooNew(f"{name} has format {version}; this ragfence knows {VERSION}")
+        raise FormatTooNew(f"{name} has format {version}; this version of ragfence reads formats up to {VERSION}")
     return file
 
 
-def read(
-    file: Any, names: Sequence[str], groups: Sequence[int] | None = None, *, coded: Sequence[str] = ()
+def read_columns(
+    file: Any, names: Sequence[str], groups: Sequence[int] | None = None, *, dictionaries: Sequence[str] = ()
 ) -> pyarrow.Table:
-    """These columns of a file that was opened so, in this order; of all groups of rows, or of some."""
+    """Reads columns of a file that `open_file` opened, in this order; of all groups of rows, or of some."""
     import pyarrow as pa
 
     held = set(file.schema_arrow.names)
@@ -192,15 +197,15 @@ def read(
     table = file.read(columns=needed) if groups is None else file.read_row_groups(list(groups), columns=needed)
     for name in missing:
         if name == "phase":
-            values = phases(table.column("row_id"), table.column("decision"))
+            values = compute_phases(table.column("row_id"), table.column("decision"))
         else:
             values = pa.nulls(table.num_rows, schema().field(name).type)
-        table = table.append_column(name, values.dictionary_encode() if name in coded else values)
+        table = table.append_column(name, values.dictionary_encode() if name in dictionaries else values)
     return table.select(list(names))
 
 
-def phases(row_ids: Any, decisions: Any) -> Any:
-    """The phase of each row, from what rows of format 1 tell; the few different pairs are decided once."""
+def compute_phases(row_ids: Any, decisions: Any) -> Any:
+    """Derives the phase of rows of format 1. Each distinct pair of position and decision is evaluated once."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -211,21 +216,21 @@ def phases(row_ids: Any, decisions: Any) -> Any:
     )
     if isinstance(told, pa.ChunkedArray):
         told = told.combine_chunks()
-    coded = told.dictionary_encode()
-    named = [phase_of(_KINDS[text[2:]], int(text[:2], 16)).value for text in coded.dictionary.to_pylist()]
-    return pa.array(named, pa.string()).take(coded.indices)
+    dictionaries = told.dictionary_encode()
+    named = [phase_of(_KINDS[text[2:]], int(text[:2], 16)).value for text in dictionaries.dictionary.to_pylist()]
+    return pa.array(named, pa.string()).take(dictionaries.indices)
 
 
-def _values(row: Row, tenant: str) -> tuple[Any, ...]:
-    """In the order of the schema."""
-    told = _told(row.context)
-    text = {name: _text(told[name]) for name in told if name in _TEXTS}
-    number = {name: _number(told[name]) for name in told if name in _NUMBERS}
+def _encode_row(row: Row, tenant: str) -> tuple[Any, ...]:
+    """The values of a row, in the order of the schema."""
+    told = _context_values(row.context)
+    text = {name: _to_text(told[name]) for name in told if name in _TEXTS}
+    number = {name: _to_number(told[name]) for name in told if name in _NUMBERS}
     answered = row.sealed_at_ms > 0 and row.winner != NO_TOKEN
     default = default_effect_id(row.key)
     duplicate = row.kind is RowKind.DUPLICATE and not row.flags & FENCED_OUT
     exact = (
-        _context(text | number) == row.context
+        _encode_context(text | number) == row.context
         and "saved" not in told
         and row.effect_id != default
         and not row.flags & ~_KNOWN_BITS
@@ -273,11 +278,11 @@ def _values(row: Row, tenant: str) -> tuple[Any, ...]:
     )
 
 
-def _row(values: dict[str, Any]) -> Row:
+def _decode_row(values: dict[str, Any]) -> Row:
     key, token = bytes.fromhex(values["idempotency_key"]), bytes.fromhex(values["row_id"])
     effect_id = values["effect_id"] or ""
     epoch, _, counter = (values["fence"] or "0.0").partition(".")
-    told = {name: value for name in _TOLD if (value := values[name]) is not None}
+    told = {name: value for name in _CONTEXT_FIELDS if (value := values[name]) is not None}
     return Row(
         token=token[:TOKEN_BYTES],
         position=token[TOKEN_BYTES],
@@ -295,36 +300,36 @@ def _row(values: dict[str, Any]) -> Row:
         winner=bytes.fromhex(values["winner"]) if values["winner"] else NO_TOKEN,
         effect_id="" if effect_id == default_effect_id(key) else effect_id,
         error_code=values["error_code"] or "",
-        context=_context(told),
+        context=_encode_context(told),
     )
 
 
-def _told(context: bytes) -> dict[str, Any]:
+def _context_values(context: bytes) -> dict[str, Any]:
     try:
         told = json.loads(context)
-    except ValueError:  # nobody writes such a context; it must not keep all others from being drained
+    except ValueError:  # never written, but one broken context must not block the drain of all other rows
         return {}
     return told if isinstance(told, dict) else {}
 
 
-def _context(told: dict[str, Any]) -> bytes:
-    """As whoever wrote it does, if it holds nothing unusual."""
+def _encode_context(told: dict[str, Any]) -> bytes:
+    """The context as its writer encodes it, if it holds nothing unusual."""
     order = _DOCUMENTS if told.get("characters") is not None else _OPERATIONS
     known = {name: told[name] for name in order if told.get(name) is not None}
     if "sequence" in known:
         known["sequence"] = str(known["sequence"])
-    return _written(known).encode()
+    return _encode_json(known).encode()
 
 
-def _text(value: object) -> str | None:
+def _to_text(value: object) -> str | None:
     if isinstance(value, str):
-        # A lone surrogate cannot be stored; `raw` has it as it is.
+        # A lone surrogate cannot be stored in Arrow; `raw` keeps it.
         return value if value.isascii() else value.encode(errors="replace").decode()
     return None if value is None else json.dumps(value)
 
 
-def _number(value: object) -> int | None:
-    """`sequence` is a number in the form of text."""
+def _to_number(value: object) -> int | None:
+    """An integer, also one in the form of text, as `sequence` is."""
     if isinstance(value, str) and value.isascii() and value.lstrip("-").isdigit():
         value = int(value) if len(value) <= MAX_DIGITS else None
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= 1 << 63:

@@ -2,13 +2,13 @@
 
     <tenant>/ledger/date=2026-01-31/<how>-<shards>-<from>-<to>-<digest>.parquet
 
-`date` is that of the rows' `ts` in UTC. A name tells what a reader needs to pass an object over: `how` it came about
-(`drained` or `packed`), the first and the last shard in it, the first and the last millisecond of the day, and a digest
-of its rows, so that the same rows make the same object, whoever writes them.
+`date` is that of the rows' `ts` in UTC. The name lets a reader skip an object: `how` it was made (`drained` or
+`packed`), its first and last shard, its first and last millisecond of the day, and a digest of its rows, so that equal
+rows make the same object, whichever process writes them.
 
-No object holds a row twice. Two objects may hold the same row: a drainer was killed before it took the rows out of the
-fence store, or a compaction before it deleted what it had replaced. Whoever reads several of them counts a row_id once.
-Within an object rows are sorted by shard, source_id and time, so that a lookup touches one group of rows.
+No object holds a row twice. Two objects may hold the same row: a drainer was killed before it deleted the rows from the
+fence store, or a compaction before it deleted what it had replaced. Readers of several objects count each row_id once.
+Rows of an object are sorted by shard, source_id and time, so that a lookup reads one group of rows.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _NAME = re.compile(
     r"-(?P<start>\d{8})-(?P<end>\d{8})-[0-9a-f]{32}\.parquet"
 )
 _LAST_DAY_MS = 253_402_214_400_000
-"""9999-12-31: a clock that ran mad must not keep rows from being stored"""
+"""9999-12-31: a clock that is far off must not keep rows from being stored"""
 _ALL = 2**62
 
 
 class Part(NamedTuple):
-    """An object of the ledger, as its name tells it."""
+    """An object of the ledger, as described by its name."""
 
     name: str
     day: str
@@ -54,12 +54,12 @@ class Part(NamedTuple):
     size: int
 
     def overlaps(self, other: Part) -> bool:
-        """Only then they may hold the same row."""
+        """Whether both may hold the same row."""
         return self.first_shard <= other.last_shard and other.first_shard <= self.last_shard
 
 
-class Wanted(NamedTuple):
-    """Which rows: of a span of time (`until_ms` is outside), of some shards, and by the value of columns."""
+class RowQuery(NamedTuple):
+    """Selects rows by time (`until_ms` is excluded), shards, and the values of columns."""
 
     since_ms: int = 0
     until_ms: int = _ALL
@@ -67,32 +67,32 @@ class Wanted(NamedTuple):
     values: tuple[tuple[str, str], ...] = ()
     """(column, text)"""
 
-    def may_be_in(self, part: Part) -> bool:
+    def may_match(self, part: Part) -> bool:
         in_time = part.first_ms < self.until_ms and part.last_ms >= self.since_ms
         return in_time and part.first_shard < self.shards.stop and part.last_shard >= self.shards.start
 
-    def within(self, part: Part) -> Wanted:
-        """What is still to be asked of its rows: not what its name tells of all of them."""
+    def narrow(self, part: Part) -> RowQuery:
+        """The query without the conditions that all rows of the part meet, according to its name."""
         return self._replace(
             since_ms=0 if part.first_ms >= self.since_ms else self.since_ms,
             until_ms=_ALL if part.last_ms < self.until_ms else self.until_ms,
             shards=range(256) if part.first_shard in self.shards and part.last_shard in self.shards else self.shards,
         )
 
-    def in_day(self, day: str) -> Wanted:
+    def limit_to_day(self, day: str) -> RowQuery:
         midnight = _midnight_ms(day)
-        # A clock that ran mad has no later day.
+        # The last day also has the rows of a clock that is far off.
         end = midnight + DAY_MS if midnight < _LAST_DAY_MS else _ALL
         return self._replace(since_ms=max(self.since_ms, midnight), until_ms=min(self.until_ms, end))
 
-    def names(self) -> list[str]:
-        """The columns that are needed to tell."""
+    def column_names(self) -> list[str]:
+        """The columns that `select` needs."""
         timed = ["ts"] if self.since_ms > 0 or self.until_ms < _ALL else []
         sharded = ["shard"] if self.shards != range(256) else []
         return [*timed, *sharded, *(name for name, _ in self.values)]
 
-    def of(self, table: pyarrow.Table) -> pyarrow.Table:
-        """Those rows of a table that has the columns it needs."""
+    def select(self, table: pyarrow.Table) -> pyarrow.Table:
+        """Returns the selected rows of a table, which must have the columns of `column_names`."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -115,11 +115,11 @@ class Ledger:
         self.prefix = f"{encoded(tenant)}/ledger/"
         self._objects = objects
 
-    def parts(self, wanted: Wanted = Wanted()) -> list[Part]:  # noqa: B008  # it is a value
-        """Those that may hold such rows; none of the days before and after is listed."""
-        # "date=2026-01-31" itself is before all that is in it.
-        after = f"{self.prefix}date={day_of(wanted.since_ms)}" if wanted.since_ms > 0 else ""
-        last = day_of(wanted.until_ms)
+    def parts(self, query: RowQuery = RowQuery()) -> list[Part]:  # noqa: B008  # it is a value
+        """Lists the parts that may hold such rows. Earlier and later days are not listed."""
+        # "date=2026-01-31" itself sorts before all names in that day.
+        after = f"{self.prefix}date={day_of(query.since_ms)}" if query.since_ms > 0 else ""
+        last = day_of(query.until_ms)
         found = []
         for entry in self._objects.list(self.prefix, start_after=after):
             part = self._part(entry)
@@ -127,7 +127,7 @@ class Ledger:
                 continue
             if part.day > last:
                 break
-            if wanted.may_be_in(part):
+            if query.may_match(part):
                 found.append(part)
         return found
 
@@ -136,28 +136,30 @@ class Ledger:
         return [part for entry in entries if (part := self._part(entry)) is not None]
 
     def read(
-        self, part: Part, wanted: Wanted, names: Sequence[str], *, coded: Sequence[str] = ()
+        self, part: Part, query: RowQuery, names: Sequence[str], *, dictionaries: Sequence[str] = ()
     ) -> pyarrow.Table | None:
-        """Those of its rows that are wanted. None: the object is gone, and what replaced it is listed by now.
+        """Reads the selected rows of a part. None: the object is gone, and a new listing has what replaced it.
 
-        `coded` are read as Arrow dictionaries, which are counted in a tenth of the time.
+        Columns in `dictionaries` are read as Arrow dictionaries, which are counted in a tenth of the time.
         """
-        source = self._source(part.name)
+        source = self._open_source(part.name)
         if source is None:
             return None
-        wanted = wanted.within(part)
-        file = columns.opened(part.name, source, coded=coded)
-        needed = list(dict.fromkeys((*names, *wanted.names())))
-        groups = [at for at in range(file.metadata.num_row_groups) if _may_hold(file.metadata.row_group(at), wanted)]
-        if wanted.values:  # on most days a source has no row: the columns that tell are a tenth of all
-            told = {at: columns.read(file, wanted.names(), [at], coded=coded) for at in groups}
-            groups = [at for at, table in told.items() if wanted.of(table).num_rows]
+        query = query.narrow(part)
+        file = columns.open_file(part.name, source, dictionaries=dictionaries)
+        needed = list(dict.fromkeys((*names, *query.column_names())))
+        groups = [at for at in range(file.metadata.num_row_groups) if _may_hold(file.metadata.row_group(at), query)]
+        if query.values:  # on most days a source has no row, and these columns are a tenth of all bytes
+            match = {
+                at: columns.read_columns(file, query.column_names(), [at], dictionaries=dictionaries) for at in groups
+            }
+            groups = [at for at, table in match.items() if query.select(table).num_rows]
         everything = len(groups) == file.metadata.num_row_groups
-        table = columns.read(file, needed, None if everything else groups, coded=coded)
-        return wanted.of(table).select(list(names))
+        table = columns.read_columns(file, needed, None if everything else groups, dictionaries=dictionaries)
+        return query.select(table).select(list(names))
 
-    def _source(self, name: str) -> Any:
-        """Of a folder the file itself, of which only what is needed is read; else all bytes."""
+    def _open_source(self, name: str) -> Any:
+        """A memory map of a local file, of which only the needed pages are read; else all bytes of the object."""
         if isinstance(self._objects, LocalObjects):
             import pyarrow as pa
 
@@ -168,9 +170,9 @@ class Ledger:
         return self._objects.get(name)
 
     def write(self, day: str, table: pyarrow.Table, how: str, *, salt: bytes = b"") -> Part:
-        """Commits rows of one day, none of them twice. That they stand there already is as good.
+        """Stores rows of one day, which must be distinct. It is fine if the object exists already.
 
-        `salt`: of rows that were changed, so that they are another object than the one they replace.
+        `salt` gives changed rows another name than that of the object they replace.
         """
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -190,19 +192,19 @@ class Ledger:
         self._objects.delete(names)
 
     def _part(self, entry: ObjectEntry) -> Part | None:
-        """None: somebody else's file."""
-        told = _NAME.fullmatch(entry.name, len(self.prefix))
-        if told is None:
+        """None: not an object of the ledger."""
+        match = _NAME.fullmatch(entry.name, len(self.prefix))
+        if match is None:
             return None
-        midnight = _midnight_ms(told["day"])
+        midnight = _midnight_ms(match["day"])
         return Part(
             entry.name,
-            told["day"],
-            told["how"],
-            int(told["first"], 16),
-            int(told["last"], 16),
-            midnight + int(told["start"]),
-            midnight + int(told["end"]),
+            match["day"],
+            match["how"],
+            int(match["first"], 16),
+            int(match["last"], 16),
+            midnight + int(match["start"]),
+            midnight + int(match["end"]),
             entry.size,
         )
 
@@ -211,8 +213,8 @@ def day_of(ts_ms: int) -> str:
     return datetime.fromtimestamp(min(ts_ms, _LAST_DAY_MS) / 1000, UTC).date().isoformat()
 
 
-def by_day(table: pyarrow.Table) -> Iterator[tuple[str, pyarrow.Table]]:
-    """The rows of each day. Most tables are of one."""
+def split_by_day(table: pyarrow.Table) -> Iterator[tuple[str, pyarrow.Table]]:
+    """Yields each day and its rows. Most tables have one day."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -222,8 +224,8 @@ def by_day(table: pyarrow.Table) -> Iterator[tuple[str, pyarrow.Table]]:
         yield day_of(day * DAY_MS), table.filter(pc.equal(days, day))
 
 
-def once(table: pyarrow.Table) -> pyarrow.Table:
-    """Each row_id once: a row that was written again by a retry is the one that was written first."""
+def deduplicate(table: pyarrow.Table) -> pyarrow.Table:
+    """Returns each row_id once. Of a row that a retry wrote again, the first is kept."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -235,8 +237,8 @@ def once(table: pyarrow.Table) -> pyarrow.Table:
     return table.take(first.column("at_first"))
 
 
-def is_flat(parts: Sequence[Part]) -> bool:
-    """No two of them may hold the same row."""
+def are_disjoint(parts: Sequence[Part]) -> bool:
+    """Whether no two parts may hold the same row."""
     ordered = sorted(parts, key=lambda part: part.first_shard)
     return not any(one.overlaps(other) for one, other in pairwise(ordered))
 
@@ -245,29 +247,29 @@ def days_back(day: str, count: int) -> str:
     return (datetime.fromisoformat(day) - timedelta(days=count)).date().isoformat()
 
 
-def parts_by_day(parts: Iterable[Part]) -> dict[str, list[Part]]:
+def group_by_day(parts: Iterable[Part]) -> dict[str, list[Part]]:
     found: dict[str, list[Part]] = {}
     for part in parts:
         found.setdefault(part.day, []).append(part)
     return found
 
 
-def _may_hold(group: Any, wanted: Wanted) -> bool:
-    """By the statistics that Parquet keeps of a group of rows."""
-    if not wanted.values:
+def _may_hold(group: Any, query: RowQuery) -> bool:
+    """Whether a group may hold selected rows, according to its Parquet statistics."""
+    if not query.values:
         return True
-    values = dict(wanted.values)
+    values = dict(query.values)
     for at in range(group.num_columns):
         column = group.column(at)
         value = values.get(column.path_in_schema)
-        told = column.statistics if value is not None else None
-        if told is not None and told.has_min_max and not told.min <= value <= told.max:
+        match = column.statistics if value is not None else None
+        if match is not None and match.has_min_max and not match.min <= value <= match.max:
             return False
     return True
 
 
 def _digest(table: pyarrow.Table, salt: bytes) -> str:
-    """Of row_id and ts: a row that was written again at another time is not the same."""
+    """The digest of row_id and ts: a row that was written again at another time differs."""
     import pyarrow as pa
 
     made = sha256(salt)

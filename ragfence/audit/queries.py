@@ -1,18 +1,22 @@
-"""Questions that people ask the decision rows: how many, who waited for whom, where do conflicts come
-from. Everything is computed day by day from a few columns, so a ledger of any size is answered in bounded memory.
+"""Queries over decision rows: counts, waits, conflicts, and what happened to a source.
+
+Everything is computed day by day from a few columns, so memory is bounded whatever the size of the ledger.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ragfence.audit.ledger import Wanted
-from ragfence.audit.row_reader import Rows
-from ragfence.audit.timeline import TimelineEvent, tell
-from ragfence.core.decision_rows import ANSWER_PHASES
+from ragfence.audit.ledger import RowQuery
+from ragfence.audit.row_reader import RowReader
+from ragfence.audit.timeline import TimelineEvent, build_timelines
+from ragfence.core.decision_rows import ANSWER_PHASES, DECISION_TEXT
+from ragfence.core.layout import BATCH_BYTES, RowKind
+from ragfence.core.operations import FenceNumber
+from ragfence.documents.rewrite import EndedRevision, RevisionFact
 
 if TYPE_CHECKING:
     import pyarrow
@@ -23,7 +27,7 @@ HOTTEST = 10
 
 @dataclass(frozen=True, slots=True)
 class ConflictCase:
-    """A payload that was refused, because its key is known with another one."""
+    """A payload that was refused, because its key is known with another payload."""
 
     ts_ms: int
     key: str
@@ -32,9 +36,9 @@ class ConflictCase:
     owner: str
     payload_hash: str
     first_payload_hash: str
-    """of what was sealed, or is being performed, under the key; empty when no row tells"""
+    """of the operation that was sealed or is running under the key; empty if no row has it"""
     diff: tuple[dict[str, Any], ...] | None
-    """RFC 6902, from the first payload to this one, both redacted; None unless the policy has `include_diff`"""
+    """JSON Patch (RFC 6902) from the first payload to this one, both redacted; None unless the policy keeps it"""
     diff_size: int
 
 
@@ -50,14 +54,14 @@ class KindContention:
     in_flight: int
     takeovers: int
     fenced_out: int
-    """effects that were performed twice: an owner outlived its lease"""
+    """effects that ran twice, because an owner outlived its lease"""
 
 
 @dataclass(frozen=True, slots=True)
 class Contention:
     kinds: tuple[KindContention, ...]
     hottest: tuple[tuple[str, str, int], ...]
-    """(kind, source_id, milliseconds waited for it), most first"""
+    """(kind, source_id, milliseconds waited), longest first"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +71,8 @@ class Occurrence:
     event: TimelineEvent
 
 
-def counts(rows: Rows, wanted: Wanted, by: Sequence[str]) -> pyarrow.Table:
-    """How many answers, by day and by columns: day, then `by`, then `count`. Every row, if `by` tells the phase."""
+def counts(rows: RowReader, query: RowQuery, by: Sequence[str]) -> pyarrow.Table:
+    """Counts answers by day and columns: day, then `by`, then `count`. Counts every row if `by` has the phase."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -82,7 +86,7 @@ def counts(rows: Rows, wanted: Wanted, by: Sequence[str]) -> pyarrow.Table:
         return found.cast(pa.schema([*((name, pa.string()) for name in names), ("count_all", pa.int64())]))
 
     needed = list(dict.fromkeys((*names, "phase")))
-    days = rows.by_day(wanted, needed, counted, coded=names)
+    days = rows.map_days(query, needed, counted, dictionaries=names)
     tables = [
         table.rename_columns([*names, "count"]).add_column(0, "day", pa.array([day] * table.num_rows, pa.string()))
         for day, table in days.items()
@@ -94,14 +98,14 @@ def counts(rows: Rows, wanted: Wanted, by: Sequence[str]) -> pyarrow.Table:
     return pa.concat_tables(tables).sort_by([(name, "ascending") for name in ("day", *names)])
 
 
-def conflicts(rows: Rows, wanted: Wanted) -> list[ConflictCase]:
-    """Oldest first."""
+def conflicts(rows: RowReader, query: RowQuery) -> list[ConflictCase]:
+    """Returns the refused payloads, oldest first."""
     names = ["row_id", "ts", "idempotency_key", "kind", "source_id", "owner", "payload_hash", "diff", "diff_size"]
-    refused = rows.table(wanted._replace(values=(*wanted.values, ("decision", "conflict"))), names).to_pylist()
+    refused = rows.table(query._replace(values=(*query.values, ("decision", "conflict"))), names).to_pylist()
     granted: dict[str, list[dict[str, Any]]] = {}
     for key in {row["idempotency_key"] for row in refused}:
         shard = bytes.fromhex(key)[0]
-        known = Wanted(shards=range(shard, shard + 1), values=(("idempotency_key", key), ("decision", "new")))
+        known = RowQuery(shards=range(shard, shard + 1), values=(("idempotency_key", key), ("decision", "new")))
         granted[key] = rows.table(known, ["row_id", "ts", "payload_hash"]).to_pylist()
     return [
         ConflictCase(
@@ -111,7 +115,7 @@ def conflicts(rows: Rows, wanted: Wanted) -> list[ConflictCase]:
             source_id=row["source_id"] or "",
             owner=row["owner"] or "",
             payload_hash=row["payload_hash"],
-            first_payload_hash=_known_before(row, granted[row["idempotency_key"]]),
+            first_payload_hash=_payload_before(row, granted[row["idempotency_key"]]),
             diff=tuple(json.loads(row["diff"])) if row["diff"] else None,
             diff_size=row["diff_size"] or 0,
         )
@@ -119,28 +123,28 @@ def conflicts(rows: Rows, wanted: Wanted) -> list[ConflictCase]:
     ]
 
 
-def _known_before(refused: dict[str, Any], granted: list[dict[str, Any]]) -> str:
-    """The payload that stood: that of the newest attempt before. Earlier lives of the key may have had another."""
+def _payload_before(refused: dict[str, Any], granted: list[dict[str, Any]]) -> str:
+    """The payload of the newest attempt before the refusal. Earlier lives of the key may have had another one."""
     before = (each for each in reversed(granted) if each["ts"] <= refused["ts"])
     return next((each["payload_hash"] for each in before if each["row_id"][:24] != refused["row_id"][:24]), "")
 
 
-def timeline(rows: Rows, wanted: Wanted, *, every: bool) -> list[Occurrence]:
-    """What happened to all revisions of a source, in the order in which it happened."""
+def timeline(rows: RowReader, query: RowQuery, *, every: bool) -> list[Occurrence]:
+    """Returns the events of all revisions of a source, in order."""
     found = [
         Occurrence(story.key, story.revision, event)
-        for story in tell(rows.rows(wanted), every=every)
+        for story in build_timelines(rows.rows(query), every=every)
         for event in story.events
     ]
     return sorted(found, key=lambda each: each.event.ts_ms)
 
 
-def contention(rows: Rows, wanted: Wanted) -> Contention:
+def contention(rows: RowReader, query: RowQuery) -> Contention:
     import pyarrow as pa
     import pyarrow.compute as pc
 
     names = ["row_id", "kind", "source_id", "decision", "flags", "waited_ms"]
-    days = rows.by_day(wanted, names, _waits_in)
+    days = rows.map_days(query, names, _call_waits)
     if not days:
         return Contention((), ())
     calls = pa.concat_tables(days.values())
@@ -169,8 +173,8 @@ def contention(rows: Rows, wanted: Wanted) -> Contention:
     )
 
 
-def _waits_in(table: pyarrow.Table) -> pyarrow.Table:
-    """One line per call: all rows of a call have its token, and the last of them the longest wait."""
+def _call_waits(table: pyarrow.Table) -> pyarrow.Table:
+    """One row per call: all rows of a call have its token, and the last one has the longest wait."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -185,8 +189,8 @@ def _waits_in(table: pyarrow.Table) -> pyarrow.Table:
             "source_id": table.column("source_id"),
             "waited_ms": table.column("waited_ms"),
             "in_flight": number(pc.equal(decision, "in_flight")),
-            "takeovers": number(pc.and_(pc.equal(decision, "new"), _flagged(table, "takeover"))),
-            "fenced_out": number(_flagged(table, "fenced_out")),
+            "takeovers": number(pc.and_(pc.equal(decision, "new"), has_flag(table, "takeover"))),
+            "fenced_out": number(has_flag(table, "fenced_out")),
         }
     )
     summed = [(name, "max") for name in ("waited_ms", "in_flight", "takeovers", "fenced_out")]
@@ -196,7 +200,58 @@ def _waits_in(table: pyarrow.Table) -> pyarrow.Table:
     )
 
 
-def _flagged(table: pyarrow.Table, flag: str) -> Any:
+def has_flag(table: pyarrow.Table, flag: str) -> Any:
     import pyarrow.compute as pc
 
     return pc.match_substring(pc.binary_join(table.column("flags"), " "), flag)
+
+
+_NAMES = ("idempotency_key", "source_id", "decision", "winner", "fence", "sealed_at")
+_INGESTIONS = RowQuery(values=(("kind", "document"), ("action", "ingest")))
+
+
+def revision_facts(rows: RowReader, concerned: Callable[[int, bytes], bool]) -> list[RevisionFact]:
+    """Returns which revisions of documents were sealed or ended in certain segments, according to the decision rows.
+
+    The fence number and the token of a sealed document name the segment that it was committed in, so the rows still
+    show what was in a segment that cannot be read any more. Reads a day at a time.
+
+    Args:
+        rows: The decision rows.
+        concerned: Called once per day and segment with its epoch and batch; returns whether it is wanted.
+    """
+    days = rows.map_days(_INGESTIONS, _NAMES, lambda table: _facts_of_day(table, concerned))
+    return [told for day in days.values() for told in day]
+
+
+def _facts_of_day(table: pyarrow.Table, concerned: Callable[[int, bytes], bool]) -> list[RevisionFact]:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    ended = pc.equal(table.column("decision"), DECISION_TEXT[RowKind.ENDED])
+    outcome = pc.and_(pc.is_valid(table.column("winner")), pc.is_valid(table.column("fence")))
+    table = table.filter(pc.and_(outcome, pc.or_(ended, pc.is_valid(table.column("sealed_at")))))
+    epochs = pc.list_element(pc.split_pattern(table.column("fence"), ".", max_splits=1), 0)
+    batches = pc.utf8_slice_codeunits(table.column("winner"), 0, 2 * BATCH_BYTES)
+    segments = pc.binary_join_element_wise(epochs, batches, ".")
+    asked = [text for text in pc.unique(segments).to_pylist() if _is_concerned(text, concerned)]
+    table = table.filter(pc.is_in(segments, pa.array(asked, pa.string())))
+    sealed_at = table.column("sealed_at").cast(pa.int64()).to_pylist()
+    columns = (table.column(name).to_pylist() for name in _NAMES[:-1])
+    return [
+        RevisionFact(
+            EndedRevision(source_id or "", bytes.fromhex(key), bytes.fromhex(winner), _fence(fence), at_ms or 0),
+            decision == DECISION_TEXT[RowKind.ENDED],
+        )
+        for key, source_id, decision, winner, fence, at_ms in zip(*columns, sealed_at, strict=True)
+    ]
+
+
+def _is_concerned(text: str, concerned: Callable[[int, bytes], bool]) -> bool:
+    epoch, _, batch = text.partition(".")
+    return concerned(int(epoch), bytes.fromhex(batch))
+
+
+def _fence(text: str) -> FenceNumber:
+    epoch, _, counter = text.partition(".")
+    return FenceNumber(int(epoch), int(counter))

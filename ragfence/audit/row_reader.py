@@ -1,8 +1,8 @@
-"""Every decision row once: those still in the fence store together with those in the ledger.
+"""Reads every decision row once, from the fence store and the ledger.
 
-A row moves from the fence store into the ledger, and within it from small objects into large ones; it is always written
-before it is deleted. So the fence store is read first, then the ledger, and the ledger is listed until a listing shows
-nothing that was not read: whatever moves meanwhile is found in at least one place, and its row_id counts once.
+A row moves from the fence store into the ledger, and there from small objects into larger ones. It is always written
+before it is deleted. So the fence store is read first, then the ledger, which is listed again until a listing shows
+nothing new: a row that moves meanwhile is found in at least one place, and its row_id counts once.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ragfence.audit import columns
-from ragfence.audit.ledger import Ledger, Part, Wanted, by_day, day_of, is_flat, once, parts_by_day
+from ragfence.audit.ledger import Ledger, Part, RowQuery, are_disjoint, day_of, deduplicate, group_by_day, split_by_day
 from ragfence.core.decision_rows import Row
 from ragfence.core.layout import FENCED_POSITION, RELEASE_POSITION, SEAL_POSITION
 from ragfence.stores.fences import FenceStore
@@ -19,130 +19,130 @@ from ragfence.stores.fences import FenceStore
 if TYPE_CHECKING:
     import pyarrow
 
-Outcome = TypeVar("Outcome")
-_FOR_ONCE = ("row_id", "ts")
-_FOR_ORDER = ("row_id", "ts", "fence", "decision", "sealed_at")
+DayResult = TypeVar("DayResult")
+_DEDUPLICATION_COLUMNS = ("row_id", "ts")
+_ORDER_COLUMNS = ("row_id", "ts", "fence", "decision", "sealed_at")
 
 
-class Rows:
+class RowReader:
     def __init__(self, fences: FenceStore | None, ledger: Ledger | None) -> None:
-        """Without one of the two: only those of the other."""
+        """Without one of the two, only rows of the other are read."""
         self._fences = fences
         self.ledger = ledger
 
-    def by_day(
+    def map_days(
         self,
-        wanted: Wanted,
+        query: RowQuery,
         names: Sequence[str],
-        outcome: Callable[[pyarrow.Table], Outcome],
+        act: Callable[[pyarrow.Table], DayResult],
         *,
-        coded: Sequence[str] = (),
-    ) -> dict[str, Outcome]:
-        """What a function makes of the columns of each day, oldest first; one day is in memory at a time.
+        dictionaries: Sequence[str] = (),
+    ) -> dict[str, DayResult]:
+        """Calls a function with the columns of each day and returns its results by day, oldest first.
 
-        `coded` of them are Arrow dictionaries.
+        One day is in memory at a time. Columns in `dictionaries` are Arrow dictionaries.
         """
-        fresh = dict(by_day(_coded(self._undrained(wanted), coded)))
-        done: dict[str, Outcome] = {}
+        fresh = dict(split_by_day(_encode_dictionaries(self._undrained_rows(query), dictionaries)))
+        done: dict[str, DayResult] = {}
         seen: set[str] = set()
         first = True
         while True:
-            listed = self.ledger.parts(wanted) if self.ledger is not None else []
+            listed = self.ledger.parts(query) if self.ledger is not None else []
             news = {part.day for part in listed if part.name not in seen}
             if first:
                 news |= set(fresh)
             if not news:
                 return dict(sorted(done.items()))
-            days = parts_by_day(listed)
+            days = group_by_day(listed)
             for day in sorted(news):
                 parts = days.get(day, [])
                 seen.update(part.name for part in parts)
-                done[day] = outcome(self._day(wanted, names, fresh.get(day), parts, coded))
+                done[day] = act(self._day(query, names, fresh.get(day), parts, dictionaries))
             first = False
 
-    def table(self, wanted: Wanted, names: Sequence[str]) -> pyarrow.Table:
-        """All of them in one table, oldest first."""
+    def table(self, query: RowQuery, names: Sequence[str]) -> pyarrow.Table:
+        """Returns the selected rows in one table, oldest first."""
         import pyarrow as pa
 
-        needed = list(dict.fromkeys((*names, *_FOR_ORDER)))
-        days = self.by_day(wanted, needed, lambda table: table)
-        # Once more over all days: a row that a retry wrote again after midnight is in both.
-        whole = once(pa.concat_tables(days.values())) if days else columns.schema().empty_table()
-        return _in_order(whole).select(list(names))
+        needed = list(dict.fromkeys((*names, *_ORDER_COLUMNS)))
+        days = self.map_days(query, needed, lambda table: table)
+        # Deduplicated over all days: a row that a retry wrote again after midnight is in two of them.
+        whole = deduplicate(pa.concat_tables(days.values())) if days else columns.schema().empty_table()
+        return _sort(whole).select(list(names))
 
-    def rows(self, wanted: Wanted) -> Iterator[Row]:
-        """Oldest first."""
-        return columns.rows_in(self.table(wanted, columns.schema().names))
+    def rows(self, query: RowQuery) -> Iterator[Row]:
+        """Yields the selected rows, oldest first."""
+        return columns.to_rows(self.table(query, columns.schema().names))
 
-    def first(self, wanted: Wanted, found: Callable[[Row], Any]) -> Any:
-        """What a function finds in one of the rows, the newest days first; None if it finds nothing."""
-        for row in columns.rows_in(self._undrained(wanted)):
-            if (value := found(row)) is not None:
+    def first(self, query: RowQuery, find: Callable[[Row], Any]) -> Any:
+        """Returns the first result of `find` that is not None, newest days first; None if there is none."""
+        for row in columns.to_rows(self._undrained_rows(query)):
+            if (value := find(row)) is not None:
                 return value
         seen: set[str] = set()
         while self.ledger is not None:
-            listed = [part for part in self.ledger.parts(wanted) if part.name not in seen]
+            listed = [part for part in self.ledger.parts(query) if part.name not in seen]
             if not listed:
                 break
             for part in reversed(listed):
                 seen.add(part.name)
-                table = self.ledger.read(part, wanted, columns.schema().names)
-                for row in columns.rows_in(table) if table is not None else ():
-                    if (value := found(row)) is not None:
+                table = self.ledger.read(part, query, columns.schema().names)
+                for row in columns.to_rows(table) if table is not None else ():
+                    if (value := find(row)) is not None:
                         return value
         return None
 
-    def days(self, wanted: Wanted) -> list[str]:
-        """On which there may be such rows, oldest first."""
-        fresh = {day_of(row.ts_ms) for row in self._fences.rows(max(wanted.since_ms, 0))} if self._fences else set()
-        return sorted(fresh | {part.day for part in (self.ledger.parts(wanted) if self.ledger else ())})
+    def days(self, query: RowQuery) -> list[str]:
+        """The days that may have such rows, oldest first."""
+        fresh = {day_of(row.ts_ms) for row in self._fences.rows(max(query.since_ms, 0))} if self._fences else set()
+        return sorted(fresh | {part.day for part in (self.ledger.parts(query) if self.ledger else ())})
 
     def ledger_bytes(self) -> int:
         return sum(part.size for part in self.ledger.parts()) if self.ledger is not None else 0
 
-    def _undrained(self, wanted: Wanted) -> pyarrow.Table:
+    def _undrained_rows(self, query: RowQuery) -> pyarrow.Table:
         if self._fences is None:
             return columns.schema().empty_table()
-        only = wanted.shards.start if len(wanted.shards) == 1 else None
+        only = query.shards.start if len(query.shards) == 1 else None
         rows = (
             row
-            for row in self._fences.rows(max(wanted.since_ms, 0), only)
-            if row.ts_ms < wanted.until_ms and row.key[0] in wanted.shards
+            for row in self._fences.rows(max(query.since_ms, 0), only)
+            if row.ts_ms < query.until_ms and row.key[0] in query.shards
         )
-        return once(wanted.of(columns.table_of(rows, self._fences.tenant)))
+        return deduplicate(query.select(columns.to_table(rows, self._fences.tenant)))
 
     def _day(
         self,
-        wanted: Wanted,
+        query: RowQuery,
         names: Sequence[str],
         fresh: pyarrow.Table | None,
         parts: Sequence[Part],
-        coded: Sequence[str],
+        dictionaries: Sequence[str],
     ) -> pyarrow.Table:
         import pyarrow as pa
 
-        alone = is_flat(parts) if fresh is None else not parts
-        needed = list(names) if alone else list(dict.fromkeys((*names, *_FOR_ONCE)))
+        alone = are_disjoint(parts) if fresh is None else not parts
+        needed = list(names) if alone else list(dict.fromkeys((*names, *_DEDUPLICATION_COLUMNS)))
         tables = [fresh.select(needed)] if fresh is not None else []
         for part in parts:
             assert self.ledger is not None
-            # One that is gone was replaced by one that the next listing shows.
-            if (table := self.ledger.read(part, wanted, needed, coded=coded)) is not None:
+            # A part that is gone was replaced by one that the next listing shows.
+            if (table := self.ledger.read(part, query, needed, dictionaries=dictionaries)) is not None:
                 tables.append(table)
         if not tables:
-            return _coded(columns.schema().empty_table(), coded).select(list(names))
+            return _encode_dictionaries(columns.schema().empty_table(), dictionaries).select(list(names))
         whole = pa.concat_tables(tables).unify_dictionaries()
-        return (whole if alone else once(whole)).select(list(names))
+        return (whole if alone else deduplicate(whole)).select(list(names))
 
 
-def _coded(table: pyarrow.Table, names: Sequence[str]) -> pyarrow.Table:
+def _encode_dictionaries(table: pyarrow.Table, names: Sequence[str]) -> pyarrow.Table:
     for name in names:
         table = table.set_column(table.schema.get_field_index(name), name, table.column(name).dictionary_encode())
     return table
 
 
-def _in_order(table: pyarrow.Table) -> pyarrow.Table:
-    """By time, then as the fences were given; within an attempt and a millisecond as `story` has it."""
+def _sort(table: pyarrow.Table) -> pyarrow.Table:
+    """Sorts by time, then by fence number, then within an attempt and millisecond as `timeline` does."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -1,4 +1,4 @@
-"""What did it save: effects that were not performed again, and characters and snippets that were not embedded again."""
+"""Savings: effects that did not run again, and characters and snippets that were not embedded again."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ragfence.audit.ledger import Wanted
-from ragfence.audit.queries import HOTTEST, _flagged
-from ragfence.audit.row_reader import Rows
+from ragfence.audit.ledger import RowQuery
+from ragfence.audit.queries import HOTTEST, has_flag
+from ragfence.audit.row_reader import RowReader
 from ragfence.core.decision_rows import Phase
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ragfence.stores.objects import ObjectStore
 
 TOOK_PER_DAY = 10_000
-"""so many durations of a day are enough for a median"""
+"""durations of a day that are enough for a median"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class KindSavings:
     performed: int
     """effects that were sealed"""
     saved: int
-    """answers without an effect: replays, healed commits, moves to a known key"""
+    """answers without an effect: replays, healed commits, and moves to a known key"""
     effect_ms: int | None
     """the median from the first claim to the seal"""
 
@@ -49,7 +49,7 @@ class DaySavings:
     characters: int
     snippets: int
     kinds: dict[str, int]
-    """saved, by kind"""
+    """answers without an effect, by kind"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +65,14 @@ class SourceSavings:
 class Savings:
     kinds: tuple[KindSavings, ...]
     characters: int
-    """of documents that were known, and so neither cut nor embedded again"""
+    """of known documents, which were not split and embedded again"""
     snippets: int
-    """of these documents, as far as their rows are still in the log"""
+    """of these documents, if their rows are still in the log"""
     unknown_documents: int
-    """answers with documents whose revision the log does not have any more; their snippets are not counted"""
+    """answers with documents whose revision is not in the log any more; their snippets are not counted"""
     days: tuple[DaySavings, ...]
     sources: tuple[SourceSavings, ...]
-    """the ten of each kind that saved most"""
+    """the ten sources of each kind that saved most"""
 
     @property
     def performed(self) -> int:
@@ -83,9 +83,9 @@ class Savings:
         return sum(kind.saved for kind in self.kinds)
 
 
-def savings(rows: Rows, wanted: Wanted, objects: ObjectStore | None, tenant: str) -> Savings:
+def savings(rows: RowReader, query: RowQuery, objects: ObjectStore | None, tenant: str) -> Savings:
     names = ["kind", "decision", "phase", "flags", "sealed_at", "first_seen", "saved", "idempotency_key", "source_id"]
-    days = rows.by_day(wanted, names, _saved_in)
+    days = rows.map_days(query, names, _day_figures)
     performed, saved = Counter[str](), Counter[str]()
     took: dict[str, list[int]] = {}
     for day in days.values():
@@ -109,7 +109,7 @@ def savings(rows: Rows, wanted: Wanted, objects: ObjectStore | None, tenant: str
     )
     return Savings(
         kinds=tuple(
-            KindSavings(kind, performed[kind], saved[kind], _middle(took.get(kind, [])))
+            KindSavings(kind, performed[kind], saved[kind], _median(took.get(kind, [])))
             for kind in sorted({*performed, *saved})
         ),
         characters=sum(day.characters for day in told),
@@ -121,22 +121,22 @@ def savings(rows: Rows, wanted: Wanted, objects: ObjectStore | None, tenant: str
 
 
 @dataclass(frozen=True, slots=True)
-class _Saved:
+class _DayFigures:
     performed: dict[str, int]
     saved: dict[str, int]
     took: dict[str, list[int]]
     answers: pyarrow.Table
-    """by kind, source_id and key: how many without an effect, of how many documents, with how many characters"""
+    """by kind, source_id and key: counts of answers without an effect, of their documents and characters"""
 
 
-def _saved_in(table: pyarrow.Table) -> _Saved:
+def _day_figures(table: pyarrow.Table) -> _DayFigures:
     import pyarrow as pa
     import pyarrow.compute as pc
 
     decision, sealed = table.column("decision"), pc.is_valid(table.column("sealed_at"))
     sealing = pc.and_(pc.equal(table.column("phase"), Phase.SEAL.value), sealed)
     news = table.filter(pc.and_(pc.equal(decision, "new"), sealing))
-    answered = table.filter(pc.and_(pc.equal(decision, "duplicate"), pc.invert(_flagged(table, "fenced_out"))))
+    answered = table.filter(pc.and_(pc.equal(decision, "duplicate"), pc.invert(has_flag(table, "fenced_out"))))
     sample = news.slice(0, TOOK_PER_DAY)
     took: dict[str, list[int]] = {}
     spans = pc.subtract(sample.column("sealed_at").cast(pa.int64()), sample.column("first_seen").cast(pa.int64()))
@@ -145,16 +145,16 @@ def _saved_in(table: pyarrow.Table) -> _Saved:
     by = ["kind", "source_id", "idempotency_key"]
     answers = answered.group_by(by).aggregate([([], "count_all"), ("saved", "count"), ("saved", "sum")])
     named = answers.select([*by, "count_all", "saved_count", "saved_sum"])
-    return _Saved(
-        _counted(news, "kind"),
-        _counted(answered, "kind"),
+    return _DayFigures(
+        _count_values(news, "kind"),
+        _count_values(answered, "kind"),
         took,
         named.rename_columns([*by, "answers", "documents", "characters"]),
     )
 
 
 def _documents(answers: Iterable[pyarrow.Table]) -> set[str]:
-    """The keys among these answers that are documents', and so have snippets."""
+    """The keys of documents among these answers; only documents have snippets."""
     import pyarrow.compute as pc
 
     found: set[str] = set()
@@ -164,7 +164,7 @@ def _documents(answers: Iterable[pyarrow.Table]) -> set[str]:
 
 
 def _lengths(documents: set[str], objects: ObjectStore | None, tenant: str) -> dict[str, int]:
-    """How many snippets each of these keys has, as far as the log of documents knows it."""
+    """The number of snippets of each key that the log of documents has."""
     if not documents or objects is None:
         return {}
     import pyarrow.compute as pc
@@ -175,7 +175,7 @@ def _lengths(documents: set[str], objects: ObjectStore | None, tenant: str) -> d
     lengths: dict[str, int] = {}
     for name in Epochs(tenant, objects).truth():
         if (data := objects.get(name)) is None:
-            continue  # a compaction or a purge has begun a new epoch; what it kept is counted, what it dropped is not
+            continue  # a compaction or a purge began a new epoch; what it kept is counted, what it dropped is not
         table = read_table(name, data, "rows", ["key", "snippet_ids"])
         made = pc.list_value_length(table.column("snippet_ids")).to_pylist()
         for key, length in zip(fixed_values(table, "key"), made, strict=True):
@@ -185,7 +185,7 @@ def _lengths(documents: set[str], objects: ObjectStore | None, tenant: str) -> d
 
 
 def _with_snippets(answers: pyarrow.Table, lengths: dict[str, int]) -> pyarrow.Table:
-    """With the snippets that the answers stood for, and how many of them were documents that the log does not know."""
+    """Adds the number of snippets that were not embedded again, and of documents that the log does not have."""
     import pyarrow as pa
 
     keys, counts = answers.column("idempotency_key").to_pylist(), answers.column("documents").to_pylist()
@@ -215,7 +215,7 @@ def _best_sources(tables: list[pyarrow.Table]) -> tuple[SourceSavings, ...]:
     return tuple(best)
 
 
-def _counted(table: pyarrow.Table, name: str) -> dict[str, int]:
+def _count_values(table: pyarrow.Table, name: str) -> dict[str, int]:
     import pyarrow.compute as pc
 
     return {each["values"] or "": each["counts"] for each in pc.value_counts(table.column(name)).to_pylist()}
@@ -227,5 +227,5 @@ def _sum(table: pyarrow.Table, name: str) -> int:
     return pc.sum(table.column(name)).as_py() or 0
 
 
-def _middle(values: list[int]) -> int | None:
+def _median(values: list[int]) -> int | None:
     return sorted(values)[len(values) // 2] if values else None

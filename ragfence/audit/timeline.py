@@ -1,19 +1,19 @@
-"""The story of a key: its decision rows, told as events in the order in which they happened. Pure.
+"""The timeline of a key: its decision rows as events, in the order in which they happened. Pure.
 
-    claimed      somebody won the claim; an attempt above 1 repeats what an earlier one gave up
-    taken_over   the same, of an owner whose lease had run out
+    claimed      an attempt was granted the claim; an attempt above 1 retries what an earlier one gave up
+    taken_over   the same, after the lease of another owner expired
     released     an attempt ended without an outcome; `error_code` says why
     sealed       the effect is done; `failed`: sealed as a failure, which is replayed from then on
     healed       an owner had committed and died before its seal; the effect was found, not repeated
-    moved        the key was sealed before; only the top sequence of its source moved up
-    fenced_out   an attempt came too late with its seal, and was answered with the winner's
-    replayed     answered with what was sealed
-    in_flight    answered that somebody else is at it; `quarantined`: that there were too many attempts
-    conflicted   another payload under the same key, refused
-    stale        a sequence below the one already applied, refused
-    ended        the life of the key is over (released, expired, purged); it may be new again
+    moved        the key was sealed before; only the highest sequence of its source increased
+    fenced_out   an attempt sealed too late and was answered with the winner's outcome
+    replayed     answered with the sealed outcome
+    in_flight    answered that another owner is running it; `quarantined`: that there were too many attempts
+    conflicted   refused: another payload under the same key
+    stale        refused: a sequence below the one already applied
+    ended        the life of the key ended (released, expired, purged); it may be new again
 
-Answers that repeat each other without anything happening in between are one event with a `count`.
+Equal answers in a row are one event with a `count`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class EventType(StrEnum):
 ANSWERS = frozenset(
     {EventType.REPLAYED, EventType.IN_FLIGHT, EventType.QUARANTINED, EventType.CONFLICTED, EventType.STALE},
 )
-"""Nothing changed: somebody asked and was answered."""
+"""events that only answered a call and changed nothing"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +76,14 @@ class TimelineEvent:
     payload_hash: str = ""
     expires_ms: int = 0
     token: str = ""
-    """whose row it is: all events of one attempt share it"""
+    """of the attempt; all its events share it"""
     flags: tuple[str, ...] = ()
     route: str = ""
     event_id: str = ""
     correlation_id: str = ""
     count: int = 1
     last_ms: int = 0
-    """when the last of `count` answers was given"""
+    """time of the last of `count` answers"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,30 +102,32 @@ class Timeline:
         return sum(event.count for event in self.events if event.what in whats)
 
 
-def tell(rows: Iterable[Row], *, every: bool = False) -> list[Timeline]:
-    """One story per key, the one that began first comes first. `every`: answers are not collapsed.
+def build_timelines(rows: Iterable[Row], *, every: bool = False) -> list[Timeline]:
+    """Returns one timeline per key, ordered by its first event.
 
-    Rows in any order, doubled or not.
+    Args:
+        rows: In any order; duplicates do not matter.
+        every: Keep every answer, instead of one event with a count for equal answers in a row.
     """
     unique = {row.row_id: row for row in rows}
     by_key: dict[bytes, list[Row]] = {}
     for row in sorted(unique.values(), key=_order):
         by_key.setdefault(row.key, []).append(row)
-    return [_story(key, members, every) for key, members in by_key.items()]
+    return [_timeline(key, members, every) for key, members in by_key.items()]
 
 
-def _story(key: bytes, rows: list[Row], every: bool) -> Timeline:
-    named: dict[str, Any] = {}
-    for row in rows:  # a row without a context tells nothing of the operation; others all tell the same
-        named = row.columns()
-        if named["source_id"]:
+def _timeline(key: bytes, rows: list[Row], every: bool) -> Timeline:
+    columns: dict[str, Any] = {}
+    for row in rows:  # a row without a context does not name the operation; all others name the same one
+        columns = row.columns()
+        if columns["source_id"]:
             break
     events = [_event(row) for row in rows]
     names = ("kind", "source_type", "source_id", "revision", "index_hash", "action", "sequence")
     return Timeline(
         key.hex(),
-        **{name: str(named.get(name) or "") for name in names},
-        events=tuple(events if every else _collapsed(events)),
+        **{name: str(columns.get(name) or "") for name in names},
+        events=tuple(events if every else _collapse(events)),
     )
 
 
@@ -133,7 +135,7 @@ def _event(row: Row) -> TimelineEvent:
     values = row.columns()
     answered = row.sealed_at_ms > 0 and row.winner != NO_TOKEN
     return TimelineEvent(
-        what=what_of(row),
+        what=event_type(row),
         ts_ms=row.ts_ms,
         owner=values["owner"] or "",
         run_id=values["run_id"] or "",
@@ -153,7 +155,7 @@ def _event(row: Row) -> TimelineEvent:
     )
 
 
-def what_of(row: Row) -> EventType:
+def event_type(row: Row) -> EventType:
     match row.kind:
         case RowKind.NEW if row.position == RELEASE_POSITION:
             return EventType.RELEASED
@@ -178,19 +180,19 @@ def what_of(row: Row) -> EventType:
 
 
 def _order(row: Row) -> tuple[int, tuple[int, int], int, int, str]:
-    """Within one millisecond the fence tells which attempt came first, and the kind of row what came first in it."""
+    """Within a millisecond, attempts are ordered by fence number, and rows of an attempt by their kind."""
     if row.kind is RowKind.ENDED:
         step = 4
     elif row.position in (FENCED_POSITION, SEAL_POSITION, RELEASE_POSITION):
         step = 2
     elif row.kind is RowKind.NEW:
         step = 0
-    else:  # an answer while the attempt was going on, or after it had ended
+    else:  # an answer during the attempt, or after it
         step = 3 if row.sealed_at_ms or row.error_code == QUARANTINED else 1
     return row.ts_ms, row.fence, step, row.position, row.row_id
 
 
-def _collapsed(events: Iterable[TimelineEvent]) -> Iterator[TimelineEvent]:
+def _collapse(events: Iterable[TimelineEvent]) -> Iterator[TimelineEvent]:
     for (what, *_), run in groupby(events, key=lambda event: (event.what, event.payload_hash)):
         if what not in ANSWERS:
             yield from run
@@ -203,7 +205,7 @@ def _collapsed(events: Iterable[TimelineEvent]) -> Iterator[TimelineEvent]:
             first,
             count=1 + len(rest),
             last_ms=rest[-1].ts_ms,
-            # Of many callers there is not one owner to name.
+            # Named only if all callers have the same owner.
             owner=first.owner if len({event.owner for event in (first, *rest)}) == 1 else "",
             run_id=first.run_id if len({event.run_id for event in (first, *rest)}) == 1 else "",
             waited_ms=max(event.waited_ms for event in (first, *rest)),

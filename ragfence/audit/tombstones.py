@@ -1,17 +1,19 @@
 """Tombstones: what a purge leaves of the decision rows of a document, and of the HTTP requests that sent it.
 
-A row of a purged document stays: that something happened to it, when, what was decided, by whom. What was made from its
-content goes: the content hash, the fingerprint, the size, the key and the effect_id that follow from it. The key is
-replaced by one that nobody can compute, the same for all rows of the key, so that the auditor still sees one life per
-key; the revision reads `purged`. Of an HTTP request that sent the document the stored answer, the compared payload and
-its digests go; its key stays used, so that a late retry cannot bring the document back. A request that was refused has
-no answer; what it was compared by goes with its record, so the same request is a new one when it is sent again.
+A row of a purged document stays: that something happened, when, what was decided, and by which owner. What was derived
+from the content is removed: the content hash, the fingerprint, the size, and the key and effect_id that follow from it.
+The key is replaced by one that cannot be computed, the same for all rows of the key, so that the auditor still sees one
+life per key; the revision becomes `purged`.
 
-    <tenant>/purges/<source>    the purge under way: its doc_id, and the secret that makes the new keys
+Of an HTTP request that sent the document, the stored response, the compared payload and its digests are removed. Its
+key stays used, so that a late retry cannot bring the document back. A refused request has no stored response; its
+record is removed, so the same request is a new one if it is sent again.
 
-That object is written first and deleted last. A purge that was cut off anywhere is completed by the next one of the
-same document, with the same secret. Only the objects of the ledger that hold such rows are rewritten: the new one is
-committed before the old one is deleted, under the lock of the drainers, and again until none is found.
+    <tenant>/purges/<source>    the purge in progress: its doc_id, and the secret that makes the new keys
+
+This object is written first and deleted last. A purge that was interrupted is completed by the next purge of the same
+document, with the same secret. Only objects of the ledger that hold such rows are rewritten: the new object is stored
+before the old one is deleted, under the drainers' lock, repeatedly until none is found.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from typing import Final, NamedTuple
 
 from ragfence.audit import columns
 from ragfence.audit.drain import LOCK, LOCK_MS, Drainer
-from ragfence.audit.ledger import PACKED, Ledger, Part, Wanted
+from ragfence.audit.ledger import PACKED, Ledger, Part, RowQuery
 from ragfence.core.decision_rows import Row
 from ragfence.core.hashing import digest
 from ragfence.core.layout import FINGERPRINT_BYTES, RowKind
@@ -45,7 +47,7 @@ PURGED: Final = "purged"
 DOCUMENT, HTTP = "document", "http"
 NO_FINGERPRINT: Final = "00" * FINGERPRINT_BYTES
 NOT_KEPT: Final = b'j{"v":1,"status":200,"headers":[],"too_long":true}'
-"""the answer that stands for one that is gone"""
+"""the result that replaces a removed response"""
 
 TOMBS_BEGUN, TOMBS_REQUEST_OPEN, TOMBS_REQUESTS, TOMBS_WRITTEN, TOMBS_DELETED = (
     "tombstones_begun",
@@ -57,11 +59,11 @@ TOMBS_BEGUN, TOMBS_REQUEST_OPEN, TOMBS_REQUESTS, TOMBS_WRITTEN, TOMBS_DELETED = 
 TOMBSTONE_POINTS = (TOMBS_BEGUN, TOMBS_REQUEST_OPEN, TOMBS_REQUESTS, TOMBS_WRITTEN, TOMBS_DELETED)
 PASSES = 20
 LOCK_WAIT_S = 1.5 * LOCK_MS / 1000
-"""longer than the lock of a drainer that was killed"""
+"""longer than a drainer that was killed holds the lock"""
 
 
 class _Purge(NamedTuple):
-    """A purge under way."""
+    """A purge in progress."""
 
     name: str
     doc_id: str
@@ -69,7 +71,7 @@ class _Purge(NamedTuple):
 
 
 class Tombstones:
-    """Of one tenant."""
+    """Replaces the decision rows of purged documents of one tenant."""
 
     def __init__(
         self,
@@ -87,9 +89,9 @@ class Tombstones:
         self._sleep = sleep
 
     def bury(self, doc_id: str) -> None:
-        """May be called again for the same document; the second time finds nothing to do."""
-        shard, kept = self._place(doc_id)
-        purge = self._begin(doc_id)
+        """Replaces the rows of a document. Calling it again for the same document changes nothing."""
+        shard, plain_keys = self._place(doc_id)
+        purge = self._start(doc_id)
         reach(TOMBS_BEGUN)
         requests = self._refused_requests(doc_id)
         for _ in range(PASSES):
@@ -98,21 +100,23 @@ class Tombstones:
             for key in sorted(requests):
                 self._close_request(key)
             reach(TOMBS_REQUESTS)
-            if not self._rewrite(purge, shard, kept, requests) and not self._undrained(doc_id, shard, kept, requests):
+            if not self._rewrite(purge, shard, plain_keys, requests) and not self._has_undrained_rows(
+                doc_id, shard, plain_keys, requests
+            ):
                 break
         self._fences.scrub()
         self._objects.delete([purge.name])
         reach(TOMBS_DELETED)
 
     def _place(self, doc_id: str) -> tuple[int, frozenset[str]]:
-        """The shard of the document, and those of its keys that say nothing of its content."""
+        """The shard of the document, and those of its keys that do not depend on its content."""
         plain = [
             Operation(kind=DOCUMENT, source_id=doc_id, action=action, tenant=self._fences.tenant).key
             for action in ("retract", "purge")
         ]
         return plain[0][0], frozenset(key.hex() for key in plain)
 
-    def _begin(self, doc_id: str) -> _Purge:
+    def _start(self, doc_id: str) -> _Purge:
         source = digest("ragfence/source/1", b"", doc_id.encode()).hex()
         name = f"{encoded(self._fences.tenant)}/purges/{source}"
         data = json.dumps({"version": 1, "doc_id": doc_id, "secret": secrets.token_hex(32)}).encode()
@@ -124,29 +128,29 @@ class Tombstones:
             raise FormatCorrupt(f"{name} is not a purge: {broken!r}", hint="delete it, and purge again") from broken
 
     def _drain(self) -> None:
-        """So that the ledger has the rows that were in the fence store."""
+        """Moves the rows in the fence store into the ledger."""
         waited = 0.0
         while self._drainer.drain().busy:
             if waited >= LOCK_WAIT_S:
-                raise StoreUnavailable("somebody else drains decision rows all the time", hint="purge again later")
+                raise StoreUnavailable("other processes keep draining decision rows", hint="purge again later")
             self._sleep(0.1)
             waited += 0.1
 
     def _requests_of(self, doc_id: str, shard: int) -> set[str]:
-        """The keys of the HTTP requests that sent it: each row of the document names its own."""
-        wanted = Wanted(shards=range(shard, shard + 1), values=(("source_id", doc_id), ("kind", DOCUMENT)))
+        """The keys of the HTTP requests that sent the document; each of its rows names one."""
+        query = RowQuery(shards=range(shard, shard + 1), values=(("source_id", doc_id), ("kind", DOCUMENT)))
         found: set[str] = set()
-        for part in self._ledger.parts(wanted):
-            table = self._ledger.read(part, wanted, ["event_id"])
+        for part in self._ledger.parts(query):
+            table = self._ledger.read(part, query, ["event_id"])
             for event_id in table.column("event_id").unique().to_pylist() if table is not None else ():
                 if event_id and _is_key(event_id):
                     found.add(event_id)
         return found
 
     def _refused_requests(self, doc_id: str) -> set[str]:
-        """Requests without an answer that named the document. Those that failed a condition left no row of it.
+        """The keys of requests without a response that named the document. They left no row of it.
 
-        One whose doc_id was redacted may be about it, and is taken for one: it only loses its attempts.
+        A request whose doc_id was redacted may be about the document, and is included: it only loses its attempts.
         """
         found = set()
         for each in self._fences.scan():
@@ -158,27 +162,27 @@ class Tombstones:
         return found
 
     def _close_request(self, key: str) -> None:
-        """Its answer and what it was compared by go; the key stays used."""
-        wanted = Wanted(shards=_shards_of(key), values=(("idempotency_key", key), ("kind", HTTP)))
+        """Removes the response of a request and the payload it is compared by. The key stays used."""
+        query = RowQuery(shards=_shards_of(key), values=(("idempotency_key", key), ("kind", HTTP)))
         sealed: Row | None = None
         is_request = False
-        for part in self._ledger.parts(wanted):
-            table = self._ledger.read(part, wanted, columns.schema().names)
-            for row in columns.rows_in(table) if table is not None else ():
+        for part in self._ledger.parts(query):
+            table = self._ledger.read(part, query, columns.schema().names)
+            for row in columns.to_rows(table) if table is not None else ():
                 is_request = True
                 if row.sealed_at_ms and row.kind is RowKind.NEW:
                     sealed = row
         if not is_request:
-            return  # an event of somebody's own
-        if sealed is None:  # refused, or cut off
+            return  # an event id of the caller's
+        if sealed is None:  # refused, or interrupted
             self._fences.forget([key_from_text(key)], pending=True)
             return
-        told = sealed.columns()
+        context = sealed.columns()
         operation = Operation(
             kind=HTTP,
-            source_type=told["source_type"] or "",
-            source_id=told["source_id"] or "",
-            action=told["action"] or "",
+            source_type=context["source_type"] or "",
+            source_id=context["source_id"] or "",
+            action=context["action"] or "",
             tenant=self._fences.tenant,
         )
         if operation.key.hex() != key:
@@ -206,14 +210,14 @@ class Tombstones:
             self._commits.put(operation, tombstone)
         self._fences.forget([key_from_text(key)])
 
-    def _rewrite(self, purge: _Purge, shard: int, kept: frozenset[str], requests: set[str]) -> bool:
-        """False: no object of the ledger holds anything that has to go."""
+    def _rewrite(self, purge: _Purge, shard: int, plain_keys: frozenset[str], requests: set[str]) -> bool:
+        """Returns False if no object of the ledger held anything to remove."""
         shards = sorted({shard, *(key_from_text(key)[0] for key in requests)})
         token = secrets.token_hex(8)
         waited = 0.0
         while not self._fences.lock(LOCK, token, LOCK_MS):
             if waited >= LOCK_WAIT_S:
-                raise StoreUnavailable("somebody else drains decision rows all the time", hint="purge again later")
+                raise StoreUnavailable("other processes keep draining decision rows", hint="purge again later")
             self._sleep(0.1)
             waited += 0.1
         try:
@@ -221,92 +225,94 @@ class Tombstones:
             names = [part for part in self._ledger.parts() if any(s in _range(part) for s in shards)]
             for part in names:
                 self._fences.lock(LOCK, token, LOCK_MS)
-                found |= self._rewrite_part(part, purge, kept, requests, shard)
+                found |= self._rewrite_part(part, purge, plain_keys, requests, shard)
             return found
         finally:
-            with contextlib.suppress(TransientError):  # it runs out
+            with contextlib.suppress(TransientError):  # the lock expires
                 self._fences.unlock(LOCK, token)
 
-    def _rewrite_part(self, part: Part, purge: _Purge, kept: frozenset[str], requests: set[str], shard: int) -> bool:
-        if not self._holds(part, purge.doc_id, kept, requests, shard):
+    def _rewrite_part(
+        self, part: Part, purge: _Purge, plain_keys: frozenset[str], requests: set[str], shard: int
+    ) -> bool:
+        if not self._holds(part, purge.doc_id, plain_keys, requests, shard):
             return False
-        table = self._ledger.read(part, Wanted(), columns.schema().names)
+        table = self._ledger.read(part, RowQuery(), columns.schema().names)
         if table is None:
-            return True  # replaced meanwhile: the next pass sees by what
-        rows = [_tombstone(row, purge, kept, requests) for row in columns.rows_in(table)]
+            return True  # replaced meanwhile: the next pass reads its replacement
+        rows = [_tombstone(row, purge, plain_keys, requests) for row in columns.to_rows(table)]
         salt = hmac.digest(purge.secret, part.name.encode(), "sha256")
-        self._ledger.write(part.day, columns.table_of(rows, self._fences.tenant), PACKED, salt=salt)
+        self._ledger.write(part.day, columns.to_table(rows, self._fences.tenant), PACKED, salt=salt)
         reach(TOMBS_WRITTEN)
         self._ledger.delete([part.name])
         return True
 
-    def _holds(self, part: Part, doc_id: str, kept: frozenset[str], requests: set[str], shard: int) -> bool:
-        """By the few columns that tell; by the statistics of most objects already."""
+    def _holds(self, part: Part, doc_id: str, plain_keys: frozenset[str], requests: set[str], shard: int) -> bool:
+        """Whether a part holds rows to replace. Reads few columns, and of most objects only the statistics."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
         if shard in _range(part):
-            wanted = Wanted(shards=range(shard, shard + 1), values=(("source_id", doc_id), ("kind", DOCUMENT)))
-            table = self._ledger.read(part, wanted, ["idempotency_key", "revision"])
+            query = RowQuery(shards=range(shard, shard + 1), values=(("source_id", doc_id), ("kind", DOCUMENT)))
+            table = self._ledger.read(part, query, ["idempotency_key", "revision"])
             if table is not None and table.num_rows:
                 fresh = pc.not_equal(pc.fill_null(table.column("revision"), ""), PURGED)
-                plain = pc.is_in(table.column("idempotency_key"), pa.array(sorted(kept), pa.string()))
+                plain = pc.is_in(table.column("idempotency_key"), pa.array(sorted(plain_keys), pa.string()))
                 if pc.any(pc.and_(fresh, pc.invert(plain))).as_py():
                     return True
         for key in requests:
             if key_from_text(key)[0] in _range(part):
                 table = self._ledger.read(
-                    part, Wanted(shards=_shards_of(key), values=(("idempotency_key", key),)), ["payload_hash"]
+                    part, RowQuery(shards=_shards_of(key), values=(("idempotency_key", key),)), ["payload_hash"]
                 )
                 if table is not None and pc.any(pc.not_equal(table.column("payload_hash"), NO_FINGERPRINT)).as_py():
                     return True
         return False
 
-    def _undrained(self, doc_id: str, shard: int, kept: frozenset[str], requests: set[str]) -> bool:
-        """Whether somebody has written rows meanwhile that have to go, too."""
+    def _has_undrained_rows(self, doc_id: str, shard: int, plain_keys: frozenset[str], requests: set[str]) -> bool:
+        """Whether rows were written meanwhile that have to be replaced, too."""
         for each in sorted({shard, *(key_from_text(key)[0] for key in requests)}):
             for row in self._fences.rows(0, each):
-                if _is_of(row, doc_id, kept, requests):
+                if _is_about(row, doc_id, plain_keys, requests):
                     return True
         return False
 
 
-def _is_of(row: Row, doc_id: str, kept: frozenset[str], requests: set[str]) -> bool:
+def _is_about(row: Row, doc_id: str, plain_keys: frozenset[str], requests: set[str]) -> bool:
     key = row.key.hex()
     if key in requests:
         return row.fingerprint != bytes(FINGERPRINT_BYTES)
-    told = json.loads(row.context)
+    context = json.loads(row.context)
     return (
-        told.get("kind") == DOCUMENT
-        and told.get("source_id") == doc_id
-        and told.get("revision") != PURGED
-        and key not in kept
+        context.get("kind") == DOCUMENT
+        and context.get("source_id") == doc_id
+        and context.get("revision") != PURGED
+        and key not in plain_keys
     )
 
 
-def _tombstone(row: Row, purge: _Purge, kept: frozenset[str], requests: set[str]) -> Row:
-    if not _is_of(row, purge.doc_id, kept, requests):
+def _tombstone(row: Row, purge: _Purge, plain_keys: frozenset[str], requests: set[str]) -> Row:
+    if not _is_about(row, purge.doc_id, plain_keys, requests):
         return row
-    told = json.loads(row.context)
+    context = json.loads(row.context)
     key = row.key
     if key.hex() in requests:
         for name in ("diff", "diff_size"):
-            told.pop(name, None)
+            context.pop(name, None)
         effect_id = row.effect_id
     else:
         for name in ("characters", "saved", "diff", "diff_size"):
-            told.pop(name, None)
-        told["revision"] = PURGED
+            context.pop(name, None)
+        context["revision"] = PURGED
         key = key[:1] + hmac.digest(purge.secret, key, "sha256")
         effect_id = ""
-    context = json.dumps(told, ensure_ascii=False, separators=(",", ":")).encode()
+    context = json.dumps(context, ensure_ascii=False, separators=(",", ":")).encode()
     return replace(row, key=key, fingerprint=bytes(FINGERPRINT_BYTES), effect_id=effect_id, context=context)
 
 
 def _is_key(text: str) -> bool:
     try:
         return len(key_from_text(text)) == 33
-    except Exception:  # noqa: BLE001  # an event id of somebody's own
+    except Exception:  # noqa: BLE001  # an event id of the caller's, not a key
         return False
 
 

@@ -267,14 +267,14 @@ def _print_all(fence: Fence, *, as_json: bool) -> None:
 
 def _print_one(fence: Fence, name: str, limit: int, *, as_json: bool) -> None:
     """`limit`: how many changes to show; 0 for none."""
-    from ragfence.indexes.aliases import unknown
+    from ragfence.indexes.aliases import unknown_alias
     from ragfence.indexes.catalog import check_alias
 
     now_ms, held = fence.inspector.now_ms(), fence.aliases.head().state.aliases.get(check_alias(name))
     # An alias that was removed still has its history.
     entries = fence.aliases.history(name, limit) if limit else []
     if held is None and not entries:
-        raise unknown(name)
+        raise unknown_alias(name)
     one = _columns(fence, name, held) if held else None
     if as_json:
         document = _dated(one) if one else {"alias": name, "index_hash": None}

@@ -21,7 +21,7 @@ from ragfence.errors import TransientError
 if TYPE_CHECKING:
     import pyarrow
 
-    from ragfence.audit.drain import Drained
+    from ragfence.audit.drain import DrainReport
     from ragfence.fence import Fence
 
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h)?")
@@ -185,7 +185,7 @@ def drain(
             time.sleep(_as_seconds(every))
 
 
-def _print_drained(drained: Drained, as_json: bool) -> None:
+def _print_drained(drained: DrainReport, as_json: bool) -> None:
     if as_json:
         output.print_json(asdict(drained))
         return

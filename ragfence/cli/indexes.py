@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ragfence.indexes.build_log import Attempt
     from ragfence.indexes.gc import GcReport
     from ragfence.indexes.indexes import BuildState
-    from ragfence.indexes.spec import Explained, IndexSpec
+    from ragfence.indexes.spec import Explanation, IndexSpec
 
 
 def _parameters(given: list[str] | None) -> list[str] | None:
@@ -235,7 +235,7 @@ def _compared_with(fence: Fence, against: str | None) -> tuple[str | None, str |
     return None, find_build(fence, against)
 
 
-def _print_explained(explained: Explained, alias: str | None, fence: Fence) -> None:
+def _print_explained(explained: Explanation, alias: str | None, fence: Fence) -> None:
     now, before = _flat(explained.inputs), _flat(explained.before or explained.inputs)
     columns = (
         output.Column("input", whole=True),

@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ragfence.audit.timeline import EventType, Timeline, tell
+from ragfence.audit.timeline import EventType, Timeline, build_timelines
 from ragfence.cli import output
 from ragfence.core.decision_rows import Row
 from ragfence.core.layout import State
@@ -112,7 +112,7 @@ def find_timelines(fence: Fence, text: str, *, every: bool = False) -> list[Time
     if prefix is not None and len(prefix) == 2 * KEY_BYTES:
         return [_timeline(bytes.fromhex(prefix), of_prefix, every)]
     if of_source:
-        return tell(of_source, every=every)
+        return build_timelines(of_source, every=every)
     if prefix is not None:
         key = _only(prefix, {row.key for row in of_prefix} | _stored_keys(fence.inspector.fences, prefix))
         return [_timeline(key, [row for row in of_prefix if row.key == key], every)]
@@ -187,7 +187,7 @@ def _rows_about(fence: Fence, text: str, prefix: str | None) -> tuple[list[Row],
 
 
 def _timeline(key: bytes, rows: Sequence[Row], every: bool) -> Timeline:
-    timelines = tell(rows, every=every)
+    timelines = build_timelines(rows, every=every)
     return timelines[0] if timelines else Timeline(key.hex())
 
 

@@ -133,9 +133,9 @@ def check_moment(text: str | None) -> str | None:
 
 def to_ms(text: str | None, now_ms: int, default_ms: int) -> int:
     """Milliseconds since 1970: a span such as "7d" counts back from `now_ms`."""
-    from ragfence.audit.audit import _moment_ms
+    from ragfence.core.moments import parse_moment
 
-    return _moment_ms(text, now_ms, default_ms)
+    return parse_moment(text, now_ms, default_ms)
 
 
 Json = Annotated[

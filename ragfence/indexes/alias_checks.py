@@ -1,9 +1,9 @@
-"""The auditor's look at the aliases: every entry of the catalog is held against the log of the builds.
+"""Checks of the auditor on aliases: every entry of the catalog is compared with the log of its build.
 
-sealed_before   every target was sealed when it was named: at its number, with its physical index, not later
-no_gap          the numbers go from 1 on, none left out
-state_follows   the state of an entry is what its change makes of the state before
-not_retired     no alias points at a build that is retired now
+sealed_before   every target was sealed before it was named, at its number and with its physical index
+no_gap          the numbers of entries start at 1 and have no gap
+state_follows   the state of an entry follows from its change and the state before
+not_retired     no alias points at a retired build
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ragfence.errors import FormatCorrupt
 from ragfence.indexes.build_log import BuildEntry, BuildLog
 from ragfence.indexes.catalog import (
-    NOTHING_YET,
+    EMPTY_HEAD,
     SHORTEST_HISTORY,
     Alias,
     Catalog,
@@ -30,7 +30,7 @@ EVERYTHING = 10**9
 class AliasFinding(NamedTuple):
     invariant: str
     alias: str
-    """the index_hash, where no alias is concerned"""
+    """the index_hash, if the finding is not about an alias"""
     generation: int
     text: str
 
@@ -39,11 +39,11 @@ class AliasFinding(NamedTuple):
 
 
 def alias_findings(catalog: Catalog, builds: BuildLog) -> Iterator[AliasFinding]:
-    """Whatever of the promises the logs do not bear out; nothing, as it should be."""
+    """Yields every broken invariant."""
     seen = _SealCache(builds)
     before: CatalogEntry | None = None
     for entry in _oldest_first(catalog):
-        last = before or NOTHING_YET
+        last = before or EMPTY_HEAD
         if entry.number != last.number + 1:
             text = f"{last.number} is followed by {entry.number}"
             yield AliasFinding("no_gap", entry.alias, entry.number, text)
@@ -65,7 +65,7 @@ def _oldest_first(catalog: Catalog) -> list[CatalogEntry]:
 
 
 class _SealCache:
-    """Entries of builds, each read once: aliases go back and forth between few builds."""
+    """Reads each entry of a build once: aliases move between few builds."""
 
     def __init__(self, builds: BuildLog) -> None:
         self._builds = builds
@@ -89,7 +89,7 @@ def _sealed_before(entry: CatalogEntry, target: Target, seen: _SealCache) -> Ite
     elif (sealed.seal.physical, sealed.seal.backend) != (target.physical, target.backend):
         why = f"{target.index_hash} was sealed as {sealed.seal.physical}, not as {target.physical}"
     elif sealed.at_ms > entry.at_ms:
-        why = f"{target.index_hash} was sealed {sealed.at_ms - entry.at_ms} ms after it was named"
+        why = f"{target.index_hash} was sealed {sealed.at_ms - entry.at_ms} ms after the alias was moved to it"
     if why:
         yield AliasFinding("sealed_before", entry.alias or target.index_hash, entry.number, why)
 
@@ -98,15 +98,15 @@ def _state_follows(before: CatalogState, entry: CatalogEntry, builds: BuildLog) 
     derived = state_after(before, entry, keep=EVERYTHING)
     for name in sorted({*derived.aliases, *entry.state.aliases}):
         if not _agree(derived.aliases.get(name), entry.state.aliases.get(name)):
-            yield AliasFinding("state_follows", name, entry.number, f"is not what a {entry.change} makes of it")
+            yield AliasFinding("state_follows", name, entry.number, f"does not follow from the {entry.change}")
     if entry.alias and entry.target and entry.target.generation != entry.number:
-        text = f"its target says generation {entry.target.generation}"
+        text = f"its target has generation {entry.target.generation}"
         yield AliasFinding("state_follows", entry.alias, entry.number, text)
     yield from _retiring_follows(derived.retiring, entry, builds)
 
 
 def _agree(derived: Alias | None, kept: Alias | None) -> bool:
-    """Histories are cut to what the policy of their time kept, but never shorter than that."""
+    """Whether both are the same alias. Histories are cut as the policy of their time said, but to a minimum length."""
     if derived is None or kept is None:
         return derived is kept
     least = min(len(derived.history), SHORTEST_HISTORY)
@@ -118,12 +118,12 @@ def _agree(derived: Alias | None, kept: Alias | None) -> bool:
 
 
 def _retiring_follows(derived: Mapping[str, int], entry: CatalogEntry, builds: BuildLog) -> Iterator[AliasFinding]:
-    """None may be left out but those whose own log has gone on."""
+    """A retirement may only disappear after the log of its build has a newer entry."""
     for index_hash in sorted({*derived, *entry.state.retiring}):
         wanted, kept = derived.get(index_hash), entry.state.retiring.get(index_hash)
         if wanted == kept:
             continue
         newest = builds.newest(index_hash) if kept is None and wanted is not None else None
         if newest is None or wanted is None or newest.number <= wanted:
-            text = f"retiring says {kept}, not {wanted}"
+            text = f"retiring is {kept}, not {wanted}"
             yield AliasFinding("state_follows", index_hash, entry.number, text)

@@ -1,7 +1,7 @@
-"""What follows an entry of the catalog: its decision rows, and the backends' own aliases.
+"""The effects of an entry of the catalog: its decision rows, and the backends' own aliases.
 
-Both can be done late, and again: the key of the audited operation is the entry's own, and a backend's alias is only
-ever set to what the newest head says.
+Both may happen late and repeatedly: the key of the audited operation follows from the entry, and a backend's alias is
+always set to what the newest head says.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from ragfence.indexes.catalog import Catalog, CatalogEntry, Target
 
 AUDIT_WAIT_S = 5.0
 LOOKS = 8
-"""so often a backend's alias is set again because the catalog moved on; whoever moved it sets it, too"""
+"""how often a backend's alias is set again because the catalog has moved; the process that moved it sets it, too"""
 LOOKED_BACK = 200
 """entries of the catalog that `reconcile` looks at"""
 
 
 @dataclass(frozen=True, slots=True)
-class AliasesReconciled:
+class AliasReconcileReport:
     generation: int
     """the head of the catalog"""
     audited: tuple[str, ...] = ()
-    """alias@generation: whose decision rows were missing"""
+    """alias@generation of swaps whose decision rows were missing"""
     pointed: tuple[str, ...] = ()
-    """whose alias in the backend was behind"""
+    """aliases that were outdated in their backend"""
     removed: tuple[str, ...] = ()
-    """that a backend still had, and the catalog has not, or elsewhere"""
+    """aliases removed from a backend that should not have them"""
     failed: tuple[str, ...] = ()
     """what could not be repaired, and why"""
 
@@ -44,25 +44,25 @@ class AliasEffects:
         self._backend_of = backend_of
 
     def audit(self, entry: CatalogEntry) -> bool:
-        """The change as an operation of its own. False: the fence store did not take it."""
+        """Writes the decision rows of the change. Returns False if the fence store did not take them."""
         try:
             self._audit(entry)
-        except RagfenceError:  # the catalog has decided already
+        except RagfenceError:  # the swap has already happened
             return False
         return True
 
     def apply(self, alias: str, touched: Collection[str]) -> bool:
-        """Makes the alias of the backends follow the head. False: a backend would not."""
+        """Sets the alias in the backends as the head says. Returns False if a backend failed."""
         try:
             self._apply(alias, touched)
-        except Exception:  # noqa: BLE001  # the catalog has decided: whatever a backend raises cannot undo it
+        except Exception:  # noqa: BLE001  # the swap has happened, and no error of a backend can undo it
             return False
         return True
 
-    def reconcile(self, catalog: Catalog) -> AliasesReconciled:
+    def reconcile(self, catalog: Catalog) -> AliasReconcileReport:
         failed: list[str] = []
         recent = [entry for entry in islice(catalog.entries(), LOOKED_BACK) if entry.alias]
-        audited = [f"{entry.alias}@{entry.number}" for entry in reversed(recent) if self._audited_now(entry, failed)]
+        audited = [f"{entry.alias}@{entry.number}" for entry in reversed(recent) if self._audit_missing(entry, failed)]
         head = self._head()
         backends: dict[str, set[str]] = {name: set() for name in head.state.aliases}
         for entry in recent:
@@ -72,17 +72,17 @@ class AliasEffects:
         pointed, removed = [], []
         for name, touched in sorted(backends.items()):
             try:
-                behind, strange = self._behind(name, touched)
+                behind, strange = self._compare(name, touched)
                 if behind or strange:
                     self._apply(name, touched)
-            except Exception as broken:  # noqa: BLE001  # one backend that is away must not keep the others behind
+            except Exception as broken:  # noqa: BLE001  # one unreachable backend must not block the others
                 failed.append(f"{name}: {broken}")
                 continue
             pointed += [name] if behind else []
             removed += [name] if strange else []
-        return AliasesReconciled(head.number, tuple(audited), tuple(pointed), tuple(removed), tuple(failed))
+        return AliasReconcileReport(head.number, tuple(audited), tuple(pointed), tuple(removed), tuple(failed))
 
-    def _audited_now(self, entry: CatalogEntry, failed: list[str]) -> bool:
+    def _audit_missing(self, entry: CatalogEntry, failed: list[str]) -> bool:
         try:
             return self._audit(entry)
         except RagfenceError as unwritten:
@@ -90,12 +90,12 @@ class AliasEffects:
             return False
 
     def _audit(self, entry: CatalogEntry) -> bool:
-        """True: its rows were missing."""
+        """Returns True if the rows were missing."""
         rules = self._engine.policy.for_kind("alias")
         if self._engine.fences.now_ms() >= entry.at_ms + rules.ttl_ms:
-            return False  # its record may have been purged: it would look like a second swap
+            return False  # its record may have expired, and then it would look like a second swap
         index_hash = entry.target.index_hash if entry.target else ""
-        told = {
+        change = {
             "alias": entry.alias,
             "generation": entry.number,
             "change": entry.change,
@@ -112,49 +112,49 @@ class AliasEffects:
             index_hash=index_hash,
             action=entry.change,
         )
-        request = self._engine.request(operation, told)
+        request = self._engine.request(operation, change)
         with self._engine.claim(request, wait_s=AUDIT_WAIT_S, verdict=False) as op:
             if op.is_new:
-                op.seal(effect_id=f"{entry.alias}@{entry.number}", result=told)
+                op.seal(effect_id=f"{entry.alias}@{entry.number}", result=change)
             return op.is_new
 
     def _name(self, alias: str) -> str:
         return pointer_name(self._engine.tenant, alias)
 
-    def _behind(self, alias: str, touched: Collection[str]) -> tuple[bool, bool]:
-        """Whether the backend's alias is not what the head says, and whether there is one where none should be."""
-        held = self._head().state.aliases.get(alias)
+    def _compare(self, alias: str, touched: Collection[str]) -> tuple[bool, bool]:
+        """Whether the backend's alias is not what the head says, and whether another backend has one wrongly."""
+        current = self._head().state.aliases.get(alias)
         behind, here = False, ""
-        if held is not None:
-            backend = self._backend_of(held.target.backend)
+        if current is not None:
+            backend = self._backend_of(current.target.backend)
             pointer, here = backend.pointer(self._name(alias)), backend.url
             behind = (
                 pointer is None
-                or pointer.physical != held.target.physical
-                or pointer.generation not in (None, held.target.generation)
+                or pointer.physical != current.target.physical
+                or pointer.generation not in (None, current.target.generation)
             )
         others = [self._backend_of(name) for name in touched]
         return behind, any(each.url != here and each.pointer(self._name(alias)) is not None for each in others)
 
     def _apply(self, alias: str, touched: Collection[str]) -> None:
         for _ in range(LOOKS):
-            held = self._head().state.aliases.get(alias)
-            here = self._backend_of(held.target.backend) if held else None
+            current = self._head().state.aliases.get(alias)
+            here = self._backend_of(current.target.backend) if current else None
             for name in touched:
                 other = self._backend_of(name)
-                # Two names may be of one place.
+                # Two names may mean the same place.
                 if (here is None or other.url != here.url) and other.pointer(self._name(alias)) is not None:
                     other.unpoint(self._name(alias))
-            if held is not None and here is not None:
-                here.point(self._name(alias), held.target.physical, held.target.generation)
+            if current is not None and here is not None:
+                here.point(self._name(alias), current.target.physical, current.target.generation)
             after = self._head().state.aliases.get(alias)
-            if (after and after.target) == (held and held.target):
+            if (after and after.target) == (current and current.target):
                 return
-        # Whoever moves it all the time applies it, too.
+        # The processes that keep moving it apply it, too.
 
 
 def pointer_name(tenant: str, alias: str) -> str:
-    """What an alias is called in a backend, which tenants may share."""
+    """The name of an alias in a backend, which several tenants may share."""
     return f"{alias}@{encoded(tenant)}"
 
 

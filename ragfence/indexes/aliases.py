@@ -2,9 +2,9 @@
 
     gates -> put_new catalog/<n + 1> -> the swap as an audited operation -> the backend's own alias
 
-The catalog decides; the entry at the next number is the swap. What follows it is told, not decided: whoever is killed
-in between has swapped, and `reconcile`, or the next swap, does the rest. Readers resolve an alias once per request and
-ask the physical index it names, so that no answer mixes two builds.
+The catalog decides: the entry at the next number is the swap. The steps after it only publish it. A process that is
+killed in between has swapped, and `reconcile`, or the next swap, does the rest. Readers resolve an alias once per
+request and search the physical index it names, so no answer mixes two builds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ragfence.errors import (
     TransientError,
     ValidationError,
 )
-from ragfence.indexes.alias_effects import AliasEffects, AliasesReconciled
+from ragfence.indexes.alias_effects import AliasEffects, AliasReconcileReport
 from ragfence.indexes.backends.backend import Backend
 from ragfence.indexes.build_log import BuildEntry, BuildLog, BuildSeal
 from ragfence.indexes.catalog import (
@@ -42,7 +42,7 @@ from ragfence.indexes.catalog import (
     Change,
     Target,
     check_alias,
-    following,
+    next_entry,
     sealed_build,
 )
 from ragfence.indexes.embedders.embedder import Embedder
@@ -53,32 +53,32 @@ AFTER_CATALOG = "after_catalog"
 AFTER_AUDIT = "after_audit"
 AFTER_POINT = "after_point"
 ALIAS_POINTS = (AFTER_CATALOG, AFTER_AUDIT, AFTER_POINT)
-"""In the order in which a swap comes by them."""
+"""in the order in which a swap reaches them"""
 
 ATTEMPTS = 64
 LOOKED_BACK = 200
-"""so many changes of the catalog ago an attempt that was cut off is still found"""
+"""entries of the catalog that are searched for the move of an interrupted attempt"""
 LONGEST_PAUSE_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """What became of an alias."""
+    """The result of moving or removing an alias."""
 
     alias: str
     target: Target | None
     """None: the alias was removed"""
     previous: Target | None
     generation: int
-    """the number in the catalog"""
+    """the number of the entry in the catalog"""
     changed: bool = True
-    """False: it pointed there already"""
+    """False: the alias already pointed at the target"""
     forced: bool = False
     gates: tuple[GateResult, ...] = ()
     audited: bool = True
-    """False: the fence store did not take the decision rows; `reconcile` writes them"""
+    """False: the decision rows could not be written; `reconcile` writes them"""
     applied: bool = True
-    """False: the backend's own alias is behind; `reconcile` moves it. Who reads through ragfence sees the target"""
+    """False: the backend's own alias was not moved; `reconcile` moves it. Searches through ragfence see the target"""
 
     @property
     def index_hash(self) -> str | None:
@@ -86,20 +86,20 @@ class Swap:
 
 
 class AliasMove(NamedTuple):
-    """A move of an alias, as it is asked for."""
+    """A requested move of an alias."""
 
     kind: Change
     index_hash: str | None
-    """None: whichever build was before"""
+    """None: the build before the current one"""
 
     def is_done_by(self, entry: CatalogEntry) -> bool:
-        """An operation may move an alias several times: a move to another build is not this one."""
+        """Whether the entry is this move: an operation may move an alias several times, to different builds."""
         target = entry.target.index_hash if entry.target else None
         return entry.change == self.kind and self.index_hash in (None, target)
 
 
 Choose = Callable[[CatalogEntry, Alias | None], BuildEntry]
-"""The build that an alias is to have, given a head of the catalog; asked again when the head has moved."""
+"""Chooses the build for an alias, given the head of the catalog; called again if the head has moved."""
 
 
 class Aliases:
@@ -113,7 +113,7 @@ class Aliases:
         *,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`backend_of` knows what stands in `Seal.backend`; `coverage_of` how much of the live documents it has."""
+        """`backend_of` opens the backend of a seal; `coverage_of` returns a build's share of the live documents."""
         if engine.objects is None:
             raise ObjectsRequired("aliases need an object store, and this fence was opened without one")
         self.catalog = Catalog(engine.tenant, engine.objects)
@@ -123,7 +123,7 @@ class Aliases:
         self._embedder_of = embedder_of
         self._coverage_of = coverage_of
         self._sleep = sleep
-        self._known: CatalogEntry | None = None
+        self._head: CatalogEntry | None = None
         self._effects = AliasEffects(engine, self.head, backend_of)
 
     def swap(
@@ -139,71 +139,99 @@ class Aliases:
     ) -> Swap:
         """Points the alias at a sealed build.
 
-        expect  the index_hash it must have now (None: it must not exist); `AliasMoved` otherwise
-        force   also when a gate fails; needs a reason, and is recorded. What is not sealed stays refused
+        Args:
+            alias: The name to move; made if it does not exist.
+            index_hash: The build.
+            expect: The index_hash that the alias must point at now; None if it must not exist.
+            force: Swap even if a gate fails. Needs a reason and is recorded. An unsealed build is still refused.
+            reason: Stored with the entry.
+            gates: Limits of the gates; by default those of the policy.
+            actor: Stored with the entry; by default the owner of this fence.
+
+        Raises:
+            NotSealed: The build is not sealed; `BuildRetired` if it was retired.
+            GateFailed: A gate failed; the error has the report.
+            AliasMoved: The alias does not point at `expect`.
 
         >>> fence.aliases.swap("docs", build.index_hash, expect=live)  # doctest: +SKIP
         """
         if force and not reason.strip():
-            raise ValidationError("a forced swap needs a reason", hint="it is kept in the log, with the failed gates")
-        wanted = checked_hash(index_hash)
+            raise ValidationError("a forced swap needs a reason", hint="it is logged together with the failed gates")
+        checked = check_hash(index_hash)
 
-        def choose(head: CatalogEntry, held: Alias | None) -> BuildEntry:
-            return sealed_build(self._builds, wanted, head)
+        def choose(head: CatalogEntry, current: Alias | None) -> BuildEntry:
+            return sealed_build(self._builds, checked, head)
 
-        asked = AliasMove("swap", wanted)
-        return self._move(alias, asked, choose, expect, gates, forced=force, reason=reason, actor=actor)
+        move = AliasMove("swap", checked)
+        return self._move(alias, move, choose, expect, gates, forced=force, reason=reason, actor=actor)
 
     def rollback(
         self, alias: str, *, to: str | None = None, expect: ExpectedTarget = UNSET, reason: str = "", actor: str = ""
     ) -> Swap:
-        """Points the alias at the build before this one that is still sealed, or `to` one that it has had.
+        """Points the alias at its newest earlier build that is still sealed, or at a certain earlier one.
 
-        What was live becomes the build before: a second rollback returns to it; `to` goes further back. All gates are
-        asked, but only the rows must be right.
+        The current build becomes the previous one, so a second rollback returns to it. All gates are measured and
+        logged, but only `sealed` and `rows` can refuse a rollback.
+
+        Args:
+            alias: The name to move.
+            to: The index_hash of an earlier build of this alias.
+            expect: The index_hash that the alias must point at now.
+            reason: Stored with the entry.
+            actor: Stored with the entry; by default the owner of this fence.
+
+        Raises:
+            AliasUnknown: There is no such alias.
+            NotSealed: No earlier build is still sealed.
+            AliasMoved: The alias does not point at `expect`.
         """
 
-        def choose(head: CatalogEntry, held: Alias | None) -> BuildEntry:
-            if held is None:
-                raise unknown(alias)
-            return self._sealed_before(alias, held, head) if to is None else self._had(alias, held, to, head)
+        def choose(head: CatalogEntry, current: Alias | None) -> BuildEntry:
+            if current is None:
+                raise unknown_alias(alias)
+            return (
+                self._sealed_before(alias, current, head) if to is None else self._find_target(alias, current, to, head)
+            )
 
-        asked = AliasMove("rollback", to)
-        return self._move(alias, asked, choose, expect, None, forced=False, reason=reason, actor=actor)
+        move = AliasMove("rollback", to)
+        return self._move(alias, move, choose, expect, None, forced=False, reason=reason, actor=actor)
 
     def remove(self, alias: str, reason: str = "", *, expect: ExpectedTarget = UNSET, actor: str = "") -> Swap:
-        """Takes the alias away, and with it its claim on builds: gc may retire what only it has used."""
+        """Removes the alias. Afterwards gc may retire builds that only this alias used."""
         check_alias(alias)
-        reason = self._kept(reason)
+        reason = self._redact(reason)
         for attempt in range(ATTEMPTS):
             head = self.head()
-            held = head.state.aliases.get(alias)
-            if held is None:
-                raise unknown(alias)
-            _check_expected(alias, held, expect)
+            current = head.state.aliases.get(alias)
+            if current is None:
+                raise unknown_alias(alias)
+            _check_expected(alias, current, expect)
             change = CatalogEntry(
-                0, "remove", self._now_ms(head.at_ms), alias, None, held.target, actor or self._engine.owner, reason
+                0, "remove", self._now_ms(head.at_ms), alias, None, current.target, actor or self._engine.owner, reason
             )
-            if made := self._appended(head, change):
-                return self._after(made, ())
+            if appended := self._append(head, change):
+                return self._after(appended, ())
             self._pause(attempt)
-        raise _crowded(alias)
+        raise _contention(alias)
 
     def resolve(self, alias: str) -> Target:
-        """Where the alias points. One request for an object that is not there, as long as nothing changed.
+        """Returns the build that the alias points at. Costs one request (a 404) as long as nothing has changed.
+
+        Raises:
+            AliasUnknown: There is no such alias.
 
         >>> fence.aliases.resolve("docs").physical  # doctest: +SKIP
         """
-        held = self.head().state.aliases.get(check_alias(alias))
-        if held is None:
-            raise unknown(alias)
-        return held.target
+        current = self.head().state.aliases.get(check_alias(alias))
+        if current is None:
+            raise unknown_alias(alias)
+        return current.target
 
     def names(self) -> list[str]:
         return sorted(self.head().state.aliases)
 
     def history(self, alias: str, limit: int = 100) -> list[CatalogEntry]:
-        """What was done to the alias, the newest first, however long ago: the log is the history."""
+        """Returns the entries of the log about the alias, newest first."""
         check_alias(alias)
         found = []
         for entry in self.catalog.entries():
@@ -212,19 +240,19 @@ class Aliases:
                 if len(found) >= limit:
                     break
         if not found:
-            raise unknown(alias)
+            raise unknown_alias(alias)
         return found
 
-    def reconcile(self) -> AliasesReconciled:
-        """Writes the decisions that are missing, and makes every backend's own aliases follow the catalog."""
+    def reconcile(self) -> AliasReconcileReport:
+        """Writes missing decision rows, and sets the backends' own aliases as the catalog says."""
         return self._effects.reconcile(self.catalog)
 
     def head(self) -> CatalogEntry:
-        self._known = self.catalog.head(self._known)
-        return self._known
+        self._head = self.catalog.head(self._head)
+        return self._head
 
-    def _sealed_before(self, alias: str, held: Alias, head: CatalogEntry) -> BuildEntry:
-        for earlier in held.history:
+    def _sealed_before(self, alias: str, current: Alias, head: CatalogEntry) -> BuildEntry:
+        for earlier in current.history:
             try:
                 return sealed_build(self._builds, earlier.index_hash, head)
             except NotSealed:
@@ -233,10 +261,10 @@ class Aliases:
             f"{alias!r} has no earlier build that is still sealed", hint="swap it to another build, or build one"
         )
 
-    def _had(self, alias: str, held: Alias, to: str, head: CatalogEntry) -> BuildEntry:
-        if all(each.index_hash != to for each in (held.target, *held.history)):
+    def _find_target(self, alias: str, current: Alias, to: str, head: CatalogEntry) -> BuildEntry:
+        if all(each.index_hash != to for each in (current.target, *current.history)):
             raise ValidationError(
-                f"{alias!r} did not point at {to!r} of late", hint="swap it there: a swap asks all gates"
+                f"{to!r} is not among the recent builds of {alias!r}", hint="swap to it: a swap checks all gates"
             )
         return sealed_build(self._builds, to, head)
 
@@ -253,33 +281,33 @@ class Aliases:
         actor: str,
     ) -> Swap:
         check_alias(alias)
-        reason = self._kept(reason)
+        reason = self._redact(reason)
         lease = innermost_lease()
         if lease and lease.may_have_happened and (earlier := self._caused_by(alias, change, lease.key)):
             return self._after(earlier, tuple(GateResult(**each) for each in earlier.gates))
-        judged: tuple[Target, Target | None] | None = None
+        judged_for: tuple[Target, Target | None] | None = None
         report: tuple[GateResult, ...] = ()
         enforced = ESSENTIAL if change.kind == "rollback" else None
         for attempt in range(ATTEMPTS):
             head = self.head()
-            held = head.state.aliases.get(alias)
-            _check_expected(alias, held, expect)
-            entry = choose(head, held)
-            target, live = Target.of(entry), held.target if held else None
-            if held is not None and held.target.same_build(target):
-                return self._unchanged(alias, held.target)
-            if judged != (target, live):  # gates are dear: once for this build, against that one
+            current = head.state.aliases.get(alias)
+            _check_expected(alias, current, expect)
+            entry = choose(head, current)
+            target, live = Target.of(entry), current.target if current else None
+            if current is not None and current.target.same_build(target):
+                return self._confirm(alias, current.target)
+            if judged_for != (target, live):  # gates are expensive: once for this build, compared with that one
                 try:
-                    report = self._asked(entry, live, gates, tolerant=forced or change.kind == "rollback")
+                    report = self._run_gates(entry, live, gates, tolerant=forced or change.kind == "rollback")
                     failed = [each for each in report if not each.ok and (enforced is None or each.gate in enforced)]
                     if failed and not forced:
-                        raise _refused(alias, target, failed, report)
+                        raise _gate_failure(alias, target, failed, report)
                 except (BuildMissing, GateFailed):
                     if self._builds.newest(target.index_hash) != entry:
-                        continue  # retired or purged while it was asked: say that, or ask again
+                        continue  # retired or purged meanwhile: report that, or measure again
                     raise
-                judged = target, live
-            made = self._appended(
+                judged_for = target, live
+            appended = self._append(
                 head,
                 CatalogEntry(
                     number=0,
@@ -295,19 +323,19 @@ class Aliases:
                     cause=lease.key if lease is not None else "",
                 ),
             )
-            if made:
-                return self._after(made, report)
+            if appended:
+                return self._after(appended, report)
             self._pause(attempt)
-        raise _crowded(alias)
+        raise _contention(alias)
 
     def _caused_by(self, alias: str, change: AliasMove, cause: str) -> CatalogEntry | None:
-        """What an earlier attempt of the operation did to the alias before it was cut off."""
+        """The move that an earlier, interrupted attempt of the operation made."""
         for entry in islice(self.catalog.entries(), LOOKED_BACK):
             if (entry.alias, entry.cause) == (alias, cause) and change.is_done_by(entry):
                 return entry
         return None
 
-    def _asked(
+    def _run_gates(
         self, entry: BuildEntry, live: Target | None, gates: Gates | None, *, tolerant: bool
     ) -> tuple[GateResult, ...]:
         new = self._candidate(entry)
@@ -330,33 +358,35 @@ class Aliases:
         assert entry.seal is not None
         return Candidate(entry, self._backend_of(entry.seal.backend), self._embedder_of)
 
-    def _appended(self, head: CatalogEntry, change: CatalogEntry) -> CatalogEntry | None:
-        entry = following(head, change, self._builds, keep=self._engine.policy.indexes.keep_targets)
+    def _append(self, head: CatalogEntry, change: CatalogEntry) -> CatalogEntry | None:
+        entry = next_entry(head, change, self._builds, keep=self._engine.policy.indexes.keep_targets)
         if not self.catalog.append(entry):
             return None
-        self._known = entry
+        self._head = entry
         crash_points.reach(AFTER_CATALOG)
         return entry
 
-    def _after(self, made: CatalogEntry, report: tuple[GateResult, ...]) -> Swap:
-        """The swap has happened; nothing that goes wrong from here on is an error of it."""
-        audited = self._effects.audit(made)
+    def _after(self, appended: CatalogEntry, report: tuple[GateResult, ...]) -> Swap:
+        """Publishes the swap. It has happened, so nothing that goes wrong from here on is an error."""
+        audited = self._effects.audit(appended)
         crash_points.reach(AFTER_AUDIT)
-        applied = self._effects.apply(made.alias, {each.backend for each in (made.target, made.previous) if each})
+        applied = self._effects.apply(
+            appended.alias, {each.backend for each in (appended.target, appended.previous) if each}
+        )
         crash_points.reach(AFTER_POINT)
         return Swap(
-            alias=made.alias,
-            target=made.target,
-            previous=made.previous,
-            generation=made.number,
-            forced=made.forced,
+            alias=appended.alias,
+            target=appended.target,
+            previous=appended.previous,
+            generation=appended.number,
+            forced=appended.forced,
             gates=report,
             audited=audited,
             applied=applied,
         )
 
-    def _unchanged(self, alias: str, target: Target) -> Swap:
-        """Nothing to do, unless whoever swapped it was killed before the rest was done."""
+    def _confirm(self, alias: str, target: Target) -> Swap:
+        """The alias points there already. Publishes the swap again, in case it was killed before."""
         entry = self.catalog.at(target.generation)
         return Swap(
             alias=alias,
@@ -368,49 +398,49 @@ class Aliases:
             applied=self._effects.apply(alias, {target.backend}),
         )
 
-    def _kept(self, reason: str) -> str:
-        """The log, the rows and the receipts have it for ever: without secrets."""
+    def _redact(self, reason: str) -> str:
+        """Removes secrets: the log, the rows and the receipts keep the reason permanently."""
         clean = self._engine.redaction.redact_text(reason)
-        # What takes the place of a secret may be longer: no cause to refuse a reason that was short enough.
+        # The replacement of a secret may be longer than it: no cause to refuse a reason that was short enough.
         return clean if len(reason) > MAX_REASON else clean[:MAX_REASON]
 
     def _now_ms(self, floor_ms: int) -> int:
         try:
             return self._engine.fences.now_ms()
         except TransientError:
-            # An alias must be movable while the fence store is away. By the clock of this machine, but never earlier
-            # than what the entry follows.
+            # An alias must be movable while the fence store is unreachable: use the clock of this machine, but never a
+            # time before that of the entry before.
             return max(time.time_ns() // 1_000_000, floor_ms)
 
     def _pause(self, attempt: int) -> None:
         self._sleep(random.uniform(0, min(LONGEST_PAUSE_S, 0.002 * 2**attempt)))
 
 
-def checked_hash(index_hash: Any) -> str:
+def check_hash(index_hash: Any) -> str:
     if not isinstance(index_hash, str) or not is_name(index_hash) or "/" in index_hash:
-        raise ValidationError(f"{index_hash!r:.100} is no INDEX_HASH", hint="build.index_hash has it")
+        raise ValidationError(f"{index_hash!r:.100} is not a valid INDEX_HASH", hint="use build.index_hash")
     return index_hash
 
 
-def unknown(alias: str) -> AliasUnknown:
+def unknown_alias(alias: str) -> AliasUnknown:
     return AliasUnknown(f"there is no alias {alias!r}")
 
 
-def _check_expected(alias: str, held: Alias | None, expect: ExpectedTarget) -> None:
+def _check_expected(alias: str, current: Alias | None, expect: ExpectedTarget) -> None:
     if expect is UNSET:
         return
-    current = held.target.index_hash if held else None
-    if current != expect:
-        found = f"points at {current}" if current else "does not exist"
+    index_hash = current.target.index_hash if current else None
+    if index_hash != expect:
+        found = f"points at {index_hash}" if index_hash else "does not exist"
         raise AliasMoved(
             f"{alias!r} {found}; it was expected " + (f"to point at {expect}" if expect else "not to exist"),
             alias=alias,
-            current=current,
-            generation=held.target.generation if held else None,
+            current=index_hash,
+            generation=current.target.generation if current else None,
         )
 
 
-def _refused(alias: str, target: Target, failed: list[GateResult], report: tuple[GateResult, ...]) -> GateFailed:
+def _gate_failure(alias: str, target: Target, failed: list[GateResult], report: tuple[GateResult, ...]) -> GateFailed:
     why = "; ".join(
         f"{each.gate} {each.value} (limit {each.limit})" + (f": {each.detail}" if each.detail else "")
         for each in failed
@@ -423,5 +453,5 @@ def _refused(alias: str, target: Target, failed: list[GateResult], report: tuple
     )
 
 
-def _crowded(alias: str) -> InFlight:
-    return InFlight(f"{alias!r} was not moved: others changed the catalog {ATTEMPTS} times meanwhile", hint="try again")
+def _contention(alias: str) -> InFlight:
+    return InFlight(f"{alias!r} was not moved: other processes changed the catalog {ATTEMPTS} times", hint="try again")

@@ -1,9 +1,9 @@
-"""One build per INDEX_HASH: claimed, written under a name of its own, read back, sealed.
+"""One build per INDEX_HASH: claimed, written under its own name, read back, sealed.
 
-    snapshot -> claim -> attempt noted -> rows written -> read back and verified -> put_new builds/<hash>/<n>
+    snapshot -> claim -> attempt logged -> rows written -> read back and verified -> put_new builds/<hash>/<n>
 
-The number at which it is sealed is the one that was free when it was claimed. Whoever is overtaken, by a successor or
-by somebody who retires the attempt, loses it there, and drops what it wrote, which nobody else ever writes to.
+A build is sealed at the number that was free when it was claimed. A builder that is overtaken, by a successor or by gc
+retiring its attempt, loses this number and drops what it wrote. No other process writes to the same physical index.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ from ragfence.engine.leases import Lease
 from ragfence.engine.requests import acting_key
 from ragfence.errors import BuildMissing, EmbedderInvalid, FencedOut, LeaseLost, NotReady, RagfenceError, SnapshotGone
 from ragfence.indexes.backends.backend import PREFIX, Backend
-from ragfence.indexes.build_log import SEALED, Attempt, BuildEntry, BuildLog, BuildSeal, retired
+from ragfence.indexes.build_log import SEALED, Attempt, BuildEntry, BuildLog, BuildSeal, next_retired
 from ragfence.indexes.catalog import CatalogEntry
 from ragfence.indexes.content_digest import matrix
-from ragfence.indexes.embedders.embedder import Embedder, EmbedderId, without_direction
-from ragfence.indexes.incremental import BaseBroken, BaseBuild, Copied, nearest
-from ragfence.indexes.index_rows import LogRows, whole
+from ragfence.indexes.embedders.embedder import Embedder, EmbedderId, find_undirected
+from ragfence.indexes.incremental import BaseBroken, BaseBuild, BaseCopy, find_base
+from ragfence.indexes.index_rows import LogRows, build_rows
 from ragfence.indexes.snapshots import Snapshot, Snapshots
-from ragfence.indexes.spec import AUTO, EXACT, IndexSpec, index_hash_of, inputs_of
-from ragfence.indexes.vectors import VECTOR_POINTS, Carried, VectorStore
-from ragfence.indexes.verification import Sample, VectorSums, sample_size, verified
+from ragfence.indexes.spec import AUTO, EXACT, IndexSpec, build_inputs, compute_index_hash
+from ragfence.indexes.vectors import VECTOR_POINTS, RecentVectors, VectorStore
+from ragfence.indexes.verification import Sample, VectorSums, sample_size, verify_build
 from ragfence.stores.objects import ObjectStore
 
 KIND = "index"
 ATTEMPTS = 5
-"""in a row that embed nothing new: a build that is overtaken so often is given up"""
-MOST_ATTEMPTS = 1_000
-MOVED = 2
+"""attempts in a row that embed nothing new, after which a build is given up"""
+MAX_ATTEMPTS = 1_000
+MAX_MOVES = 2
 AFTER_ATTEMPT = "after_attempt"
 MID_WRITE = "mid_write"
 BEFORE_VERIFY = "before_verify"
 BEFORE_SEALING = "before_sealing"
 AFTER_SEALING = "after_sealing"
 BUILD_POINTS = (AFTER_ATTEMPT, *VECTOR_POINTS, MID_WRITE, BEFORE_VERIFY, BEFORE_SEALING, AFTER_SEALING)
-"""In the order in which a build comes by them; those of vectors, and the middle of the writing, many times."""
+"""in the order in which a build reaches them; those of vectors and `MID_WRITE` many times"""
 
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """A sealed build. Everybody who asks for the same inputs gets the same one; `decision` is of this call alone."""
+    """A sealed build. Every call with the same inputs gets the same one; `decision` belongs to this call alone."""
 
     index_hash: str
     number: int
@@ -83,35 +83,35 @@ class Build:
 
 
 @dataclass(frozen=True, slots=True)
-class Tools:
-    """What builds are made with."""
+class BuildTools:
+    """What a build needs of its fence."""
 
     engine: Engine
     objects: ObjectStore
     corpora: Snapshots
     builds: BuildLog
     log: LogRows
-    known: Callable[[], list[str]]
-    """hashes that a build may start from, the likeliest first"""
+    live_hashes: Callable[[], list[str]]
+    """hashes of builds to start from, the likeliest first"""
     head: Callable[[], CatalogEntry]
-    """of the catalog; read before the log of a build, or what is being retired may be forgotten in between"""
-    restored: Callable[[CatalogEntry, BuildEntry], BuildEntry | None]
-    """called for a build that is sealed: takes it back if gc was about to retire it; None if gc was faster"""
+    """of the catalog; read before the log of a build, because a retirement may disappear from it in between"""
+    restore: Callable[[CatalogEntry, BuildEntry], BuildEntry | None]
+    """keeps a sealed build if gc is about to retire it; returns None if gc was faster"""
 
 
-class _Again(Exception):
-    """The log of the build is not what it was: look again."""
+class _Retry(Exception):
+    """The log of the build has changed: start again."""
 
 
-LET_GO_S = 30.0
+CLOSE_WAIT_S = 30.0
 
 
-def _closed(rows: Generator[Any, None, None]) -> None:
-    """Ends what is still embedding, so that its claims are given back while the stores are open.
+def _close(rows: Generator[Any, None, None]) -> None:
+    """Ends work that is still embedding, so that its claims are released while the stores are open.
 
-    After an interrupt a thread of the backend may be in the midst of it: then it has so long to come out.
+    After an interrupt, a thread of the backend may still be executing it; it gets `CLOSE_WAIT_S` to finish.
     """
-    give_up_at = time.monotonic() + LET_GO_S
+    give_up_at = time.monotonic() + CLOSE_WAIT_S
     while True:
         try:
             rows.close()
@@ -123,13 +123,13 @@ def _closed(rows: Generator[Any, None, None]) -> None:
             return
 
 
-class _Pulled:
-    """Rows on their way into a backend. What breaks while they are made may come back as some error of the backend's
-    own, after a detour through another language; so it is remembered."""
+class _RowSource:
+    """Rows on their way into a backend. Remembers what they raise: the backend may raise another error instead, because
+    it passed through another language."""
 
     def __init__(self, tables: Iterator[Any]) -> None:
         self._tables = tables
-        self.broken: BaseException | None = None
+        self.error: BaseException | None = None
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -139,53 +139,55 @@ class _Pulled:
             return next(self._tables)
         except StopIteration:
             raise
-        except BaseException as broken:
-            self.broken = broken
+        except BaseException as error:
+            self.error = error
             raise
 
 
 class IndexBuilder:
     """`build()` of one spec."""
 
-    def __init__(self, tools: Tools, spec: IndexSpec, embedder: Embedder, backend: Backend, told: Gauge) -> None:
+    def __init__(
+        self, tools: BuildTools, spec: IndexSpec, embedder: Embedder, backend: Backend, progress: Gauge
+    ) -> None:
         self._tools = tools
         self._spec = spec
         self._embedder = embedder
         self._backend = backend
-        self._told = told
+        self._progress = progress
         self._embedder_id = EmbedderId.of(embedder)
-        self._carried = Carried()
-        self._chosen = spec
+        self._recent = RecentVectors()
+        self._resolved = spec
         self._shape = spec.shape(self._embedder_id.dimension)
         if spec.index != AUTO:
             backend.check(self._shape)
 
     def inputs(self, corpus_digest: str) -> dict[str, Any]:
-        """Of the INDEX_HASH. Also chooses the index, where the spec leaves that to the policy."""
+        """Returns the inputs of the INDEX_HASH. Also chooses the index, if the spec leaves it to the policy."""
         if self._spec.index == AUTO:
             rows = self._tools.corpora.rows(corpus_digest)
             if rows is None:
-                raise _Again
+                raise _Retry
             limit = self._tools.engine.policy.indexes.ann_above
-            self._chosen = self._spec.resolved(rows, self._backend, self._embedder_id, limit)
-            self._shape = self._chosen.shape(self._embedder_id.dimension)
+            self._resolved = self._spec.resolved(rows, self._backend, self._embedder_id, limit)
+            self._shape = self._resolved.shape(self._embedder_id.dimension)
             self._backend.check(self._shape)
-        return inputs_of(self._tools.engine.tenant, corpus_digest, self._embedder_id, self._chosen)
+        return build_inputs(self._tools.engine.tenant, corpus_digest, self._embedder_id, self._resolved)
 
-    def inputs_of_now(self) -> dict[str, Any]:
+    def current_inputs(self) -> dict[str, Any]:
         for _ in range(ATTEMPTS):
-            with contextlib.suppress(_Again):  # a document moved between the digest and the count of its rows
+            with contextlib.suppress(_Retry):  # a document moved between the digest and the count of its rows
                 return self.inputs(self._tools.corpora.digest())
-        raise NotReady("documents move faster than they can be counted", hint="try again")
+        raise NotReady("documents change faster than they can be counted", hint="try again")
 
     def run(self, wait_s: float | None, corpus: str | None = None) -> Build:
-        """Of the corpus of now, or of one that is stored."""
+        """Builds the current corpus, or one that is stored."""
         moved = stalled = 0
         embedded_before = 0
-        for _ in range(MOST_ATTEMPTS):
-            if self._carried.embedded > embedded_before:
-                # What was embedded is kept, and the next attempt goes on from there: that is progress.
-                embedded_before, moved, stalled = self._carried.embedded, 0, 0
+        for _ in range(MAX_ATTEMPTS):
+            if self._recent.embedded > embedded_before:
+                # What was embedded is stored, and the next attempt continues from there: that is progress.
+                embedded_before, moved, stalled = self._recent.embedded, 0, 0
             if stalled == ATTEMPTS:
                 break
             stalled += 1
@@ -193,78 +195,80 @@ class IndexBuilder:
             try:
                 return self._build(digest, wait_s)
             except LeaseLost:
-                continue  # a successor is at it, or done: its build is the answer
-            except _Again:
+                continue  # a successor is building, or done: its build is the answer
+            except _Retry:
                 if corpus is not None and self._tools.corpora.get(corpus) is None:
-                    raise SnapshotGone(f"the corpus {corpus} is neither stored nor the one of now") from None
+                    raise SnapshotGone(f"the corpus {corpus} is neither stored nor the current one") from None
             except SnapshotGone:
                 if corpus is not None or self._tools.corpora.digest() == digest:
-                    # The same corpus: a compaction has moved what was being read, and it is found where it is now.
+                    # The same corpus: a compaction has moved what was being read. The next attempt finds it.
                     moved += 1
-                    if moved > MOVED:
+                    if moved > MAX_MOVES:
                         raise
         raise NotReady(
             f"the index could not be built: documents or the build's log changed {stalled} times in a row while it "
-            f"was written; {self._carried.embedded:,} snippets were embedded and are kept",
-            hint="build again when fewer documents are purged or compacted; what was embedded is not embedded again",
+            f"was written; the vectors of {self._recent.embedded:,} snippets are stored",
+            hint="build again when fewer documents are purged or compacted; stored vectors are not made again",
         )
 
     def _build(self, digest: str, wait_s: float | None) -> Build:
         tools, inputs = self._tools, self.inputs(digest)
-        index_hash = index_hash_of(inputs)
+        index_hash = compute_index_hash(inputs)
         head = tools.head()
         newest = tools.builds.newest(index_hash)
         known = newest if newest and newest.kind == SEALED else None
-        if known and ((known := tools.restored(head, known)) is None or known.kind != SEALED or self._lost(known)):
-            raise _Again
+        if known and ((known := tools.restore(head, known)) is None or known.kind != SEALED or self._is_lost(known)):
+            raise _Retry
         snapshot = None if known else self._snapshot(digest)
         number = known.number if known else (newest.number if newest else 0) + 1
         request = tools.engine.request(operation_of(index_hash, number), None)
         with tools.engine.claim(request, wait_s=wait_s, verdict=False, repeatable=True) as op:
             if op.is_new:
-                known = self._performed(op, index_hash, number, inputs, snapshot)
+                known = self._execute(op, index_hash, number, inputs, snapshot)
                 assert known.seal is not None
-                with contextlib.suppress(FencedOut):  # a successor sealed the same, and its receipt is everybody's
-                    op.seal(effect_id=known.seal.physical, result=_told_of(known))
+                with contextlib.suppress(
+                    FencedOut
+                ):  # a successor sealed the same build, and its receipt is the one for all
+                    op.seal(effect_id=known.seal.physical, result=_result_of(known))
         entry = known or tools.builds.at(index_hash, number)
         if entry is None or entry.seal is None:
-            raise _Again
+            raise _Retry
         return Build(index_hash, entry.number, entry.seal, entry.at_ms, op.receipt)
 
-    def _lost(self, known: BuildEntry) -> bool:
-        """Somebody dropped the rows behind our back: then it is retired, and may be built again."""
+    def _is_lost(self, known: BuildEntry) -> bool:
+        """Whether the rows were dropped by something other than ragfence: then the build is retired and built again."""
         assert known.seal is not None
         if self._backend.exists(known.seal.physical):
             return False
-        with contextlib.suppress(BuildMissing):  # a listing may be late; who opens it knows
+        with contextlib.suppress(BuildMissing):  # a listing may be outdated; opening the index is not
             self._backend.count(known.seal.physical)
             return False
         engine = self._tools.engine
-        end = retired(
+        end = next_retired(
             known, at_ms=engine.fences.now_ms(), owner=engine.owner, reason="its rows were not in the backend"
         )
         self._tools.builds.append(known.seal.index_hash, end)
         return True
 
     def _snapshot(self, digest: str) -> Snapshot:
-        """Stored before the claim, so that every attempt has it."""
+        """The snapshot of the corpus, stored before the claim so that every attempt can read it."""
         snapshot = self._tools.corpora.get(digest) or self._tools.corpora.now(of=digest)
         if snapshot.digest != digest:
-            raise _Again
+            raise _Retry
         return snapshot
 
-    def _performed(
+    def _execute(
         self, op: ClaimBlock, index_hash: str, number: int, inputs: dict[str, Any], snapshot: Snapshot | None
     ) -> BuildEntry:
         newest = self._tools.builds.newest(index_hash)
         if newest and newest.number >= number:
-            # Sealed by an attempt that died before it could say so, or ended by somebody.
+            # Sealed by an attempt that died before it could report it, or ended by another process.
             if newest.number == number and newest.kind == SEALED:
                 return newest
-            raise _Again
+            raise _Retry
         if snapshot is None:
-            raise _Again  # it was sealed a moment ago
-        base = nearest(self._tools.builds, self._tools.corpora, inputs, snapshot, self._tools.known())
+            raise _Retry  # it was sealed a moment ago
+        base = find_base(self._tools.builds, self._tools.corpora, inputs, snapshot, self._tools.live_hashes())
         try:
             return self._attempt(op.lease, index_hash, number, inputs, snapshot, base)
         except BaseBroken:
@@ -280,7 +284,7 @@ class IndexBuilder:
         base: BaseBuild | None,
     ) -> BuildEntry:
         tools, engine = self._tools, self._tools.engine
-        # A second try under the same lease has a name of its own too: what was written first may still be there.
+        # A second try under the same lease has its own name, too: what was written first may still be there.
         token = lease.ref.token.hex() + ("" if base else "-0")
         attempt = Attempt(
             index_hash=index_hash,
@@ -295,45 +299,45 @@ class IndexBuilder:
         crash_points.reach(AFTER_ATTEMPT)
         unsure = False
         try:
-            entry = self._written(lease, attempt, inputs, snapshot, base)
+            entry = self._write(lease, attempt, inputs, snapshot, base)
             crash_points.reach(BEFORE_SEALING)
             lease.check()
             unsure = True
             won = tools.builds.append(index_hash, entry)
             unsure = False
-        except BaseException as broken:
-            # Whatever it was: nobody will seal this one any more, unless it is sealed already.
+        except BaseException as error:
+            # Whatever it was: this attempt will not be sealed any more, unless it is sealed already.
             if not unsure:
-                self._dropped(attempt)
-            if isinstance(broken, RagfenceError) and self._ended(attempt):
-                raise _Again from broken  # whoever took its number has dropped what it wrote, perhaps under its hands
+                self._drop_attempt(attempt)
+            if isinstance(error, RagfenceError) and self._has_ended(attempt):
+                raise _Retry from error  # the process that took its number dropped what it wrote, perhaps meanwhile
             raise
         if won:
             crash_points.reach(AFTER_SEALING)
             tools.builds.forget_attempt(attempt)
             return entry
-        self._dropped(attempt)
+        self._drop_attempt(attempt)
         winner = tools.builds.at(index_hash, number)
         if winner is None or winner.kind != SEALED:
-            raise _Again
+            raise _Retry
         return winner
 
-    def _written(
+    def _write(
         self, lease: Lease, attempt: Attempt, inputs: dict[str, Any], snapshot: Snapshot, base: BaseBuild | None
     ) -> BuildEntry:
         tools, rules = self._tools, self._tools.engine.policy.indexes
         began, embeds = time.monotonic(), [0]
 
-        def made(snippets: int) -> None:
+        def count(snippets: int) -> None:
             embeds[0] += snippets
 
         vectors = VectorStore(
             tools.engine,
             tools.objects,
             self._embedder,
-            told=made,
+            on_embedded=count,
             check=lease.check,
-            carried=self._carried,
+            recent=self._recent,
             api_key=acting_key.get(),
         )
         exact = self._shape.index == EXACT
@@ -342,17 +346,17 @@ class IndexBuilder:
         sample = Sample(size, snapshot.rows, VectorSums(self._shape.dimension, self._shape.metric))
         if base:
             described = tools.log.describe(base.changed)
-            with Copied(tools.log, base, self._backend, described, vectors, rules.embed_workers) as copied:
-                self._handed_over(lease, attempt, copied.rows(), sample)
+            with BaseCopy(tools.log, base, self._backend, described, vectors, rules.embed_workers) as copied:
+                self._write_rows(lease, attempt, copied.rows(), sample)
                 copied.prove()
         else:
-            rows = whole(tools.log, snapshot.table, vectors, rules.embed_workers)
-            self._handed_over(lease, attempt, rows, sample)
+            rows = build_rows(tools.log, snapshot.table, vectors, rules.embed_workers)
+            self._write_rows(lease, attempt, rows, sample)
         self._backend.finish(attempt.physical, self._shape)
         lease.check()
         written = time.monotonic()
         crash_points.reach(BEFORE_VERIFY)
-        checked = verified(self._backend, attempt.physical, self._shape, snapshot, sample, rules)
+        checked = verify_build(self._backend, attempt.physical, self._shape, snapshot, sample, rules)
         seal = BuildSeal(
             index_hash=attempt.index_hash,
             physical=attempt.physical,
@@ -377,64 +381,65 @@ class IndexBuilder:
             attempt.number, "sealed", tools.engine.fences.now_ms(), tools.engine.owner, attempt.token, seal
         )
 
-    def _handed_over(self, lease: Lease, attempt: Attempt, tables: Generator[Any, None, None], sample: Sample) -> None:
-        """The rows to the backend, while they are made."""
-        watched = sample.watch(self._watched(lease, tables, sample.total))
-        pulled = _Pulled(watched)
+    def _write_rows(self, lease: Lease, attempt: Attempt, tables: Generator[Any, None, None], sample: Sample) -> None:
+        """Writes the rows to the backend while they are made."""
+        watched = sample.watch(self._report_progress(lease, tables, sample.total))
+        source = _RowSource(watched)
         try:
-            self._backend.write(attempt.physical, self._shape, pulled)
+            self._backend.write(attempt.physical, self._shape, source)
         except Exception:
-            if pulled.broken is not None:
-                raise pulled.broken from None
+            if source.error is not None:
+                raise source.error from None
             raise
         finally:
-            _closed(watched)
-            _closed(tables)
+            _close(watched)
+            _close(tables)
 
-    def _watched(self, lease: Lease, tables: Iterator[Any], total: int) -> Iterator[Any]:
+    def _report_progress(self, lease: Lease, tables: Iterator[Any], total: int) -> Iterator[Any]:
         done = 0
-        self._told(0, total)
+        self._progress(0, total)
         for table in tables:
             lease.check()
             self._check_directions(table)
             yield table
             done += table.num_rows
             crash_points.reach(MID_WRITE)
-            self._told(done, total)
+            self._progress(done, total)
 
     def _check_directions(self, table: Any) -> None:
-        """Here, not when they are embedded: the vectors are kept for every metric, and some have use for length 0."""
+        """Refuses vectors without a direction. Not when they are embedded: vectors are stored for every metric, and
+        some metrics can use a vector of length 0."""
         if self._shape.metric != "cosine" or not table.num_rows:
             return
-        if wrong := without_direction(matrix(table, self._shape.dimension)):
+        if wrong := find_undirected(matrix(table, self._shape.dimension)):
             at, what = wrong
             where = {name: table.column(name)[at].as_py() for name in ("doc_id", "ordinal")}
             raise EmbedderInvalid(
                 f"{self._embedder_id} made {what} for text number {where['ordinal']} of document {where['doc_id']!r}: "
-                "it has no direction, and by cosine it would never be found",
-                hint="use an embedder (or another revision of it) that has a vector for it, or the metric dot or l2",
+                "it has no direction, so by cosine it would never be found",
+                hint="use an embedder, or a revision of it, that makes another vector, or the metric dot or l2",
             )
 
-    def _ended(self, attempt: Attempt) -> bool:
-        """Whether somebody has taken the number at which the attempt would have been sealed."""
+    def _has_ended(self, attempt: Attempt) -> bool:
+        """Whether the number at which the attempt would have been sealed is taken."""
         with contextlib.suppress(RagfenceError):
             newest = self._tools.builds.newest(attempt.index_hash)
             return newest is not None and newest.number >= attempt.number
         return False
 
-    def _dropped(self, attempt: Attempt) -> None:
-        """Our own attempt alone; if that fails, gc finds it."""
+    def _drop_attempt(self, attempt: Attempt) -> None:
+        """Drops our own attempt. If that fails, gc finds it."""
         with contextlib.suppress(RagfenceError):
             self._backend.drop(attempt.physical)
             self._tools.builds.forget_attempt(attempt)
 
 
 def operation_of(index_hash: str, number: int) -> Operation:
-    """What is claimed: the build, in the life that ends with this number of its log."""
+    """The operation that is claimed: the build that would be sealed at this number of its log."""
     return Operation(kind=KIND, source_id=index_hash, revision=str(number), index_hash=index_hash, action="build")
 
 
-def _told_of(entry: BuildEntry) -> dict[str, Any]:
+def _result_of(entry: BuildEntry) -> dict[str, Any]:
     seal = entry.seal
     assert seal is not None
     return {

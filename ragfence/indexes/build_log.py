@@ -1,11 +1,11 @@
 """The log of builds, and the seal.
 
     <tenant>/builds/<INDEX_HASH>/<10^20 - 1 - n>   sealed | retired | purged; the newest entry decides
-    <tenant>/attempts/<INDEX_HASH>/<token>         somebody is writing, or wrote, into this physical index
+    <tenant>/attempts/<INDEX_HASH>/<token>         a builder is writing, or wrote, into this physical index
 
-A build is sealed by `put_new` at the number that followed the newest entry when it was claimed: whoever retires it
-first, or seals first, has the number. A `purged` entry is a seal too, of the same physical index with fewer rows; those
-that it lacks may be there for a moment yet, or until the purge is completed.
+A build is sealed by `put_new` at the number that followed the newest entry when it was claimed. The first process that
+seals or retires it gets the number. A `purged` entry is a seal, too, of the same physical index with fewer rows; the
+removed rows may still be there until the purge is completed.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class BuildSeal:
     dimension: int
     metric: str
     content_digest: str
-    """over what was read back: Merkle over the sorted (snippet_id, vector, payload)"""
+    """of the rows as read back: Merkle over the sorted (snippet_id, vector, payload)"""
     corpus_digest: str
     inputs: dict[str, Any] = field(default_factory=dict)
     """of the INDEX_HASH, by name"""
     checks: dict[str, Any] = field(default_factory=dict)
-    """what the verification saw, in numbers"""
+    """the numbers of the verification"""
     made: dict[str, Any] = field(default_factory=dict)
-    """how it was made: snippets embedded and taken over, the build it started from, milliseconds"""
+    """how it was made: the snippets that were embedded, the build it started from, milliseconds"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,26 +78,28 @@ class BuildEntry:
         try:
             values = json.loads(numbered.data)
             if values.pop("version") > VERSION:
-                raise FormatTooNew(f"{name} is of a newer format than this ragfence knows ({VERSION})")
+                raise FormatTooNew(f"{name} has a newer format than this version of ragfence reads ({VERSION})")
             seal = values.pop("seal")
             entry = cls(number=numbered.number, seal=BuildSeal(**seal) if seal else None, **values)
         except (ValueError, KeyError, TypeError) as broken:
-            raise FormatCorrupt(f"{name} is no entry of a build: {broken!r}", hint="build it again") from broken
+            raise FormatCorrupt(
+                f"{name} is not a valid entry of a build: {broken!r}", hint="build it again"
+            ) from broken
         if entry.kind not in (SEALED, RETIRED, PURGED) or (entry.seal is None) != (entry.kind == RETIRED):
-            raise FormatCorrupt(f"{name} is no entry of a build: {entry.kind!r}", hint="build it again")
+            raise FormatCorrupt(f"{name} is not a valid entry of a build: {entry.kind!r}", hint="build it again")
         return entry
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """Somebody began to write a physical index. It may be dropped once it can no longer be sealed."""
+    """A builder began to write a physical index, which may be dropped once it can no longer be sealed."""
 
     index_hash: str
     token: str
     physical: str
     backend: str
     number: int
-    """at which it would be sealed"""
+    """the number at which it would be sealed"""
     at_ms: int
     owner: str
 
@@ -109,14 +111,14 @@ class Attempt:
         try:
             values = json.loads(data)
             if values.pop("version") > VERSION:
-                raise FormatTooNew(f"{name} is of a newer format than this ragfence knows ({VERSION})")
+                raise FormatTooNew(f"{name} has a newer format than this version of ragfence reads ({VERSION})")
             return cls(**values)
         except (ValueError, KeyError, TypeError) as broken:
-            raise FormatCorrupt(f"{name} is no attempt of a build: {broken!r}") from broken
+            raise FormatCorrupt(f"{name} is not a valid attempt of a build: {broken!r}") from broken
 
 
 class BuildLog:
-    """The builds of one tenant, as the object store has them."""
+    """The builds of one tenant in the object store."""
 
     def __init__(self, tenant: str, objects: ObjectStore) -> None:
         self._objects = objects
@@ -134,16 +136,16 @@ class BuildLog:
         return BuildEntry.decode(log.name(number), Numbered(number, data)) if data is not None else None
 
     def append(self, index_hash: str, entry: BuildEntry) -> bool:
-        """False: somebody else has this number."""
+        """Returns False if the number is taken."""
         return self._log(index_hash).append(entry.number, entry.encode())
 
     def history(self, index_hash: str) -> list[BuildEntry]:
-        """The newest first."""
+        """All entries of a build, newest first."""
         log = self._log(index_hash)
         return [BuildEntry.decode(log.name(each.number), each) for each in log.entries()]
 
     def hashes(self) -> Iterator[str]:
-        """Every INDEX_HASH that was ever sealed or retired, in their order."""
+        """Every INDEX_HASH that was ever sealed or retired, sorted."""
         return self._folders(self._root)
 
     def begin(self, attempt: Attempt) -> None:
@@ -155,7 +157,7 @@ class BuildLog:
         return [Attempt.decode(name, data) for name, data in read if data is not None]
 
     def forget_attempt(self, attempt: Attempt) -> None:
-        """When its physical index is dropped, or sealed."""
+        """Deletes an attempt whose physical index was dropped or sealed."""
         self._objects.delete([self._attempt_name(attempt.index_hash, attempt.token)])
 
     def _log(self, index_hash: str) -> NumberedLog:
@@ -165,7 +167,7 @@ class BuildLog:
         return f"{self._attempts}/{index_hash}/{token}"
 
     def _folders(self, root: str) -> Iterator[str]:
-        """The names right below, each by a request of its own: a log may be long."""
+        """The names right below a folder, one request for each: a log may be long."""
         after = ""
         while entry := next(iter(self._objects.list(f"{root}/", start_after=after, limit=1)), None):
             name = entry.name[len(root) + 1 :].partition("/")[0]
@@ -173,16 +175,18 @@ class BuildLog:
             after = f"{root}/{name}/~"
 
 
-def retired(entry: BuildEntry | None, *, at_ms: int, owner: str, reason: str) -> BuildEntry:
-    """The entry that follows this one and ends it."""
+def next_retired(entry: BuildEntry | None, *, at_ms: int, owner: str, reason: str) -> BuildEntry:
+    """Returns the entry that follows this one and retires its build."""
     return BuildEntry((entry.number if entry else 0) + 1, "retired", at_ms, owner, "", None, reason)
 
 
-def purged(entry: BuildEntry, *, rows: int, documents: int, content_digest: str, at_ms: int, owner: str) -> BuildEntry:
-    """The entry that follows a seal when rows are taken out of its physical index; `documents` are those with rows."""
+def next_purged(
+    entry: BuildEntry, *, rows: int, documents: int, content_digest: str, at_ms: int, owner: str
+) -> BuildEntry:
+    """Returns the entry after a seal whose physical index has lost rows; `documents` counts those that have rows."""
     seal = entry.seal
     assert seal is not None
-    # Documents without a single snippet are counted by a seal, and have no row.
+    # A seal also counts documents without snippets, which have no rows.
     without_rows = seal.documents - int(seal.checks.get("documents", seal.documents))
     after = replace(
         seal,
@@ -194,15 +198,15 @@ def purged(entry: BuildEntry, *, rows: int, documents: int, content_digest: str,
     return BuildEntry(entry.number + 1, PURGED, at_ms, owner, entry.token, after, "a document was purged")
 
 
-def again(entry: BuildEntry, *, at_ms: int, owner: str, reason: str) -> BuildEntry:
-    """The entry that follows this one and says the same: it takes the number, and nothing else changes."""
+def next_repeated(entry: BuildEntry, *, at_ms: int, owner: str, reason: str) -> BuildEntry:
+    """Returns a copy of the entry with the next number, which it takes; nothing else changes."""
     return replace(entry, number=entry.number + 1, at_ms=at_ms, owner=owner, reason=reason)
 
 
-def replaced(history: Sequence[BuildEntry]) -> Iterator[BuildEntry]:
-    """The last seal of each physical index that is not what the newest seal is of. An alias may still serve it.
+def replaced_seals(history: Sequence[BuildEntry]) -> Iterator[BuildEntry]:
+    """Yields the last seal of each earlier physical index of a build, which an alias may still serve.
 
-    `history`: the newest first.
+    `history` is sorted newest first.
     """
     seen = {entry.seal.physical for entry in history[:1] if entry.seal}
     for entry in history:

@@ -1,11 +1,11 @@
-"""The content_digest of a physical index: of the rows that it has, as they are read.
+"""The content_digest of a physical index: a digest of its rows as they are read.
 
-Merkle over the sorted (snippet_id, hash of the vector, hash of the payload), in 256 branches by the first byte of the
-id. Vectors are hashed after canonicalisation: for "cosine" they are brought to length 1 and rounded, since a backend
-may keep them that way (Qdrant does); else the bits of the floats count.
+It is a Merkle tree over the sorted (snippet_id, hash of the vector, hash of the payload), with 256 branches by the
+first byte of the id. Vectors are hashed after canonicalisation: for "cosine" they are scaled to length 1 and rounded,
+because a backend may store them scaled (Qdrant does); otherwise the bits of the floats are hashed.
 
-Every build reads and hashes all its rows, and one that starts from another hashes those too: so a row costs two calls
-of sha256, and everything else is done for a table at once.
+Every build reads and hashes all its rows, and a build that starts from another one hashes those, too. So a row costs
+two calls of sha256, and everything else is done for a whole table at once.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 HASH_BYTES = 16
 _STEPS = 1 << 14
-"""of a coordinate of a vector of length 1, when it is rounded"""
+"""steps to which a coordinate of a vector of length 1 is rounded"""
 
 
 class ContentDigest:
-    """The digest of rows that come by in tables, and what there is to count."""
+    """Computes the digest of rows from their tables, and counts rows and documents."""
 
     def __init__(self, shape: Shape) -> None:
         self._shape = shape
@@ -60,7 +60,7 @@ class ContentDigest:
 
     @property
     def ids(self) -> list[bytes]:
-        """In their order."""
+        """The snippet_ids, sorted."""
         self._leaves.sort()
         return [leaf[:SNIPPET_BYTES] for leaf in self._leaves]
 
@@ -74,13 +74,13 @@ class ContentDigest:
 
 
 def matrix(table: Any, dimension: int) -> Vectors:
-    """The vectors of a table."""
+    """Returns the vectors of a table as an array."""
     import numpy as np
 
     chunks = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in table.column("vector").chunks]
     flat = chunks[0] if len(chunks) == 1 else np.concatenate(chunks) if chunks else np.zeros(0)
     if len(flat) != table.num_rows * dimension:
-        raise BuildUnverified(f"vectors were read back that are not of {dimension} dimensions")
+        raise BuildUnverified(f"vectors that do not have {dimension} dimensions were read back")
     return np.ascontiguousarray(flat, dtype=np.float32).reshape(-1, dimension)
 
 
@@ -96,23 +96,23 @@ def _canonical(vectors: Vectors, metric: str) -> Any:
 
 
 def id_bytes(table: Any) -> bytes:
-    """The snippet_ids of a table, one behind the other."""
+    """Returns the snippet_ids of a table, concatenated."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     column = _one_array(table, "snippet_id").cast(pa.binary())
     lengths = pc.min_max(pc.binary_length(column)).as_py()
     if column.null_count or lengths != {"min": 2 * SNIPPET_BYTES, "max": 2 * SNIPPET_BYTES}:
-        raise BuildUnverified("rows were read back whose snippet_id is none")
+        raise BuildUnverified("rows without a valid snippet_id were read back")
     digits = column.buffers()[2].slice(_offsets(column)[0], len(column) * 2 * SNIPPET_BYTES).to_pybytes()
     try:
         return unhexlify(digits)
     except ValueError as broken:
-        raise BuildUnverified("rows were read back whose snippet_id is none") from broken
+        raise BuildUnverified("rows without a valid snippet_id were read back") from broken
 
 
 def _payload_hashes(table: Any) -> bytes:
-    """One behind the other. A text is hashed with its length before it, so that no two payloads are alike as bytes."""
+    """The hashes, concatenated. A text is hashed after its length, so different payloads are different as bytes."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -125,7 +125,7 @@ def _payload_hashes(table: Any) -> bytes:
             parts.append(column.cast(pa.string()))
     joined = pc.binary_join_element_wise(*parts, ":")
     if joined.null_count:
-        raise BuildUnverified("rows were read back in which something is missing")
+        raise BuildUnverified("rows with missing values were read back")
     return _hashes(memoryview(joined.buffers()[2]), _offsets(joined))
 
 
@@ -134,22 +134,22 @@ def _one_array(table: Any, name: str) -> Any:
 
 
 def _offsets(texts: Any) -> list[int]:
-    """Where each text begins in its buffer, and where the last one ends."""
+    """The start of each text in its buffer, and the end of the last one."""
     return memoryview(texts.buffers()[1]).cast("i")[texts.offset : texts.offset + len(texts) + 1].tolist()
 
 
-def _hashes(held: memoryview, places: Iterable[int]) -> bytes:
-    """Of what stands between each two places, cut short, one behind the other."""
+def _hashes(buffer: memoryview, offsets: Iterable[int]) -> bytes:
+    """The truncated hashes of the bytes between each two offsets, concatenated."""
     import numpy as np
 
-    made = b"".join([sha256(held[start:end]).digest() for start, end in pairwise(places)])
-    return np.frombuffer(made, np.uint8).reshape(-1, sha256().digest_size)[:, :HASH_BYTES].tobytes()
+    hashes = b"".join([sha256(buffer[start:end]).digest() for start, end in pairwise(offsets)])
+    return np.frombuffer(hashes, np.uint8).reshape(-1, sha256().digest_size)[:, :HASH_BYTES].tobytes()
 
 
 def _rows_of(*columns: bytes) -> list[bytes]:
-    """What stands side by side in columns of `HASH_BYTES` each, joined row by row."""
+    """Joins columns of `HASH_BYTES` each, row by row."""
     import numpy as np
 
-    beside = np.hstack([np.frombuffer(column, np.uint8).reshape(-1, HASH_BYTES) for column in columns])
-    held, width = beside.tobytes(), beside.shape[1]
-    return [held[at : at + width] for at in range(0, len(held), width)]
+    rows = np.hstack([np.frombuffer(column, np.uint8).reshape(-1, HASH_BYTES) for column in columns])
+    data, width = rows.tobytes(), rows.shape[1]
+    return [data[at : at + width] for at in range(0, len(data), width)]

@@ -1,22 +1,20 @@
-"""What is asked of a build before an alias is moved to it. Each gate has its numbers in the log entry of the swap.
+"""Gates: checks of a build before an alias is moved to it. The log entry of the swap has the numbers of each gate.
 
-sealed      the log of builds says so; the number of the seal
-rows        the backend holds as many rows as were sealed
-dimension   its vectors have the length that was sealed
+sealed      the build is sealed according to its log; the value is the number of the seal
+rows        the backend has as many rows as were sealed
+dimension   the vectors have the sealed dimension
 golden      the golden queries find what they must
-recall      the share of what an exact search finds that an approximate index finds; of an exact one it is not asked
+recall      the share of what an exact search finds that an approximate index finds; not measured for exact indexes
 coverage    the share of the live documents that are in the build
-overlap     how much of what it finds is what the live build finds, on the golden queries or on texts of its own
-shrinkage   the share of the live build's rows that it lacks
+overlap     the share of results in common with the live build, on the golden queries or on texts of the build
+shrinkage   the share of the live build's rows that are missing
 
-A gate that nothing could fail is not run where running it costs something: coverage with a limit of 0, and overlap with
-a limit of 0 when there are no golden queries.
+A gate that cannot fail is not measured if that would cost something: coverage with a limit of 0, and overlap with a
+limit of 0 and no golden queries. Shares are compared as they are shown, so a share exactly at its limit passes despite
+rounding errors of floats.
 
-Shares are compared as they are shown. So what is exactly at its limit passes, whatever sums of floats lose.
-
-Golden queries: what a search must find, whatever the index is made of.
-
-One JSON object a line; empty lines and lines that begin with # are passed over.
+Golden queries say what a search must find, whatever the index is made of: one JSON object per line. Empty lines and
+lines that begin with # are skipped.
 
     {"query": "how do leases expire?", "doc_id": "guide/leases.md", "k": 5}
     {"query": "what is a fence number?", "snippet_id": ["9f...", "1c..."], "k": 10, "min_recall": 0.5}
@@ -38,8 +36,8 @@ from ragfence.core.text_files import UnreadableFile, read_text_file
 from ragfence.errors import BuildMissing, RagfenceError, ValidationError
 from ragfence.indexes.backends.backend import Backend, FoundRow
 from ragfence.indexes.build_log import BuildEntry, BuildSeal
-from ragfence.indexes.embedders.embedder import Embedder, EmbedderId, embedded
-from ragfence.indexes.ranking import nearest
+from ragfence.indexes.embedders.embedder import Embedder, EmbedderId, embed_texts
+from ragfence.indexes.ranking import find_nearest
 from ragfence.indexes.spec import EXACT
 from ragfence.indexes.verification import measured_recall
 
@@ -58,16 +56,20 @@ class GoldenQuery:
     field: Literal["doc_id", "snippet_id"] = "doc_id"
     k: int = DEFAULT_K
     min_recall: float | None = None
-    """of this one query; None: it counts only together with the others"""
+    """of this query; None: it only counts in the mean of all"""
 
     def recall(self, found: Sequence[FoundRow]) -> float:
-        """The share of what was expected that is among the first k."""
+        """The share of the expected ids that are among the first k."""
         seen = {getattr(each, self.field) for each in found[: self.k]}
         return len(self.expected & seen) / len(self.expected)
 
 
 def load_golden(path: str | os.PathLike[str]) -> list[GoldenQuery]:
-    """The queries of a file. All its mistakes are told at once, each with its line."""
+    """Reads the queries of a file.
+
+    Raises:
+        ValidationError: With all mistakes of the file, each with its line.
+    """
     file = Path(path)
     try:
         lines = read_text_file(file, MAX_BYTES).splitlines()
@@ -76,7 +78,7 @@ def load_golden(path: str | os.PathLike[str]) -> list[GoldenQuery]:
         raise ValidationError(f"the golden queries {file}: {refused}", hint=hint) from refused
     except (OSError, ValueError) as unreadable:
         raise ValidationError(
-            f"the golden queries {file} cannot be read: {unreadable}", hint="indexes.golden names the file"
+            f"cannot read the golden queries {file}: {unreadable}", hint="indexes.golden names the file"
         ) from unreadable
     queries, mistakes = [], []
     for number, line in enumerate(lines, start=1):
@@ -87,9 +89,9 @@ def load_golden(path: str | os.PathLike[str]) -> list[GoldenQuery]:
         except ValidationError as mistake:
             mistakes.append(f"line {number}: {mistake.message}")
     if not queries and not mistakes:
-        mistakes = ["there is no query in it"]
+        mistakes = ["the file has no queries"]
     if len(queries) > MAX_QUERIES:
-        mistakes = [f"{len(queries):,} queries; at most {MAX_QUERIES:,}"]
+        mistakes = [f"{len(queries):,} queries; at most {MAX_QUERIES:,} are allowed"]
     if mistakes:
         shown = mistakes[:20] + ([f"and {len(mistakes) - 20} more"] if len(mistakes) > 20 else [])
         raise ValidationError(
@@ -104,7 +106,7 @@ def _query(line: str) -> GoldenQuery:
     try:
         values = json.loads(line)
     except (ValueError, RecursionError) as broken:
-        raise ValidationError(f"no JSON: {broken}") from None
+        raise ValidationError(f"not valid JSON: {broken}") from None
     if not isinstance(values, dict):
         raise ValidationError(f"must be an object, got {line.strip()[:60]}")
     if strange := sorted(set(values) - _FIELDS):
@@ -140,10 +142,10 @@ def _share(given: Any) -> float | None:
 
 
 ESSENTIAL = frozenset({"sealed", "rows"})
-"""what also a rollback must pass: it goes back to what was good enough once, and has to work in an emergency"""
+"""the gates that can refuse a rollback, which returns to a build that passed once and must work in an emergency"""
 SHOWN = 5
 DIGITS = 9
-"""of a share: one row of a hundred million counts, and nothing that a float gets wrong"""
+"""of a share: one row of a hundred million counts, but no rounding error of a float does"""
 
 
 Golden = str | os.PathLike[str] | Sequence[GoldenQuery]
@@ -151,7 +153,7 @@ Golden = str | os.PathLike[str] | Sequence[GoldenQuery]
 
 @dataclass(frozen=True, slots=True)
 class Gates:
-    """The limits of one swap. What is None is as the policy says (`indexes:`).
+    """The limits of one swap. Those that are None are taken from the policy (`indexes:`).
 
     >>> fence.aliases.swap("docs", build.index_hash, gates=Gates(min_overlap=0.5))  # doctest: +SKIP
     """
@@ -160,7 +162,7 @@ class Gates:
     min_coverage: float | None = None
     min_overlap: float | None = None
     golden: Golden | None = None
-    """a file, or queries; an empty text: none"""
+    """a file, or queries; an empty string for none"""
     min_recall: float | None = None
     overlap_queries: int | None = None
     min_ann_recall: float | None = None
@@ -175,7 +177,7 @@ class Gates:
             raise ValidationError(f"overlap_queries must be 1 to 1000, not {self.overlap_queries!r}")
 
     def limits(self, rules: IndexRules, *, tolerant: bool = False) -> GateLimits:
-        """Reads the golden queries. `tolerant`: a file that cannot be used is a gate that failed."""
+        """Fills in the limits of the policy, and reads the golden queries. `tolerant`: a bad file fails its gate."""
         golden = rules.golden if self.golden is None else self.golden
         mistake = ""
         if isinstance(golden, str | os.PathLike):
@@ -215,7 +217,7 @@ class GateResult:
     gate: str
     ok: bool
     value: float | None = None
-    """None: it could not be measured"""
+    """None: not measured"""
     limit: float | None = None
     detail: str = ""
 
@@ -224,7 +226,7 @@ class GateResult:
 
 
 class Candidate:
-    """A build that is asked: its seal, its rows, and the embedder that its queries need."""
+    """A build that gates measure: its seal, its rows, and the embedder that its queries need."""
 
     def __init__(self, entry: BuildEntry, backend: Backend, embedder: Callable[[BuildSeal], Embedder]) -> None:
         assert entry.seal is not None
@@ -246,13 +248,13 @@ class Candidate:
         return bool(self.seal.inputs.get("index", EXACT) != EXACT)
 
     def recall(self, sample: int) -> dict[str, Any]:
-        """As it was sealed; measured now if the version that sealed it did not."""
+        """The recall in the seal; measured now if the version that sealed it did not measure it."""
         if "recall" in self.seal.checks:
             return self.seal.checks
         return measured_recall(self._backend, self.seal.physical, self.seal.metric, sample, self.seal.rows)
 
     def texts(self, count: int) -> list[str]:
-        """A sample that is the same every time: ids are digests, so the smallest are as good as any."""
+        """A sample that is always the same: ids are digests, so the smallest ones are as good as any."""
         rows: Iterator[tuple[str, str]] = (
             row
             for table in self._backend.read(self.seal.physical, ["snippet_id", "text"])
@@ -261,12 +263,12 @@ class Candidate:
         return [text for _, text in heapq.nsmallest(count, rows)]
 
     def search(self, queries: Sequence[str], ks: Sequence[int]) -> list[list[FoundRow]]:
-        asked = tuple(queries)
-        if asked not in self._vectors:
+        queries = tuple(queries)
+        if queries not in self._vectors:
             embedder = self._embedder(self.seal)
-            self._vectors[asked] = embedded(embedder, EmbedderId.of(embedder), asked)
-        vectors = self._vectors[asked]
-        return [nearest(self._backend, self.seal, vector, k) for vector, k in zip(vectors, ks, strict=True)]
+            self._vectors[queries] = embed_texts(embedder, EmbedderId.of(embedder), queries)
+        vectors = self._vectors[queries]
+        return [find_nearest(self._backend, self.seal, vector, k) for vector, k in zip(vectors, ks, strict=True)]
 
 
 def judge(
@@ -277,9 +279,15 @@ def judge(
     *,
     tolerant: bool = False,
 ) -> list[GateResult]:
-    """Asks every gate. `tolerant`: one that cannot be measured has failed, instead of raising why.
+    """Measures every gate.
 
-    What is about the rows themselves is never tolerated: `BuildMissing`, or a backend that does not answer.
+    Args:
+        limits: The limits of the gates.
+        new: The build that the alias would be moved to.
+        live: The build that the alias points at.
+        coverage_of: Returns the share of live documents in a build; None leaves this gate out.
+        tolerant: A gate that cannot be measured fails instead of raising. The rows themselves are never tolerated to be
+            missing: `BuildMissing` or an error of the backend is raised.
     """
     gates: list[tuple[str, Callable[[], GateResult]]] = [
         ("sealed", lambda: GateResult("sealed", True, new.number)),
@@ -297,9 +305,9 @@ def judge(
             gates.append(("overlap", lambda: _overlap(limits, new, live)))
         gates.append(("shrinkage", lambda: _shrinkage(limits, new.seal.rows, live.seal.rows)))
     results = []
-    for name, ask in gates:
+    for name, measure in gates:
         try:
-            results.append(ask())
+            results.append(measure())
         except RagfenceError as unmeasured:
             if not tolerant or name in ESSENTIAL:
                 raise
@@ -308,21 +316,21 @@ def judge(
 
 
 def _rows(new: Candidate) -> GateResult:
-    held, sealed = new.rows(), new.seal.rows
-    return GateResult("rows", held == sealed, held, sealed, "" if held == sealed else "not what was sealed")
+    found, sealed = new.rows(), new.seal.rows
+    return GateResult("rows", found == sealed, found, sealed, "" if found == sealed else "not as many as were sealed")
 
 
 def _dimension(new: Candidate) -> GateResult:
-    held, sealed = new.dimension(), new.seal.dimension
+    found, sealed = new.dimension(), new.seal.dimension
     return GateResult(
-        "dimension", held in (sealed, None), held, sealed, "" if held is not None else "there are no rows"
+        "dimension", found in (sealed, None), found, sealed, "" if found is not None else "there are no rows"
     )
 
 
 def _recall(limits: GateLimits, new: Candidate) -> GateResult:
     seen = new.recall(limits.recall_sample)
     detail = f"{new.seal.inputs['index']}: {seen['recall_of']} searches for {seen['recall_k']} rows each"
-    if not (ok := _reaches(seen["recall"], limits.min_ann_recall)):
+    if not (ok := _is_at_least(seen["recall"], limits.min_ann_recall)):
         detail += '; build it with the index "flat", or with more exact parameters, or lower min_ann_recall'
     return GateResult("recall", ok, seen["recall"], limits.min_ann_recall, detail)
 
@@ -337,19 +345,19 @@ def golden_gate(limits: GateLimits, new: Candidate) -> GateResult:
     short = [
         f"{query.query[:60]!r} {recall:.2f} of {query.min_recall:g}"
         for query, recall in zip(queries, recalls, strict=True)
-        if query.min_recall is not None and not _reaches(recall, query.min_recall)
+        if query.min_recall is not None and not _is_at_least(recall, query.min_recall)
     ]
     detail = f"{len(queries)} queries"
     if short:
         detail += f", {len(short)} below their own limit: " + "; ".join(short[:SHOWN])
-    elif not _reaches(mean, limits.min_recall):
+    elif not _is_at_least(mean, limits.min_recall):
         missed = [query.query[:60] for query, recall in zip(queries, recalls, strict=True) if recall < 1]
         detail += f", {len(missed)} incomplete: " + "; ".join(map(repr, missed[:SHOWN]))
-    return GateResult("golden", not short and _reaches(mean, limits.min_recall), mean, limits.min_recall, detail)
+    return GateResult("golden", not short and _is_at_least(mean, limits.min_recall), mean, limits.min_recall, detail)
 
 
 def _coverage(limits: GateLimits, share: float) -> GateResult:
-    return GateResult("coverage", _reaches(share, limits.min_coverage), round(share, DIGITS), limits.min_coverage)
+    return GateResult("coverage", _is_at_least(share, limits.min_coverage), round(share, DIGITS), limits.min_coverage)
 
 
 def _overlap(limits: GateLimits, new: Candidate, live: Candidate) -> GateResult:
@@ -360,22 +368,22 @@ def _overlap(limits: GateLimits, new: Candidate, live: Candidate) -> GateResult:
         ks = [DEFAULT_K] * len(queries)
     try:
         if not queries:
-            same = live.rows() == 0  # or everything that was found until now would be lost without a word
+            same = live.rows() == 0  # else the swap would silently lose everything that is found now
             return GateResult(
-                "overlap", same, None if same else 0.0, limits.min_overlap, "there are no rows to ask with"
+                "overlap", same, None if same else 0.0, limits.min_overlap, "there are no rows to search with"
             )
         before = live.search(queries, ks)
     except BuildMissing:
-        # Whoever mends a broken alias must not be held up by what is broken.
-        return GateResult("overlap", True, None, limits.min_overlap, "the live build is gone, nothing to compare with")
-    shares = [_shared(*pair) for pair in zip(new.search(queries, ks), before, strict=True)]
+        # A swap that repairs a broken alias must not be blocked by what is broken.
+        return GateResult("overlap", True, None, limits.min_overlap, "the live build is gone: nothing to compare with")
+    shares = [_overlap_share(*pair) for pair in zip(new.search(queries, ks), before, strict=True)]
     mean = _mean(shares)
     return GateResult(
-        "overlap", _reaches(mean, limits.min_overlap), mean, limits.min_overlap, f"{len(queries)} queries"
+        "overlap", _is_at_least(mean, limits.min_overlap), mean, limits.min_overlap, f"{len(queries)} queries"
     )
 
 
-def _shared(one: Sequence[FoundRow], other: Sequence[FoundRow]) -> float:
+def _overlap_share(one: Sequence[FoundRow], other: Sequence[FoundRow]) -> float:
     ids, others = {each.snippet_id for each in one}, {each.snippet_id for each in other}
     most = max(len(ids), len(others))
     return len(ids & others) / most if most else 1.0
@@ -384,7 +392,11 @@ def _shared(one: Sequence[FoundRow], other: Sequence[FoundRow]) -> float:
 def _shrinkage(limits: GateLimits, rows: int, before: int) -> GateResult:
     lost = round(max(0.0, (before - rows) / before), DIGITS) if before else 0.0
     return GateResult(
-        "shrinkage", _reaches(limits.max_shrinkage, lost), lost, limits.max_shrinkage, f"{before:,} to {rows:,} rows"
+        "shrinkage",
+        _is_at_least(limits.max_shrinkage, lost),
+        lost,
+        limits.max_shrinkage,
+        f"{before:,} to {rows:,} rows",
     )
 
 
@@ -392,8 +404,8 @@ def _mean(shares: Sequence[float]) -> float:
     return round(math.fsum(shares) / len(shares), DIGITS)
 
 
-def _reaches(share: float, least: float) -> bool:
-    """A limit may have more digits than are shown, such as a third."""
+def _is_at_least(share: float, least: float) -> bool:
+    """Compares rounded values: a limit may have more digits than are shown, such as a third."""
     return round(share, DIGITS) >= round(least, DIGITS)
 
 

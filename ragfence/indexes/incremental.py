@@ -1,6 +1,7 @@
-"""A build that starts from the nearest sealed one: what did not change is copied out of it, not made again.
+"""Incremental builds: rows that did not change are copied from the nearest sealed build, the base.
 
-The base is read once, and its digest is made on the way. If it is not what was sealed, nothing of it is sealed again.
+The base is read once and its digest is computed on the way. If the base is not what was sealed, nothing copied from it
+is sealed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ragfence.errors import BuildMissing, BuildUnverified, FormatCorrupt, Format
 from ragfence.indexes.backends.backend import Backend
 from ragfence.indexes.build_log import SEALED, BuildEntry, BuildLog, BuildSeal
 from ragfence.indexes.content_digest import ContentDigest, matrix
-from ragfence.indexes.index_rows import Descriptions, LogRows, assembled
+from ragfence.indexes.index_rows import Descriptions, LogRows, assemble_rows
 from ragfence.indexes.prefetch import Prefetch, SideThread
 from ragfence.indexes.snapshots import Snapshot, Snapshots
 from ragfence.indexes.spec import shape_in
@@ -24,7 +25,7 @@ SAME_ROWS = ("embedder", "backend", "metric", "analyzer", "schema")
 """inputs that decide what the rows are; the type of index and its parameters may differ"""
 LOOKED_AT = 20
 WORTH = 0.3
-"""of the documents must be in the base, unchanged"""
+"""the share of documents that must be in the base, unchanged"""
 
 
 class BaseBroken(Exception):
@@ -37,15 +38,18 @@ class BaseBuild:
     seal: BuildSeal
     unchanged: int
     changed: Any
-    """the documents of the new snapshot that the base does not have, as a table of it"""
+    """the documents of the new snapshot that the base does not have, as a table like the snapshot's"""
     gone: Any
-    """ids of snippets of the base whose documents changed or went: an Arrow array of text"""
+    """ids of snippets of the base whose documents changed or were removed: an Arrow array of text"""
 
 
-def nearest(
+def find_base(
     builds: BuildLog, corpora: Snapshots, inputs: dict[str, Any], snapshot: Snapshot, known: Iterable[str]
 ) -> BaseBuild | None:
-    """The sealed build with the most documents in common. `known`: hashes to look at first, such as the live one."""
+    """Returns the sealed build with the most documents in common, if they are enough.
+
+    `known`: hashes to try first, such as the live one.
+    """
     best: BaseBuild | None = None
     looked_at = 0
     for index_hash in dict.fromkeys((*known, *builds.hashes())):
@@ -59,7 +63,7 @@ def nearest(
                 continue
             earlier = corpora.get(seal.corpus_digest)
         except (FormatCorrupt, FormatTooNew):
-            continue  # of no use to us; whoever asks for it is told
+            continue  # not usable as a base; a call that asks for this build raises the error
         if earlier is None:
             continue
         base = _compared(entry, seal, snapshot, earlier)
@@ -80,11 +84,11 @@ def _compared(entry: BuildEntry, seal: BuildSeal, snapshot: Snapshot, earlier: S
     return BaseBuild(entry, seal, snapshot.documents - int(changed.num_rows), changed, left.text_ids())
 
 
-class Copied:
+class BaseCopy:
     """The rows of a new build: those of the base that stay, and those of the documents that changed.
 
-    What is new is embedded while the base is read, and what was read is hashed while the new index is written. So the
-    base may turn out not to be what was sealed only when all its rows have gone by: `prove` comes before the seal.
+    New rows are embedded while the base is read, and read rows are hashed while the new index is written. So only after
+    all its rows were read is it known whether the base is what was sealed: `prove` must be called before the seal.
     """
 
     def __init__(
@@ -100,9 +104,9 @@ class Copied:
         self._backend = backend
         self._described = described
         place = described.places()
-        # A snippet that an edited document kept is in the base, with its text and its vector: only its place is new.
+        # A snippet that an edited document kept is in the base, with its text and vector: only its position is new.
         self._kept = {each: place.pop(each) for each in _raw(base.gone) if each in place}
-        self._fresh = assembled(log, described, place, vectors, workers)
+        self._fresh = assemble_rows(log, described, place, vectors, workers)
         self._contents = ContentDigest(shape_in(base.seal.inputs))
         self._hashing = SideThread(self._contents.add)
 
@@ -115,13 +119,13 @@ class Copied:
             yield from fresh
 
     def prove(self) -> None:
-        """Raises `BaseBroken` unless the rows that were read are those that were sealed."""
+        """Raises `BaseBroken` unless the rows that were read are the sealed ones."""
         with _is_the_bases_fault():
             self._hashing.finish()
         if self._kept or self._contents.digest() != self._base.seal.content_digest:
             raise BaseBroken
 
-    def __enter__(self) -> Copied:
+    def __enter__(self) -> BaseCopy:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -137,7 +141,7 @@ def _is_the_bases_fault() -> Iterator[None]:
 
 
 def _staying(table: Any, gone: Any, described: Descriptions, kept: dict[bytes, int]) -> Iterator[Any]:
-    """Of a table of the base. `kept`: snippets that stay at another place; taken out as they are found."""
+    """The rows of a table of the base that stay. `kept`: snippets that stay at another position; removed when found."""
     import pyarrow.compute as pc
 
     changed = pc.is_in(table.column("snippet_id"), value_set=gone)

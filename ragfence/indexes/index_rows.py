@@ -23,7 +23,7 @@ from ragfence.documents.log import INGEST, Address, Layout, address_in
 from ragfence.documents.parquet import read_rows, read_snippets
 from ragfence.errors import SnapshotGone
 from ragfence.indexes.backends.backend import row_schema
-from ragfence.indexes.snapshots import as_texts, heads_of, id_values
+from ragfence.indexes.snapshots import head_keys, id_values, to_text_ids
 from ragfence.indexes.vectors import Texts, VectorStore
 from ragfence.stores.objects import ObjectStore
 
@@ -74,7 +74,7 @@ class Descriptions:
         dimension = int(vectors.shape[1])
         schema = row_schema(dimension)
         columns = [
-            as_texts(self.ids.take(picked)),
+            to_text_ids(self.ids.take(picked)),
             self.doc_id.take(document),
             self.section.take(picked),
             self.ordinal.take(picked),
@@ -235,7 +235,7 @@ class LogRows:
         import pyarrow.compute as pc
 
         keys = documents.column("key").combine_chunks().cast(pa.binary())
-        heads = heads_of(documents)
+        heads = head_keys(documents)
         described: list[Any] = []
         placed: list[Any] = []
         head_at = np.full(len(keys), -1, dtype=np.int64)
@@ -247,7 +247,7 @@ class LogRows:
             if not tables:
                 continue
             table = pa.concat_tables(tables).combine_chunks()
-            of_head = pc.index_in(heads_of(table), value_set=heads)
+            of_head = pc.index_in(head_keys(table), value_set=heads)
             live = pc.and_(table.column("live").combine_chunks(), pc.is_valid(of_head))
             of_key = pc.index_in(table.column("key").combine_chunks().cast(pa.binary()), value_set=keys)
             made = pc.and_(pc.equal(table.column("action"), INGEST).combine_chunks(), pc.is_valid(of_key))
@@ -286,7 +286,7 @@ def _described_by(documents: Any, table: Any) -> Descriptions | None:
     described anew have. None if it is not so of all of them."""
     import pyarrow.compute as pc
 
-    at = pc.index_in(heads_of(documents), value_set=heads_of(table))
+    at = pc.index_in(head_keys(documents), value_set=head_keys(table))
     if at.null_count:
         return None
     rows = table.take(at)
@@ -327,7 +327,7 @@ class _MissingRows(NamedTuple):
     snippets: Iterable[bytes]
 
 
-def whole(log: LogRows, documents: Any, vectors: VectorStore, workers: int) -> Generator[Any, None, None]:
+def build_rows(log: LogRows, documents: Any, vectors: VectorStore, workers: int) -> Generator[Any, None, None]:
     """The rows of these documents, as tables; `documents` as `Snapshot.table`.
 
     Segment by segment, so that a backend writes the first rows while the others are read.
@@ -357,7 +357,7 @@ def whole(log: LogRows, documents: Any, vectors: VectorStore, workers: int) -> G
     described = log.describe(rest)
     wanted = {each for part in left for each in part.snippets}
     place = {each: at for each, at in described.places().items() if each in wanted}
-    yield from assembled(log, described, place, vectors, workers)
+    yield from assemble_rows(log, described, place, vectors, workers)
 
 
 def _by_segment(documents: Any) -> tuple[list[tuple[str, Any]], Any]:
@@ -387,7 +387,7 @@ def _flat_ids(documents: Any) -> list[bytes]:
     return id_values(pc.list_flatten(documents.column("snippet_ids").combine_chunks()))
 
 
-def assembled(
+def assemble_rows(
     log: LogRows, described: Descriptions, place: dict[bytes, int], vectors: VectorStore, workers: int
 ) -> Generator[Any, None, None]:
     """The rows of these snippets, as tables. Up to `workers` objects are read and embedded at once, ahead of time."""
@@ -416,7 +416,7 @@ def _table_of(
     log: LogRows, texts: Texts, rows: Any, described: Descriptions, snippets: Any, vectors: VectorStore
 ) -> Any:
     """These rows of an object of snippets as a table for a backend. `snippets`: which of the described they are."""
-    values = vectors.of(texts, rows, lambda wanted: log.earlier(described, snippets, wanted, texts.address))
+    values = vectors.vectors_of(texts, rows, lambda wanted: log.earlier(described, snippets, wanted, texts.address))
     table = texts.table if len(rows) == texts.table.num_rows else texts.table.take(rows)
     text, tokens = table.column("text").combine_chunks(), table.column("tokens").combine_chunks()
     return described.rows(snippets, text, tokens, values)

@@ -1,7 +1,7 @@
-"""Threads beside the one that hands on tables: what comes next is made, what went by is worked on.
+"""Threads alongside the one that passes tables on: they make the next tables and work on earlier ones.
 
-Whoever reads or makes tables (a backend, an embedder, the object store) is mostly code that needs no interpreter, so
-nobody has to wait for it. Few tables are under way at a time: an index may be larger than memory.
+Reading and making tables (backends, embedders, the object store) mostly runs without the interpreter lock, so it can
+overlap. Only a few tables are in memory at a time, because an index may be larger than memory.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ MOST = 2
 
 
 class Prefetch(Generic[_T]):
-    """An iterator whose next values are made in a thread of its own, while the last one is being used.
+    """An iterator whose next values are made in a background thread while the last one is used.
 
-    Begins at once. What the source raises is raised here, in its turn.
+    Starts at once. What the source raises is raised here, in its turn.
 
-    >>> with Ahead(iter("abc")) as letters:
+    >>> with Prefetch(iter("abc")) as letters:
     ...     list(letters)
     ['a', 'b', 'c']
     """
 
     def __init__(self, source: Iterator[_T], most: int = MOST) -> None:
         self._source = source
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="ragfence-ahead")
-        self._made: deque[Future[_T]] = deque(self._pool.submit(next, source, _END) for _ in range(most))
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="ragfence-prefetch")
+        self._futures: deque[Future[_T]] = deque(self._pool.submit(next, source, _END) for _ in range(most))
 
     def __iter__(self) -> Iterator[_T]:
         return self
 
     def __next__(self) -> _T:
-        value = self._made.popleft().result() if self._made else _END
+        value = self._futures.popleft().result() if self._futures else _END
         if value is _END:
-            self._made.clear()
+            self._futures.clear()
             raise StopIteration
-        self._made.append(self._pool.submit(next, self._source, _END))
+        self._futures.append(self._pool.submit(next, self._source, _END))
         return value
 
     def __enter__(self) -> Prefetch[_T]:
@@ -50,37 +50,37 @@ class Prefetch(Generic[_T]):
     def __exit__(
         self, kind: type[BaseException] | None, broken: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Waits for the value that is being made, and ends the source: what it holds is given back."""
+        """Waits for the value that is being made, and closes the source, which releases what it holds."""
         self._pool.shutdown(wait=True, cancel_futures=True)
         close = getattr(self._source, "close", None)
         if close is not None:
-            # What is dropped half-way and complains of it: whoever leaves has an error of its own, or needs no more.
+            # An error of closing it half-way is ignored: the block has its own error, or needs no more values.
             with contextlib.suppress(Exception):
                 close()
 
 
 class SideThread(Generic[_T]):
-    """Something that is done with each value, one after the other, in a thread of its own."""
+    """Calls a function with values, one after the other, in a background thread."""
 
     def __init__(self, act: Callable[[_T], object], most: int = MOST) -> None:
         self._act = act
         self._most = most
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="ragfence-aside")
-        self._under_way: deque[Future[object]] = deque()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="ragfence-side")
+        self._queue: deque[Future[object]] = deque()
 
     def begin(self, value: _T) -> None:
-        """Waits while there are too many; raises what it raised with an earlier one."""
-        self._under_way.append(self._pool.submit(self._act, value))
+        """Queues a value. Waits while too many are queued; raises what the function raised for an earlier one."""
+        self._queue.append(self._pool.submit(self._act, value))
         self._wait_until(self._most)
 
     def finish(self) -> None:
-        """Waits for all of them; raises what it raised with any."""
+        """Waits for all values; raises what the function raised for any of them."""
         self._wait_until(0)
 
     def _wait_until(self, left: int) -> None:
-        while len(self._under_way) > left:
-            self._under_way.popleft().result()
+        while len(self._queue) > left:
+            self._queue.popleft().result()
 
     def close(self) -> None:
-        """What has not begun is left undone."""
+        """Stops; values that are still queued are dropped."""
         self._pool.shutdown(wait=True, cancel_futures=True)

@@ -1,7 +1,7 @@
-"""The nearest rows of a build, in one order however many are asked for: by score, then section_id, then snippet_id.
+"""The nearest rows of a build, in the same order for every k: by score, then section_id, then snippet_id.
 
-Many documents may have the same text, and so the same score. Which of them are among the k nearest a backend decides as
-it likes, so it is asked for some more; only if even the last of those is as near as the k-th, for more still.
+Many documents may have the same text, and so the same score. Which of them a backend returns among the k nearest is
+arbitrary, so more rows are requested; if even the last of these is as near as the k-th, more again.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from ragfence.indexes.embedders.embedder import Vectors
 
 MORE = (4, 64, 1_000)
-"""rows beyond k. Beyond the last the backend decides: a text that is everywhere must not cost a read of everything"""
+"""rows requested beyond k; after the last step the backend decides, because a text that occurs everywhere must not cost
+a read of all rows"""
 
 
-def nearest(backend: Backend, seal: BuildSeal, vector: Vectors, k: int) -> list[FoundRow]:
-    # What is approximate does not know all rows that are as near, and LanceDB's HNSW refuses more rows than its `ef`.
+def find_nearest(backend: Backend, seal: BuildSeal, vector: Vectors, k: int) -> list[FoundRow]:
+    # An approximate index does not find all rows that are as near, and LanceDB's HNSW refuses more rows than its `ef`.
     exact = seal.inputs.get("index") == EXACT
     found: list[FoundRow] = []
     for asked in dict.fromkeys(min(k + more, MAX_K) for more in MORE) if exact else (k,):

@@ -23,14 +23,23 @@ from ragfence.engine.engine import Engine
 from ragfence.engine.lock import held_lock
 from ragfence.errors import BuildMissing, BuildUnverified, NotReady, RagfenceError
 from ragfence.indexes.backends.backend import Backend
-from ragfence.indexes.build_log import PURGED, BuildEntry, BuildLog, BuildSeal, again, purged, replaced, retired
+from ragfence.indexes.build_log import (
+    PURGED,
+    BuildEntry,
+    BuildLog,
+    BuildSeal,
+    next_purged,
+    next_repeated,
+    next_retired,
+    replaced_seals,
+)
 from ragfence.indexes.catalog import Catalog
 from ragfence.indexes.content_digest import ContentDigest
 from ragfence.indexes.spec import shape_in
 
 AFTER_PURGED = "after_purged"
 AFTER_REMOVED = "after_removed"
-PURGING_POINTS = (AFTER_PURGED, AFTER_REMOVED)
+ROW_PURGE_POINTS = (AFTER_PURGED, AFTER_REMOVED)
 """In the order in which a purge comes by them, once for each index that has the document."""
 
 ROUNDS = 20
@@ -63,14 +72,14 @@ class RowPurge:
 
     def run(self) -> None:
         for _ in range(ROUNDS):
-            if not (self._taken_out() + self._fenced()):
+            if not (self._remove_everywhere() + self._end_attempts()):
                 return
         raise NotReady(
             "indexes are being built faster than the document can be taken out of them",
             hint="purge again when fewer builds are under way",
         )
 
-    def _taken_out(self) -> int:
+    def _remove_everywhere(self) -> int:
         """Out of everything that was ever sealed and is still there."""
         served = {alias.target.physical for alias in self._catalog.head().state.aliases.values()}
         listed: dict[str, set[str]] = {}
@@ -79,15 +88,15 @@ class RowPurge:
             history = self._builds.history(index_hash)
             if history and history[0].seal and (index_hash, history[0].number) not in self._clean:
                 done += 1
-                self._clean.add((index_hash, self._without(index_hash)))
-            for number, seal in ((entry.number, entry.seal) for entry in replaced(history)):
-                if seal and (index_hash, number) not in self._clean and self._is_left(seal, served, listed):
+                self._clean.add((index_hash, self._remove_from_build(index_hash)))
+            for number, seal in ((entry.number, entry.seal) for entry in replaced_seals(history)):
+                if seal and (index_hash, number) not in self._clean and self._may_exist(seal, served, listed):
                     done += 1
-                    self._emptied(seal)
+                    self._remove_unlogged(seal)
                     self._clean.add((index_hash, number))
         return done
 
-    def _without(self, index_hash: str) -> int:
+    def _remove_from_build(self, index_hash: str) -> int:
         """Takes the document out of the newest seal of a build; the number of the entry that says what is there."""
         touched = False
         for _ in range(ROUNDS):
@@ -97,7 +106,7 @@ class RowPurge:
             if entry.seal is None:
                 return entry.number  # retired meanwhile: it is looked at among what was replaced
             try:
-                if self._stepped(entry, entry.seal) if touched else self._is_clean(entry, entry.seal):
+                if self._step(entry, entry.seal) if touched else self._is_clean(entry, entry.seal):
                     return entry.number
             except BuildMissing:
                 return entry.number  # dropped behind our back: nothing is left to be removed
@@ -106,18 +115,18 @@ class RowPurge:
             f"the log of build {index_hash} changed {ROUNDS} times while a document was taken out", hint="purge again"
         )
 
-    def _stepped(self, entry: BuildEntry, seal: BuildSeal) -> bool:
+    def _step(self, entry: BuildEntry, seal: BuildSeal) -> bool:
         """True: all that is there is what the entry says, and the document is not. Else it comes nearer to that."""
         try:
-            left = self._left(seal)
+            left = self._scan_remaining(seal)
         except BuildUnverified:
             # Damaged: nothing can be said of what stays, and `verify` tells of it. The document leaves all the same.
-            self._emptied(seal)
+            self._remove_unlogged(seal)
             raise
         if left.contents.digest() == seal.content_digest:
             if not left.has_document:
                 return True
-        elif not self._told(entry, seal, left.contents):
+        elif not self._append_purged(entry, seal, left.contents):
             return False  # somebody else has the number, and may have removed rows that were counted here
         if left.has_document:
             crash_points.reach(AFTER_PURGED)
@@ -126,7 +135,7 @@ class RowPurge:
         return False
 
     def _is_clean(self, entry: BuildEntry, seal: BuildSeal) -> bool:
-        held = self._held(seal)
+        held = self._scan(seal)
         if held.has_document or entry.kind != PURGED:
             return not held.has_document
         # A purge was here, and may have been killed: when rows were found no more, but still in a file, or when another
@@ -134,14 +143,14 @@ class RowPurge:
         self._remove(seal)
         return held.rows == seal.rows
 
-    def _held(self, seal: BuildSeal) -> _PurgeScope:
+    def _scan(self, seal: BuildSeal) -> _PurgeScope:
         rows, has_document = 0, False
         for table in self._backend_of(seal.backend).read(seal.physical, ["doc_id"]):
             rows += table.num_rows
             has_document = has_document or self._doc_id in table.column("doc_id").to_pylist()
         return _PurgeScope(rows, has_document)
 
-    def _left(self, seal: BuildSeal) -> _Remaining:
+    def _scan_remaining(self, seal: BuildSeal) -> _Remaining:
         import pyarrow.compute as pc
 
         contents, has_document = ContentDigest(shape_in(seal.inputs)), False
@@ -151,8 +160,8 @@ class RowPurge:
             has_document = has_document or stays.num_rows < table.num_rows
         return _Remaining(contents, has_document)
 
-    def _told(self, entry: BuildEntry, seal: BuildSeal, left: ContentDigest) -> bool:
-        after = purged(
+    def _append_purged(self, entry: BuildEntry, seal: BuildSeal, left: ContentDigest) -> bool:
+        after = next_purged(
             entry,
             rows=left.rows,
             documents=left.documents,
@@ -162,7 +171,7 @@ class RowPurge:
         )
         return self._builds.append(seal.index_hash, after)
 
-    def _is_left(self, seal: BuildSeal, served: set[str], listed: dict[str, set[str]]) -> bool:
+    def _may_exist(self, seal: BuildSeal, served: set[str], listed: dict[str, set[str]]) -> bool:
         """Whether a physical index that was replaced, or retired, may be in its backend."""
         if seal.physical in served:
             return True
@@ -175,7 +184,7 @@ class RowPurge:
                 listed[seal.backend] = set()
         return seal.physical in listed[seal.backend]
 
-    def _emptied(self, seal: BuildSeal) -> None:
+    def _remove_unlogged(self, seal: BuildSeal) -> None:
         """Without an entry: nothing says what has to be there. Also when no row is found, as above."""
         with contextlib.suppress(BuildMissing):
             self._remove(seal)
@@ -184,7 +193,7 @@ class RowPurge:
         with held_lock(self._engine.fences, f"remove/{seal.physical}"):
             self._backend_of(seal.backend).remove(seal.physical, [self._doc_id])
 
-    def _fenced(self) -> int:
+    def _end_attempts(self) -> int:
         """Attempts that could still be sealed cannot any more."""
         done = 0
         for attempt in self._builds.attempts():
@@ -194,20 +203,20 @@ class RowPurge:
             newest = history[0] if history else None
             if newest is None or newest.number < attempt.number:
                 done += 1
-                if not self._taken(attempt.index_hash, newest):
+                if not self._take_number(attempt.index_hash, newest):
                     continue  # sealed in between, or ended: the next round looks again
             # Nobody can seal it any more, and whoever wrote it may be dead: its rows go now, not with the next gc.
             self._backend_of(attempt.backend).drop(attempt.physical)
         return done
 
-    def _taken(self, index_hash: str, newest: BuildEntry | None) -> bool:
+    def _take_number(self, index_hash: str, newest: BuildEntry | None) -> bool:
         """Whether the number is ours that an attempt would have been sealed at."""
         now_ms, owner = self._engine.fences.now_ms(), self._engine.owner
         why = "a document was purged while it was being built"
         if newest is None or not newest.usable:
-            return self._builds.append(index_hash, retired(newest, at_ms=now_ms, owner=owner, reason=why))
+            return self._builds.append(index_hash, next_retired(newest, at_ms=now_ms, owner=owner, reason=why))
         # What was sealed may be served: it ends through the catalog alone. So the number goes to the same seal again.
-        after = again(newest, at_ms=now_ms, owner=owner, reason=why)
+        after = next_repeated(newest, at_ms=now_ms, owner=owner, reason=why)
         taken = self._builds.append(index_hash, after)
         if taken and (index_hash, newest.number) in self._clean:
             self._clean.add((index_hash, after.number))

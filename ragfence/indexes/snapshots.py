@@ -53,14 +53,14 @@ class Snapshot:
 
     def text_ids(self) -> Any:
         """The same as indexes have them: an Arrow array of text."""
-        return as_texts(self.flat_ids())
+        return to_text_ids(self.flat_ids())
 
     def ids(self) -> list[bytes]:
         return id_values(self.flat_ids())
 
     def heads(self) -> Any:
         """Key and metadata hash of each document, as one Arrow array: what a head is."""
-        return heads_of(self.table)
+        return head_keys(self.table)
 
     def share_in(self, other: Snapshot, left: Any = None) -> float:
         """Of these documents, which the other has as they are here.
@@ -97,7 +97,7 @@ class Snapshot:
         return self.documents - known, earlier.documents - known, known - same, same
 
 
-def as_texts(ids: Any) -> Any:
+def to_text_ids(ids: Any) -> Any:
     """Snippet_ids, an Arrow array of 16 bytes each, as one of text, in hex. All at once: they have the same length."""
     import numpy as np
     import pyarrow as pa
@@ -115,7 +115,7 @@ def id_values(ids: Any) -> list[bytes]:
     return fixed_values(pa.table({"id": ids}), "id")
 
 
-def heads_of(table: Any) -> Any:
+def head_keys(table: Any) -> Any:
     """Of any table with the columns key and metadata_hash."""
     import pyarrow as pa
     import pyarrow.compute as pc

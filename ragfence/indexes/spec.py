@@ -1,6 +1,6 @@
-"""What an index is to be, and the INDEX_HASH: a digest of the build's inputs, known before anything is built.
+"""`IndexSpec`, and the INDEX_HASH: a digest of a build's inputs, known before anything is built.
 
-Why an index has the INDEX_HASH it has, and what made it another one than before.
+`Explanation` says which inputs an INDEX_HASH was made from, and which of them differ from another build.
 """
 
 from __future__ import annotations
@@ -25,15 +25,19 @@ NO_PARAMETERS: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class IndexSpec:
-    """Everything has a default: `fence.indexes.build()` builds what `IndexSpec()` says.
+    """What to build. Everything has a default: `fence.indexes.build()` builds `IndexSpec()`.
 
-    embedder    a name such as "wordllama", or an `Embedder`
-    backend     "lance", beside the objects, or a URL without credentials: another place makes another index
-    metric      "cosine", "dot" or "l2"
-    index       "flat" compares with every row; others are approximate, see docs/backends.md. "auto" is "flat" up to the
-                policy's `ann_above` rows, and above it what the backend is best at
-    parameters  of the index
-    analyzer    of full-text search; "none" is the only one so far
+    Attributes:
+        embedder: A name such as "wordllama", or an `Embedder`.
+        backend: "lance" for LanceDB next to the objects, or a URL without credentials. Another place is another index.
+        metric: "cosine", "dot" or "l2".
+        index: "flat" compares with every row; all others are approximate, see docs/backends.md. "auto" is "flat" up to
+            the policy's `ann_above` rows, and above that the index that suits the backend best.
+        parameters: Of the index.
+        analyzer: Of full-text search. Only "none" so far.
+
+    >>> IndexSpec(metric="dot").index
+    'auto'
     """
 
     embedder: str | Embedder = "wordllama"
@@ -45,18 +49,18 @@ class IndexSpec:
 
     def __post_init__(self) -> None:
         if self.metric not in get_args(Metric):
-            raise ValidationError(f"metric is one of {', '.join(get_args(Metric))}, not {self.metric!r}")
+            raise ValidationError(f"metric must be one of {', '.join(get_args(Metric))}, not {self.metric!r}")
         if self.analyzer != "none":
             raise ValidationError(f"there is no analyzer {self.analyzer!r} yet", hint='leave it out, or pass "none"')
         for name in ("backend", "index"):
             value = getattr(self, name)
             if not isinstance(value, str) or not value:
-                raise ValidationError(f"{name} of an index is a name, not {value!r}")
+                raise ValidationError(f"{name} of an index must be a name, not {value!r}")
         if not isinstance(self.parameters, Mapping):
-            raise ValidationError(f"parameters of an index are a mapping, not {type(self.parameters).__name__}")
+            raise ValidationError(f"parameters of an index must be a mapping, not {type(self.parameters).__name__}")
         if self.index == AUTO and self.parameters:
             raise ValidationError(
-                "parameters of an index need its name", hint='name the index, such as "ivf_pq", or leave them out'
+                'parameters need a named index, not "auto"', hint='name the index, such as "ivf_pq", or leave them out'
             )
         try:
             canonical_json(dict(self.parameters))
@@ -64,10 +68,10 @@ class IndexSpec:
             raise ValidationError(f"parameters of an index must be JSON: {wrong.message}") from wrong
 
     def resolved(self, rows: int, backend: Backend, embedder: EmbedderId, ann_above: int) -> IndexSpec:
-        """With the index that "auto" stands for. It depends on the corpus alone: the INDEX_HASH names what is built."""
+        """Replaces "auto" by an index. It depends on the corpus alone, because the INDEX_HASH names what is built."""
         if self.index != AUTO:
             return self
-        # By dot the nearest of vectors of any length are the longest: what partitions by direction does not find them.
+        # By dot product, the longest vectors are the nearest: an index that partitions by direction does not find them.
         suits = self.metric != "dot" or embedder.normalised
         made = backend.approximate(rows, embedder.dimension) if rows > ann_above and suits else None
         index, parameters = made or (EXACT, NO_PARAMETERS)
@@ -77,8 +81,8 @@ class IndexSpec:
         return Shape(dimension, self.metric, self.index, dict(self.parameters))
 
 
-def inputs_of(tenant: str, corpus_digest: str, embedder: EmbedderId, spec: IndexSpec) -> dict[str, Any]:
-    """What the INDEX_HASH is made of, by name. The recipe of each document is in the corpus digest, through its key."""
+def build_inputs(tenant: str, corpus_digest: str, embedder: EmbedderId, spec: IndexSpec) -> dict[str, Any]:
+    """Returns the inputs of the INDEX_HASH. The recipe of each document is in the corpus digest, through its key."""
     return {
         "tenant": tenant,
         "corpus": corpus_digest,
@@ -97,7 +101,7 @@ def inputs_of(tenant: str, corpus_digest: str, embedder: EmbedderId, spec: Index
     }
 
 
-def index_hash_of(inputs: Mapping[str, Any]) -> str:
+def compute_index_hash(inputs: Mapping[str, Any]) -> str:
     parts = [part for name, value in inputs.items() for part in (name.encode(), canonical_json(value))]
     return digest("ragfence/index/1", *parts).hex()
 
@@ -111,8 +115,8 @@ def shape_in(inputs: Mapping[str, Any]) -> Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
-    """Of the documents of two corpora."""
+class DocumentChanges:
+    """How the documents of two corpora differ, in numbers."""
 
     added: int
     removed: int
@@ -121,32 +125,32 @@ class Changed:
 
 
 @dataclass(frozen=True, slots=True)
-class Explained:
+class Explanation:
     index_hash: str
     inputs: dict[str, Any]
     state: str
     """"sealed", "retired", "purged" or "not built" """
     against: str | None = None
-    """the build that it is compared with"""
+    """the INDEX_HASH of the build it is compared with"""
     before: dict[str, Any] | None = None
-    """its inputs"""
+    """the inputs of that build"""
     differing: tuple[str, ...] = ()
     """names of inputs that differ"""
-    documents: Changed | None = None
-    """where the corpus differs, and both are still stored"""
+    documents: DocumentChanges | None = None
+    """if the corpora differ and both are still stored"""
 
 
-def explained(
+def explain_build(
     index_hash: str, inputs: dict[str, Any], newest: BuildEntry | None, other: BuildEntry | None, corpora: Snapshots
-) -> Explained:
+) -> Explanation:
     state = newest.kind if newest else "not built"
     if other is None or other.seal is None:
-        return Explained(index_hash, inputs, state)
+        return Explanation(index_hash, inputs, state)
     before = other.seal.inputs
     differing = tuple(name for name in inputs if inputs[name] != before.get(name))
     documents = None
     if "corpus" in differing:
         then, now = corpora.get(before["corpus"]), corpora.get(inputs["corpus"]) or corpora.now()
         if then is not None and now.digest == inputs["corpus"]:
-            documents = Changed(*now.compared_with(then))
-    return Explained(index_hash, inputs, state, other.seal.index_hash, before, differing, documents)
+            documents = DocumentChanges(*now.compared_with(then))
+    return Explanation(index_hash, inputs, state, other.seal.index_hash, before, differing, documents)

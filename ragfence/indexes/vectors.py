@@ -1,15 +1,15 @@
-"""Vectors: kept beside the snippets they are of, for each embedder. A snippet is embedded once.
+"""Vectors are stored next to the snippets they belong to, for each embedder, so that a snippet is embedded once.
 
     <tenant>/vectors/<embedder>/<epoch>/<batch>              of all snippets of that segment, as an Arrow file
     <tenant>/vectors-parts/<embedder>/<epoch>/<batch>/<n>-*  of some of them, one object after the other
     <tenant>/vectors-kept/<embedder>/<epoch>/<batch>         of some of them, copied when the log was rewritten
 
-All of them are create-only. Only what somebody wants is embedded: the snippets of the documents that are live, for a
-build; for a sink, those that it is given, and those of a new segment before it is committed (`sink_vectors`). What was
-embedded for an earlier revision of the document is taken from there, for as long as the log keeps that revision.
+All of these objects are create-only. Only snippets that are needed are embedded: for a build, those of live documents;
+for a sink, those it is given, and those of a new segment before it is committed (see `document_hooks`). Vectors of an
+earlier revision of the document are reused for as long as the log keeps that revision.
 
 Embedding the snippets of a segment is a claimed operation, so two builds, or a builder and its successor, do not embed
-the same ones. What takes long is put down in parts: a builder that dies, or whose segment is rewritten, loses little.
+the same ones. Long work is stored in parts: a builder that dies, or whose segment is rewritten, loses little.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ragfence.engine import crash_points
 from ragfence.engine.engine import Engine
 from ragfence.engine.requests import acting_as
 from ragfence.errors import FencedOut, FormatCorrupt, FormatTooNew, InFlight, SnapshotGone
-from ragfence.indexes.embedders.embedder import Embedder, EmbedderId, embedded
+from ragfence.indexes.embedders.embedder import Embedder, EmbedderId, embed_texts
 from ragfence.indexes.snapshots import id_values
 from ragfence.stores.objects import ObjectStore
 
@@ -43,9 +43,9 @@ VERSION = 1
 KIND = "vectors"
 BATCH = 256
 """texts that an embedder gets at once, unless it says otherwise"""
-PART_S = 1.0
+PART_INTERVAL_S = 1.0
 """so long is embedded before what was made is put down"""
-CARRIED_BYTES = 64 << 20
+RECENT_BYTES = 64 << 20
 WAIT_S = 60.0
 MID_EMBED = "mid_embed"
 AFTER_EMBEDDED = "after_embedded"
@@ -69,10 +69,10 @@ class Texts(NamedTuple):
         return self.table.column("snippet_id").combine_chunks()
 
 
-class Carried:
+class RecentVectors:
     """What one caller has embedded lately, in memory: what it put down may have been voided by a rewrite of the log."""
 
-    def __init__(self, most_bytes: int = CARRIED_BYTES) -> None:
+    def __init__(self, most_bytes: int = RECENT_BYTES) -> None:
         self._held: FIFOCache[bytes, Vectors] = FIFOCache(most_bytes, lambda vector: vector.nbytes)
         self._lock = threading.Lock()
         self.embedded = 0
@@ -86,7 +86,7 @@ class Carried:
                     with contextlib.suppress(ValueError):  # larger than the whole cache
                         self._held[each] = vector
 
-    def of(self, ids: Iterable[bytes]) -> dict[bytes, Vectors]:
+    def get(self, ids: Iterable[bytes]) -> dict[bytes, Vectors]:
         with self._lock:
             return {each: self._held[each] for each in ids if each in self._held}
 
@@ -119,7 +119,7 @@ class VectorObjects:
         data = self._objects.get(name)
         if data is None:
             return None
-        ids, vectors = _decoded(name, data, self._dimension)
+        ids, vectors = _decode(name, data, self._dimension)
         return id_values(ids), vectors
 
     def some(self, names: Iterable[str], wanted: set[bytes]) -> dict[bytes, Vectors]:
@@ -137,7 +137,7 @@ class VectorObjects:
         return found if len(found) == len(wanted) else found | self.some(self.some_names(address), wanted)
 
     def put(self, name: str, ids: Sequence[bytes], vectors: Vectors) -> None:
-        self._objects.put_new(name, encoded_vectors(ids, vectors))
+        self._objects.put_new(name, encode_vectors(ids, vectors))
 
     def delete(self, names: Sequence[str]) -> None:
         self._objects.delete(names)
@@ -155,9 +155,9 @@ class VectorStore:
         objects: ObjectStore,
         embedder: Embedder,
         *,
-        told: Callable[[int], None] = lambda made: None,
+        on_embedded: Callable[[int], None] = lambda made: None,
         check: Callable[[], None] = lambda: None,
-        carried: Carried | None = None,
+        recent: RecentVectors | None = None,
         api_key: str = "",
     ) -> None:
         """`told`: how many snippets were embedded, after each batch. `check` raises when it has become useless.
@@ -170,22 +170,22 @@ class VectorStore:
         self._embedder = embedder
         self._id = EmbedderId.of(embedder)
         self._objects = VectorObjects(objects, self._layout, self._id.digest, self._id.dimension)
-        self._told = told
+        self._on_embedded = on_embedded
         self._check = check
-        self._carried = carried or Carried()
+        self._recent = recent or RecentVectors()
 
-    def of(self, texts: Texts, rows: Any, earlier: Earlier = lambda wanted: ()) -> Vectors:
+    def vectors_of(self, texts: Texts, rows: Any, earlier: Earlier = lambda wanted: ()) -> Vectors:
         """A vector for each of these rows of a segment's snippets, in their order."""
         name, data = self._objects.whole(texts.address)
         if data is not None:
-            vectors = vectors_in(name, data, texts.ids, self._id.dimension)
+            vectors = decode_vectors(name, data, texts.ids, self._id.dimension)
             return vectors if len(rows) == len(vectors) else vectors[rows]
         ids = id_values(texts.ids)
         wanted = {ids[at]: at for at in (int(row) for row in rows)}
         text = texts.table.column("text")
-        return self._stacked(
+        return self._stack(
             list(wanted),
-            self.known_or_made(
+            self.load_or_embed(
                 texts.address,
                 wanted,
                 lambda missing: text.take([wanted[each] for each in missing]).to_pylist(),
@@ -194,7 +194,7 @@ class VectorStore:
             ),
         )
 
-    def known_or_made(
+    def load_or_embed(
         self,
         address: Address,
         wanted: Iterable[bytes],
@@ -213,10 +213,10 @@ class VectorStore:
             missing = [each for each in order if each not in found]
             if not missing:
                 return found
-            if not self._made(address, number, missing, texts_of, earlier, whole=len(missing) == in_all):
+            if not self._embed_missing(address, number, missing, texts_of, earlier, whole=len(missing) == in_all):
                 number += 1  # sealed, and yet some are missing: others were wanted then, or somebody deleted it
 
-    def held(self, address: Address, wanted: Iterable[bytes]) -> dict[bytes, Vectors]:
+    def find(self, address: Address, wanted: Iterable[bytes]) -> dict[bytes, Vectors]:
         """The wanted vectors that somebody has made of snippets of this segment."""
         return self._objects.at(address, set(wanted))
 
@@ -233,7 +233,7 @@ class VectorStore:
             with contextlib.suppress(SnapshotGone):
                 self._put(address, name, made)
 
-        return self._put_down(
+        return self._embed_in_parts(
             address,
             f"new{number}",
             1,
@@ -244,12 +244,12 @@ class VectorStore:
             put=put,
         )
 
-    def _stacked(self, ids: Sequence[bytes], found: Mapping[bytes, Vectors]) -> Vectors:
+    def _stack(self, ids: Sequence[bytes], found: Mapping[bytes, Vectors]) -> Vectors:
         import numpy as np
 
         return np.stack([found[each] for each in ids]) if ids else np.zeros((0, self._id.dimension), np.float32)
 
-    def _made(
+    def _embed_missing(
         self,
         address: Address,
         number: int,
@@ -277,7 +277,9 @@ class VectorStore:
                 left = [each for each in missing if each not in found]
                 crash_points.reach(MID_EMBED)
                 token = op.lease.ref.token.hex()
-                self._put_down(address, token, number, left, texts_of, earlier, whole and not found, op.lease.check)
+                self._embed_in_parts(
+                    address, token, number, left, texts_of, earlier, whole and not found, op.lease.check
+                )
                 op.seal(effect_id=f"{address.text}/{number}", result={"rows": len(left)})
         except FencedOut:
             pass  # a successor made the same
@@ -285,7 +287,7 @@ class VectorStore:
             self._check()  # somebody is still embedding: wait on, unless nobody needs it any more
         return True
 
-    def _put_down(
+    def _embed_in_parts(
         self,
         address: Address,
         token: str,
@@ -299,8 +301,8 @@ class VectorStore:
     ) -> dict[bytes, Vectors]:
         """Takes what is known from elsewhere, embeds the rest, and puts it down in parts, or as a whole."""
         put = put or self._put
-        made: dict[bytes, Vectors] = dict(self._carried.of(missing))
-        self._take_over(made, missing, earlier)
+        made: dict[bytes, Vectors] = dict(self._recent.get(missing))
+        self._reuse_earlier(made, missing, earlier)
         done: dict[bytes, Vectors] = {}
         parts = 0
         began = time.monotonic()
@@ -309,11 +311,11 @@ class VectorStore:
         for first in range(0, len(left), size):
             self._check()
             portion = left[first : first + size]
-            vectors = embedded(self._embedder, self._id, texts_of(portion))
-            self._carried.add(portion, vectors)
-            self._told(len(portion))
+            vectors = embed_texts(self._embedder, self._id, texts_of(portion))
+            self._recent.add(portion, vectors)
+            self._on_embedded(len(portion))
             made |= zip(portion, vectors, strict=True)
-            if time.monotonic() - began >= PART_S and first + size < len(left):
+            if time.monotonic() - began >= PART_INTERVAL_S and first + size < len(left):
                 parts += 1
                 put(address, self._objects.part_name(address, number, token, parts), made)
                 done, made, began = done | made, {}, time.monotonic()
@@ -326,7 +328,7 @@ class VectorStore:
         crash_points.reach(AFTER_VECTORS)
         return done | made
 
-    def _take_over(self, made: dict[bytes, Vectors], missing: Sequence[bytes], earlier: Earlier) -> None:
+    def _reuse_earlier(self, made: dict[bytes, Vectors], missing: Sequence[bytes], earlier: Earlier) -> None:
         """What an earlier revision of the same document had is not embedded again."""
         left = {each for each in missing if each not in made}
         for address in earlier(left) if left else ():
@@ -337,7 +339,7 @@ class VectorStore:
                 return
 
     def _put(self, address: Address, name: str, made: Mapping[bytes, Vectors]) -> None:
-        self._objects.put(name, list(made), self._stacked(list(made), made))
+        self._objects.put(name, list(made), self._stack(list(made), made))
         self._refuse_void(address, name)
 
     def _refuse_void(self, address: Address, name: str) -> None:
@@ -401,7 +403,7 @@ class VectorCopier:
         for name, places in by_name.items():
             vectors[[here for here, _ in places]] = held[name]
         root = self._layout.vectors if len(known) == len(ids) else self._layout.kept_vectors
-        self._objects.put_new(f"{root}/{embedder}/{address.text}", encoded_vectors(known, vectors))
+        self._objects.put_new(f"{root}/{embedder}/{address.text}", encode_vectors(known, vectors))
 
     def _embedders(self) -> Iterator[str]:
         seen = set()
@@ -420,28 +422,28 @@ class VectorCopier:
         data = self._objects.get(name)
         found: tuple[list[bytes], Vectors] = [], _no_vectors()
         if data is not None:
-            ids, vectors = _decoded(name, data)
+            ids, vectors = _decode(name, data)
             found = id_values(ids), vectors
         self._open[name] = found
         return found
 
 
-def encoded_vectors(ids: Sequence[bytes], vectors: Vectors) -> bytes:
+def encode_vectors(ids: Sequence[bytes], vectors: Vectors) -> bytes:
     import pyarrow as pa
 
     dimension = int(vectors.shape[1])
     values = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), dimension)
-    told = {"ragfence": "vectors", "ragfence.version": str(VERSION)}
-    table = pa.table({"snippet_id": pa.array(ids, pa.binary(16)), "vector": values}).replace_schema_metadata(told)
+    metadata = {"ragfence": "vectors", "ragfence.version": str(VERSION)}
+    table = pa.table({"snippet_id": pa.array(ids, pa.binary(16)), "vector": values}).replace_schema_metadata(metadata)
     sink = io.BytesIO()
     with pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
     return sink.getvalue()
 
 
-def vectors_in(name: str, data: bytes, ids: Any, dimension: int) -> Vectors:
+def decode_vectors(name: str, data: bytes, ids: Any, dimension: int) -> Vectors:
     """The vectors of an object, which must be those of these snippets (an Arrow array), in their order."""
-    found, vectors = _decoded(name, data, dimension)
+    found, vectors = _decode(name, data, dimension)
     if not found.equals(ids):
         raise FormatCorrupt(
             f"{name} does not hold the vectors of its snippets", hint="delete it: it is made again by the next build"
@@ -449,17 +451,17 @@ def vectors_in(name: str, data: bytes, ids: Any, dimension: int) -> Vectors:
     return vectors
 
 
-def _decoded(name: str, data: bytes, dimension: int | None = None) -> tuple[Any, Vectors]:
+def _decode(name: str, data: bytes, dimension: int | None = None) -> tuple[Any, Vectors]:
     """Ids, as an Arrow array, and vectors: both where they stand in the bytes of the object."""
     import numpy as np
     import pyarrow as pa
 
     try:
         table = pa.ipc.open_file(pa.py_buffer(data)).read_all().combine_chunks()
-        told = table.schema.metadata or {}
-        if told.get(b"ragfence") != b"vectors":
+        metadata = table.schema.metadata or {}
+        if metadata.get(b"ragfence") != b"vectors":
             raise FormatCorrupt(f"{name} holds no vectors of ragfence")
-        if int(told[b"ragfence.version"]) > VERSION:
+        if int(metadata[b"ragfence.version"]) > VERSION:
             raise FormatTooNew(f"{name} is of a newer format than this ragfence knows ({VERSION})")
         width = table.schema.field("vector").type.list_size
         if dimension not in (None, width):

@@ -115,16 +115,16 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
+class VerifiedBuild:
     content_digest: str
     rows: int
     documents: int
     checks: dict[str, Any]
 
 
-def verified(
+def verify_build(
     backend: Backend, physical: str, shape: Shape, snapshot: Snapshot, sample: Sample, rules: IndexRules
-) -> Verified:
+) -> VerifiedBuild:
     """Reads everything back. Raises `BuildUnverified`, with what was seen, unless it is the snapshot.
 
     Of an approximate index the recall is measured; the gate of a swap judges it.
@@ -155,7 +155,7 @@ def _read_back(
     snapshot: Snapshot,
     sample: Sample,
     neighbours: ExactNeighbours | None,
-) -> Verified:
+) -> VerifiedBuild:
     contents = ContentDigest(shape)
     sums = VectorSums(shape.dimension, shape.metric)
     with Prefetch(backend.read(physical)) as tables:
@@ -187,7 +187,7 @@ def _read_back(
             f"{physical}: {equal:,} of {contents.rows:,} vectors came back as they were written",
             checks=checks,
         )
-    return Verified(contents.digest(), contents.rows, contents.documents, checks)
+    return VerifiedBuild(contents.digest(), contents.rows, contents.documents, checks)
 
 
 class ExactNeighbours:

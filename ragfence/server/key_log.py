@@ -39,8 +39,8 @@ def record_event(
     objects: ObjectStore, tenant: str, key_id: str, action: Literal["create", "revoke"], *, at_ms: int, by: str = ""
 ) -> None:
     """Writes the decision row of a key that was created or revoked. It contains neither a secret nor its digest."""
-    from ragfence.audit.columns import table_of
-    from ragfence.audit.ledger import DRAINED, Ledger, by_day
+    from ragfence.audit.columns import to_table
+    from ragfence.audit.ledger import DRAINED, Ledger, split_by_day
 
     operation = Operation(kind=KIND, source_id=key_id, action=action, tenant=tenant)
     made = digest("ragfence/apikey-row/1", tenant.encode(), key_id.encode(), action.encode())
@@ -60,7 +60,7 @@ def record_event(
         context=context_of(operation, owner=by),
     )
     ledger = Ledger(tenant, objects)
-    for day, table in by_day(table_of([row], tenant)):
+    for day, table in split_by_day(to_table([row], tenant)):
         ledger.write(day, table, DRAINED)
 
 

@@ -1,11 +1,10 @@
-"""What a fence decides, for those who run it: metrics, log lines and traces. See docs/observability.md.
+"""Observability: metrics, log lines and traces of what a fence decides. See docs/observability.md.
 
     ragfence.open(..., observe=("metrics", "logs", "traces"))       or RAGFENCE_OBSERVE=metrics,logs,traces
     ragfence.open(..., observe=(Metrics(registry=mine), MyListener()))
 
-A listener sees what a fence store was asked and what it answered, and cannot change it: one that fails is complained of
-in the log, and the fence goes on without it. With nothing switched on nothing of this is loaded, and nothing is in the
-way of a call.
+A listener receives every call to the fence store with its answer, and cannot change either. If a listener fails, this
+is logged once and the fence continues. If nothing is observed, none of this is loaded and calls have no overhead.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from ragfence.telemetry.metrics import Metrics as Metrics
     from ragfence.telemetry.traces import Traces as Traces
 
-# Each of the three needs a package of its own, which may not be there.
+# Metrics, logs and traces each need a package that may not be installed, so they are imported when first used.
 _WHERE = {
     "Event": "events",
     "Listener": "events",

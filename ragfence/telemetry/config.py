@@ -1,4 +1,4 @@
-"""From what `observe=` or RAGFENCE_OBSERVE says to listeners."""
+"""Makes the listeners that `observe=` or RAGFENCE_OBSERVE name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,16 @@ def listeners_of(
     policy: Policy,
     environ: Mapping[str, str] | None = None,
 ) -> list[Listener]:
-    """None asks the environment. A name twice, or in both ways, is one listener."""
+    """Returns the listeners to notify.
+
+    Args:
+        observe: Names, listeners, or both. None reads RAGFENCE_OBSERVE. What is given twice is one listener.
+        policy: Chooses the fields of log lines and spans, and redacts them.
+        environ: Instead of `os.environ`.
+
+    Raises:
+        ValidationError: An entry is neither a known name nor a listener.
+    """
     if observe is None:
         env = os.environ if environ is None else environ
         observe = env.get(OBSERVE, "")
@@ -46,5 +55,5 @@ def _listener(wanted: str | Listener, policy: Policy) -> Listener:
         case Listener():
             return wanted
     raise ValidationError(
-        f"observe: {wanted!r} is no listener", hint=f"use {', '.join(NAMES)}, or an object with a method `see`"
+        f"observe: {wanted!r} is not a listener", hint=f"use {', '.join(NAMES)}, or an object with a method `handle`"
     )

@@ -1,7 +1,7 @@
-"""What a listener is told: one event for every call to a fence store, when it is over, with all that it was about.
+"""The events that listeners receive: one for every call to a fence store, after it has returned.
 
-An event holds what the store was given and what it answered, as they are: the claims and their verdicts, never a copy.
-So a batch of a thousand costs one event, and what a listener makes of it is its own affair.
+An event holds the arguments of the call and its answer themselves, not copies: the claims and their verdicts, for
+example. So a batch of a thousand claims costs one event.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class StoreCall(NamedTuple):
     """its URL, without credentials"""
     tenant: str
     solo: bool
-    """no object store stands behind it"""
+    """the fence has no object store"""
     method: str
     seconds: float
 
@@ -37,7 +37,7 @@ class ClaimsAnswered(NamedTuple):
 class ReplaysAnswered(NamedTuple):
     call: StoreCall
     asks: Sequence[HeadQuery]
-    """all of one caller"""
+    """all from one caller"""
     records: Sequence[bytes | None]
 
 
@@ -50,7 +50,7 @@ class SealsAnswered(NamedTuple):
 class LeasesRenewed(NamedTuple):
     call: StoreCall
     leases: Sequence[LeaseRef]
-    kept: Sequence[bool]
+    renewed: Sequence[bool]
 
 
 class LeasesReleased(NamedTuple):
@@ -59,18 +59,18 @@ class LeasesReleased(NamedTuple):
     released: Sequence[bool]
     error: str
     expire: bool
-    """a commit was sent, so the lease was ended, not taken away"""
+    """a commit had been sent, so the lease was expired instead of released"""
 
 
 class RowsRecorded(NamedTuple):
-    """Decisions that the store did not make itself, such as a conflict found in the object store."""
+    """Decisions made outside the store, such as a conflict found in the object store."""
 
     call: StoreCall
     rows: Sequence[Row]
 
 
 class CallFinished(NamedTuple):
-    """Any other call that is watched."""
+    """Any other observed call."""
 
     call: StoreCall
 
@@ -80,15 +80,15 @@ class CallFailed(NamedTuple):
     error: Exception
 
 
-class KeyMade(NamedTuple):
-    """An operation and its payload became a key and a fingerprint."""
+class KeyGenerated(NamedTuple):
+    """A key and a fingerprint were computed from an operation and its payload."""
 
     kind: str
     seconds: float
 
 
 class DocumentsRefused(NamedTuple):
-    """Documents that were not even claimed, because they are invalid. No decision row tells of them."""
+    """Invalid documents, which were not claimed. They have no decision rows."""
 
     store: str
     tenant: str
@@ -100,7 +100,7 @@ class StoreOpened(NamedTuple):
 
 
 class StoreClosing(NamedTuple):
-    """Told before it is closed: whoever still reads from it can end that."""
+    """Sent before the store is closed, so that a listener can stop reading from it."""
 
     store: InstrumentedStore
 
@@ -114,7 +114,7 @@ Event = (
     | RowsRecorded
     | CallFinished
     | CallFailed
-    | KeyMade
+    | KeyGenerated
     | DocumentsRefused
     | StoreOpened
     | StoreClosing
@@ -123,15 +123,15 @@ Event = (
 
 @runtime_checkable
 class Listener(Protocol):
-    def see(self, event: Event) -> None:
-        """Called in the thread of whoever called the fence, and by many at once. It should be quick."""
+    def handle(self, event: Event) -> None:
+        """Called in the caller's thread, and from several threads at once. It should return quickly."""
         ...
 
 
 @runtime_checkable
-class Surrounding(Protocol):
-    """A listener that also wants to be there while the call is under way, such as the span of a trace."""
+class SpanListener(Protocol):
+    """A listener that also wraps each call, as a tracer does with a span."""
 
-    def around(self, method: str) -> AbstractContextManager[object]: ...
+    def span(self, method: str) -> AbstractContextManager[object]: ...
 
-    def see(self, event: Event) -> None: ...
+    def handle(self, event: Event) -> None: ...

@@ -1,8 +1,8 @@
-"""The page that Prometheus reads, also where several worker processes share one port.
+"""The page that Prometheus scrapes, also where several worker processes share one port.
 
-With `PROMETHEUS_MULTIPROC_DIR` set, as prometheus-client has it, every process keeps its counters in files of that
-folder, and whichever is scraped adds up those of all. The gauges ask the stores, which all workers share, so any of
-them tells the same of the tenants that are open in it. `ragfence_hit_ratio` is of each process alone and is left out.
+If `PROMETHEUS_MULTIPROC_DIR` is set, as in prometheus-client, every process keeps its counters in files of that folder,
+and the process that is scraped adds them all up. The gauges read the stores, which all workers share, so every worker
+reports the same for the tenants it has open. `ragfence_hit_ratio` is per process and is left out.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def exposition(registry: CollectorRegistry | None = None) -> tuple[bytes, str]:
-    """The page and its content type.
+    """Returns the page and its content type.
 
     >>> page, content_type = exposition()  # doctest: +SKIP
     """
     registry = REGISTRY if registry is None else registry
     if os.environ.get(MULTIPROCESS):
-        of_all = CollectorRegistry()
-        MultiProcessCollector(of_all)  # type: ignore[no-untyped-call]  # theirs has no annotations
-        of_all.register(_OfTheStores(Metrics(registry).gauges))
-        registry = of_all
+        combined = CollectorRegistry()
+        MultiProcessCollector(combined)  # type: ignore[no-untyped-call]  # prometheus-client has no annotations here
+        combined.register(_SharedGauges(Metrics(registry).gauges))
+        registry = combined
     return generate_latest(registry), CONTENT_TYPE
 
 
-class _OfTheStores(Collector):
+class _SharedGauges(Collector):
     def __init__(self, gauges: Collector) -> None:
         self._gauges = gauges
 

@@ -1,7 +1,7 @@
-"""`InstrumentedStore`: a fence store that tells listeners of every call, between the engine and the store it wraps.
+"""`InstrumentedStore`: wraps a fence store and notifies listeners of every call.
 
-It passes everything on as it came and answers what the store answered. What a listener raises never reaches the caller:
-a claim that was won and not told to its owner would be held until it runs out.
+Calls and answers pass through unchanged. An exception of a listener never reaches the caller: the owner of a granted
+claim would not learn of it, and the key would stay held until the lease expires.
 """
 
 from __future__ import annotations
@@ -27,49 +27,49 @@ from ragfence.telemetry.events import (
     ClaimsAnswered,
     DocumentsRefused,
     Event,
-    KeyMade,
+    KeyGenerated,
     LeasesReleased,
     LeasesRenewed,
     Listener,
     ReplaysAnswered,
     RowsRecorded,
     SealsAnswered,
+    SpanListener,
     StoreCall,
     StoreClosing,
     StoreOpened,
-    Surrounding,
 )
 
 _log = logging.getLogger("ragfence.telemetry")
-_NOTHING_AROUND = nullcontext()
+_NO_SPAN = nullcontext()
 
 Answer = TypeVar("Answer")
 
 
-class _WatchedRows:
-    def __init__(self, watched: InstrumentedStore, replays: Replays) -> None:
-        self._watched, self._replays = watched, replays
+class _ObservedReplays:
+    def __init__(self, store: InstrumentedStore, replays: Replays) -> None:
+        self._store, self._replays = store, replays
 
     def settle(self) -> None:
-        self._watched.settle(self._replays)
+        self._store.settle(self._replays)
 
     def discard(self) -> None:
         self._replays.discard()
 
 
 class InstrumentedStore:
-    """Wraps a `FenceStore`. What a store has beside the protocol (`infos`, `path`, `solo`) is found here as well."""
+    """Wraps a `FenceStore`. Attributes outside the protocol (`infos`, `path`, `solo`) are those of the inner store."""
 
     def __init__(self, inner: FenceStore, listeners: Sequence[Listener]) -> None:
         self.inner = inner
         self._listeners = tuple(listeners)
-        self._surrounding = [listener for listener in self._listeners if isinstance(listener, Surrounding)]
+        self._span_listeners = [listener for listener in self._listeners if isinstance(listener, SpanListener)]
         self._solo = bool(getattr(inner, "solo", False))
-        self._complained: set[int] = set()
-        self.tell(StoreOpened(self))
+        self._reported: set[int] = set()
+        self.notify(StoreOpened(self))
 
     def __getattr__(self, name: str) -> Any:
-        if name == "inner":  # a copy that is not filled yet
+        if name == "inner":  # `copy.copy` looks up attributes before it sets any
             raise AttributeError(name)
         return getattr(self.inner, name)
 
@@ -81,34 +81,34 @@ class InstrumentedStore:
     def tenant(self) -> str:
         return self.inner.tenant
 
-    def tell(self, event: Event) -> None:
+    def notify(self, event: Event) -> None:
         for listener in self._listeners:
             try:
-                listener.see(event)
-            except Exception:  # noqa: BLE001  # whatever it is, the caller must have the answer
-                self._complain(listener)
+                listener.handle(event)
+            except Exception:  # noqa: BLE001  # whatever it is, the caller must get the answer
+                self._report_failure(listener)
 
     def claim(self, claims: Sequence[Claim]) -> list[Verdict]:
-        return self._watched(
+        return self._observe(
             "claim", lambda: self.inner.claim(claims), lambda call, verdicts: ClaimsAnswered(call, claims, verdicts)
         )
 
     def replays(self, asks: Sequence[HeadQuery]) -> Replays:
-        found = self._watched(
+        found = self._observe(
             "replays", lambda: self.inner.replays(asks), lambda call, found: ReplaysAnswered(call, asks, found.records)
         )
-        return Replays(found.records, _WatchedRows(self, found))
+        return Replays(found.records, _ObservedReplays(self, found))
 
     def settle(self, replays: Replays) -> None:
-        self._watched("settle", replays.settle, _called)
+        self._observe("settle", replays.settle, _call_finished)
 
     def renew(self, leases: Sequence[LeaseRef]) -> list[bool]:
-        return self._watched(
-            "renew", lambda: self.inner.renew(leases), lambda call, kept: LeasesRenewed(call, leases, kept)
+        return self._observe(
+            "renew", lambda: self.inner.renew(leases), lambda call, renewed: LeasesRenewed(call, leases, renewed)
         )
 
     def seal(self, seals: Sequence[Seal]) -> list[SealOutcome]:
-        return self._watched(
+        return self._observe(
             "seal", lambda: self.inner.seal(seals), lambda call, outcomes: SealsAnswered(call, seals, outcomes)
         )
 
@@ -121,17 +121,17 @@ class InstrumentedStore:
         refund: bool = False,
         withdraw: bool = False,
     ) -> list[bool]:
-        return self._watched(
+        return self._observe(
             "release",
             lambda: self.inner.release(leases, error, expire=expire, refund=refund, withdraw=withdraw),
             lambda call, released: LeasesReleased(call, leases, released, error, expire),
         )
 
     def reset_attempts(self, leases: Sequence[LeaseRef]) -> list[bool]:
-        return self._watched("reset_attempts", lambda: self.inner.reset_attempts(leases), _called)
+        return self._observe("reset_attempts", lambda: self.inner.reset_attempts(leases), _call_finished)
 
     def read(self, lookups: Sequence[Lookup]) -> list[HeldRecords]:
-        return self._watched("read", lambda: self.inner.read(lookups), _called)
+        return self._observe("read", lambda: self.inner.read(lookups), _call_finished)
 
     def heads(self, shard: int) -> Iterator[tuple[bytes, Head]]:
         return self.inner.heads(shard)
@@ -149,31 +149,31 @@ class InstrumentedStore:
         return self.inner.leases(shard)
 
     def forget(self, keys: Sequence[bytes], *, below: int = 0, pending: bool = False) -> None:
-        self._watched("forget", lambda: self.inner.forget(keys, below=below, pending=pending), _called)
+        self._observe("forget", lambda: self.inner.forget(keys, below=below, pending=pending), _call_finished)
 
     def scrub(self) -> None:
-        self._watched("scrub", self.inner.scrub, _called)
+        self._observe("scrub", self.inner.scrub, _call_finished)
 
     def stats(self) -> Stats:
-        return self._watched("stats", self.inner.stats, _called)
+        return self._observe("stats", self.inner.stats, _call_finished)
 
     def tallies(self, since_ms: int = 0) -> Tallies:
-        return self._watched("tallies", lambda: self.inner.tallies(since_ms), _called)
+        return self._observe("tallies", lambda: self.inner.tallies(since_ms), _call_finished)
 
     def purge_expired(self, limit: int = 1000) -> int:
-        return self._watched("purge_expired", lambda: self.inner.purge_expired(limit), _called)
+        return self._observe("purge_expired", lambda: self.inner.purge_expired(limit), _call_finished)
 
     def record(self, rows: Sequence[Row]) -> None:
-        self._watched("record", lambda: self.inner.record(rows), lambda call, _: RowsRecorded(call, rows))
+        self._observe("record", lambda: self.inner.record(rows), lambda call, _: RowsRecorded(call, rows))
 
     def rows(self, since_ms: int = 0, shard: int | None = None) -> Iterator[Row]:
         return self.inner.rows(since_ms, shard)
 
     def row_entries(self, after: str = "", limit: int = 1000) -> list[RowEntry]:
-        return self._watched("row_entries", lambda: self.inner.row_entries(after, limit), _called)
+        return self._observe("row_entries", lambda: self.inner.row_entries(after, limit), _call_finished)
 
     def drop_rows(self, entries: Sequence[RowEntry]) -> int:
-        return self._watched("drop_rows", lambda: self.inner.drop_rows(entries), _called)
+        return self._observe("drop_rows", lambda: self.inner.drop_rows(entries), _call_finished)
 
     def now_ms(self) -> int:
         return self.inner.now_ms()
@@ -185,13 +185,13 @@ class InstrumentedStore:
         return self.inner.versions()
 
     def begin_epoch(self, epoch: int) -> bool:
-        return self._watched("begin_epoch", lambda: self.inner.begin_epoch(epoch), _called)
+        return self._observe("begin_epoch", lambda: self.inner.begin_epoch(epoch), _call_finished)
 
     def load(self, epoch: int, items: Sequence[Loaded]) -> bool:
-        return self._watched("load", lambda: self.inner.load(epoch, items), _called)
+        return self._observe("load", lambda: self.inner.load(epoch, items), _call_finished)
 
     def finish_epoch(self, epoch: int) -> bool:
-        return self._watched("finish_epoch", lambda: self.inner.finish_epoch(epoch), _called)
+        return self._observe("finish_epoch", lambda: self.inner.finish_epoch(epoch), _call_finished)
 
     def forget_markers(self, below: int) -> None:
         self.inner.forget_markers(below)
@@ -203,29 +203,29 @@ class InstrumentedStore:
         self.inner.unlock(name, token)
 
     def close(self) -> None:
-        self.tell(StoreClosing(self))
+        self.notify(StoreClosing(self))
         self.inner.close()
 
-    def _watched(self, method: str, act: Callable[[], Answer], event: Callable[[StoreCall, Answer], Event]) -> Answer:
-        with self._around(method) if self._surrounding else _NOTHING_AROUND:
+    def _observe(self, method: str, act: Callable[[], Answer], event: Callable[[StoreCall, Answer], Event]) -> Answer:
+        with self._spans(method) if self._span_listeners else _NO_SPAN:
             started = time.perf_counter()
             try:
                 answer = act()
             except Exception as error:
-                self.tell(CallFailed(self._call(method, started), error))
+                self.notify(CallFailed(self._call(method, started), error))
                 raise
-            self.tell(event(self._call(method, started), answer))
+            self.notify(event(self._call(method, started), answer))
         return answer
 
     def _call(self, method: str, started: float) -> StoreCall:
         return StoreCall(self.inner.url, self.inner.tenant, self._solo, method, time.perf_counter() - started)
 
     @contextmanager
-    def _around(self, method: str) -> Iterator[None]:
+    def _spans(self, method: str) -> Iterator[None]:
         entered: list[tuple[Listener, AbstractContextManager[object]]] = []
-        for listener in self._surrounding:
-            with self._complaining(listener):
-                block = listener.around(method)
+        for listener in self._span_listeners:
+            with self._guard(listener):
+                block = listener.span(method)
                 block.__enter__()
                 entered.append((listener, block))
         try:
@@ -239,21 +239,23 @@ class InstrumentedStore:
         self, entered: Sequence[tuple[Listener, AbstractContextManager[object]]], error: BaseException | None
     ) -> None:
         for listener, block in reversed(entered):
-            with self._complaining(listener):
+            with self._guard(listener):
                 block.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
 
     @contextmanager
-    def _complaining(self, listener: Listener) -> Iterator[None]:
+    def _guard(self, listener: Listener) -> Iterator[None]:
         try:
             yield
-        except Exception:  # noqa: BLE001  # as in `tell`
-            self._complain(listener)
+        except Exception:  # noqa: BLE001  # as in `notify`
+            self._report_failure(listener)
 
-    def _complain(self, listener: Listener) -> None:
-        """Once: what fails for one event fails for thousands."""
-        if id(listener) not in self._complained:
-            self._complained.add(id(listener))
-            _log.exception("%s failed, and may have missed more than this", type(listener).__name__)
+    def _report_failure(self, listener: Listener) -> None:
+        """Logs the failure once per listener: what fails for one event fails for thousands."""
+        if id(listener) not in self._reported:
+            self._reported.add(id(listener))
+            _log.exception(
+                "%s failed on an event; later failures of this listener are not logged", type(listener).__name__
+            )
 
 
 class InstrumentedEngine(Engine):
@@ -281,13 +283,13 @@ class InstrumentedEngine(Engine):
             include_diff=include_diff,
         )
         if isinstance(self.fences, InstrumentedStore):
-            self.fences.tell(KeyMade(operation.kind, time.perf_counter() - started))
+            self.fences.notify(KeyGenerated(operation.kind, time.perf_counter() - started))
         return made
 
     def note_refusals(self, refusals: Sequence[Refusal]) -> None:
         if isinstance(self.fences, InstrumentedStore) and refusals:
-            self.fences.tell(DocumentsRefused(self.fences.url, self.tenant, refusals))
+            self.fences.notify(DocumentsRefused(self.fences.url, self.tenant, refusals))
 
 
-def _called(call: StoreCall, _: object) -> Event:
+def _call_finished(call: StoreCall, _: object) -> Event:
     return CallFinished(call)

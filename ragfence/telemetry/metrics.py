@@ -1,14 +1,11 @@
-"""`Metrics`: what Prometheus is told. Counters and histograms here; gauges, which ask the store, in `gauges`.
+"""`Metrics`: counters and histograms for Prometheus. The gauges, which read the store, are in `gauges`.
 
-All fences of a process that use one registry share its metrics. A batch is counted first and told then: a thousand
-replays cost a handful of increments. Labels are bounded, see `labels`.
+All fences of a process that use one registry share its metrics. A batch is summed up before it is counted, so a
+thousand replays cost a handful of increments. The values of labels are bounded (`BoundedLabels`): callers choose
+tenants, kinds and routes, and every new value would be a new time series.
 
-Values for labels: callers choose tenants, kinds and routes, and every new value is a new time series for ever.
-
-What an answer of a fence store means for those who count. Pure.
-
-`decisions_total` of the metrics, log lines and the ledger agree: all count the decision rows that an answer leaves
-behind. A claim that was granted is no decision yet; its seal is.
+`decisions_total`, the log lines and the ledger agree: all of them count the decision rows that an answer leaves. A
+granted claim is not a decision yet; its seal is.
 """
 
 from __future__ import annotations
@@ -47,7 +44,7 @@ from ragfence.telemetry.events import (
     ClaimsAnswered,
     DocumentsRefused,
     Event,
-    KeyMade,
+    KeyGenerated,
     LeasesReleased,
     LeasesRenewed,
     ReplaysAnswered,
@@ -67,7 +64,7 @@ IN_FLIGHT, STALE = Decision.IN_FLIGHT.value, Decision.STALE.value
 
 
 def decision_of_claim(claim: Claim, verdict: Verdict) -> str | None:
-    """None: nothing is decided yet, or whoever claimed writes the row himself."""
+    """The decision that a verdict stands for; None if it is still open, or if the caller writes the row itself."""
     match verdict:
         case Replay():
             return DUPLICATE
@@ -82,7 +79,7 @@ def decision_of_claim(claim: Claim, verdict: Verdict) -> str | None:
 
 
 def decision_of_seal(seal: Seal, outcome: SealOutcome, *, solo: bool) -> str | None:
-    """None: nothing was decided by it, or whoever sent it writes the row."""
+    """The decision that a seal stands for; None if it decided nothing, or if the caller writes the row itself."""
     match outcome:
         case Sealed():
             return DUPLICATE if seal.duplicate else NEW
@@ -93,16 +90,16 @@ def decision_of_seal(seal: Seal, outcome: SealOutcome, *, solo: bool) -> str | N
 
 
 def decision_of_row(row: Row) -> str | None:
-    """Of a row that was not made by a claim or a seal; None for those that answer nobody."""
+    """The decision of a row that neither a claim nor a seal made; None for rows that answer no caller."""
     if row.kind is RowKind.ENDED or row.position == RELEASE_POSITION:
         return None
     return DECISION_TEXT[row.kind]
 
 
-def doubled(seal: Seal, outcome: SealOutcome, *, solo: bool) -> bool:
-    """The effect was performed, and so was, or will be, that of another attempt; this one does not count.
+def is_double_effect(seal: Seal, outcome: SealOutcome, *, solo: bool) -> bool:
+    """Whether the effect ran, and another attempt's effect ran or will run, too, and is the one that counts.
 
-    A seal says it itself (FENCED_OUT) when its commit had come too late.
+    A seal is flagged FENCED_OUT if its commit came too late.
     """
     if seal.flags & FENCED_OUT:
         return True
@@ -110,13 +107,13 @@ def doubled(seal: Seal, outcome: SealOutcome, *, solo: bool) -> bool:
 
 
 def outcome_of(seal: Seal) -> str:
-    """Of a seal that counts: what it says of the effect."""
+    """The outcome of the effect, of a seal that counts."""
     if seal.duplicate:
         return "healed" if seal.flags & HEALED else "moved"
     return "failed" if seal.failed else "created"
 
 
-def seen_before_ms(granted: Granted, claim: Claim) -> int:
+def known_for_ms(granted: Granted, claim: Claim) -> int:
     """How long the key had been known when the claim was granted, by the clock of the store."""
     return max(granted.record.when_ms - claim.lease_ms - granted.record.first_seen_ms, 0)
 
@@ -125,10 +122,10 @@ OTHER = "other"
 
 
 class BoundedLabels:
-    """The first `most` values as they are, every later one as `other`."""
+    """Returns the first `limit` values as they are, and `other` for every later one."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._known: dict[str, str] = {}
         self._lock = threading.Lock()
 
@@ -137,13 +134,13 @@ class BoundedLabels:
         if known is not None:
             return known
         with self._lock:
-            if value in self._known or len(self._known) < self._most:
+            if value in self._known or len(self._known) < self._limit:
                 return self._known.setdefault(value, value)
         return OTHER
 
 
 def route_of(context: bytes) -> str:
-    """The route in the context of a decision row; empty when there is none."""
+    """Returns the route in the context of a decision row, or "" if it has none."""
     return _text(context, b'"route":"')
 
 
@@ -152,7 +149,7 @@ def kind_of(context: bytes) -> str:
 
 
 def _text(context: bytes, field: bytes) -> str:
-    """Without parsing the rest: a quote inside a value is written with a backslash, so this is the field itself."""
+    """Finds a field without parsing the rest: a quote inside a value is escaped, so a match is the field itself."""
     start = context.find(field)
     if start < 0:
         return ""
@@ -167,7 +164,7 @@ M = TypeVar("M", Counter, Histogram)
 
 MAX_TENANTS = 100
 MAX_API_KEYS = 500
-"""of all tenants; every further one is `other`"""
+"""of all tenants together; every further key is `other`"""
 DOCUMENT = "document"
 
 _CALL_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -177,7 +174,7 @@ _LONG_S = (1.0, 10.0, 60.0, 600.0, 3600.0, 6 * 3600.0, *(days * 86400.0 for days
 
 
 class Series(Generic[M]):
-    """A metric with labels. To look up a child costs prometheus-client more than to count does, so they are kept."""
+    """A metric with labels. Keeps the children: to look one up in prometheus-client costs more than to count."""
 
     def __init__(self, metric: M) -> None:
         self._metric: M = metric
@@ -202,43 +199,45 @@ class Instruments:
 
         self.tenant, self.kind, self.endpoint = BoundedLabels(max_tenants), BoundedLabels(100), BoundedLabels(200)
         self.store, self.error = BoundedLabels(100), BoundedLabels(100)
-        self.decisions = counter(
-            "decisions", "What callers were told, as in the ledger", "kind", "decision", "tenant", "endpoint"
-        )
+        self.decisions = counter("decisions", "Decisions, as in the ledger", "kind", "decision", "tenant", "endpoint")
         self.documents_refused = counter(
             "documents_refused", "Invalid documents, which have no decision row", "code", "tenant", "endpoint"
         )
         self.hits = counter("hits", "Answered with the receipt of an earlier call", "kind", "tenant")
-        self.misses = counter("misses", "Performed: nobody had done it before", "kind", "tenant")
-        self.effects = counter("effects", "How performed effects ended", "kind", "outcome")
-        self.takeovers = counter("takeovers", "Claims won from an owner whose lease had run out", "kind")
-        self.acquired = counter("locks_acquired", "Claims won", "kind")
-        self.refused = counter("lock_conflicts", "Claims that met somebody else's lease", "kind")
-        self.quarantine = counter("quarantine_refusals", "Claims that were told of a quarantine", "kind")
-        self.lost = counter("leases_lost", "Leases that could not be renewed: taken over, or run out", "tenant")
-        self.doubled = counter("double_effects_detected", "Effects that were performed and fenced out", "kind")
-        self.calls = counter("store_calls", "Calls to the fence store, failed ones too", "store", "method")
+        self.misses = counter("misses", "Operations that were executed, because none had been before", "kind", "tenant")
+        self.effects = counter("effects", "Outcomes of effects", "kind", "outcome")
+        self.takeovers = counter("takeovers", "Claims granted after the lease of another owner expired", "kind")
+        self.locks_acquired = counter("locks_acquired", "Claims granted", "kind")
+        self.lock_conflicts = counter("lock_conflicts", "Claims refused because another owner held the lease", "kind")
+        self.quarantine_refusals = counter(
+            "quarantine_refusals", "Claims refused because the key is in quarantine", "kind"
+        )
+        self.leases_lost = counter(
+            "leases_lost", "Leases that could not be renewed, because they were taken over or had expired", "tenant"
+        )
+        self.is_double_effect = counter("double_effects_detected", "Effects that ran and were fenced out", "kind")
+        self.calls = counter("store_calls", "Calls to the fence store, including those that failed", "store", "method")
         self.errors = counter("store_errors", "Calls to the fence store that failed", "store", "method", "error")
         self.refused_credentials = counter(
-            "auth_failures", "Requests refused for their credentials, or for a scope they lack", "reason"
+            "auth_failures", "Requests refused for their credentials or a missing scope", "reason"
         )
         self.api_key = BoundedLabels(MAX_API_KEYS)
-        self.api_requests = counter(
-            "api_key_requests", "Requests that were served, by the API key that sent them", "tenant", "api_key"
+        self.api_requests = counter("api_key_requests", "Requests served, by API key", "tenant", "api_key")
+        self.lock_wait = histogram(
+            "lock_wait", "Time that claims waited for the lease of another owner", _WAIT_S, "kind"
         )
-        self.lock_wait = histogram("lock_wait", "How long those waited who met a lease first", _WAIT_S, "kind")
-        self.key_generation = histogram("key_generation", "Making a key and a fingerprint", _KEY_S, "kind")
-        self.dedup_check = histogram("dedup_check", "One call that asks what is known", _CALL_S, "store", "method")
-        self.seal = histogram("seal", "One call that seals", _CALL_S, "store")
+        self.key_generation = histogram("key_generation", "Time to compute a key and a fingerprint", _KEY_S, "kind")
+        self.dedup_check = histogram("dedup_check", "Time of one call that looks up keys", _CALL_S, "store", "method")
+        self.seal = histogram("seal", "Time of one call that seals", _CALL_S, "store")
         self.retry_delay = histogram(
-            "retry_delay", "How long after it was first seen a key was sent again", _LONG_S, "kind", "decision"
+            "retry_delay", "Time from the first call with a key to a repeated one", _LONG_S, "kind", "decision"
         )
-        self.ttl = histogram("ttl", "How long sealed keys are kept", _LONG_S, "kind")
-        self.gauges = Gauges(self.tenant, self.kind, self.store, self._failed)
+        self.ttl = histogram("ttl", "Time for which sealed keys are kept", _LONG_S, "kind")
+        self.gauges = Gauges(self.tenant, self.kind, self.store, self._count_failure)
         registry.register(self.gauges)
 
-    def _failed(self, store: str, error: Exception) -> None:
-        """A scrape that could not ask the store."""
+    def _count_failure(self, store: str, error: Exception) -> None:
+        """Counts a scrape that could not read the store."""
         self.calls(self.store(store), "stats").inc()
         self.errors(self.store(store), "stats", self.error(name_of(error))).inc()
 
@@ -248,7 +247,7 @@ _lock = threading.Lock()
 
 
 class Metrics:
-    """Tells Prometheus. Any number of fences may share one, and those with the same registry share the metrics."""
+    """Counts for Prometheus. Several fences may share one; those with the same registry share their metrics."""
 
     def __init__(
         self,
@@ -257,70 +256,80 @@ class Metrics:
         max_tenants: int = MAX_TENANTS,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
-        """`max_tenants` counts for the first use of a registry; every further tenant is `other`."""
+        """Makes or finds the metrics of a registry.
+
+        Args:
+            registry: None is the default registry of prometheus-client.
+            max_tenants: Further tenants are counted as `other`. The first use of a registry decides.
+            now_ms: The clock.
+        """
         self.registry = REGISTRY if registry is None else registry
         self._now_ms = now_ms
         with _lock:
             made = _instruments.get(self.registry)
             if made is None:
                 made = _instruments[self.registry] = Instruments(self.registry, max_tenants)
-        self._told = made
+        self._instruments = made
 
     @property
     def gauges(self) -> Gauges:
-        return self._told.gauges
+        return self._instruments.gauges
 
     def count_refusal(self, reason: str) -> None:
-        """A request of the ingestion API that was refused for its credentials. Addresses are no label."""
-        self._told.refused_credentials(reason).inc()
+        """Counts a request of the HTTP API that was refused for its credentials. Addresses are not a label."""
+        self._instruments.refused_credentials(reason).inc()
 
     def count_request(self, tenant: str, api_key: str) -> None:
-        """A request of the ingestion API that was let in."""
-        told = self._told
-        told.api_requests(told.tenant(tenant), told.api_key(api_key)).inc()
+        """Counts a request of the HTTP API that was served."""
+        instruments = self._instruments
+        instruments.api_requests(instruments.tenant(tenant), instruments.api_key(api_key)).inc()
 
-    def see(self, event: Event) -> None:
+    def handle(self, event: Event) -> None:
         match event:
             case ReplaysAnswered():
-                self._count(event.call)
-                self._replays(event)
+                self._count_call(event.call)
+                self._count_replays(event)
             case ClaimsAnswered():
-                self._count(event.call)
-                self._claims(event)
+                self._count_call(event.call)
+                self._count_claims(event)
             case SealsAnswered():
-                self._count(event.call)
-                self._seals(event)
-            case LeasesRenewed(call, _, kept):
-                self._count(call)
-                if lost := sum(not still for still in kept):
-                    self._told.lost(self._told.tenant(call.tenant)).inc(lost)
+                self._count_call(event.call)
+                self._count_seals(event)
+            case LeasesRenewed(call, _, renewed):
+                self._count_call(call)
+                if lost := sum(not done for done in renewed):
+                    self._instruments.leases_lost(self._instruments.tenant(call.tenant)).inc(lost)
             case RowsRecorded(call, rows):
-                self._count(call)
-                self._rows(call, rows)
+                self._count_call(call)
+                self._count_rows(call, rows)
             case LeasesReleased(call=call) | CallFinished(call):
-                self._count(call)
+                self._count_call(call)
             case CallFailed(call, error):
-                self._count(call)
-                told = self._told
-                told.errors(told.store(call.store), call.method, told.error(name_of(error))).inc()
-            case KeyMade(kind, seconds):
-                self._told.key_generation(self._told.kind(kind)).observe(seconds)
+                self._count_call(call)
+                instruments = self._instruments
+                instruments.errors(instruments.store(call.store), call.method, instruments.error(name_of(error))).inc()
+            case KeyGenerated(kind, seconds):
+                self._instruments.key_generation(self._instruments.kind(kind)).observe(seconds)
             case DocumentsRefused(_, tenant, refusals):
-                told = self._told
+                instruments = self._instruments
                 for refusal in refusals:
-                    labels = told.error(refusal.code), told.tenant(tenant), told.endpoint(refusal.route)
-                    told.documents_refused(*labels).inc()
+                    labels = (
+                        instruments.error(refusal.code),
+                        instruments.tenant(tenant),
+                        instruments.endpoint(refusal.route),
+                    )
+                    instruments.documents_refused(*labels).inc()
             case StoreOpened(store):
-                self._told.gauges.watch(store)
+                self._instruments.gauges.add_store(store)
             case StoreClosing(store):
-                self._told.gauges.leave(store)
+                self._instruments.gauges.remove_store(store)
 
-    def _count(self, call: StoreCall) -> None:
-        self._told.calls(self._told.store(call.store), call.method).inc()
+    def _count_call(self, call: StoreCall) -> None:
+        self._instruments.calls(self._instruments.store(call.store), call.method).inc()
 
-    def _claims(self, event: ClaimsAnswered) -> None:
-        told, now_ms = self._told, self._now_ms()
-        told.dedup_check(told.store(event.call.store), "claim").observe(event.call.seconds)
+    def _count_claims(self, event: ClaimsAnswered) -> None:
+        instruments, now_ms = self._instruments, self._now_ms()
+        instruments.dedup_check(instruments.store(event.call.store), "claim").observe(event.call.seconds)
         decided: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         won: defaultdict[str, int] = defaultdict(int)
         taken: defaultdict[str, int] = defaultdict(int)
@@ -336,40 +345,40 @@ class Metrics:
                     won[kind] += 1
                     taken[kind] += takeover
                     if takeover or record.attempt > 1:
-                        self._sent_again(kind, NEW, seen_before_ms(verdict, claim))
+                        self._observe_retry(kind, NEW, known_for_ms(verdict, claim))
                 case InFlightVerdict(quarantined=True):
                     stuck[kind] += 1
                 case InFlightVerdict():
                     refused[kind] += 1
                 case Replay(record) if record is not None:
-                    self._sent_again(kind, DUPLICATE, now_ms - record.first_seen_ms)
+                    self._observe_retry(kind, DUPLICATE, now_ms - record.first_seen_ms)
             if claim.waited_ms and not isinstance(verdict, InFlightVerdict):
-                told.lock_wait(told.kind(kind)).observe(claim.waited_ms / 1000)
-        self._decided(event.call.tenant, decided)
+                instruments.lock_wait(instruments.kind(kind)).observe(claim.waited_ms / 1000)
+        self._count_decisions(event.call.tenant, decided)
         for counter, tally in (
-            (told.acquired, won),
-            (told.takeovers, taken),
-            (told.refused, refused),
-            (told.quarantine, stuck),
+            (instruments.locks_acquired, won),
+            (instruments.takeovers, taken),
+            (instruments.lock_conflicts, refused),
+            (instruments.quarantine_refusals, stuck),
         ):
             for kind, count in tally.items():
-                counter(told.kind(kind)).inc(count)
+                counter(instruments.kind(kind)).inc(count)
 
-    def _replays(self, event: ReplaysAnswered) -> None:
-        """The way of every document that is sent again: nothing here is done per document."""
-        told, records = self._told, event.records
-        told.dedup_check(told.store(event.call.store), "replays").observe(event.call.seconds)
+    def _count_replays(self, event: ReplaysAnswered) -> None:
+        """The fast path of documents that are sent again: nothing here costs time per document."""
+        instruments, records = self._instruments, event.records
+        instruments.dedup_check(instruments.store(event.call.store), "replays").observe(event.call.seconds)
         if answered := len(records) - records.count(None):
             route = route_of(event.asks[0].context)
-            self._decided(event.call.tenant, {(DOCUMENT, DUPLICATE, route): answered})
-            # One at random: the distribution is as good, and a thousand observations cost more than the call.
+            self._count_decisions(event.call.tenant, {(DOCUMENT, DUPLICATE, route): answered})
+            # One at random: the distribution is as good, and a thousand observations would cost more than the call.
             one = random.choice(records)
             if one is not None:
-                self._sent_again(DOCUMENT, DUPLICATE, self._now_ms() - decode_record(one).first_seen_ms)
+                self._observe_retry(DOCUMENT, DUPLICATE, self._now_ms() - decode_record(one).first_seen_ms)
 
-    def _seals(self, event: SealsAnswered) -> None:
-        told = self._told
-        told.seal(told.store(event.call.store)).observe(event.call.seconds)
+    def _count_seals(self, event: SealsAnswered) -> None:
+        instruments = self._instruments
+        instruments.seal(instruments.store(event.call.store)).observe(event.call.seconds)
         decided: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         fenced: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         ended: defaultdict[tuple[str, str], int] = defaultdict(int)
@@ -377,46 +386,46 @@ class Metrics:
             kind = kind_of(seal.context)
             decision = decision_of_seal(seal, outcome, solo=event.call.solo)
             if decision is not None:
-                # Answered as a duplicate, but it performed the effect, too: no hit.
+                # Answered as a duplicate, but its effect ran, too: not a hit.
                 counted = fenced if isinstance(outcome, Fenced) or seal.flags & FENCED_OUT else decided
                 counted[kind, decision, route_of(seal.context)] += 1
-            if doubled(seal, outcome, solo=event.call.solo):
+            if is_double_effect(seal, outcome, solo=event.call.solo):
                 ended[kind, "fenced_out"] += 1
             elif isinstance(outcome, Sealed):
                 ended[kind, outcome_of(seal)] += 1
                 if seal.ttl_ms:
-                    told.ttl(told.kind(kind)).observe(seal.ttl_ms / 1000)
+                    instruments.ttl(instruments.kind(kind)).observe(seal.ttl_ms / 1000)
             elif isinstance(outcome, Fenced):
                 ended[kind, "lease_lost"] += 1
-        self._decided(event.call.tenant, decided)
-        self._decided(event.call.tenant, fenced, hits=False)
+        self._count_decisions(event.call.tenant, decided)
+        self._count_decisions(event.call.tenant, fenced, hits=False)
         for (kind, outcome_text), count in ended.items():
-            told.effects(told.kind(kind), outcome_text).inc(count)
+            instruments.effects(instruments.kind(kind), outcome_text).inc(count)
             if outcome_text == "fenced_out":
-                told.doubled(told.kind(kind)).inc(count)
+                instruments.is_double_effect(instruments.kind(kind)).inc(count)
 
-    def _rows(self, call: StoreCall, rows: Sequence[Row]) -> None:
+    def _count_rows(self, call: StoreCall, rows: Sequence[Row]) -> None:
         decided: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         for row in rows:
             if decision := decision_of_row(row):
                 decided[kind_of(row.context), decision, route_of(row.context)] += 1
-        self._decided(call.tenant, decided)
+        self._count_decisions(call.tenant, decided)
 
-    def _decided(self, tenant: str, decided: Mapping[tuple[str, str, str], int], *, hits: bool = True) -> None:
-        told = self._told
-        tenant = told.tenant(tenant)
+    def _count_decisions(self, tenant: str, decided: Mapping[tuple[str, str, str], int], *, hits: bool = True) -> None:
+        instruments = self._instruments
+        tenant = instruments.tenant(tenant)
         for (kind, decision, endpoint), count in decided.items():
-            kind = told.kind(kind)
-            told.decisions(kind, decision, tenant, told.endpoint(endpoint)).inc(count)
+            kind = instruments.kind(kind)
+            instruments.decisions(kind, decision, tenant, instruments.endpoint(endpoint)).inc(count)
             if decision == DUPLICATE and hits:
-                told.hits(kind, tenant).inc(count)
-                told.gauges.answered(tenant, hits=count)
+                instruments.hits(kind, tenant).inc(count)
+                instruments.gauges.count_answers(tenant, hits=count)
             elif decision == NEW:
-                told.misses(kind, tenant).inc(count)
-                told.gauges.answered(tenant, misses=count)
+                instruments.misses(kind, tenant).inc(count)
+                instruments.gauges.count_answers(tenant, misses=count)
 
-    def _sent_again(self, kind: str, decision: str, after_ms: int) -> None:
-        self._told.retry_delay(self._told.kind(kind), decision).observe(max(after_ms, 0) / 1000)
+    def _observe_retry(self, kind: str, decision: str, after_ms: int) -> None:
+        self._instruments.retry_delay(self._instruments.kind(kind), decision).observe(max(after_ms, 0) / 1000)
 
 
 def name_of(error: Exception) -> str:

@@ -2,9 +2,9 @@
 
     ragfence.claim, ragfence.replays, ragfence.seal, ragfence.release
 
-Spans are made by the tracer provider that the process has set up; where there is none, nothing is made. They are open
-while the store is asked, so what the instrumentation of redis-py or botocore adds stands inside them. A call with one
-operation has its fields as `ragfence.<field>`; a batch has `ragfence.count` and how often each decision was made.
+Spans are made by the tracer provider that the process has set up; without one, there are none. A span is open during
+the call to the store, so the spans of redis-py or botocore instrumentation are its children. A call with one operation
+has its fields as `ragfence.<field>`; a batch has `ragfence.count` and the count of each decision.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 
 from ragfence._extras import needs_extra
 from ragfence._version import __version__
-from ragfence.audit.timeline import what_of
+from ragfence.audit.timeline import event_type
 from ragfence.core.policy import Policy
 from ragfence.errors import RagfenceError
 from ragfence.telemetry.events import (
@@ -45,15 +45,15 @@ class Traces:
         provider: trace.TracerProvider | None = None,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
-        """`provider`: instead of the one that the process has set up."""
-        self._telling = DecisionFields(policy)
+        """`provider` replaces the tracer provider that the process has set up."""
+        self._fields = DecisionFields(policy)
         self._tracer = trace.get_tracer("ragfence", __version__, provider)
         self._now_ms = now_ms
 
-    def around(self, method: str) -> AbstractContextManager[object]:
+    def span(self, method: str) -> AbstractContextManager[object]:
         return self._span(method) if method in SPANS else nullcontext()
 
-    def see(self, event: Event) -> None:
+    def handle(self, event: Event) -> None:
         match event:
             case (
                 ClaimsAnswered(call, items, _)
@@ -67,7 +67,7 @@ class Traces:
             case CallFailed(call, error) if call.method in SPANS:
                 span = trace.get_current_span()
                 code = error.code if isinstance(error, RagfenceError) else type(error).__name__
-                # Its message may hold what callers sent; the code never does.
+                # The message may hold text from callers; the code never does.
                 span.set_status(trace.StatusCode.ERROR, code)
                 span.set_attribute("error.type", code)
 
@@ -84,12 +84,12 @@ class Traces:
     def _describe(self, span: trace.Span, call: StoreCall, event: Event, count: int) -> None:
         span.set_attribute("db.system", call.store.partition("://")[0])
         span.set_attribute("ragfence.count", count)
-        told = list(self._telling.decisions(event, self._now_ms(), all_conflicts=True))
-        if count == 1 and told:
-            for name, value in self._telling.fields(told[0], call.tenant).items():
+        facts = list(self._fields.decisions(event, self._now_ms(), all_conflicts=True))
+        if count == 1 and facts:
+            for name, value in self._fields.fields(facts[0], call.tenant).items():
                 span.set_attribute(f"ragfence.{name}", value)
-            span.set_attribute("ragfence.event", what_of(told[0].row).value)
+            span.set_attribute("ragfence.event", event_type(facts[0].row).value)
             return
-        span.set_attribute("ragfence.tenant", self._telling.clean(call.tenant))
-        for what, times in Counter(what_of(one.row).value for one in told).items():
+        span.set_attribute("ragfence.tenant", self._fields.clean(call.tenant))
+        for what, times in Counter(event_type(one.row).value for one in facts).items():
             span.set_attribute(f"ragfence.{what}", times)

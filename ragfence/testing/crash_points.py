@@ -23,11 +23,11 @@ def every_point() -> tuple[str, ...]:
     from ragfence.documents.sinks.sink import SINK_POINTS
     from ragfence.indexes.aliases import ALIAS_POINTS
     from ragfence.indexes.build import BUILD_POINTS
-    from ragfence.indexes.gc import COLLECTING_POINTS
-    from ragfence.indexes.row_purge import PURGING_POINTS
+    from ragfence.indexes.gc import GC_POINTS
+    from ragfence.indexes.row_purge import ROW_PURGE_POINTS
 
     documents = (*DOCUMENT_POINTS, *SINK_POINTS, *REWRITING_POINTS)
-    indexes = (*BUILD_POINTS, *ALIAS_POINTS, *COLLECTING_POINTS, *PURGING_POINTS)
+    indexes = (*BUILD_POINTS, *ALIAS_POINTS, *GC_POINTS, *ROW_PURGE_POINTS)
     audit = (*DRAIN_POINTS, *TOMBSTONE_POINTS)
     return tuple(dict.fromkeys((*OPERATION_POINTS, *HYDRATION_POINTS, *documents, *indexes, *audit)))
 

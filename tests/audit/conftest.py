@@ -13,7 +13,7 @@ import pytest
 import ragfence
 from ragfence import Fence, Policy
 from ragfence.audit.audit import Audit
-from ragfence.audit.ledger import Ledger, Part, Wanted
+from ragfence.audit.ledger import Ledger, Part, RowQuery
 from ragfence.core.decision_rows import Row
 from ragfence.stores.fences import FenceStore
 from ragfence.stores.local import LocalObjects
@@ -63,7 +63,7 @@ class Place:
         """The row ids, as often as they stand in it."""
         found: list[str] = []
         for part in self.parts():
-            table = self.ledger.read(part, Wanted(), ["row_id"])
+            table = self.ledger.read(part, RowQuery(), ["row_id"])
             assert table is not None
             found += table.column("row_id").to_pylist()
         return found

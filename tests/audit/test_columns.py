@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragfence.audit import columns
+from ragfence.audit.drain import LedgerCompaction
 from ragfence.audit.ledger import day_of
-from ragfence.audit.ledger_compaction import LedgerCompaction
 from ragfence.core.decision_rows import Row, context_of, decode_rows
 from ragfence.core.layout import (
     CONFLICT_POSITION,
@@ -34,11 +34,11 @@ from tests.audit.made import ANY_ROW, DAY_MS, row
 @settings(max_examples=40, deadline=None)
 @given(st.lists(ANY_ROW, max_size=12))
 def test_a_row_that_became_columns_and_parquet_is_the_very_row_again(rows: list[Row]) -> None:
-    """For whatever a fence store may hold: rows_in(table_of(rows)) == rows, also through Parquet."""
+    """For whatever a fence store may hold: rows_in(to_table(rows)) == rows, also through Parquet."""
     stored = [next(decode_rows(each.encode())) for each in rows]
-    table = columns.table_of(stored, "default")
-    assert list(columns.rows_in(table)) == stored
-    assert list(columns.rows_in(columns.opened("x", columns.encode(table)).read())) == stored
+    table = columns.to_table(stored, "default")
+    assert list(columns.to_rows(table)) == stored
+    assert list(columns.to_rows(columns.open_file("x", columns.encode(table)).read())) == stored
 
 
 @pytest.mark.parametrize(
@@ -61,15 +61,17 @@ def test_a_row_that_became_columns_and_parquet_is_the_very_row_again(rows: list[
 def test_a_row_tells_its_phase(kind: RowKind, position: int, phase: str) -> None:
     made = row(1, kind=kind, position=position)
     assert (made.phase, made.columns()["phase"]) == (phase, phase)
-    assert columns.table_of([made], "default").column("phase").to_pylist() == [phase]
+    assert columns.to_table([made], "default").column("phase").to_pylist() == [phase]
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(ANY_ROW, max_size=12))
 def test_the_phase_of_an_old_row_is_the_one_it_would_have_now(rows: list[Row]) -> None:
     """For whatever rows there are: what format 1 tells of them is enough to know their phase."""
-    table = columns.table_of(rows, "default")
-    assert columns.phases(table.column("row_id"), table.column("decision")).to_pylist() == [row.phase for row in rows]
+    table = columns.to_table(rows, "default")
+    assert columns.compute_phases(table.column("row_id"), table.column("decision")).to_pylist() == [
+        row.phase for row in rows
+    ]
 
 
 def test_origin_and_api_key_are_columns_and_need_no_raw_copy() -> None:
@@ -77,11 +79,11 @@ def test_origin_and_api_key_are_columns_and_need_no_raw_copy() -> None:
     made = row(1, context=context_of(operation, owner="w", sequence="3", origin="docs", api_key="k-1"))
     document = Caller("owner", "run", "", "/v1").context("a.md", "xxh3:1", "recipe", 7, 120)
     of_document = row(2, context=document[:-1] + b',"origin":"docs","api_key":"k-1"}')
-    table = columns.table_of([made, of_document], "default")
+    table = columns.to_table([made, of_document], "default")
     assert table.column("origin").to_pylist() == ["docs"] * 2
     assert table.column("api_key").to_pylist() == ["k-1"] * 2
     assert table.column("raw").null_count == 2
-    assert list(columns.rows_in(table)) == [made, of_document]
+    assert list(columns.to_rows(table)) == [made, of_document]
     assert (made.columns()["origin"], made.columns()["api_key"]) == ("docs", "k-1")
     assert row(3).columns()["origin"] is None
 
@@ -110,8 +112,8 @@ TOLD_BY_FORMAT_1 = [
 def test_a_file_of_format_1_is_read_and_compacted_as_if_it_told_phases(memory_place: Place) -> None:
     """Written by the code of format 1, which knew neither phase nor origin nor api_key."""
     old = (GOLDEN / "ledger-1.parquet").read_bytes()
-    assert "phase" not in columns.opened("x", old).schema_arrow.names
-    table = columns.read(columns.opened("x", old), columns.schema().names)
+    assert "phase" not in columns.open_file("x", old).schema_arrow.names
+    table = columns.read_columns(columns.open_file("x", old), columns.schema().names)
     part = memory_place.ledger.write(day_of(_first_ms(table)), table, "drained")
     memory_place.objects.delete([part.name])
     memory_place.objects.put_new(part.name, old)
@@ -130,7 +132,7 @@ def test_a_file_of_format_1_is_read_and_compacted_as_if_it_told_phases(memory_pl
     (packed,) = memory_place.parts()
     data = memory_place.objects.get(packed.name)
     assert data is not None
-    assert columns.opened("x", data).schema_arrow.names == columns.schema().names
+    assert columns.open_file("x", data).schema_arrow.names == columns.schema().names
     assert audit.counts(by=("phase", "kind")) == mixed
     assert audit.check().ok
 
@@ -142,7 +144,7 @@ def _first_ms(table: pa.Table) -> int:
 def test_ordinary_rows_need_no_raw_copy() -> None:
     context = Caller("owner", "run").context("a.md", "xxh3:1", "recipe", 7, 120)
     ordinary = [row(1), row(2, context=context, kind=RowKind.DUPLICATE), row(3, effect_id="eff")]
-    assert columns.table_of(ordinary, "default").column("raw").null_count == 3
+    assert columns.to_table(ordinary, "default").column("raw").null_count == 3
 
 
 def test_a_duplicate_of_a_document_says_how_many_characters_were_saved() -> None:
@@ -153,7 +155,7 @@ def test_a_duplicate_of_a_document_says_how_many_characters_were_saved() -> None
         row(3, context=context, kind=RowKind.DUPLICATE, flags=FENCED_OUT),
         row(4, kind=RowKind.DUPLICATE),
     ]
-    table = columns.table_of(rows, "default")
+    table = columns.to_table(rows, "default")
     assert table.column("saved").to_pylist() == [None, 120, None, None]
     assert table.column("characters").to_pylist() == [120, 120, 120, None]
 
@@ -163,8 +165,8 @@ def test_what_decisions_show_comes_first() -> None:
 
 
 def test_an_empty_table_has_every_column() -> None:
-    assert columns.table_of([], "default").schema == columns.schema()
-    assert list(columns.rows_in(columns.table_of([], "default"))) == []
+    assert columns.to_table([], "default").schema == columns.schema()
+    assert list(columns.to_rows(columns.to_table([], "default"))) == []
 
 
 @pytest.mark.parametrize(
@@ -180,8 +182,8 @@ def test_what_is_no_ledger_or_a_newer_one_is_refused(told: dict[bytes, bytes], e
     import pyarrow.parquet as pq
 
     sink = pa.BufferOutputStream()
-    pq.write_table(columns.table_of([row(1, ts_ms=START_MS)], "t").replace_schema_metadata(told), sink)
+    pq.write_table(columns.to_table([row(1, ts_ms=START_MS)], "t").replace_schema_metadata(told), sink)
     with pytest.raises(error):
-        columns.opened("x", bytes(sink.getvalue()))
+        columns.open_file("x", bytes(sink.getvalue()))
     with pytest.raises(FormatCorrupt):
-        columns.opened("x", b"no parquet")
+        columns.open_file("x", b"no parquet")

@@ -13,8 +13,8 @@ import ragfence
 from ragfence import Operation
 from ragfence.audit import AuditReport
 from ragfence.audit.audit import Audit
-from ragfence.audit.columns import table_of
-from ragfence.audit.ledger import DRAINED, Ledger, by_day
+from ragfence.audit.columns import to_table
+from ragfence.audit.ledger import DRAINED, Ledger, split_by_day
 from ragfence.core.decision_rows import Row
 from ragfence.core.layout import END_POSITION, SEAL_POSITION, TOKEN_BYTES, RowKind
 from ragfence.core.operations import FenceNumber
@@ -69,7 +69,7 @@ def checked(rows: list[Row]) -> AuditReport:
     """As a ledger that holds just these."""
     objects = MemoryObjects()
     ledger = Ledger("default", objects)
-    for day, table in by_day(table_of(rows, "default")):
+    for day, table in split_by_day(to_table(rows, "default")):
         ledger.write(day, table, DRAINED)
     return Audit(MemoryFences(), objects).check()
 

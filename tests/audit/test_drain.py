@@ -190,7 +190,7 @@ def test_somebody_else_who_drains_is_left_alone(place: Place) -> None:
     place.write([row(1)])
     audit = place.audit()
     assert place.fences.lock(draining.LOCK, "somebody", 1000)
-    assert audit.drain() == draining.Drained(busy=True)
+    assert audit.drain() == draining.DrainReport(busy=True)
     assert len(place.undrained()) == 1
     place.fences.unlock(draining.LOCK, "somebody")
     assert audit.drain().rows == 1

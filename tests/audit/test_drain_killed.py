@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ragfence.audit.drain import DRAIN_POINTS, LOCK_MS
-from ragfence.audit.ledger import Ledger, Wanted
+from ragfence.audit.ledger import Ledger, RowQuery
 from ragfence.core.decision_rows import Row
 from ragfence.stores.local import LocalObjects
 from ragfence.testing.contracts.fence_calls import start_epoch
@@ -67,7 +67,7 @@ def check_nothing_is_lost_or_doubled(store: str, folder: Path, rows: list[Row]) 
     stored = [
         row_id
         for part in ledger.parts()
-        for row_id in ledger.read(part, Wanted(), ["row_id"]).column("row_id").to_pylist()
+        for row_id in ledger.read(part, RowQuery(), ["row_id"]).column("row_id").to_pylist()
     ]
     assert sorted(stored) == sorted(each.row_id for each in rows), "and compacted: each row stands once"
     fences.close()

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ragfence.audit import columns, ledger_compaction
-from ragfence.audit.ledger import Wanted, is_flat
+from ragfence.audit import columns, drain
+from ragfence.audit.ledger import RowQuery, are_disjoint
 from ragfence.core.hashing import SHARDS
 from ragfence.errors import StoreUnavailable
 from ragfence.testing.clock import START_MS
@@ -39,13 +39,13 @@ def test_large_objects_of_a_day_that_goes_on_are_left_alone(memory_place: Place)
 
 
 def test_a_day_that_is_over_is_flat(memory_place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger_compaction, "PACKED_BYTES", 3_000)
+    monkeypatch.setattr(drain, "PACKED_BYTES", 3_000)
     drain_one_by_one(memory_place, range(14))
     memory_place.clock.advance(2 * DAY_MS)
     done = memory_place.audit().drain()
     parts = memory_place.parts()
     assert (done.compacted, done.packed) == (14, len(parts))
-    assert is_flat(parts)
+    assert are_disjoint(parts)
     assert 8 <= len(parts) <= SHARDS
     assert all(part.how == "packed" for part in parts)
     assert sorted(memory_place.in_ledger()) == [row(n).row_id for n in range(14)]
@@ -96,7 +96,7 @@ def test_what_equals_the_outcome_is_not_deleted_with_what_it_replaced(memory_pla
     memory_place.clock.advance(2 * DAY_MS)
     memory_place.audit().drain()
     (part,) = memory_place.parts()
-    table = ledger.read(part, Wanted(), _every_column())
+    table = ledger.read(part, RowQuery(), _every_column())
     assert table is not None
     ledger.write(part.day, table.take([0, 2]), "packed")
     memory_place.audit().drain()

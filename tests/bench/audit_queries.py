@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from ragfence.audit import columns
 from ragfence.audit.audit import Audit
+from ragfence.audit.drain import LedgerCompaction
 from ragfence.audit.ledger import DAY_MS, DRAINED, Ledger, day_of
-from ragfence.audit.ledger_compaction import LedgerCompaction
 from ragfence.core.operations import Operation
 from ragfence.core.policy import AuditRules
 from ragfence.stores.local import LocalObjects

@@ -86,10 +86,10 @@ class Cell:
 
     def _seconds(self, how: str, number: int) -> float:
         seconds = min(WARM_UP_S, self._scale.seconds) if number == WARM_UP else self._scale.seconds
-        around = {ALONE: self._nothing, ATTACKED: self._attack, BESIDE: self._burning}[how]
+        span = {ALONE: self._nothing, ATTACKED: self._attack, BESIDE: self._burning}[how]
         answers: dict[str, Any] = {}
         began = time.perf_counter()
-        with around(answers) as others:
+        with span(answers) as others:
             time.sleep(self._scale.lead_s)
             pids = (*self._asked.pids, *others)
             before, started = [cpu_s(pid) for pid in pids], time.perf_counter()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ragfence import Fence, Operation
-from ragfence.audit.timeline import ANSWERS, EventType, Timeline, tell, what_of
+from ragfence.audit.timeline import ANSWERS, EventType, Timeline, build_timelines, event_type
 from ragfence.core.decision_rows import Row
 from ragfence.core.decisions import QUARANTINED
 from ragfence.core.layout import (
@@ -48,7 +48,7 @@ def row(ts_ms: int, token: bytes = A, kind: RowKind = RowKind.NEW, *, fence: int
 
 
 def told(*rows: Row, every: bool = False) -> list[str]:
-    (story,) = tell(rows, every=every)
+    (story,) = build_timelines(rows, every=every)
     return [event.what.value for event in story.events]
 
 
@@ -74,11 +74,11 @@ def told(*rows: Row, every: bool = False) -> list[str]:
     ids=lambda value: value.value if isinstance(value, EventType) else "",
 )
 def test_every_kind_of_row_has_its_word(one: Row, what: EventType) -> None:
-    assert what_of(one) is what
+    assert event_type(one) is what
 
 
 def test_an_event_tells_who_when_and_why() -> None:
-    (story,) = tell([row(5, attempt=3, fence=7, waited_ms=40, context={"event_id": "e", "route": "/x"})])
+    (story,) = build_timelines([row(5, attempt=3, fence=7, waited_ms=40, context={"event_id": "e", "route": "/x"})])
     (event,) = story.events
     assert (event.ts_ms, event.owner, event.run_id, event.attempt, event.fence) == (5, "w", "x", 3, "1.7")
     assert (event.waited_ms, event.event_id, event.route, event.count) == (40, "e", "/x", 1)
@@ -86,7 +86,7 @@ def test_an_event_tells_who_when_and_why() -> None:
 
 
 def test_a_seal_without_an_effect_id_has_the_one_of_its_key() -> None:
-    (story,) = tell([row(1, position=SEAL_POSITION, sealed_at_ms=1, expires_ms=9)])
+    (story,) = build_timelines([row(1, position=SEAL_POSITION, sealed_at_ms=1, expires_ms=9)])
     assert story.events[0].effect_id == default_effect_id(KEY)
     assert story.events[0].expires_ms == 9
 
@@ -118,14 +118,14 @@ def test_answers_that_repeat_each_other_are_told_once_with_their_count() -> None
         for n in range(14)
     ]
     rows = [row(1), row(2, position=SEAL_POSITION, sealed_at_ms=2), *replays]
-    (story,) = tell(rows)
+    (story,) = build_timelines(rows)
     *_, last = story.events
     assert (last.what, last.count, last.ts_ms, last.last_ms, last.owner, last.waited_ms) == (
         *(EventType.REPLAYED, 14, 10, 23),
         *("", 13),
     )
     assert story.count(EventType.REPLAYED) == 14
-    (each,) = tell(rows, every=True)
+    (each,) = build_timelines(rows, every=True)
     assert len(each.events) == 16
     assert {event.count for event in each.events} == {1}
 
@@ -144,7 +144,7 @@ def test_conflicts_are_the_same_only_with_the_same_payload() -> None:
         row(n, bytes([n]) * TOKEN_BYTES, RowKind.CONFLICT, fingerprint=bytes([n // 3]) * FINGERPRINT_BYTES)
         for n in (1, 2, 3, 4)
     ]
-    (story,) = tell(rows)
+    (story,) = build_timelines(rows)
     assert [(event.what, event.count) for event in story.events] == [
         (EventType.CONFLICTED, 2),
         (EventType.CONFLICTED, 2),
@@ -158,18 +158,18 @@ def test_steps_of_an_attempt_are_never_collapsed() -> None:
 
 
 def test_each_key_has_a_story_and_the_one_that_began_first_comes_first() -> None:
-    stories = tell([row(9), row(1, B, key=OTHER), row(10, C)])
+    stories = build_timelines([row(9), row(1, B, key=OTHER), row(10, C)])
     assert [story.key for story in stories] == [OTHER.hex(), KEY.hex()]
-    assert tell([]) == []
+    assert build_timelines([]) == []
 
 
 def test_the_operation_is_named_by_the_first_row_that_knows_it() -> None:
     nameless = Row(
         token=A, position=0, ts_ms=1, kind=RowKind.NEW, key=KEY, fingerprint=bytes(FINGERPRINT_BYTES), context=b"{}"
     )
-    (story,) = tell([nameless, row(2, B, fence=2)])
+    (story,) = build_timelines([nameless, row(2, B, fence=2)])
     assert (story.kind, story.source_id) == ("t", "s")
-    (unnamed,) = tell([nameless])
+    (unnamed,) = build_timelines([nameless])
     assert (unnamed.kind, unnamed.source_id) == ("", "")
 
 

@@ -15,7 +15,7 @@ from ragfence import Document, IndexSpec, errors
 from ragfence.client import ApiError, ApiForbidden, ApiRefused, ApiUnauthorized, AsyncClient, Client
 from ragfence.client.errors import error_in, in_python
 from ragfence.client.steps import Reply
-from ragfence.indexes.embedders.functions import FunctionEmbedder
+from ragfence.indexes.embedders.embedder import FunctionEmbedder
 from ragfence.server.scopes import KeyScope, missing_scope
 from ragfence.wire.problems import ERRORS, REFUSALS, problem_of, refusal
 from tests.client.conftest import Asks, Opening

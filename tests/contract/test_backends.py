@@ -11,7 +11,7 @@ import pytest
 from ragfence.indexes.backends.backend import Backend
 from ragfence.indexes.backends.lance import LanceBackend
 from ragfence.indexes.backends.qdrant import QdrantBackend
-from ragfence.indexes.backends.registry import lance_beside
+from ragfence.indexes.backends.registry import default_lance_location
 from ragfence.stores.s3 import S3Objects
 from ragfence.testing.contracts.backends import BackendContract
 from tests.servers import S3Server
@@ -30,7 +30,7 @@ class TestLanceOnSeaweedFS(BackendContract):
     @pytest.fixture
     def reopen(self, seaweed_server: S3Server, s3_env: None) -> Iterator[Callable[[], Backend]]:
         objects = S3Objects(seaweed_server.bucket, secrets.token_hex(8), endpoint_url=seaweed_server.url)
-        yield lambda: LanceBackend(*lance_beside(objects))
+        yield lambda: LanceBackend(*default_lance_location(objects))
         objects.close()
 
 

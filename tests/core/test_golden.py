@@ -44,7 +44,7 @@ from ragfence.engine.results import Results
 from ragfence.errors import FormatCorrupt, FormatTooNew
 from ragfence.indexes.build_log import BuildEntry
 from ragfence.indexes.snapshots import Snapshots
-from ragfence.indexes.spec import index_hash_of
+from ragfence.indexes.spec import compute_index_hash
 from ragfence.server.replay import stored_key
 from ragfence.stores.object_log import Numbered
 from ragfence.stores.redis.codec import Names
@@ -309,7 +309,7 @@ def test_entries_of_builds_never_change(name: str) -> None:
     entry = BuildEntry.decode(name, Numbered(3, stored.encode()))
     assert entry.encode().decode() == stored
     assert entry.seal is not None
-    assert index_hash_of({each: entry.seal.inputs[each] for each in INPUTS}) == BUILDS["index_hashes"][name]
+    assert compute_index_hash({each: entry.seal.inputs[each] for each in INPUTS}) == BUILDS["index_hashes"][name]
     assert entry.seal.checks.get("recall") == (0.9812 if name == "measured" else None)
 
 

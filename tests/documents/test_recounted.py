@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ragfence import Document, Fence
-from ragfence.audit.recount import Recount
+from ragfence.audit.statistics import Recount
 from ragfence.core.tallies import DECISIONS, outcome_of
 from ragfence.errors import Conflict, StoreUnavailable
 from ragfence.server.key_log import record_event
@@ -100,7 +100,7 @@ def test_each_shard_is_counted_up_to_its_own_loss(near: Place) -> None:
         if row.ts_ms < begun[row.key[0]] and (outcome := outcome_of(row)):
             expected[DECISIONS[outcome]] += 1
     found: Counter[str] = Counter()
-    for (decision, _, _), count in Recount("default", near.kept).before(begun, began_ms, near.clock()).items():
+    for (decision, _, _), count in Recount("default", near.kept).count_before(begun, began_ms, near.clock()).items():
         found[decision] += count
     assert found == expected
     assert sum(found.values()) < sum(fence.stats().decisions.values())

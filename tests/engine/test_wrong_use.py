@@ -17,7 +17,7 @@ from urllib.parse import quote
 import pytest
 
 import ragfence
-from ragfence import Fence, Operation, Policy
+from ragfence import Document, Fence, Operation, Policy
 from ragfence.core.urls import show_url
 from ragfence.errors import (
     ObjectsRequired,
@@ -26,6 +26,7 @@ from ragfence.errors import (
     StoreAuth,
     StoreUnavailable,
     StoreUnsafe,
+    TerminalError,
     UnknownStore,
     ValidationError,
 )
@@ -389,3 +390,13 @@ def test_the_operations_of_documents_are_not_claimed_by_hand(memory: World) -> N
     refused(ValidationError, lambda: fence.claim(operation).__enter__(), names="document", hint="fence.documents")
     with fence.claim(Operation(kind="document", source_id="a")) as op:
         op.seal()
+
+
+@pytest.mark.parametrize("work", [Fence.hydrate, lambda fence, progress: fence.audit.check(progress)])
+def test_a_progress_callback_that_raises_stop_iteration_is_a_clear_error(work: Callable[..., object]) -> None:
+    def stop(done: int) -> None:
+        raise StopIteration
+
+    with ragfence.open() as fence:
+        fence.documents.ingest(Document(doc_id="a", text="It rains."))
+        refused(TerminalError, lambda: work(fence, stop), names="StopIteration", hint="another error")

@@ -62,7 +62,7 @@ class AliasWorld:
         """tokens of attempts whose lease has ended"""
         self.aliases = self.new_aliases()
         self.collecting = BuildCollector(
-            self.engine, self.builds, self.backend_of, is_over=lambda attempt: attempt.token in self.over
+            self.engine, self.builds, self.backend_of, has_expired=lambda attempt: attempt.token in self.over
         )
 
     def new_aliases(self) -> Aliases:

@@ -27,7 +27,7 @@ from ragfence.errors import (
 from ragfence.indexes import aliases as module
 from ragfence.indexes.alias_checks import alias_findings
 from ragfence.indexes.aliases import AFTER_CATALOG, AFTER_POINT
-from ragfence.indexes.build_log import purged, retired
+from ragfence.indexes.build_log import next_purged, next_retired
 from ragfence.indexes.catalog import CatalogEntry
 from ragfence.indexes.gates import Gates
 from tests.indexes.alias_world import TEXTS, AliasWorld, hash_of
@@ -141,12 +141,12 @@ def test_each_build_that_is_not_whole_is_refused_with_its_own_error(world: Alias
 
     old = world.build("old")
     newest = world.builds.newest(old)
-    world.builds.append(old, retired(newest, at_ms=1, owner="gc", reason="no alias can reach it"))
+    world.builds.append(old, next_retired(newest, at_ms=1, owner="gc", reason="no alias can reach it"))
     with pytest.raises(BuildRetired, match="was retired"):
         world.aliases.swap("docs", old)
 
     given_up = world.begin("given up")
-    world.builds.append(given_up.index_hash, retired(None, at_ms=1, owner="gc", reason="given up"))
+    world.builds.append(given_up.index_hash, next_retired(None, at_ms=1, owner="gc", reason="given up"))
     with pytest.raises(NotSealed) as never:
         world.aliases.swap("docs", given_up.index_hash)
     assert type(never.value) is NotSealed
@@ -312,7 +312,7 @@ def test_a_swap_to_where_it_points_already_adds_nothing(world: AliasWorld) -> No
     assert (again.target, again.generation) == (first.target, 1)
     newest = world.builds.newest(one)
     assert newest is not None
-    world.builds.append(one, purged(newest, rows=5, documents=5, content_digest="", at_ms=2, owner="me"))
+    world.builds.append(one, next_purged(newest, rows=5, documents=5, content_digest="", at_ms=2, owner="me"))
     assert not world.aliases.swap("docs", one).changed, "the same physical index"
     assert len(log(world)) == 1
 
@@ -321,7 +321,7 @@ def test_a_hash_that_was_built_again_is_another_target(world: AliasWorld) -> Non
     one = world.build("one")
     world.aliases.swap("docs", one)
     newest = world.builds.newest(one)
-    world.builds.append(one, retired(newest, at_ms=1, owner="somebody", reason="its rows were lost"))
+    world.builds.append(one, next_retired(newest, at_ms=1, owner="somebody", reason="its rows were lost"))
     assert [finding.invariant for finding in alias_findings(world.catalog, world.builds)] == ["not_retired"]
     world.build("one")
     assert world.aliases.swap("docs", one).changed
@@ -404,11 +404,11 @@ def test_a_rollback_passes_over_what_was_retired(world: AliasWorld) -> None:
     one, two, three = (world.build(name) for name in ("one", "two", "three"))
     for each in (one, two, three):
         world.aliases.swap("docs", each)
-    world.builds.append(two, retired(world.builds.newest(two), at_ms=1, owner="gc", reason=""))
+    world.builds.append(two, next_retired(world.builds.newest(two), at_ms=1, owner="gc", reason=""))
     with pytest.raises(BuildRetired):
         world.aliases.rollback("docs", to=two)
     assert world.aliases.rollback("docs").index_hash == one
-    world.builds.append(three, retired(world.builds.newest(three), at_ms=1, owner="gc", reason=""))
+    world.builds.append(three, next_retired(world.builds.newest(three), at_ms=1, owner="gc", reason=""))
     with pytest.raises(NotSealed, match="no earlier build that is still sealed"):
         world.aliases.rollback("docs")
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ragfence.indexes.alias_checks import alias_findings
-from ragfence.indexes.build_log import BuildEntry, retired
+from ragfence.indexes.build_log import BuildEntry, next_retired
 from ragfence.indexes.catalog import Alias, CatalogEntry, CatalogState, Target
 from tests.indexes.alias_world import AliasWorld
 
@@ -40,7 +40,7 @@ def forge(world: AliasWorld, number: int = 0, **wrong: Any) -> None:
 
 
 def pointing(head: CatalogEntry, target: Target) -> CatalogState:
-    return CatalogState({"docs": head.state.aliases["docs"].moved(target, 3)}, head.state.retiring)
+    return CatalogState({"docs": head.state.aliases["docs"].move_to(target, 3)}, head.state.retiring)
 
 
 def newest(world: AliasWorld, index_hash: str) -> BuildEntry:
@@ -102,6 +102,6 @@ def test_a_retirement_that_was_forgotten_is_found(world: AliasWorld) -> None:
 
 def test_an_alias_to_a_build_that_is_retired_is_found(world: AliasWorld) -> None:
     live = world.aliases.resolve("docs").index_hash
-    world.builds.append(live, retired(newest(world, live), at_ms=1, owner="somebody", reason=""))
+    world.builds.append(live, next_retired(newest(world, live), at_ms=1, owner="somebody", reason=""))
     (finding,) = alias_findings(world.catalog, world.builds)
     assert str(finding).startswith("not_retired docs@4: ")

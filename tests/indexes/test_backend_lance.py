@@ -18,7 +18,7 @@ import pytest
 from ragfence.errors import BuildMissing, FormatCorrupt, StoreAuth, StoreUnavailable, UnknownStore, ValidationError
 from ragfence.indexes.backends.backend import Pointer, Shape
 from ragfence.indexes.backends.lance import LanceBackend
-from ragfence.indexes.backends.registry import lance_beside
+from ragfence.indexes.backends.registry import default_lance_location
 from ragfence.stores.s3 import S3Objects
 from ragfence.testing.contracts.backends import nearness, read_all, rows, vectors_of
 from tests.servers import S3Server
@@ -245,7 +245,7 @@ def test_of_several_processes_that_point_at_once_the_newest_generation_stays(tmp
 @pytest.mark.xdist_group("seaweedfs")  # slow to start: one worker only
 def test_wrong_keys_buckets_and_endpoints_are_told_apart(seaweed_server: S3Server, s3_env: None) -> None:
     objects = S3Objects(seaweed_server.bucket, secrets.token_hex(8), endpoint_url=seaweed_server.url)
-    uri, options = lance_beside(objects)
+    uri, options = default_lance_location(objects)
     objects.close()
     with pytest.raises(StoreAuth) as refused:
         LanceBackend(uri, {**options, "aws_secret_access_key": "wrong"}).count("rf-a")

@@ -11,7 +11,7 @@ import pytest
 
 from ragfence.errors import UnknownStore, Unsupported
 from ragfence.indexes.backends.backend import Shape
-from ragfence.indexes.backends.registry import lance_beside, open_backend
+from ragfence.indexes.backends.registry import default_lance_location, open_backend
 from ragfence.stores.local import LocalObjects
 from ragfence.stores.s3 import S3Objects
 from ragfence.testing.contracts.backends import rows
@@ -72,7 +72,7 @@ def test_credentials_in_a_url_are_refused_and_not_repeated(spec: str, instead: s
 
 def test_beside_local_objects_is_a_folder_that_is_never_listed(tmp_path: Path) -> None:
     objects = LocalObjects(tmp_path / "o b j")
-    uri, options = lance_beside(objects)
+    uri, options = default_lance_location(objects)
     assert uri == str(tmp_path / "o b j" / "lance")
     open_backend("lance", default_lance=uri, storage_options=options).write("rf-a", Shape(8), [rows(3)])
     assert list(objects.list("")) == []
@@ -80,13 +80,13 @@ def test_beside_local_objects_is_a_folder_that_is_never_listed(tmp_path: Path) -
 
 def test_beside_objects_of_an_unknown_kind_one_must_say_where() -> None:
     with pytest.raises(Unsupported):
-        lance_beside(MemoryObjects())
+        default_lance_location(MemoryObjects())
 
 
 @pytest.mark.xdist_group("seaweedfs")  # slow to start: one worker only
 def test_beside_s3_objects_no_tenant_ever_sees_it(seaweed_server: S3Server, s3_env: None) -> None:
     objects = S3Objects(seaweed_server.bucket, secrets.token_hex(8), endpoint_url=seaweed_server.url)
-    uri, options = lance_beside(objects)
+    uri, options = default_lance_location(objects)
     assert uri == f"{objects.url}/.lance"
     backend = open_backend("lance", default_lance=uri, storage_options=options)
     assert backend.write("rf-a", Shape(8), [rows(3)]) == 3

@@ -24,7 +24,7 @@ from ragfence.errors import (
 from ragfence.indexes import build as building
 from ragfence.indexes import index_rows
 from ragfence.indexes.build import Build
-from ragfence.indexes.spec import IndexSpec, index_hash_of
+from ragfence.indexes.spec import IndexSpec, compute_index_hash
 from ragfence.indexes.verification import sample_size
 from ragfence.testing import at_point
 from tests.documents.places import Place
@@ -236,10 +236,10 @@ def test_the_index_hash_stands_still() -> None:
         "analyzer": "none",
         "schema": 1,
     }
-    known = index_hash_of(inputs)
+    known = compute_index_hash(inputs)
     assert known == GOLDEN
     for name in inputs:
-        assert index_hash_of(inputs | {name: "other"}) != known
+        assert compute_index_hash(inputs | {name: "other"}) != known
 
 
 GOLDEN = "f8e733087ee2020c295f3feb9cdeb3a6bfd30452c098587aab6337411b74368e"

@@ -14,10 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from ragfence.errors import FormatCorrupt, FormatTooNew, ValidationError
 from ragfence.indexes.alias_checks import alias_findings
-from ragfence.indexes.build_log import BuildEntry, BuildLog, BuildSeal, retired
+from ragfence.indexes.build_log import BuildEntry, BuildLog, BuildSeal, next_retired
 from ragfence.indexes.catalog import (
+    EMPTY_HEAD,
     MAX_ALIASES,
-    NOTHING_YET,
     SHORTEST_HISTORY,
     Alias,
     Catalog,
@@ -25,7 +25,7 @@ from ragfence.indexes.catalog import (
     CatalogState,
     Target,
     check_alias,
-    following,
+    next_entry,
 )
 from ragfence.testing.memory import MemoryObjects
 
@@ -70,14 +70,14 @@ def builds(objects: Counted) -> BuildLog:
 
 
 def append(catalog: Catalog, builds: BuildLog, change: CatalogEntry) -> CatalogEntry:
-    entry = following(catalog.head(), change, builds, keep=KEEP)
+    entry = next_entry(catalog.head(), change, builds, keep=KEEP)
     assert catalog.append(entry)
     return entry
 
 
 def test_an_empty_catalog_has_a_head_too(catalog: Catalog) -> None:
-    assert catalog.head() == NOTHING_YET
-    assert catalog.head(NOTHING_YET) is NOTHING_YET
+    assert catalog.head() == EMPTY_HEAD
+    assert catalog.head(EMPTY_HEAD) is EMPTY_HEAD
     assert list(catalog.entries()) == []
 
 
@@ -94,8 +94,8 @@ def test_an_entry_comes_back_as_it_was_written(catalog: Catalog, builds: BuildLo
 
 def test_the_next_number_is_the_compare_and_swap(catalog: Catalog, builds: BuildLog) -> None:
     head = catalog.head()
-    one = following(head, swap_of("one", sealed(builds, "a")), builds, keep=KEEP)
-    other = following(head, swap_of("other", sealed(builds, "b")), builds, keep=KEEP)
+    one = next_entry(head, swap_of("one", sealed(builds, "a")), builds, keep=KEEP)
+    other = next_entry(head, swap_of("other", sealed(builds, "b")), builds, keep=KEEP)
     assert catalog.append(one)
     assert not catalog.append(other)
     assert catalog.head() == one
@@ -126,17 +126,17 @@ def test_who_slept_for_long_does_not_follow_every_entry(objects: Counted, catalo
 def test_the_history_has_every_build_once_and_is_bounded() -> None:
     alias = Alias(Target("h0", 1, "p0", "b", 1))
     for number in range(1, 40):
-        alias = alias.moved(Target(f"h{number % 15}", 1, f"p{number % 15}", "b", number + 1), KEEP)
+        alias = alias.move_to(Target(f"h{number % 15}", 1, f"p{number % 15}", "b", number + 1), KEEP)
         hashes = [each.index_hash for each in (alias.target, *alias.history)]
         assert len(hashes) == len(set(hashes)) <= SHORTEST_HISTORY + 1
     assert [each.index_hash for each in alias.history[:3]] == ["h8", "h7", "h6"]
-    assert len(alias.moved(Target("x", 1, "p", "b", 99), 100).history) == SHORTEST_HISTORY + 1
+    assert len(alias.move_to(Target("x", 1, "p", "b", 99), 100).history) == SHORTEST_HISTORY + 1
 
 
 def test_what_an_alias_may_go_back_to_is_in_use() -> None:
     alias = Alias(Target("h0", 1, "p0", "b", 1))
     for number in range(1, 6):
-        alias = alias.moved(Target(f"h{number}", 1, f"p{number}", "b", number + 1), KEEP)
+        alias = alias.move_to(Target(f"h{number}", 1, f"p{number}", "b", number + 1), KEEP)
     state = CatalogState({"docs": alias})
     assert [state.users(f"h{number}", KEEP) for number in range(6)] == [[], [], *[["docs"]] * 4]
 
@@ -148,7 +148,7 @@ def test_what_is_retired_or_sealed_anew_leaves_the_state_with_the_next_entry(
     for entry in entries.values():
         head = append(catalog, builds, CatalogEntry(0, "retire", 5, target=Target.of(entry)))
     assert head.state.retiring == {"a": 1, "b": 1, "c": 1}
-    builds.append("a", retired(entries["a"], at_ms=6, owner="gc", reason=""))
+    builds.append("a", next_retired(entries["a"], at_ms=6, owner="gc", reason=""))
     sealed(builds, "b", 2, entries["b"].seal.physical)  # type: ignore[union-attr]
     head = append(catalog, builds, swap_of("docs", sealed(builds, "d")))
     assert head.state.retiring == {"c": 1}
@@ -177,13 +177,13 @@ def test_no_name_for_an_alias(name: object) -> None:
 
 def test_the_state_is_bounded(builds: BuildLog) -> None:
     target = Target("h", 1, "p", "b", 1)
-    head = replace(NOTHING_YET, number=1, state=CatalogState({f"a{at}": Alias(target) for at in range(MAX_ALIASES)}))
+    head = replace(EMPTY_HEAD, number=1, state=CatalogState({f"a{at}": Alias(target) for at in range(MAX_ALIASES)}))
     entry = sealed(builds, "h")
     with pytest.raises(ValidationError, match="1,000 aliases already"):
-        following(head, swap_of("one-more", entry), builds, keep=KEEP)
-    assert following(head, swap_of("a7", entry), builds, keep=KEEP).number == 2
+        next_entry(head, swap_of("one-more", entry), builds, keep=KEEP)
+    assert next_entry(head, swap_of("a7", entry), builds, keep=KEEP).number == 2
     with pytest.raises(ValidationError, match="reason is at most"):
-        following(head, swap_of("a7", entry, reason="x" * 1001), builds, keep=KEEP)
+        next_entry(head, swap_of("a7", entry, reason="x" * 1001), builds, keep=KEEP)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_the_state_is_bounded(builds: BuildLog) -> None:
 def test_what_is_no_entry_is_said_to_be_corrupt(
     broken: bytes | str, objects: Counted, catalog: Catalog, builds: BuildLog
 ) -> None:
-    good = json.loads(following(NOTHING_YET, swap_of("docs", sealed(builds, "a")), builds, keep=KEEP).encode())
+    good = json.loads(next_entry(EMPTY_HEAD, swap_of("docs", sealed(builds, "a")), builds, keep=KEEP).encode())
     if isinstance(broken, str):
         if broken == "aliases":
             good["state"]["aliases"] = {"docs": {}}
@@ -223,7 +223,7 @@ class CatalogMachine(RuleBasedStateMachine):
         self.catalog, self.builds = Catalog("t", objects), BuildLog("t", objects)
         self.model: dict[str, list[str]] = {}
         self.retiring: dict[str, int] = {}
-        self.known = NOTHING_YET
+        self.known = EMPTY_HEAD
         self.clock = 0
         for name in self.HASHES:
             self._seal(name)
@@ -240,7 +240,7 @@ class CatalogMachine(RuleBasedStateMachine):
         newest = self.builds.newest(name) if name else None
         target = Target.of(newest) if newest else None
         entry = CatalogEntry(0, change, self.clock, alias, target)  # type: ignore[arg-type]
-        assert self.catalog.append(following(self.catalog.head(), entry, self.builds, keep=KEEP))
+        assert self.catalog.append(next_entry(self.catalog.head(), entry, self.builds, keep=KEEP))
 
     def _usable(self, name: str) -> bool:
         newest = self.builds.newest(name)
@@ -280,7 +280,7 @@ class CatalogMachine(RuleBasedStateMachine):
             assert self.builds.append(name, replace(newest, number=newest.number + 1, at_ms=self.clock))
             self._append("restore", "", name)
         else:
-            assert self.builds.append(name, retired(newest, at_ms=self.clock, owner="gc", reason=""))
+            assert self.builds.append(name, next_retired(newest, at_ms=self.clock, owner="gc", reason=""))
 
     @rule(name=st.sampled_from(HASHES))
     def build_again(self, name: str) -> None:

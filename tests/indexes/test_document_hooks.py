@@ -14,7 +14,7 @@ from ragfence.indexes.backends import lance
 from ragfence.indexes.build import Build
 from ragfence.indexes.build_log import BuildLog
 from ragfence.indexes.gc import AFTER_RETIRED
-from ragfence.indexes.row_purge import PURGING_POINTS
+from ragfence.indexes.row_purge import ROW_PURGE_POINTS
 from ragfence.testing import at_point
 from tests.documents.places import Place
 from tests.engine.worlds import elsewhere
@@ -87,7 +87,7 @@ def sealed_as(fence: Fence, build: Build) -> tuple[str, int, int]:
     return entry.kind, entry.seal.rows, entry.seal.documents
 
 
-@pytest.mark.parametrize("point", PURGING_POINTS)
+@pytest.mark.parametrize("point", ROW_PURGE_POINTS)
 def test_a_purge_that_was_cut_off_is_completed_by_the_next(near: Place, point: str) -> None:
     fence, embedder = near.open(), CountingEmbedder()
     ingested(fence, NAMES)
@@ -103,14 +103,14 @@ def test_a_purge_that_was_cut_off_is_completed_by_the_next(near: Place, point: s
     assert not anywhere(near.folder, MARK)
 
 
-@pytest.mark.parametrize("point", [*PURGING_POINTS, "before the entry"])
+@pytest.mark.parametrize("point", [*ROW_PURGE_POINTS, "before the entry"])
 def test_what_a_purge_that_was_cut_off_has_touched_does_not_answer_a_build(
     near: Place, point: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fence, embedder = near.open(), CountingEmbedder()
     ingested(fence, NAMES)
     first = fence.indexes.build(spec_in(near.folder, embedder))
-    if point in PURGING_POINTS:
+    if point in ROW_PURGE_POINTS:
         with at_point(point, killed), pytest.raises(KeyboardInterrupt):
             fence.documents.purge(SECRET)
     else:
@@ -140,8 +140,8 @@ def test_rows_that_were_marked_but_not_yet_deleted_are_deleted_by_the_next_purge
     assert not anywhere(near.folder, MARK)
 
 
-@pytest.mark.parametrize("point", PURGING_POINTS)
-@pytest.mark.parametrize("within", [*PURGING_POINTS, "never"])
+@pytest.mark.parametrize("point", ROW_PURGE_POINTS)
+@pytest.mark.parametrize("within", [*ROW_PURGE_POINTS, "never"])
 def test_two_purges_at_once_agree_on_what_is_left(near: Place, point: str, within: str) -> None:
     """The second one begins at a point of the first, and may be killed on its way and repeated after the first."""
     fence, embedder = near.open(owner="first"), CountingEmbedder()

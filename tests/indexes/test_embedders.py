@@ -16,10 +16,9 @@ import pytest
 
 from ragfence.errors import EmbedderInvalid, EmbedderUnknown, Unsupported, ValidationError
 from ragfence.indexes.embedders import packages, wordllama
-from ragfence.indexes.embedders.embedder import Embedder, EmbedderId, embedded, without_direction
-from ragfence.indexes.embedders.functions import FunctionEmbedder
+from ragfence.indexes.embedders.embedder import Embedder, EmbedderId, FunctionEmbedder, embed_texts, find_undirected
 from ragfence.indexes.embedders.minilm import MiniLMEmbedder
-from ragfence.indexes.embedders.registry import FORMS, embedder_of, open_embedder, reopened
+from ragfence.indexes.embedders.registry import FORMS, open_embedder, reopen_embedder, to_embedder
 from ragfence.indexes.embedders.sentence_transformers import SentenceTransformersEmbedder
 from ragfence.indexes.embedders.wordllama import WordLlamaEmbedder
 from tests.indexes.stub_endpoint import StubEndpoint
@@ -49,7 +48,7 @@ def function(returning=letters, *, revision="1", dimension=5, **options):
 
 
 def checked(embedder, texts=("one", "two")):
-    return embedded(embedder, EmbedderId.of(embedder), list(texts))
+    return embed_texts(embedder, EmbedderId.of(embedder), list(texts))
 
 
 def test_vectors_that_are_right_pass():
@@ -103,8 +102,8 @@ def test_a_number_too_large_for_a_float_is_refused():
 )
 def test_a_vector_that_cosine_cannot_compare_is_found(vector, why):
     vectors = np.array([[1, 2, 3], [1e-18, 0, 0], [1e18, 1e18, 0], vector, [0, 0, 0]], np.float32)
-    assert without_direction(vectors[:3]) is None
-    at, told = without_direction(vectors)
+    assert find_undirected(vectors[:3]) is None
+    at, told = find_undirected(vectors)
     assert at == 3
     assert why in told
 
@@ -264,34 +263,34 @@ def test_an_endpoint_without_a_model_is_refused():
 
 
 def test_none_is_the_default_and_an_embedder_is_itself():
-    assert embedder_of(None).name == "wordllama"
-    assert embedder_of("wordllama").name == "wordllama"
+    assert to_embedder(None).name == "wordllama"
+    assert to_embedder("wordllama").name == "wordllama"
     given = function()
-    assert embedder_of(given) is given
+    assert to_embedder(given) is given
 
 
 def test_a_bare_function_is_answered_with_how_to_make_an_embedder_of_it():
     with pytest.raises(EmbedderInvalid) as refused:
-        embedder_of(letters)  # type: ignore[arg-type]
+        to_embedder(letters)  # type: ignore[arg-type]
     assert "FunctionEmbedder" in refused.value.hint
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_an_embedder_opened_by_its_name_is_found_again(model):
     known = EmbedderId.of(model())
-    assert EmbedderId.of(reopened(known, {})) == known
+    assert EmbedderId.of(reopen_embedder(known, {})) == known
 
 
 def test_a_registered_embedder_is_found_again_by_its_id():
     mine, other = function(), function(revision="2")
     registered = {EmbedderId.of(each).digest: each for each in (mine, other)}
-    assert reopened(EmbedderId.of(mine), registered) is mine
-    assert reopened(EmbedderId.of(other), registered) is other
+    assert reopen_embedder(EmbedderId.of(mine), registered) is mine
+    assert reopen_embedder(EmbedderId.of(other), registered) is other
 
 
 def test_an_embedder_nobody_gave_this_process_cannot_be_reopened():
     with pytest.raises(EmbedderUnknown, match=r"built with letters@1 \(5\)") as unknown:
-        reopened(EmbedderId.of(function()), {})
+        reopen_embedder(EmbedderId.of(function()), {})
     assert "give this process the embedder" in unknown.value.hint
 
 
@@ -299,7 +298,7 @@ def test_an_embedder_nobody_gave_this_process_cannot_be_reopened():
 def test_another_revision_is_never_taken_for_the_one_of_the_build(other):
     known = EmbedderId.of(WordLlamaEmbedder())._replace(**other)
     with pytest.raises(EmbedderInvalid) as refused:
-        reopened(known, {})
+        reopen_embedder(known, {})
     assert str(known) in refused.value.message
     assert str(EmbedderId.of(WordLlamaEmbedder())) in refused.value.message
     assert "build the index again" in refused.value.hint
@@ -310,7 +309,7 @@ def test_an_endpoint_is_reopened_without_being_asked():
         first = open_embedder(f"openai+{endpoint.url}#stub")
         known = EmbedderId.of(first)
         assert len(endpoint.requests) == 1
-        again = reopened(known, {})
+        again = reopen_embedder(known, {})
         assert EmbedderId.of(again) == known
         assert len(endpoint.requests) == 1
         first.close()  # type: ignore[attr-defined]
@@ -367,10 +366,10 @@ def test_the_revision_of_a_folder_is_what_is_in_its_files(sentence_transformers,
     (tmp_path / "1_Pooling" / "config.json").write_text("{}")
     first = open_embedder(f"sentence-transformers:{tmp_path}")
     (tmp_path / "README.md").write_text("not weighty")
-    assert EmbedderId.of(reopened(EmbedderId.of(first), {})) == EmbedderId.of(first)
+    assert EmbedderId.of(reopen_embedder(EmbedderId.of(first), {})) == EmbedderId.of(first)
     (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}')
     with pytest.raises(EmbedderInvalid, match="and here is"):
-        reopened(EmbedderId.of(first), {})
+        reopen_embedder(EmbedderId.of(first), {})
 
 
 def test_a_model_without_a_known_revision_is_refused():

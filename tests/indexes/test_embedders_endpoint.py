@@ -15,7 +15,7 @@ import pytest
 
 from ragfence.core.backoff import Backoff, may_pass, retry_after_s
 from ragfence.errors import EmbedderInvalid, EmbedderUnavailable, ValidationError
-from ragfence.indexes.embedders.embedder import EmbedderId, embedded
+from ragfence.indexes.embedders.embedder import EmbedderId, embed_texts
 from ragfence.indexes.embedders.endpoint import OPENAI, PROBE, EndpointEmbedder
 from tests.indexes.stub_endpoint import Reply, StubEndpoint, vector_of
 
@@ -272,14 +272,14 @@ def test_what_is_no_vector_is_refused(endpoint, embedder_at, vector):
     endpoint.script(Reply(change=lambda answer: answer["data"][0].update(embedding=vector)))
     embedder = embedder_at()
     with pytest.raises(EmbedderInvalid):
-        embedded(embedder, EmbedderId.of(embedder), ["a"])
+        embed_texts(embedder, EmbedderId.of(embedder), ["a"])
 
 
 def test_nan_is_refused(endpoint, embedder_at):
     embedder = embedder_at()
     endpoint.script(Reply(change=lambda answer: answer["data"][2].update(embedding=[0, 1, float("nan"), 0])))
     with pytest.raises(EmbedderInvalid, match=r"NaN or infinity .* \(number 2\)"):
-        embedded(embedder, EmbedderId.of(embedder), TEXTS)
+        embed_texts(embedder, EmbedderId.of(embedder), TEXTS)
 
 
 def test_another_dimension_than_the_one_that_is_known_is_refused(endpoint, embedder_at):

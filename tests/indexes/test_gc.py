@@ -11,8 +11,8 @@ import pytest
 from ragfence.engine import crash_points
 from ragfence.errors import BuildRetired, NotSealed
 from ragfence.indexes.alias_checks import alias_findings
-from ragfence.indexes.build_log import purged
-from ragfence.indexes.gc import AFTER_RETIRE, AFTER_RETIRED, COLLECTING_POINTS, BuildCollector, GcReport
+from ragfence.indexes.build_log import next_purged
+from ragfence.indexes.gc import AFTER_RETIRE, AFTER_RETIRED, GC_POINTS, BuildCollector, GcReport
 from tests.indexes.alias_world import AliasWorld, hash_of
 
 HOUR_MS = 3_600_000
@@ -117,7 +117,7 @@ def test_builds_sealed_lately_are_spared_where_it_is_asked_for(world: AliasWorld
     assert gc(world).retired == [one]
 
 
-@pytest.mark.parametrize("point", COLLECTING_POINTS)
+@pytest.mark.parametrize("point", GC_POINTS)
 def test_whoever_stops_in_between_is_completed_by_the_next(world: AliasWorld, point: str) -> None:
     first = five_builds(world)[0]
     physical = world.physical(first)
@@ -174,7 +174,7 @@ def built_again(world: AliasWorld, name: str) -> None:
     """A document of the build was purged, then came back: the same INDEX_HASH, in another physical index."""
     newest = world.builds.newest(hash_of(name))
     assert newest is not None
-    after = purged(newest, rows=4, documents=4, content_digest="x", at_ms=newest.at_ms, owner="me")
+    after = next_purged(newest, rows=4, documents=4, content_digest="x", at_ms=newest.at_ms, owner="me")
     assert world.builds.append(hash_of(name), after)
     world.build(name)
 
@@ -277,7 +277,7 @@ def test_a_build_that_is_purged_meanwhile_is_left_alone(world: AliasWorld) -> No
         newest = world.builds.newest(first)
         assert newest is not None
         assert world.builds.append(
-            first, purged(newest, rows=5, documents=5, content_digest="x", at_ms=newest.at_ms, owner="me")
+            first, next_purged(newest, rows=5, documents=5, content_digest="x", at_ms=newest.at_ms, owner="me")
         )
 
     at(AFTER_RETIRE, purge)
@@ -292,7 +292,7 @@ def test_a_build_that_lacks_a_purged_document_is_restored_as_such(world: AliasWo
     first = five_builds(world)[0]
     sealed = world.builds.newest(first)
     assert sealed is not None
-    lacking = purged(sealed, rows=4, documents=4, content_digest="x", at_ms=sealed.at_ms, owner="me")
+    lacking = next_purged(sealed, rows=4, documents=4, content_digest="x", at_ms=sealed.at_ms, owner="me")
     assert world.builds.append(first, lacking)
     at(AFTER_RETIRE, lambda: world.collecting.restore(first) and None)  # type: ignore[arg-type]
     assert gc(world).revived == [first]

@@ -11,7 +11,7 @@ import pytest
 import ragfence
 from ragfence.indexes.backends.backend import Shape
 from ragfence.indexes.backends.lance import LanceBackend
-from ragfence.indexes.backends.registry import lance_beside
+from ragfence.indexes.backends.registry import default_lance_location
 from ragfence.indexes.spec import IndexSpec
 from ragfence.stores.s3 import S3Objects
 from ragfence.testing.contracts.backends import rows
@@ -51,7 +51,7 @@ def test_gc_does_nothing_the_second_time_although_emptied_folders_are_listed(
 
 
 def test_a_folder_without_objects_is_no_index_and_half_a_table_is_one(objects: S3Objects) -> None:
-    uri, options = lance_beside(objects)
+    uri, options = default_lance_location(objects)
     backend = LanceBackend(uri, options)
     backend.write("rf-a", Shape(8), [rows(3)])
     backend.write("rf-b", Shape(8), [rows(3)])

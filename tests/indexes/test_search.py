@@ -124,7 +124,7 @@ def test_a_query_without_a_direction_is_refused(near: Place) -> None:
     embedder = CountingEmbedder()
     fence = searchable(near, embedder)
     embedder.spoil = lambda made: 0 * made
-    with pytest.raises(EmbedderInvalid, match="length 0"):
+    with pytest.raises(ValidationError, match="length 0"):
         fence.search("docs", "anything")
 
 

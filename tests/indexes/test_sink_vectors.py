@@ -20,7 +20,7 @@ from ragfence.documents.log import Layout, address_in
 from ragfence.documents.sinks.sink import AFTER_INTENT, AFTER_UPSERT, BEFORE_DELETE, PAGE, Settled
 from ragfence.engine import crash_points
 from ragfence.errors import EmbedderInvalid, EmbedderUnavailable, StoreUnavailable, ValidationError
-from ragfence.indexes import sink_vectors, vectors
+from ragfence.indexes import document_hooks, vectors
 from ragfence.indexes.vectors import VectorObjects
 from ragfence.testing import at_point
 from ragfence.testing.memory_sinks import ListSink
@@ -308,7 +308,7 @@ def test_many_snippets_come_in_pages_and_a_build_finds_all(
 def test_what_is_in_memory_is_bounded_by_bytes(
     near: Place, embedder: CountingEmbedder, sink: ListSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sink_vectors, "PAGE_BYTES", 5 * 4 * embedder.dimension)
+    monkeypatch.setattr(document_hooks, "PAGE_BYTES", 5 * 4 * embedder.dimension)
     documents = guard(near, sink)
     with embeds(embedder, count=12):
         put(documents, NAMES)

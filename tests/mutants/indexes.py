@@ -42,8 +42,8 @@ MUTANTS = [
     Mutant(
         "an approximate index is swapped to whatever its recall",
         "ragfence/indexes/gates.py",
-        '    if not (ok := _reaches(seen["recall"], limits.min_ann_recall)):',
-        "    if not (ok := _reaches(1.0, limits.min_ann_recall)):",
+        '    if not (ok := _is_at_least(seen["recall"], limits.min_ann_recall)):',
+        "    if not (ok := _is_at_least(1.0, limits.min_ann_recall)):",
         ("tests/indexes/test_approximate.py", "-k", "too_little"),
     ),
     Mutant(
@@ -77,7 +77,7 @@ MUTANTS = [
     Mutant(
         "a build forgets what it embedded when the log is rewritten",
         "ragfence/indexes/vectors.py",
-        "dict(self._carried.of(missing))",
+        "dict(self._recent.get(missing))",
         "{}",
         ("tests/indexes/test_vectors.py", "-k", "memory"),
     ),
@@ -97,14 +97,14 @@ MUTANTS = [
     ),
     Mutant(
         "a page of a sink is taken for all vectors of its segment",
-        "ragfence/indexes/sink_vectors.py",
+        "ragfence/indexes/document_hooks.py",
         "whole = len(ordered) == len(new.snippet_ids)",
         "whole = True",
         SINK_VECTORS,
     ),
     Mutant(
         "an edit for a sink does not look at earlier revisions",
-        "ragfence/indexes/sink_vectors.py",
+        "ragfence/indexes/document_hooks.py",
         "        yield from self._log.history(starts, known)\n",
         "",
         SINK_VECTORS,
@@ -119,7 +119,7 @@ MUTANTS = [
     Mutant(
         "two processes remove rows from one index at once",
         "ragfence/indexes/backends/lance.py",
-        'with self._mine.removing, lance_aliases.locked(self._lock_file("remove")):',
+        'with self._mine.removing, lance_aliases.file_lock(self._lock_file("remove")):',
         "with self._mine.removing:",
         ("tests/indexes/test_backend_lance.py", "-k", "same_moment"),
     ),

@@ -90,7 +90,7 @@ MUTANTS = [
     ),
     Mutant(
         "rows that the store has counted are counted once more",
-        "ragfence/audit/recount.py",
+        "ragfence/audit/statistics.py",
         "    forgotten = pc.less(",
         "    forgotten = pc.not_equal(",
         ("tests/documents/test_recounted.py", "-k", "its_own_loss"),

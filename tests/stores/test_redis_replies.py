@@ -229,7 +229,7 @@ def test_a_stop_iteration_of_a_chunker_is_an_error_that_names_it(tmp_path: Path)
 
 
 def test_a_stop_iteration_of_an_embedder_is_an_error_that_names_it() -> None:
-    from ragfence.indexes.embedders.embedder import EmbedderId, embedded
+    from ragfence.indexes.embedders.embedder import EmbedderId, embed_texts
 
     with pytest.raises(EmbedderInvalid, match="raised StopIteration"):
-        embedded(Stopping(), EmbedderId.of(Stopping()), ["It rains."])  # type: ignore[arg-type]
+        embed_texts(Stopping(), EmbedderId.of(Stopping()), ["It rains."])  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from ragfence.errors import StoreUnavailable, ValidationError
 from ragfence.stores.fences import FenceStore
 from ragfence.stores.sqlite import SqliteFences
 from ragfence.telemetry import InstrumentedStore, Listener, Logs, Metrics, Traces
-from ragfence.telemetry.events import CallFailed, ClaimsAnswered, Event, KeyMade, SealsAnswered
+from ragfence.telemetry.events import CallFailed, ClaimsAnswered, Event, KeyGenerated, SealsAnswered
 from ragfence.telemetry.logs import json_lines
 from ragfence.testing import FaultyFences, MemoryFences, MemoryObjects
 from ragfence.testing.contracts.batches import BatchContract
@@ -32,7 +32,7 @@ class Seen:
     def __init__(self) -> None:
         self.events: list[Event] = []
 
-    def see(self, event: Event) -> None:
+    def handle(self, event: Event) -> None:
         self.events.append(event)
 
     def of(self, kind: type) -> list[Any]:
@@ -42,11 +42,11 @@ class Seen:
 class Broken:
     """Fails wherever a listener can."""
 
-    def see(self, event: Event) -> None:
+    def handle(self, event: Event) -> None:
         raise RuntimeError("a listener of somebody else")
 
     @contextmanager
-    def around(self, method: str):
+    def span(self, method: str):
         if method == "seal":
             raise RuntimeError("before the call")
         yield
@@ -120,7 +120,7 @@ def test_a_listener_sees_claims_seals_keys_and_failures(open_fence):
     assert claimed.call.method == "claim"
     assert claimed.call.tenant == "default"
     assert len(seen.of(SealsAnswered)) == 1
-    assert seen.of(KeyMade)[0].kind == "double"
+    assert seen.of(KeyGenerated)[0].kind == "double"
     fences.on("claim").fail_before()
     with pytest.raises(StoreUnavailable):
         double(2)

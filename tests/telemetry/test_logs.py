@@ -147,26 +147,26 @@ class TestRates:
 
     def test_a_source_in_a_loop_is_told_once_per_window(self):
         rates = self.clocked()
-        found = [told for _ in range(100) for told in rates.saw([b"loop"])]
+        found = [told for _ in range(100) for told in rates.count([b"loop"])]
         assert [(told.source, told.duplicates) for told in found] == [(b"loop", 20)]
         self.now += 151
-        assert rates.saw([b"loop"]) == []  # still within the window
+        assert rates.count([b"loop"]) == []  # still within the window
         self.now += 301
-        assert [told.duplicates for _ in range(20) for told in rates.saw([b"loop"])] == [20]
+        assert [told.duplicates for _ in range(20) for told in rates.count([b"loop"])] == [20]
 
     def test_everything_sent_again_once_is_normal(self):
         rates = self.clocked()
         for _ in range(30):
-            assert rates.saw([b"%d" % at for at in range(500)]) == []
+            assert rates.count([b"%d" % at for at in range(500)]) == []
             self.now += 3600
 
     def test_what_is_usual_for_a_tenant_raises_the_bar(self):
-        rates = self.clocked(times=3)
+        rates = self.clocked(min_factor=3)
         for _ in range(40):
             for _ in range(9):
-                assert rates.saw([b"%d" % at for at in range(50)]) == []
+                assert rates.count([b"%d" % at for at in range(50)]) == []
             self.now += 150
-        told = [one for _ in range(80) for one in rates.saw([b"loop"])]
+        told = [one for _ in range(80) for one in rates.count([b"loop"])]
         assert [one.duplicates for one in told] == [54]  # three times the usual 18 of a window
         assert told[0].usual == pytest.approx(18, abs=0.1)
 
@@ -174,13 +174,13 @@ class TestRates:
         rates = self.clocked(max_sources=100)
         found = []
         for at in range(5_000):
-            found += rates.saw([b"%d" % at, b"loop"])
+            found += rates.count([b"%d" % at, b"loop"])
             assert len(rates._now) <= 100
         assert [told.source for told in found] == [b"loop"]
 
     def test_the_log_names_the_source(self, open_fence, lines):
         policy = Policy()
-        logs = Logs(policy, logger=json_lines(lines), rates=lambda: DuplicateRates(least=3, times=1))
+        logs = Logs(policy, logger=json_lines(lines), rates=lambda: DuplicateRates(min_duplicates=3, min_factor=1))
         fence = open_fence(observe=logs)
         for _ in range(6):
             perform(fence, Operation(kind="webhook", source_type="stripe", source_id="evt_1"))

@@ -244,7 +244,7 @@ def test_a_drain_ends_the_lag_and_what_expired_is_a_backlog(registry, value, tmp
     assert value("ragfence_oldest_pending_seconds") == pytest.approx(400)
     store.drop_rows(store.row_entries())
     clock.advance(fence.policy.for_kind("ticket").ttl_ms)
-    metrics.gauges.ask_again()
+    metrics.gauges.invalidate()
     assert (value("ragfence_stream_lag_seconds"), value("ragfence_undrained_rows")) == (0, 0)
     assert value("ragfence_expiry_backlog") == 1
 

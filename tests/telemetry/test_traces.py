@@ -52,8 +52,8 @@ def test_what_the_store_does_stands_inside_the_span(open_fence, provider):
     fence = open_fence(Instrumented(), objects=MemoryObjects(), observe=Traces(Policy(), provider=provider))
     with fence.claim(Operation(kind="ticket", source_id="a")) as op:
         op.seal()
-    inside, around = spans_of(provider, "EVALSHA")[-1], spans_of(provider, "ragfence.claim")[-1]
-    assert inside.parent.span_id == around.context.span_id
+    inside, span = spans_of(provider, "EVALSHA")[-1], spans_of(provider, "ragfence.claim")[-1]
+    assert inside.parent.span_id == span.context.span_id
 
 
 def test_a_batch_is_one_span_that_counts(open_fence, provider):

@@ -12,11 +12,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
 from cachetools import LRUCache
 
@@ -25,8 +27,7 @@ from ragfence.errors import BuildMissing, FormatCorrupt, StoreUnavailable, Valid
 from ragfence.indexes.backends import lance_aliases, lance_indexes
 from ragfence.indexes.backends.backend import PAYLOAD, PREFIX, FoundRow, Pointer, Shape, row_schema
 from ragfence.indexes.backends.lance_errors import LanceError, file_gone, lost_race, no_table, translate
-from ragfence.indexes.backends.lance_folders import RemoteFolders
-from ragfence.indexes.backends.shapes import check_search, only
+from ragfence.indexes.backends.shapes import check_search, select_schema
 from ragfence.stores.file_modes import make_folders
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ class LanceBackend:
 
     def read(self, physical: str, columns: Sequence[str] | None = None) -> Iterator[Any]:
         def start(opened: _Open) -> Iterator[Any]:
-            schema = only(row_schema(opened.shape.dimension), columns)
+            schema = select_schema(row_schema(opened.shape.dimension), columns)
             batches = opened.table.search().select(schema.names).limit(None).to_batches(_READ_ROWS)
             return self._tables(physical, opened.table.version, batches, schema)
 
@@ -146,9 +147,9 @@ class LanceBackend:
         Two processes at once would leave rows twice in the table, and files that no version refers to. In a folder a
         lock on a file sees to it; on S3 the caller does, see `indexes.purging`.
         """
-        with self._mine.removing, lance_aliases.locked(self._lock_file("remove")):
+        with self._mine.removing, lance_aliases.file_lock(self._lock_file("remove")):
             for at in range(0, len(doc_ids), _IN_ONE_FILTER):
-                listed = ", ".join(lance_aliases.quoted(doc_id) for doc_id in doc_ids[at : at + _IN_ONE_FILTER])
+                listed = ", ".join(lance_aliases.quote(doc_id) for doc_id in doc_ids[at : at + _IN_ONE_FILTER])
                 self._with(physical, f"remove rows of {physical}", partial(_delete, f"doc_id IN ({listed})"))
             shape = self._open(physical).shape
             for attempt in range(_TRIES):
@@ -167,7 +168,7 @@ class LanceBackend:
         def find(opened: _Open) -> list[FoundRow]:
             check_search(opened.shape.dimension, opened.shape.metric, vector, k)
             query = opened.table.search(vector, vector_column_name="vector")
-            query = lance_indexes.tuned(query, opened.shape).select([*PAYLOAD, "_distance"]).limit(k)
+            query = lance_indexes.tune(query, opened.shape).select([*PAYLOAD, "_distance"]).limit(k)
             columns = query.to_arrow().to_pydict()
             metric = opened.shape.metric
             scores = (lance_indexes.score(metric, distance) for distance in columns["_distance"])
@@ -391,3 +392,63 @@ def _decoded(physical: str, data: bytes | None) -> Shape:
 
 def _taken(physical: str) -> ValidationError:
     return ValidationError(f"{physical} exists already", hint="a physical name is never used twice; build again")
+
+
+WORKERS = 8
+
+
+class RemoteFolders:
+    """The folders of the tables under an `s3://` URI, asked with the storage options that LanceDB has."""
+
+    def __init__(self, uri: str, options: Mapping[str, str]) -> None:
+        parts = urlsplit(uri)
+        self._bucket, self._root = parts.netloc, parts.path.strip("/")
+        self._client = _client(options) if parts.scheme == "s3" else None
+
+    def holding(self, names: Iterable[str]) -> list[str]:
+        """The names of those that hold at least one object; all of them, where nobody can tell."""
+        listed = list(names)
+        if self._client is None or not listed:
+            return listed
+        with ThreadPoolExecutor(WORKERS, thread_name_prefix="ragfence-folders") as pool:
+            return [name for name, held in zip(listed, pool.map(self._holds, listed), strict=True) if held]
+
+    def _holds(self, name: str) -> bool:
+        prefix = f"{self._root}/{name}.lance/".lstrip("/")
+        from ragfence.stores.s3_errors import BotoError, translate
+
+        assert self._client is not None
+        try:
+            answer = self._client.list_objects_v2(Bucket=self._bucket, Prefix=prefix, MaxKeys=2)
+        except BotoError as error:
+            raise translate(error, f"list {name}", self._bucket, f"s3://{self._bucket}/{self._root}") from error
+        # A key that ends with a slash is a folder's own marker.
+        return any(not item["Key"].endswith("/") for item in answer.get("Contents", []))
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+
+
+def _client(options: Mapping[str, str]) -> Any:
+    """None without boto3: then LanceDB's listing stands as it is."""
+    try:
+        import boto3
+        from botocore.config import Config
+    except ModuleNotFoundError:
+        return None
+    endpoint = options.get("aws_endpoint")
+    return boto3.session.Session().client(
+        "s3",
+        endpoint_url=endpoint,
+        region_name=options.get("aws_region"),
+        aws_access_key_id=options.get("aws_access_key_id"),
+        aws_secret_access_key=options.get("aws_secret_access_key"),
+        aws_session_token=options.get("aws_session_token"),
+        config=Config(
+            connect_timeout=5,
+            read_timeout=30,
+            retries={"mode": "standard", "total_max_attempts": 3},
+            s3={"addressing_style": "path" if endpoint else "auto"},
+        ),
+    )

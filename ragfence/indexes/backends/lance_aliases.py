@@ -52,12 +52,12 @@ def _table(connection: Any, lock_file: Path | None, schema: Any) -> Any:
     except LanceError as error:
         if not no_table(error):
             raise
-    with _making, locked(lock_file):
+    with _making, file_lock(lock_file):
         return connection.create_table(TABLE, schema=schema, exist_ok=True)
 
 
 @contextlib.contextmanager
-def locked(file: Path | None) -> Iterator[None]:
+def file_lock(file: Path | None) -> Iterator[None]:
     """Between processes; nothing is locked without a file."""
     if file is None:
         yield
@@ -79,10 +79,10 @@ def unpoint(table: Any, alias: str) -> None:
     table.delete(_is(alias))
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     """As a literal of LanceDB's SQL, which knows no escape but the doubled quote."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def _is(alias: str) -> str:
-    return f"alias = {quoted(alias)}"
+    return f"alias = {quote(alias)}"

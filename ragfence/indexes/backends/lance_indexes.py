@@ -76,7 +76,7 @@ def config(shape: Shape) -> Any:
     return made(distance_type=shape.metric, **given)
 
 
-def tuned(query: Any, shape: Shape) -> Any:
+def tune(query: Any, shape: Shape) -> Any:
     """A vector query with the shape's metric, and with what its index needs to be searched well."""
     query = query.distance_type(shape.metric)
     if "nprobes" in shape.parameters:

@@ -28,7 +28,7 @@ from uuid import UUID
 from ragfence._extras import missing_package
 from ragfence.errors import BuildMissing, RagfenceError, StoreAuth, StoreUnavailable, Unsupported, ValidationError
 from ragfence.indexes.backends.backend import PAYLOAD, PREFIX, FoundRow, Metric, Pointer, Shape, row_schema
-from ragfence.indexes.backends.shapes import Between, Kinds, check_search, check_shape, only
+from ragfence.indexes.backends.shapes import Between, Kinds, check_search, check_shape, select_schema
 from ragfence.stores.file_modes import make_folders, opener
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class QdrantBackend:
         return int(self._on(physical, "count", lambda client: client.count(physical, exact=True).count))
 
     def read(self, physical: str, columns: Sequence[str] | None = None) -> Iterator[Any]:
-        return self._scroll(physical, only(row_schema(self._known(physical).dimension), columns))
+        return self._scroll(physical, select_schema(row_schema(self._known(physical).dimension), columns))
 
     def remove(self, physical: str, doc_ids: Sequence[str]) -> None:
         """In local mode the file is written anew; a server's optimizer drops the bytes when it merges segments."""

@@ -54,7 +54,7 @@ def open_backend(spec: str, *, default_lance: str, storage_options: Mapping[str,
     raise _unknown(spec)
 
 
-def lance_beside(objects: ObjectStore) -> tuple[str, dict[str, str]]:
+def default_lance_location(objects: ObjectStore) -> tuple[str, dict[str, str]]:
     """Where LanceDB keeps the indexes of these objects by default, and the storage options to get there.
 
     In a folder: beside the tree of objects, inside the folder the user named. On S3: under the same prefix.

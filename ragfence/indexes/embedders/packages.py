@@ -17,7 +17,7 @@ from ragfence.core.hashing import digest
 from ragfence.errors import RagfenceError
 
 
-def package(name: str, *, install: str) -> Any:
+def import_package(name: str, *, install: str) -> Any:
     """The module of that name; `install` is what pip is to be told when it is missing."""
     try:
         return import_module(name)
@@ -25,7 +25,7 @@ def package(name: str, *, install: str) -> Any:
         raise _missing(name, install) from missing
 
 
-def folder_of(name: str, *, install: str) -> Path:
+def find_folder(name: str, *, install: str) -> Path:
     """Where a package keeps its files. Nothing of it is imported: only its data is wanted, not what it does."""
     found = find_spec(name)
     if found is None or not found.submodule_search_locations:
@@ -33,7 +33,7 @@ def folder_of(name: str, *, install: str) -> Path:
     return Path(next(iter(found.submodule_search_locations)))
 
 
-def digest_of_files(recipe: str, files: Iterable[tuple[str, Path]]) -> str:
+def digest_files(recipe: str, files: Iterable[tuple[str, Path]]) -> str:
     """Short, over what is in the files (not where they are) and over the way they are used."""
     parts = [recipe.encode()]
     for name, path in files:

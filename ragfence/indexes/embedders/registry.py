@@ -29,7 +29,7 @@ def open_embedder(name: str) -> Embedder:
     return _opened(name, None)
 
 
-def embedder_of(given: str | Embedder | None) -> Embedder:
+def to_embedder(given: str | Embedder | None) -> Embedder:
     """An embedder, from whatever a caller may give for one; None is the default."""
     if given is None or isinstance(given, str):
         return open_embedder(given or DEFAULT)
@@ -41,7 +41,7 @@ def embedder_of(given: str | Embedder | None) -> Embedder:
     return given
 
 
-def reopened(known: EmbedderId, registered: Mapping[str, Embedder]) -> Embedder:
+def reopen_embedder(known: EmbedderId, registered: Mapping[str, Embedder]) -> Embedder:
     """The embedder that a build noted: one that is `registered` (by EmbedderId.digest), or opened by its name.
 
     Never one with another revision: a query embedded by it would be compared with vectors it did not make.

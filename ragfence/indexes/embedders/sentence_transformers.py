@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ragfence.errors import EmbedderInvalid
-from ragfence.indexes.embedders.packages import digest_of_files, package
+from ragfence.indexes.embedders.packages import digest_files, import_package
 
 PREFIX = "sentence-transformers:"
 INSTALL = "sentence-transformers"
@@ -33,7 +33,7 @@ class SentenceTransformersEmbedder:
         folder = Path(model_or_path)
         self._model = model if model is not None else _loaded(model_or_path, None if folder.is_dir() else revision)
         if revision is None and model is None and folder.is_dir():
-            revision = f"files-{digest_of_files('encode, length 1/1', _weighty_files(folder))}"
+            revision = f"files-{digest_files('encode, length 1/1', _weighty_files(folder))}"
         self.revision = revision or _commit(self._model) or _unknown_revision(self.name)
         self.dimension = int(self._model.get_sentence_embedding_dimension() or 0)
         # Its tokeniser changes its own padding while it works, and answers a second thread with "Already borrowed".
@@ -47,7 +47,7 @@ class SentenceTransformersEmbedder:
 
 
 def _loaded(model_or_path: str, revision: str | None) -> Any:
-    library = package("sentence_transformers", install=INSTALL)
+    library = import_package("sentence_transformers", install=INSTALL)
     try:
         return library.SentenceTransformer(model_or_path, revision=revision, local_files_only=True)
     except OSError as absent:

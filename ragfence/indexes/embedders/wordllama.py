@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ragfence.errors import Unsupported
-from ragfence.indexes.embedders.packages import digest_of_files, folder_of, package
+from ragfence.indexes.embedders.packages import digest_files, find_folder, import_package
 
 if TYPE_CHECKING:
     from ragfence.indexes.embedders.embedder import Vectors
@@ -37,7 +37,7 @@ class WordLlamaEmbedder:
     batch = 1_024
 
     def __init__(self) -> None:
-        folder = folder_of("wordllama", install=INSTALL)
+        folder = find_folder("wordllama", install=INSTALL)
         self._files = WordLlamaFiles(
             folder / "weights" / f"{MODEL}_{DIMENSION}.safetensors",
             folder / "tokenizers" / f"{MODEL}_tokenizer_config.json",
@@ -86,7 +86,7 @@ def _mean(weights: Vectors, tokens: list[int], out: Vectors) -> None:
 def _revision(files: WordLlamaFiles) -> str:
     # Not the version of the package: none of its code is used, and a release that has the same weights makes the same
     # vectors. With the version in it, an upgrade would stop every search until all is embedded and built again.
-    return f"{MODEL}-{digest_of_files(RECIPE, (('weights', files.weights), ('tokenizer', files.tokenizer)))}"
+    return f"{MODEL}-{digest_files(RECIPE, (('weights', files.weights), ('tokenizer', files.tokenizer)))}"
 
 
 _loading = threading.Lock()
@@ -101,8 +101,8 @@ def _loaded(files: WordLlamaFiles) -> WordLlamaModel:
 def _load(files: WordLlamaFiles) -> WordLlamaModel:
     import numpy as np
 
-    safetensors = package("safetensors", install=INSTALL)
-    tokenizers = package("tokenizers", install=INSTALL)
+    safetensors = import_package("safetensors", install=INSTALL)
+    tokenizers = import_package("tokenizers", install=INSTALL)
     with safetensors.safe_open(files.weights, framework="np") as tensors:
         weights: Vectors = np.ascontiguousarray(tensors.get_tensor("embedding.weight"), dtype=np.float32)
     tokenizer = tokenizers.Tokenizer.from_file(str(files.tokenizer))

@@ -291,7 +291,7 @@ async def _earlier(fence: Fence, doc_id: str) -> tuple[str, Receipt | None]:
 
 
 def _moved_to(fence: Fence, doc_id: str, event_id: str) -> Receipt | None:
-    row = fence.audit.caused(checked_text("doc_id", doc_id), event_id)
+    row = fence.audit.find_cause(checked_text("doc_id", doc_id), event_id)
     if row is None:
         return None
     ids = b""

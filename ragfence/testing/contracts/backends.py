@@ -18,7 +18,7 @@ from typing import Any, ClassVar, get_args
 
 import pytest
 
-from ragfence.errors import BuildMissing, EmbedderInvalid, ValidationError
+from ragfence.errors import BuildMissing, ValidationError
 from ragfence.indexes.backends.backend import PAYLOAD, PREFIX, Backend, Metric, Pointer, Shape, row_schema
 
 DIMENSION = 8
@@ -238,7 +238,7 @@ class BackendContract:
             backend.write(f"rf-{metric}", Shape(DIMENSION, metric), [rows(3)])
         for metric in ("dot", "l2"):
             assert len(backend.search(f"rf-{metric}", np.zeros(DIMENSION, np.float32), 3)) == 3
-        with pytest.raises(EmbedderInvalid):
+        with pytest.raises(ValidationError):
             backend.search("rf-cosine", np.zeros(DIMENSION, np.float32), 3)
 
     def test_a_shape_that_cannot_be_is_refused_before_anything_is_made(self, backend: Backend) -> None:

@@ -36,11 +36,11 @@ def give(sink: Any, snippets: Sequence[SinkSnippet]) -> None:
     if (named := getattr(sink, "embedder", None)) is None:
         sink.upsert(snippets)
         return
-    from ragfence.indexes.embedders.embedder import EmbedderId, embedded
-    from ragfence.indexes.embedders.registry import embedder_of
+    from ragfence.indexes.embedders.embedder import EmbedderId, embed_texts
+    from ragfence.indexes.embedders.registry import to_embedder
 
-    embedder = embedder_of(named)
-    sink.upsert(snippets, embedded(embedder, EmbedderId.of(embedder), [snippet.text for snippet in snippets]))
+    embedder = to_embedder(named)
+    sink.upsert(snippets, embed_texts(embedder, EmbedderId.of(embedder), [snippet.text for snippet in snippets]))
 
 
 class SinkContract:
@@ -110,14 +110,14 @@ class SinkContract:
         """Those of its own embedder, in the order of the snippets, also when they come back."""
         if (named := getattr(sink, "embedder", None)) is None:
             pytest.skip("this sink names no embedder")
-        from ragfence.indexes.embedders.embedder import EmbedderId, embedded
-        from ragfence.indexes.embedders.registry import embedder_of
+        from ragfence.indexes.embedders.embedder import EmbedderId, embed_texts
+        from ragfence.indexes.embedders.registry import to_embedder
 
-        embedder, upsert = embedder_of(named), sink.upsert
+        embedder, upsert = to_embedder(named), sink.upsert
         given: list[str] = []
 
         def watched(snippets: Sequence[SinkSnippet], vectors: Any) -> None:
-            wanted = embedded(embedder, EmbedderId.of(embedder), [each.text for each in snippets])
+            wanted = embed_texts(embedder, EmbedderId.of(embedder), [each.text for each in snippets])
             assert vectors.shape == wanted.shape
             assert abs(vectors - wanted).max() <= 1e-5
             given.extend(each.text for each in snippets)

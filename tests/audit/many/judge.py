@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ragfence.audit.ledger import Ledger, Wanted
+from ragfence.audit.ledger import Ledger, RowQuery
 from ragfence.core.decision_rows import Row
 from ragfence.core.layout import FENCED_POSITION, RELEASE_POSITION, SEAL_POSITION
 from ragfence.stores.objects import ObjectStore
@@ -230,7 +230,7 @@ def _doubled(tenant: str, objects: ObjectStore, known: dict[str, Row], problems:
     times: Counter[str] = Counter()
     unequal = []
     for part in ledger.parts():
-        table = ledger.read(part, Wanted(), ["row_id", "idempotency_key", "decision"])
+        table = ledger.read(part, RowQuery(), ["row_id", "idempotency_key", "decision"])
         assert table is not None
         ids = table.column("row_id").to_pylist()
         if len(set(ids)) != len(ids):

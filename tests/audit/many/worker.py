@@ -150,7 +150,7 @@ class LedgerDrainer:
             self._lines.add(unexpected=traceback.format_exc())
         return BROKEN
 
-    def _drained(self, fence: ragfence.Fence) -> Iterator[draining.Drained]:
+    def _drained(self, fence: ragfence.Fence) -> Iterator[draining.DrainReport]:
         while True:
             try:
                 yield fence.audit.drain()
