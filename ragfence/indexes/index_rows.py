@@ -1,12 +1,12 @@
-"""From a snapshot to the rows of an index: descriptions and positions out of the log, texts and vectors beside them.
+"""Makes the rows of an index from a snapshot: descriptions and positions from the log, with texts and vectors.
 
-All of it in Arrow: a row costs about as much here as in the backend that takes it. Rows are made while they are
-written, one segment after the other, a few of them ahead. Most documents are described in the segment that has their
-snippets beside it; what is left over (re-described, revived, edited, compacted, or alone in its segment) is described
-together, at the end.
+Everything is done in Arrow, so a row costs about as much here as in the backend that stores it. Rows are made while
+they are written, segment by segment, a few segments ahead. Most documents are described in the segment that their
+snippets belong to; the rest (re-described, revived, edited, compacted, or alone in their segment) are described
+together at the end.
 
-Where the snapshot says a head was, it may be no more: the log was compacted or purged. Then all of the log is looked
-through; what is not there either is gone for good, and with it the corpus that was to be built: `SnapshotGone`.
+A head may not be where the snapshot says any more, because the log was compacted or purged. Then the whole log is
+searched. What is not there either is permanently gone, and the corpus cannot be built: `SnapshotGone`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from ragfence.indexes.embedders.embedder import Vectors
 
 READ_AT_ONCE = 64
-"""segments of which rows are joined at a time"""
+"""segments whose rows are joined at a time"""
 READERS = 4
 WORTH_A_JOIN = 50
-"""documents of one segment; those of smaller ones are joined together"""
+"""documents of a segment that is joined alone; smaller ones are joined together"""
 
 
 _T = TypeVar("_T")
@@ -42,15 +42,15 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Descriptions:
-    """The documents of a snapshot, and every snippet of theirs, as Arrow arrays."""
+    """The documents of a snapshot and all their snippets, as Arrow arrays."""
 
     doc_id: Any
     metadata: Any
     source_url: Any
     ids: Any
-    """of the snippets, 16 bytes each; the arrays below are in their order"""
+    """of the snippets, 16 bytes each; the arrays below have the same order"""
     parent: Any
-    """which document"""
+    """the document's position in the arrays above"""
     ordinal: Any
     start: Any
     end: Any
@@ -60,13 +60,13 @@ class Descriptions:
     row: Any
     """of each document: the address of the segment with its head row"""
     before: Any
-    """of each document: the address of the row that its head row followed; empty: none"""
+    """of each document: the address of the row before its head row; empty if there is none"""
 
     def places(self) -> dict[bytes, int]:
         return {each: at for at, each in enumerate(id_values(self.ids))}
 
     def rows(self, at: Sequence[int] | Any, text: Any, tokens: Any, vectors: Vectors) -> Any:
-        """These snippets as a table for a backend."""
+        """Returns these snippets as a table for a backend."""
         import pyarrow as pa
 
         picked = pa.array(at, pa.int64())
@@ -90,7 +90,7 @@ class Descriptions:
 
 
 class LogRows:
-    """What of the log an index is made of."""
+    """Reads what an index needs from the log."""
 
     def __init__(self, objects: ObjectStore, layout: Layout, truth: Callable[[], list[str]]) -> None:
         self._objects = objects
@@ -98,7 +98,11 @@ class LogRows:
         self._truth = truth
 
     def describe(self, documents: Any) -> Descriptions:
-        """Of the documents of a snapshot, or of some of them: a table as `Snapshot.table`."""
+        """Describes documents of a snapshot, given as a table like `Snapshot.table`.
+
+        Raises:
+            SnapshotGone: Some of them are not in the log any more.
+        """
         addresses = _distinct(documents, "row", "origin")
         found = self._found(documents, [self._layout.rows_at(address_in(each)) for each in addresses])
         if found is None:
@@ -110,7 +114,7 @@ class LogRows:
         return found
 
     def described_in(self, address: str, documents: Any) -> Descriptions | None:
-        """Of documents that should all be in this segment; None if they are not."""
+        """Describes documents that should all be in this segment; None if they are not."""
         name = self._layout.rows_at(address_in(address))
         table = self._rows(name)
         if table is None:
@@ -118,7 +122,7 @@ class LogRows:
         return _described_by(documents, table) or self._found(documents, [name])
 
     def texts(self, name: str) -> Texts | None:
-        """An object of snippets."""
+        """Reads an object of snippets; None if it is gone."""
         data = self._objects.get(name)
         return None if data is None else Texts(address_in(name), read_snippets(name, data))
 
@@ -126,20 +130,19 @@ class LogRows:
         return self._layout.snippets_at(address_in(address))
 
     def nearby(self, described: Descriptions) -> list[str]:
-        """The objects of snippets beside the revisions: most of the texts are there."""
+        """The snippet objects of the segments that made the revisions; most texts are there."""
         return [self._layout.snippets_at(address_in(each)) for each in described.origins]
 
     def elsewhere(self, described: Descriptions) -> list[str]:
-        """All the others: snippets that a revision took over from one before it, and what a compaction has moved."""
+        """All other snippet objects: snippets kept from an earlier revision, and those that a compaction moved."""
         near = set(self.nearby(described))
         names = (self._layout.snippets_at(address_in(segment)) for segment in reversed(self._truth()))
         return [name for name in names if name not in near]
 
     def wanted(self, name: str, place: dict[bytes, int]) -> tuple[Texts, list[int], list[int]] | None:
-        """An object of snippets, the rows of it that are wanted, and which snippets they are.
+        """Reads an object of snippets. Returns it with its wanted rows and their positions in the descriptions.
 
-        `place`: the ids that are wanted, and where they stand in the descriptions; taken out as they are found, by
-        several threads at once.
+        `place`: the wanted ids and their positions in the descriptions. Several threads remove ids as they are found.
         """
         texts = self.texts(name) if place else None
         if texts is None:
@@ -151,9 +154,13 @@ class LogRows:
     def earlier(
         self, described: Descriptions, snippets: Sequence[int] | Any, wanted: set[bytes], known: Address
     ) -> Iterator[Address]:
-        """Segments of other revisions of the same documents that had some of the wanted snippets.
+        """Yields segments of other revisions of the same documents that had some of the wanted snippets.
 
-        `snippets`: which of the described they are among. `known`: a segment that was looked at already.
+        Args:
+            described: The documents.
+            snippets: Positions of snippets in the descriptions, which include the wanted ones.
+            wanted: Ids.
+            known: A segment that was searched already.
         """
         import pyarrow as pa
 
@@ -173,7 +180,7 @@ class LogRows:
         yield from self.history(starts, known)
 
     def history(self, starts: Mapping[str, tuple[set[str], set[bytes]]], known: Address) -> Iterator[Address]:
-        """As `earlier`. `starts`: by doc_id, where its newest rows are, and the snippets that are wanted of it."""
+        """Like `earlier`. `starts`: by doc_id, the addresses of its newest rows and its wanted snippets."""
         todo: dict[str, set[str]] = {}
         seen: set[tuple[str, str]] = set()
         told = {known.text}
@@ -200,7 +207,7 @@ class LogRows:
                     yield at
                 go_to(row["before"], row["doc_id"])
                 go_to(row["origin"], row["doc_id"])
-        # A retraction that was compacted is not where the fence store says: then all of the log is looked through.
+        # A retraction that was compacted is not where the fence store says: then the whole log is searched.
         for name in self._truth() if lost else ():
             at = address_in(name)
             rows = _rows_of_documents(self._rows(name), lost) if at.text not in told else []
@@ -209,7 +216,7 @@ class LogRows:
                 yield at
 
     def _rows_at(self, address: Address) -> tuple[Address, Any]:
-        """A segment, also one that a purge has rewritten: then it has the same batch in its name, and a later epoch."""
+        """Reads a segment, also if a purge has rewritten it under the same batch and a later epoch."""
         table = self._rows(self._layout.rows_at(address))
         if table is None:
             for name in self._truth():
@@ -282,8 +289,8 @@ def _rows_of_documents(table: Any, doc_ids: set[str]) -> list[dict[str, Any]]:
 
 
 def _described_by(documents: Any, table: Any) -> Descriptions | None:
-    """Of documents each of which has its head and its positions in one row of this segment, as those that were never
-    described anew have. None if it is not so of all of them."""
+    """Describes documents whose head and positions are in one row of this segment, which is so unless they were
+    described again. None if it is not so for all of them."""
     import pyarrow.compute as pc
 
     at = pc.index_in(head_keys(documents), value_set=head_keys(table))
@@ -295,7 +302,7 @@ def _described_by(documents: Any, table: Any) -> Descriptions | None:
 
 
 def _descriptions(documents: Any, who: Any, where: Any) -> Descriptions:
-    """Of documents, the rows that are their heads, and those that have their positions: all in the same order."""
+    """Joins documents, the rows of their heads, and the rows with their positions, all in the same order."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -321,16 +328,16 @@ def _descriptions(documents: Any, who: Any, where: Any) -> Descriptions:
 
 
 class _MissingRows(NamedTuple):
-    """Documents that were not described, or not wholly found, and the snippets of theirs that are still wanted."""
+    """Documents that were not described or not completely found, and their snippets that are still missing."""
 
     documents: Any
     snippets: Iterable[bytes]
 
 
 def build_rows(log: LogRows, documents: Any, vectors: VectorStore, workers: int) -> Generator[Any, None, None]:
-    """The rows of these documents, as tables; `documents` as `Snapshot.table`.
+    """Yields the rows of documents as tables, segment by segment, so that a backend writes while others are read.
 
-    Segment by segment, so that a backend writes the first rows while the others are read.
+    `documents` is a table like `Snapshot.table`.
     """
     import numpy as np
     import pyarrow as pa
@@ -342,11 +349,11 @@ def build_rows(log: LogRows, documents: Any, vectors: VectorStore, workers: int)
         address, members = segment
         described = log.described_in(address, members)
         texts = log.texts(log.snippets_of(address)) if described else None
-        if described is None or texts is None:  # the log was compacted since, or all is of an earlier revision
+        if described is None or texts is None:  # the log was compacted, or all snippets are of an earlier revision
             left.append(_MissingRows(members, _flat_ids(members)))
             return None
         rows, snippets, missing = _matched(texts, described)
-        if len(missing):  # an edit has kept snippets of the revision before it
+        if len(missing):  # an edit kept snippets of the earlier revision
             of_these = np.unique(_numpy(described.parent)[missing])
             left.append(_MissingRows(members.take(of_these), id_values(described.ids.take(pa.array(missing)))))
         return _table_of(log, texts, rows, described, snippets, vectors) if len(rows) else None
@@ -361,7 +368,7 @@ def build_rows(log: LogRows, documents: Any, vectors: VectorStore, workers: int)
 
 
 def _by_segment(documents: Any) -> tuple[list[tuple[str, Any]], Any]:
-    """Addresses, each with the documents that are described there as they were made there; and all other documents."""
+    """Segments with the documents that are described where they were made, and a table of all other documents."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -390,7 +397,7 @@ def _flat_ids(documents: Any) -> list[bytes]:
 def assemble_rows(
     log: LogRows, described: Descriptions, place: dict[bytes, int], vectors: VectorStore, workers: int
 ) -> Generator[Any, None, None]:
-    """The rows of these snippets, as tables. Up to `workers` objects are read and embedded at once, ahead of time."""
+    """Yields the rows of snippets as tables. Up to `workers` objects are read and embedded at once, ahead of time."""
 
     def rows_in(name: str) -> Any:
         return _joined(log, name, described, place, vectors)
@@ -404,7 +411,7 @@ def assemble_rows(
 
 
 def _joined(log: LogRows, name: str, described: Descriptions, place: dict[bytes, int], vectors: VectorStore) -> Any:
-    """The rows of those snippets in the object that are wanted, or None; see `Log.wanted`."""
+    """The rows of the wanted snippets in an object, or None; see `LogRows.wanted`."""
     found = log.wanted(name, place)
     if found is None:
         return None
@@ -415,7 +422,7 @@ def _joined(log: LogRows, name: str, described: Descriptions, place: dict[bytes,
 def _table_of(
     log: LogRows, texts: Texts, rows: Any, described: Descriptions, snippets: Any, vectors: VectorStore
 ) -> Any:
-    """These rows of an object of snippets as a table for a backend. `snippets`: which of the described they are."""
+    """Rows of a snippet object as a table for a backend. `snippets`: their positions in the descriptions."""
     values = vectors.vectors_of(texts, rows, lambda wanted: log.earlier(described, snippets, wanted, texts.address))
     table = texts.table if len(rows) == texts.table.num_rows else texts.table.take(rows)
     text, tokens = table.column("text").combine_chunks(), table.column("tokens").combine_chunks()
@@ -423,12 +430,12 @@ def _table_of(
 
 
 def _matched(texts: Texts, described: Descriptions) -> tuple[Any, Any, Any]:
-    """The rows of the object that were described, which snippets they are, and which snippets are not in it."""
+    """The rows of the object that are described, their positions in the descriptions, and the missing positions."""
     import numpy as np
     import pyarrow.compute as pc
 
     place = _numpy(pc.fill_null(pc.index_in(texts.ids, value_set=described.ids), -1))
-    # Each snippet once, also if the object had it twice.
+    # Each snippet once, even if the object had it twice.
     snippets, rows = np.unique(place, return_index=True)
     known = snippets >= 0
     missing = np.setdiff1d(np.arange(len(described.ids)), snippets[known], assume_unique=True)
@@ -436,7 +443,7 @@ def _matched(texts: Texts, described: Descriptions) -> tuple[Any, Any, Any]:
 
 
 def _ahead(pool: ThreadPoolExecutor, make: Callable[[_T], Any], things: Iterable[_T], most: int) -> Iterator[Any]:
-    """What is made of the things, in their order, a few of them ahead."""
+    """Yields what `make` returns for each thing, in order, making a few of them ahead. None is skipped."""
     left, ahead = iter(things), deque[Future[Any]]()
     try:
         while True:
@@ -451,7 +458,7 @@ def _ahead(pool: ThreadPoolExecutor, make: Callable[[_T], Any], things: Iterable
 
 
 def _nothing() -> Any:
-    """The rows of a corpus without documents."""
+    """The table of a corpus without documents."""
     import pyarrow as pa
 
     return pa.table(

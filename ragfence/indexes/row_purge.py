@@ -1,15 +1,15 @@
-"""A purged document leaves the indexes: those that are sealed, and those that are being built.
+"""Removes a purged document from the indexes: from sealed ones, and from those that are being built.
 
-    builds "purged", with the digest of what stays -> its rows leave the backend -> what is there is read again
+    builds "purged", with the digest of what stays -> its rows leave the backend -> the rows are read again
 
-The entry comes first. Whoever is killed after it leaves a build that answers no `build()`, since it is not `sealed` any
-more, and rows that the next purge of the document finds and removes. Two purges at once may each have counted rows that
-the other was about to remove: so both look again, until what is there is what the newest entry says.
+The entry comes first. If the process is killed after it, the build is not `sealed` any more and so answers no
+`build()`, and the next purge of the document finds and removes its rows. Two concurrent purges may each have counted
+rows that the other was about to remove, so both read again until the rows are those of the newest entry.
 
-An attempt under way may have read the document before it was gone: an entry takes the number it would be sealed at,
-`retired`, or the seal before it once more, which an alias may use. All is gone through until nothing new is found,
-since an attempt may have been sealed in between, and another may have started from it. Whoever begins after that reads
-a log and indexes that do not have the document.
+A running attempt may have read the document before it was removed, so an entry takes the number at which it would be
+sealed: `retired`, or a copy of the seal before it, which an alias may use. This is repeated until nothing new is found,
+because an attempt may have been sealed in between, and another one may have started from it. A build that begins
+afterwards reads a log and indexes without the document.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from ragfence.indexes.spec import shape_in
 AFTER_PURGED = "after_purged"
 AFTER_REMOVED = "after_removed"
 ROW_PURGE_POINTS = (AFTER_PURGED, AFTER_REMOVED)
-"""In the order in which a purge comes by them, once for each index that has the document."""
+"""in the order in which a purge reaches them, once for each index that has the document"""
 
 ROUNDS = 20
 
@@ -52,12 +52,12 @@ class _PurgeScope(NamedTuple):
 
 class _Remaining(NamedTuple):
     contents: ContentDigest
-    """of all rows but the document's"""
+    """of all rows except the document's"""
     has_document: bool
 
 
 class RowPurge:
-    """One purge of one document from all indexes."""
+    """The purge of one document from all indexes."""
 
     def __init__(
         self, engine: Engine, builds: BuildLog, catalog: Catalog, backend_of: Callable[[str], Backend], doc_id: str
@@ -68,19 +68,19 @@ class RowPurge:
         self._backend_of = backend_of
         self._doc_id = doc_id
         self._clean: set[tuple[str, int]] = set()
-        """seals that were looked at: the hash, and the number"""
+        """seals that were checked: the hash and the number"""
 
     def run(self) -> None:
         for _ in range(ROUNDS):
             if not (self._remove_everywhere() + self._end_attempts()):
                 return
         raise NotReady(
-            "indexes are being built faster than the document can be taken out of them",
-            hint="purge again when fewer builds are under way",
+            "indexes are built faster than the document can be removed from them",
+            hint="purge again when fewer builds are running",
         )
 
     def _remove_everywhere(self) -> int:
-        """Out of everything that was ever sealed and is still there."""
+        """Removes the document from everything that was sealed and still exists. Returns the number of changes."""
         served = {alias.target.physical for alias in self._catalog.head().state.aliases.values()}
         listed: dict[str, set[str]] = {}
         done = 0
@@ -97,37 +97,38 @@ class RowPurge:
         return done
 
     def _remove_from_build(self, index_hash: str) -> int:
-        """Takes the document out of the newest seal of a build; the number of the entry that says what is there."""
+        """Removes the document from the newest seal of a build. Returns the number of the entry that is now right."""
         touched = False
         for _ in range(ROUNDS):
-            # The entry is read before the rows: who appends a later one has seen what is removed here, or looks again.
+            # The entry is read before the rows: a purge that appends a later one has seen what is removed here, or
+            # reads again.
             entry = self._builds.newest(index_hash)
-            assert entry is not None  # there is a log, and nothing of it is deleted
+            assert entry is not None  # logs are never deleted
             if entry.seal is None:
-                return entry.number  # retired meanwhile: it is looked at among what was replaced
+                return entry.number  # retired meanwhile: handled among the replaced seals
             try:
                 if self._step(entry, entry.seal) if touched else self._is_clean(entry, entry.seal):
                     return entry.number
             except BuildMissing:
-                return entry.number  # dropped behind our back: nothing is left to be removed
+                return entry.number  # dropped from outside: nothing is left to remove
             touched = True
         raise NotReady(
-            f"the log of build {index_hash} changed {ROUNDS} times while a document was taken out", hint="purge again"
+            f"the log of build {index_hash} changed {ROUNDS} times while a document was removed", hint="purge again"
         )
 
     def _step(self, entry: BuildEntry, seal: BuildSeal) -> bool:
-        """True: all that is there is what the entry says, and the document is not. Else it comes nearer to that."""
+        """Returns True if the rows are those of the entry, without the document. Else takes one step towards that."""
         try:
             left = self._scan_remaining(seal)
         except BuildUnverified:
-            # Damaged: nothing can be said of what stays, and `verify` tells of it. The document leaves all the same.
+            # Damaged: what stays is unknown, and `verify` reports it. The document is removed all the same.
             self._remove_unlogged(seal)
             raise
         if left.contents.digest() == seal.content_digest:
             if not left.has_document:
                 return True
         elif not self._append_purged(entry, seal, left.contents):
-            return False  # somebody else has the number, and may have removed rows that were counted here
+            return False  # another process has the number, and may have removed rows that were counted here
         if left.has_document:
             crash_points.reach(AFTER_PURGED)
             self._remove(seal)
@@ -138,8 +139,8 @@ class RowPurge:
         held = self._scan(seal)
         if held.has_document or entry.kind != PURGED:
             return not held.has_document
-        # A purge was here, and may have been killed: when rows were found no more, but still in a file, or when another
-        # one had counted them.
+        # An earlier purge may have been killed when rows were not found any more but still in a file, or after another
+        # purge had counted them.
         self._remove(seal)
         return held.rows == seal.rows
 
@@ -172,20 +173,20 @@ class RowPurge:
         return self._builds.append(seal.index_hash, after)
 
     def _may_exist(self, seal: BuildSeal, served: set[str], listed: dict[str, set[str]]) -> bool:
-        """Whether a physical index that was replaced, or retired, may be in its backend."""
+        """Whether a replaced or retired physical index may still be in its backend."""
         if seal.physical in served:
             return True
         if seal.backend not in listed:
             try:
                 listed[seal.backend] = set(self._backend_of(seal.backend).physicals())
             except RagfenceError:
-                # A server that was given up for good must not keep the document from leaving all the others. Where one
-                # is needed, a seal or an alias says so above; if this one comes back, gc drops what it has.
+                # A server that was shut down permanently must not block the removal from all others. If one is needed,
+                # a seal or an alias said so above; if this one comes back, gc drops what it has.
                 listed[seal.backend] = set()
         return seal.physical in listed[seal.backend]
 
     def _remove_unlogged(self, seal: BuildSeal) -> None:
-        """Without an entry: nothing says what has to be there. Also when no row is found, as above."""
+        """Removes rows without an entry: no entry says what must be there. Also if no row is found, see above."""
         with contextlib.suppress(BuildMissing):
             self._remove(seal)
 
@@ -194,28 +195,28 @@ class RowPurge:
             self._backend_of(seal.backend).remove(seal.physical, [self._doc_id])
 
     def _end_attempts(self) -> int:
-        """Attempts that could still be sealed cannot any more."""
+        """Makes running attempts impossible to seal. Returns the number of changes."""
         done = 0
         for attempt in self._builds.attempts():
             history = self._builds.history(attempt.index_hash)
             if any(entry.usable and entry.token == attempt.token for entry in history):
-                continue  # sealed, and looked at
+                continue  # sealed, and handled above
             newest = history[0] if history else None
             if newest is None or newest.number < attempt.number:
                 done += 1
                 if not self._take_number(attempt.index_hash, newest):
-                    continue  # sealed in between, or ended: the next round looks again
-            # Nobody can seal it any more, and whoever wrote it may be dead: its rows go now, not with the next gc.
+                    continue  # sealed in between, or ended: the next round checks again
+            # It can no longer be sealed, and its writer may be dead: its rows go now, not with the next gc.
             self._backend_of(attempt.backend).drop(attempt.physical)
         return done
 
     def _take_number(self, index_hash: str, newest: BuildEntry | None) -> bool:
-        """Whether the number is ours that an attempt would have been sealed at."""
+        """Takes the number at which an attempt would be sealed. Returns False if it is taken already."""
         now_ms, owner = self._engine.fences.now_ms(), self._engine.owner
         why = "a document was purged while it was being built"
         if newest is None or not newest.usable:
             return self._builds.append(index_hash, next_retired(newest, at_ms=now_ms, owner=owner, reason=why))
-        # What was sealed may be served: it ends through the catalog alone. So the number goes to the same seal again.
+        # A sealed build may be served and ends only through the catalog. So the number goes to a copy of the seal.
         after = next_repeated(newest, at_ms=now_ms, owner=owner, reason=why)
         taken = self._builds.append(index_hash, after)
         if taken and (index_hash, newest.number) in self._clean:

@@ -1,12 +1,12 @@
-"""Snapshots: which documents, in which revision, a corpus digest stands for.
+"""Snapshots: the documents, and their revisions, that a corpus digest stands for.
 
-    <tenant>/corpora/<digest>        the live heads that were hashed, as Parquet; put before a build is claimed
-    <tenant>/corpora-rows/<digest>   how many documents and rows an index of it has, so that nobody reads it to know
-    <tenant>/corpora-at/<versions>   a cache: the digest of the shards at these versions, for a process that is new
+    <tenant>/corpora/<digest>        the live heads that were hashed, as Parquet; stored before a build is claimed
+    <tenant>/corpora-rows/<digest>   how many documents and rows an index of it has, without reading the snapshot
+    <tenant>/corpora-at/<versions>   a cache: the digests of the shards at these versions, for new processes
 
-A build reads its snapshot and never the live heads, so it does not matter what is ingested meanwhile, nor who finishes
-it. A snapshot holds digests and ids alone: keys, snippet_ids, and where in the log a head was when it was taken. There
-is neither text nor metadata in it, so a purge has nothing to remove here.
+A build reads its snapshot and never the live heads, so it does not matter what is ingested meanwhile, or which process
+finishes it. A snapshot holds only digests and ids: keys, snippet_ids, and where a head was in the log. It has neither
+text nor metadata, so a purge has nothing to remove here.
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ class Snapshot:
         return pc.list_flatten(self.table.column("snippet_ids").combine_chunks())
 
     def text_ids(self) -> Any:
-        """The same as indexes have them: an Arrow array of text."""
+        """Every snippet_id as indexes store it: an Arrow array of text."""
         return to_text_ids(self.flat_ids())
 
     def ids(self) -> list[bytes]:
         return id_values(self.flat_ids())
 
     def heads(self) -> Any:
-        """Key and metadata hash of each document, as one Arrow array: what a head is."""
+        """Key and metadata hash of each document, joined in one Arrow array: together they identify a head."""
         return head_keys(self.table)
 
     def share_in(self, other: Snapshot, left: Any = None) -> float:
-        """Of these documents, which the other has as they are here.
+        """The share of these documents that the other snapshot has in the same revision.
 
-        `left`: the snippet_ids, as text, that are left of an index of the other: only what is whole in it counts.
+        `left`: the snippet_ids, as text, that are left in an index of the other; only complete documents count.
         """
         import pyarrow.compute as pc
 
@@ -75,7 +75,7 @@ class Snapshot:
         return float(pc.mean(there).as_py() or 0.0)
 
     def _whole_in(self, left: Any) -> Any:
-        """For each document, whether all its snippets are there; one without text always is."""
+        """For each document, whether all its snippets are left; True for documents without text."""
         import numpy as np
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -86,7 +86,7 @@ class Snapshot:
         return pa.array(whole)
 
     def compared_with(self, earlier: Snapshot) -> tuple[int, int, int, int]:
-        """How many documents were added, removed, changed, and stayed as they were."""
+        """The numbers of documents that were added, removed, changed and unchanged."""
         import pyarrow.compute as pc
 
         def common(one: Any, other: Any) -> int:
@@ -98,7 +98,7 @@ class Snapshot:
 
 
 def to_text_ids(ids: Any) -> Any:
-    """Snippet_ids, an Arrow array of 16 bytes each, as one of text, in hex. All at once: they have the same length."""
+    """Converts an Arrow array of snippet_ids of 16 bytes to one of text in hex, all at once."""
     import numpy as np
     import pyarrow as pa
 
@@ -109,14 +109,14 @@ def to_text_ids(ids: Any) -> Any:
 
 
 def id_values(ids: Any) -> list[bytes]:
-    """The same as Python objects."""
+    """Converts an Arrow array of snippet_ids to Python objects."""
     import pyarrow as pa
 
     return fixed_values(pa.table({"id": ids}), "id")
 
 
 def head_keys(table: Any) -> Any:
-    """Of any table with the columns key and metadata_hash."""
+    """Key and metadata hash of each row, joined, of any table with these columns."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -142,9 +142,9 @@ class Snapshots:
 
     @gc_paused()
     def digest(self, *, to_build: bool = False) -> str:
-        """Of the corpus of now. Costs two requests, however many documents there are, if somebody knows it already.
+        """The digest of the current corpus. If it is cached, costs two requests, however many documents there are.
 
-        `to_build`: if nobody does, the heads that are read for it are kept for the snapshot, which is likely to follow.
+        `to_build`: if it is not cached, the heads that are read for it are kept for the snapshot that will follow.
         """
         versions = self._corpus.versions()
         if known := self._corpus.known_at(versions):
@@ -163,9 +163,9 @@ class Snapshots:
 
     @gc_paused()
     def now(self, *, of: str | None = None) -> Snapshot:
-        """The corpus of now, stored. `of`: or the one of this digest, if its heads were just read to build it."""
+        """Stores and returns the current corpus, or the one with the digest `of` if its heads were just read."""
         read, self._read = self._read, None
-        # What was read for a build that turned out to be there already may be of long ago.
+        # Heads that were read for a build that was already sealed may be old.
         digest, shown = read if read and read[0] == of else self._corpus.live()
         self._keep()
         snapshot = Snapshot(digest, _table(shown))
@@ -177,13 +177,13 @@ class Snapshots:
 
     @gc_paused()
     def rows(self, digest: str) -> int | None:
-        """How many rows an index of this corpus has; None: it is neither stored nor the one of now."""
+        """The number of rows in an index of this corpus; None if it is neither stored nor the current one."""
         if self._known_rows and self._known_rows[0] == digest:
             return self._known_rows[1]
         data = self._objects.get(f"{self._counts}/{_hex(digest)}")
         rows = _rows_in(data) if data is not None else None
         if rows is None and (snapshot := self.get(digest)) is not None:
-            self._keep_rows(snapshot)  # it was stored by a version that did not count
+            self._keep_rows(snapshot)  # stored by a version that did not count rows
             rows = snapshot.rows
         if rows is None:
             self._read = self._read if self._read and self._read[0] == digest else self._corpus.live()
@@ -206,14 +206,14 @@ class Snapshots:
             return None
         snapshot = Snapshot(digest, read_table(name, data, WHAT, _COLUMNS))
         if _digest_of(snapshot.table) != digest:
-            raise FormatCorrupt(f"{name} is not the corpus that its name says", hint="delete it, and build again")
+            raise FormatCorrupt(f"{name} does not hold the corpus that its name says", hint="delete it and build again")
         return snapshot
 
     def _name(self, digest: str) -> str:
         return f"{self._root}/{_hex(digest)}"
 
     def _keep(self) -> None:
-        """For processes to come. Only the newest is of use; whoever misses one reads the heads."""
+        """Caches the digests for later processes. Only the newest is useful; without it, the heads are read."""
         versions = self._corpus.versions()
         if (made := self._corpus.known_at(versions)) is None:
             return
@@ -270,7 +270,7 @@ def _rows_in(data: bytes) -> int | None:
         values = json.loads(data)
         return int(values["rows"]) if values["version"] == 1 else None
     except (ValueError, KeyError, TypeError):
-        return None  # the snapshot itself can tell
+        return None  # the snapshot itself has the number
 
 
 def _named(versions: Sequence[Version]) -> str:
@@ -282,5 +282,5 @@ def _shards_in(data: bytes) -> list[bytes] | None:
         values = json.loads(data)
         made = [bytes.fromhex(each) for each in values["shards"]] if values["version"] == 1 else []
     except (ValueError, KeyError, TypeError):
-        return None  # a cache: whatever it is, the heads are read
+        return None  # only a cache: the heads are read instead
     return made if len(made) == SHARDS else None

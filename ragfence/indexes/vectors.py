@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 VERSION = 1
 KIND = "vectors"
 BATCH = 256
-"""texts that an embedder gets at once, unless it says otherwise"""
+"""texts passed to an embedder at once, if it has no attribute `batch`"""
 PART_INTERVAL_S = 1.0
-"""so long is embedded before what was made is put down"""
+"""how long texts are embedded before the vectors are stored"""
 RECENT_BYTES = 64 << 20
 WAIT_S = 60.0
 MID_EMBED = "mid_embed"
@@ -53,7 +53,7 @@ AFTER_VECTORS = "after_vectors"
 VECTOR_POINTS = (MID_EMBED, AFTER_EMBEDDED, AFTER_VECTORS)
 
 Earlier = Callable[[set[bytes]], Iterable[Address]]
-"""The segments of earlier revisions that had some of these snippets, the likeliest first."""
+"""Returns the segments of earlier revisions that had some of these snippets, the likeliest first."""
 
 
 class Texts(NamedTuple):
@@ -70,13 +70,13 @@ class Texts(NamedTuple):
 
 
 class RecentVectors:
-    """What one caller has embedded lately, in memory: what it put down may have been voided by a rewrite of the log."""
+    """Vectors that a caller embedded recently, in memory: a rewrite of the log may have voided those it stored."""
 
     def __init__(self, most_bytes: int = RECENT_BYTES) -> None:
         self._held: FIFOCache[bytes, Vectors] = FIFOCache(most_bytes, lambda vector: vector.nbytes)
         self._lock = threading.Lock()
         self.embedded = 0
-        """snippets, all in all"""
+        """how many snippets were embedded in total"""
 
     def add(self, ids: Sequence[bytes], vectors: Vectors) -> None:
         with self._lock:
@@ -92,7 +92,7 @@ class RecentVectors:
 
 
 class VectorObjects:
-    """The vectors of one embedder, as the object store has them."""
+    """The vectors of one embedder in the object store."""
 
     def __init__(self, objects: ObjectStore, layout: Layout, embedder: str, dimension: int | None = None) -> None:
         self._objects = objects
@@ -111,7 +111,7 @@ class VectorObjects:
         return name, self._objects.get(name)
 
     def some_names(self, address: Address) -> list[str]:
-        """What may hold vectors of some snippets of the segment."""
+        """The names of objects that may hold vectors of some snippets of the segment."""
         kept = f"{self._layout.kept_vectors}/{self._embedder}/{address.text}"
         return [kept, *(entry.name for entry in self._objects.list(self._parts(address)))]
 
@@ -123,7 +123,7 @@ class VectorObjects:
         return id_values(ids), vectors
 
     def some(self, names: Iterable[str], wanted: set[bytes]) -> dict[bytes, Vectors]:
-        """The wanted vectors that these objects hold."""
+        """The wanted vectors in these objects."""
         found: dict[bytes, Vectors] = {}
         for name in names:
             held = self.read(name)
@@ -132,7 +132,7 @@ class VectorObjects:
         return found
 
     def at(self, address: Address, wanted: set[bytes]) -> dict[bytes, Vectors]:
-        """The wanted vectors that stand beside a segment."""
+        """The wanted vectors that are stored for a segment."""
         found = self.some([self.whole_name(address)], wanted)
         return found if len(found) == len(wanted) else found | self.some(self.some_names(address), wanted)
 
@@ -160,9 +160,16 @@ class VectorStore:
         recent: RecentVectors | None = None,
         api_key: str = "",
     ) -> None:
-        """`told`: how many snippets were embedded, after each batch. `check` raises when it has become useless.
+        """Opens the vectors of an embedder.
 
-        `api_key`: for which it is done, in whatever thread.
+        Args:
+            engine: Claims the operations that embed.
+            objects: Stores the vectors.
+            embedder: Makes the missing ones.
+            on_embedded: Called with the number of snippets after each batch.
+            check: Raises if the vectors are not needed any more.
+            recent: Vectors that were embedded by the same caller.
+            api_key: Recorded as the API key of these operations, in every thread.
         """
         self._api_key = api_key
         self._engine = engine
@@ -175,7 +182,7 @@ class VectorStore:
         self._recent = recent or RecentVectors()
 
     def vectors_of(self, texts: Texts, rows: Any, earlier: Earlier = lambda wanted: ()) -> Vectors:
-        """A vector for each of these rows of a segment's snippets, in their order."""
+        """Returns a vector for each of these rows of a segment's snippets, in their order."""
         name, data = self._objects.whole(texts.address)
         if data is not None:
             vectors = decode_vectors(name, data, texts.ids, self._id.dimension)
@@ -203,7 +210,7 @@ class VectorStore:
         *,
         in_all: int | None = None,
     ) -> dict[bytes, Vectors]:
-        """The vectors of the wanted snippets of a segment. `in_all`: how many snippets the segment has."""
+        """Returns the vectors of snippets of a segment, and embeds missing ones. `in_all`: the segment's snippets."""
         order = dict.fromkeys(wanted)
         number = 1
         while True:
@@ -214,19 +221,25 @@ class VectorStore:
             if not missing:
                 return found
             if not self._embed_missing(address, number, missing, texts_of, earlier, whole=len(missing) == in_all):
-                number += 1  # sealed, and yet some are missing: others were wanted then, or somebody deleted it
+                number += 1  # sealed, but some are missing: other snippets were wanted then, or the object was deleted
 
     def find(self, address: Address, wanted: Iterable[bytes]) -> dict[bytes, Vectors]:
-        """The wanted vectors that somebody has made of snippets of this segment."""
+        """The wanted vectors that exist for snippets of this segment."""
         return self._objects.at(address, set(wanted))
 
     def embed_new(
         self, address: Address, texts: Mapping[bytes, str], earlier: Earlier, *, number: int, whole: bool
     ) -> dict[bytes, Vectors]:
-        """Of a segment that is not committed yet: nobody else knows it, and no claim is needed.
+        """Embeds snippets of a segment that is not committed yet. No other process knows it, so no claim is needed.
 
-        `number`: which portion of its snippets this is; `whole`: these are all of them, in their order. If a newer
-        epoch makes the segment void, nothing is kept: its writer finds that out when it commits.
+        If a newer epoch makes the segment void, nothing is stored; its writer notices when it commits.
+
+        Args:
+            address: The segment.
+            texts: By snippet_id.
+            earlier: Returns segments that may have some of the vectors.
+            number: The number of this portion of the snippets.
+            whole: These are all snippets of the segment, in their order.
         """
 
         def put(address: Address, name: str, made: Mapping[bytes, Vectors]) -> None:
@@ -259,7 +272,7 @@ class VectorStore:
         *,
         whole: bool,
     ) -> bool:
-        """False: somebody has made this number already."""
+        """Returns False if this number was made already."""
         operation = Operation(
             kind=KIND,
             source_id=f"{self._id.digest}/{address.text}",
@@ -273,7 +286,7 @@ class VectorStore:
             with self._engine.claim(request, wait_s=WAIT_S, verdict=False, repeatable=True) as op:
                 if not op.is_new:
                     return False
-                found = self._objects.at(address, set(missing))  # put by an attempt that died before its seal
+                found = self._objects.at(address, set(missing))  # stored by an attempt that died before its seal
                 left = [each for each in missing if each not in found]
                 crash_points.reach(MID_EMBED)
                 token = op.lease.ref.token.hex()
@@ -284,7 +297,7 @@ class VectorStore:
         except FencedOut:
             pass  # a successor made the same
         except InFlight:
-            self._check()  # somebody is still embedding: wait on, unless nobody needs it any more
+            self._check()  # another process is still embedding: wait on, unless the vectors are not needed any more
         return True
 
     def _embed_in_parts(
@@ -299,7 +312,7 @@ class VectorStore:
         check: Callable[[], None] = lambda: None,
         put: Callable[[Address, str, Mapping[bytes, Vectors]], None] | None = None,
     ) -> dict[bytes, Vectors]:
-        """Takes what is known from elsewhere, embeds the rest, and puts it down in parts, or as a whole."""
+        """Reuses vectors known from elsewhere, embeds the rest, and stores them in parts or as a whole."""
         put = put or self._put
         made: dict[bytes, Vectors] = dict(self._recent.get(missing))
         self._reuse_earlier(made, missing, earlier)
@@ -329,7 +342,7 @@ class VectorStore:
         return done | made
 
     def _reuse_earlier(self, made: dict[bytes, Vectors], missing: Sequence[bytes], earlier: Earlier) -> None:
-        """What an earlier revision of the same document had is not embedded again."""
+        """Adds vectors that an earlier revision of the same document has."""
         left = {each for each in missing if each not in made}
         for address in earlier(left) if left else ():
             found = self._objects.at(address, left)
@@ -343,8 +356,8 @@ class VectorStore:
         self._refuse_void(address, name)
 
     def _refuse_void(self, address: Address, name: str) -> None:
-        """The log may have been rewritten without this segment meanwhile, and what was void deleted before we put: who
-        looks after the put finds the new list, who deletes after it finds the object."""
+        """Deletes the object if the log was rewritten without its segment. The rewrite may have deleted void objects
+        before the put; so either this check after the put sees the new list, or the deletion sees the object."""
         backing = self._engine.backing
         assert backing is not None
         newest = backing.epochs.known().newest_complete
@@ -355,13 +368,13 @@ class VectorStore:
 
 
 def _group_in(name: str) -> int:
-    """The number of the claim under which a part was made; 1 for what is not a part."""
+    """The number of the claim under which a part was made; 1 if the object is not a part."""
     number, _, rest = name.rpartition("/")[2].partition("-")
     return int(number) if rest and number.isdigit() else 1
 
 
 class VectorCopier:
-    """Copies vectors when segments are rewritten, so that nothing is embedded again because it was moved."""
+    """Copies vectors when segments are rewritten, so that moved snippets are not embedded again."""
 
     OPEN = 8
 
@@ -371,7 +384,7 @@ class VectorCopier:
         self._open: LRUCache[str, tuple[list[bytes], Vectors]] = LRUCache(self.OPEN)
 
     def copy(self, switch: Switch) -> None:
-        """Before the new segments count: what is known of their snippets goes to the new addresses."""
+        """Copies the vectors of the new segments' snippets to their addresses, before these segments count."""
         for embedder in self._embedders():
             place: dict[bytes, tuple[str, int]] = {}
             held = VectorObjects(self._objects, self._layout, embedder)
@@ -442,17 +455,17 @@ def encode_vectors(ids: Sequence[bytes], vectors: Vectors) -> bytes:
 
 
 def decode_vectors(name: str, data: bytes, ids: Any, dimension: int) -> Vectors:
-    """The vectors of an object, which must be those of these snippets (an Arrow array), in their order."""
+    """Returns the vectors of an object, which must belong to these snippets (an Arrow array), in their order."""
     found, vectors = _decode(name, data, dimension)
     if not found.equals(ids):
         raise FormatCorrupt(
-            f"{name} does not hold the vectors of its snippets", hint="delete it: it is made again by the next build"
+            f"{name} does not hold the vectors of its snippets", hint="delete it: the next build makes it again"
         )
     return vectors
 
 
 def _decode(name: str, data: bytes, dimension: int | None = None) -> tuple[Any, Vectors]:
-    """Ids, as an Arrow array, and vectors: both where they stand in the bytes of the object."""
+    """Returns ids (an Arrow array) and vectors, both views of the object's bytes."""
     import numpy as np
     import pyarrow as pa
 
@@ -460,9 +473,9 @@ def _decode(name: str, data: bytes, dimension: int | None = None) -> tuple[Any, 
         table = pa.ipc.open_file(pa.py_buffer(data)).read_all().combine_chunks()
         metadata = table.schema.metadata or {}
         if metadata.get(b"ragfence") != b"vectors":
-            raise FormatCorrupt(f"{name} holds no vectors of ragfence")
+            raise FormatCorrupt(f"{name} does not hold vectors of ragfence")
         if int(metadata[b"ragfence.version"]) > VERSION:
-            raise FormatTooNew(f"{name} is of a newer format than this ragfence knows ({VERSION})")
+            raise FormatTooNew(f"{name} has a newer format than this version of ragfence reads ({VERSION})")
         width = table.schema.field("vector").type.list_size
         if dimension not in (None, width):
             raise FormatCorrupt(f"{name} holds vectors of {width} dimensions, not of {dimension}")
@@ -470,7 +483,7 @@ def _decode(name: str, data: bytes, dimension: int | None = None) -> tuple[Any, 
         vectors = np.asarray(flat.to_numpy(zero_copy_only=False)).reshape(-1, width)
         return table.column("snippet_id").combine_chunks().cast(pa.binary(SNIPPET_BYTES)), vectors
     except (pa.ArrowException, KeyError, ValueError, OSError) as broken:
-        raise FormatCorrupt(f"{name} is no object of vectors: {broken}") from broken
+        raise FormatCorrupt(f"{name} is not a valid object of vectors: {broken}") from broken
 
 
 def _no_vectors() -> Vectors:

@@ -1,8 +1,8 @@
-"""What is read back out of a backend: is it what was to be built?
+"""Verifies a build: reads its rows back from the backend and compares them with what was to be built.
 
-Every row is read and hashed, and every vector is compared with the one that was written, by a few sums of it: a copy of
-all vectors would not fit into memory. Meanwhile the next rows are on their way, and a sample of the rows is searched
-for: reading and searching are the backend's work, hashing is ours.
+Every row is read and hashed, and every vector is compared with the one that was written, by a few sums of it, because a
+copy of all vectors would not fit into memory. Meanwhile the next rows are read and a sample of the rows is searched
+for: the backend reads and searches while we hash.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ if TYPE_CHECKING:
 SELF_RECALL_K = 10
 RECALL_K = 10
 NEIGHBOURS = 2 * RECALL_K
-"""so many of the nearest rows are remembered for each search"""
+"""nearest rows that are remembered for each search"""
 NEAR = 1e-4
-"""so far may a sum of a vector read back be from the one that was written; a vector has length 1 there"""
+"""tolerance for a sum of a vector that was read back, scaled to length 1"""
 LEAST_SAMPLE = 4
 COMPARED_ROWS = 2_000_000
-"""in all searches of the sample together, where each search compares with every row"""
+"""comparisons in all searches of the sample together, if each search compares with every row"""
 
 
 def sample_size(rows: int, most: int, *, exact: bool) -> int:
-    """How many rows are searched for. Where a search compares with every row, the larger the index the fewer: it finds
-    what is there, and that all vectors are there is known from reading them."""
+    """How many rows are searched for. If a search compares with every row, the number falls with the size of the index:
+    such a search finds what is there, and reading the rows proves that all vectors are there."""
     if exact and rows:
         most = min(most, max(LEAST_SAMPLE, COMPARED_ROWS // rows))
     return min(most, rows)
 
 
 class VectorSums:
-    """Of every vector two sums along fixed directions, and its length where the metric knows lengths.
+    """Two sums of every vector along fixed directions, and its length if the metric depends on lengths.
 
-    Another vector has the same sums about once in ten million times, and a backend that keeps what it was given, or
+    A different vector has the same sums about once in ten million cases. A backend that stores what it was given, or
     normalises it for cosine, changes them by less than `NEAR`.
     """
 
@@ -71,7 +71,7 @@ class VectorSums:
         self._sums.append(np.column_stack([sums, lengths if self._lengths_count else np.ones_like(lengths)]))
 
     def equal(self, read_back: VectorSums) -> int:
-        """How many of these vectors are the same there; none, if the ids are not the same."""
+        """How many of these vectors are equal in the other sums; 0 if the ids differ."""
         import numpy as np
 
         ids, sums = self._ordered()
@@ -92,7 +92,7 @@ class VectorSums:
 
 @dataclass(slots=True)
 class Sample:
-    """Some of the vectors that were written, evenly spread, to be searched for; and the sums of all."""
+    """An evenly spread sample of the written vectors, to be searched for, and the sums of all of them."""
 
     size: int
     total: int
@@ -100,7 +100,7 @@ class Sample:
     vectors: dict[str, Vectors] = field(default_factory=dict)
 
     def watch(self, tables: Iterator[Any]) -> Generator[Any, None, None]:
-        """The tables as they are."""
+        """Passes the tables on unchanged, and takes the sample and the sums from them."""
         step, seen = max(1, -(-self.total // self.size)) if self.size else 0, 0
         for table in tables:
             rows = table.num_rows
@@ -125,23 +125,25 @@ class VerifiedBuild:
 def verify_build(
     backend: Backend, physical: str, shape: Shape, snapshot: Snapshot, sample: Sample, rules: IndexRules
 ) -> VerifiedBuild:
-    """Reads everything back. Raises `BuildUnverified`, with what was seen, unless it is the snapshot.
+    """Reads everything back and compares it with the snapshot. Of an approximate index, also measures the recall,
+    which the gate of a swap judges.
 
-    Of an approximate index the recall is measured; the gate of a swap judges it.
+    Raises:
+        BuildUnverified: The rows are not those of the snapshot; the error has the numbers.
     """
     own = dict(islice(sample.vectors.items(), rules.max_self_recall_sample))
     neighbours = ExactNeighbours(shape.metric, sample.vectors) if shape.index != EXACT else None
     with ThreadPoolExecutor(1, thread_name_prefix="ragfence-recall") as pool:
         searched = pool.submit(self_recall, backend, physical, shape.metric, own)
         checked = _read_back(backend, physical, shape, snapshot, sample, neighbours)
-        # Only now: of an index that lacks rows it is said that it does, not that they are not found.
+        # Only now: if the index lacks rows, the error must say so, and not that they were not found.
         recall = searched.result()
     checks = checked.checks | {"self_recall": round(recall, 4), "self_recall_of": len(own)}
     if neighbours is not None:
         checks |= neighbours.measure(backend, physical)
     if recall < rules.min_self_recall:
         raise BuildUnverified(
-            f"{physical} finds only {recall:.1%} of its own vectors; {rules.min_self_recall:.1%} are wanted",
+            f"{physical} finds only {recall:.1%} of its own vectors; {rules.min_self_recall:.1%} are required",
             hint="make the index more exact (its parameters), or lower min_self_recall in the policy",
             checks=checks,
         )
@@ -177,24 +179,24 @@ def _read_back(
         checks |= {"missing": len(set(wanted) - set(found)), "foreign": len(set(found) - set(wanted))}
         raise BuildUnverified(
             f"{physical} has {contents.rows:,} rows; {checks['missing']:,} of {len(wanted):,} snippets are missing, "
-            f"{checks['foreign']:,} are not of this corpus",
+            f"{checks['foreign']:,} do not belong to this corpus",
             checks=checks,
         )
     assert sample.sums is not None
     checks["vectors_equal"] = equal = sample.sums.equal(sums)
     if equal < contents.rows:
         raise BuildUnverified(
-            f"{physical}: {equal:,} of {contents.rows:,} vectors came back as they were written",
+            f"{physical}: only {equal:,} of {contents.rows:,} vectors are as they were written",
             checks=checks,
         )
     return VerifiedBuild(contents.digest(), contents.rows, contents.documents, checks)
 
 
 class ExactNeighbours:
-    """What an exact search would find for the vectors of some rows, out of all rows as they come by.
+    """Finds what an exact search would return for the vectors of some rows, while all rows are read.
 
-    A row does not count for its own vector: that one is found by any index. Rows that are as near as the last one that
-    counts are as good, since texts may be equal.
+    A row does not count for its own vector, because any index finds it. Rows that are as near as the last one that
+    counts are as good, because texts may be equal.
     """
 
     def __init__(self, metric: str, vectors: dict[str, Vectors]) -> None:
@@ -224,7 +226,7 @@ class ExactNeighbours:
         self._scores, self._ids = scores, ids
 
     def measure(self, backend: Backend, physical: str) -> dict[str, Any]:
-        """The share of what an exact search finds that the index finds, as it stands in the checks of a seal."""
+        """The share of the exact results that the index finds, as stored in the checks of a seal."""
         found = wanted = 0
         for at, (own, vector) in enumerate(self._vectors.items()):
             others = self._ids[:, at] != own.encode()
@@ -236,7 +238,7 @@ class ExactNeighbours:
             least -= 1e-5 * max(1.0, abs(least))
             near = {each.decode() for each in ids[scores >= least]}
             seen = [each for each in backend.search(physical, vector, RECALL_K) if each.snippet_id != own]
-            # More rows may be as near than are remembered here.
+            # There may be more rows that are as near than are remembered here.
             found += sum(each.snippet_id in near or each.score >= least for each in seen[:count])
             wanted += count
         recall = round(found / wanted, 4) if wanted else 1.0
@@ -252,7 +254,7 @@ class ExactNeighbours:
 
 
 def measured_recall(backend: Backend, physical: str, metric: str, size: int, rows: int) -> dict[str, Any]:
-    """Of an index that was sealed by a version that did not measure it. Reads all vectors twice."""
+    """Measures the recall of an index that was sealed by a version that did not. Reads all vectors twice."""
     sample = Sample(min(size, rows), rows, None)
     for _ in sample.watch(backend.read(physical, ["snippet_id", "vector"])):
         pass
@@ -263,8 +265,8 @@ def measured_recall(backend: Backend, physical: str, metric: str, size: int, row
 
 
 def self_recall(backend: Backend, physical: str, metric: str, vectors: dict[str, Vectors]) -> float:
-    """How often a row is found by its own vector, or only rows that are as near to it: texts may be equal, and by dot
-    longer vectors are nearer than the row itself."""
+    """The share of rows that are found by their own vector. Finding only rows that are as near counts, too: texts may
+    be equal, and by dot product longer vectors are nearer than the row itself."""
     if not vectors:
         return 1.0
     hits = 0
@@ -278,7 +280,7 @@ def self_recall(backend: Backend, physical: str, metric: str, vectors: dict[str,
 
 
 def _own_score(metric: str, vector: Vectors) -> float:
-    """Of a row that is searched for by its own vector."""
+    """The score of a row for its own vector."""
     if metric == "dot":
         return float(vector.astype("f8") @ vector.astype("f8"))
     return 1.0 if metric == "cosine" else 0.0
