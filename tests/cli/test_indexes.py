@@ -151,9 +151,9 @@ def test_a_retired_build_cannot_be_compared_with(place: Site) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["--embedder", "nobody"], 1, "nobody knows the embedder 'nobody'"),
-        (["--backend", "chroma"], 1, "'chroma' names no index backend"),
-        (["--backend", "qdrant+http://ada:geheim@h:6333"], 1, "credentials do not belong into the URL"),
+        (["--embedder", "nobody"], 1, "'nobody' is not a known embedder"),
+        (["--backend", "chroma"], 1, "'chroma' is not a known index backend"),
+        (["--backend", "qdrant+http://ada:geheim@h:6333"], 1, "must not contain credentials"),
         (["--index", "nope"], 1, "lance has no index 'nope'"),
         (["--index", "flat", "--param", "x=1"], 1, "has no parameter 'x'"),
         (["--param", "x=1"], 1, "parameters of an index need its name"),

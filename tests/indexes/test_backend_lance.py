@@ -175,11 +175,11 @@ def test_a_version_that_is_cleaned_away_under_a_reader_is_not_a_missing_index(tm
         return int(opened.table.count_rows())
 
     remover.remove("rf-a", ["doc-1"])
-    assert reader._with("rf-a", "count", count) == remover.count("rf-a")
+    assert reader._act_on("rf-a", "count", count) == remover.count("rf-a")
     remover.drop("rf-a")
     answers.append(gone)
     with pytest.raises(BuildMissing):
-        reader._with("rf-a", "count", count)
+        reader._act_on("rf-a", "count", count)
 
 
 def test_a_writer_that_was_cut_off_leaves_a_name_that_can_be_dropped(backend: LanceBackend) -> None:

@@ -1,7 +1,7 @@
-"""What a backend is: it holds rows under physical names that are written once, and searches them.
+"""The protocol of a backend: it stores rows under physical names that are written once, and searches them.
 
-A backend decides nothing. Which physical index is live says the catalog; which one is whole says the log of builds.
-`ragfence.testing.contracts.backends` checks what is promised here; docs/backends.md shows how to write one.
+A backend decides nothing. The catalog says which physical index is live, and the log of builds which one is complete.
+`ragfence.testing.contracts.backends` checks the promises made here; docs/backends.md shows how to write a backend.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a physical index is to be."""
+    """The shape of a physical index."""
 
     dimension: int
     metric: Metric = "cosine"
     index: str = "flat"
-    """"flat" compares with every row; others are approximate, and each backend has its own"""
+    """"flat" compares with every row; all others are approximate and differ between backends"""
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
 
 class FoundRow(NamedTuple):
-    """A row that a search found, without its vector."""
+    """A row found by a search, without its vector."""
 
     snippet_id: str
     doc_id: str
@@ -48,47 +48,50 @@ class FoundRow(NamedTuple):
 
 
 class Pointer(NamedTuple):
-    """A backend's own alias: a cache of the catalog, for readers who know nothing of ragfence."""
+    """A backend's own alias: a cache of the catalog, for readers that do not use ragfence."""
 
     physical: str
     generation: int | None
-    """of the catalog; None where the backend has no place for it"""
+    """of the catalog; None if the backend cannot store it"""
 
 
 class Backend(Protocol):
-    """Rows are Arrow tables with the columns of `row_schema`. Safe to use from many threads.
+    """Stores and searches rows, which are Arrow tables with the columns of `row_schema`. Used by several threads.
 
-    What is not there: `BuildMissing`. A backend that does not answer: `StoreUnavailable`. A shape it cannot have:
-    `ValidationError`, raised by `check`.
+    Methods raise `BuildMissing` if the physical index does not exist, and `StoreUnavailable` if the backend does not
+    answer. `check` raises `ValidationError` for a shape that the backend cannot have.
     """
 
     name: str
 
     @property
     def url(self) -> str:
-        """For people; never contains credentials."""
+        """Where the backend is, for messages; never contains credentials."""
         ...
 
     def check(self, shape: Shape) -> None:
-        """Refuses what cannot be built, before anything is."""
+        """Refuses a shape that cannot be built, before anything is written."""
         ...
 
     def approximate(self, rows: int, dimension: int) -> tuple[str, dict[str, Any]] | None:
-        """The index, and its parameters, that suits so many rows best if it need not be exact; None: only "flat".
+        """Returns the approximate index, and its parameters, that suits this many rows best; None if only "flat" does.
 
-        The same for the same numbers, in every version: it is part of the INDEX_HASH.
+        Must return the same for the same numbers in every version, because it is part of the INDEX_HASH.
         """
         ...
 
     def write(self, physical: str, shape: Shape, tables: Iterable[Any]) -> int:
-        """Creates the physical index with these rows, which are made while they are written. Returns how many.
+        """Creates the physical index with these rows, which are made while they are written. Returns their number.
 
-        The name must be new: `ValidationError` if it exists. Cut off in the middle, a part may be there.
+        The name must be new. After an interrupted write, a part of the index may exist.
+
+        Raises:
+            ValidationError: The name exists.
         """
         ...
 
     def finish(self, physical: str, shape: Shape) -> None:
-        """Makes what approximate search needs. Nothing for "flat"."""
+        """Builds what approximate search needs. Does nothing for "flat"."""
         ...
 
     def exists(self, physical: str) -> bool: ...
@@ -96,30 +99,30 @@ class Backend(Protocol):
     def count(self, physical: str) -> int: ...
 
     def read(self, physical: str, columns: Sequence[str] | None = None) -> Iterator[Any]:
-        """All rows, as Arrow tables of some thousand rows, in no order; all columns, or those asked for."""
+        """Yields all rows as Arrow tables of some thousand rows, in any order, with all or the given columns."""
         ...
 
     def remove(self, physical: str, doc_ids: Sequence[str]) -> None:
-        """Deletes all rows of these documents, for good: no older version keeps them."""
+        """Deletes all rows of these documents permanently: no older version may keep them."""
         ...
 
     def search(self, physical: str, vector: Vectors, k: int) -> list[FoundRow]:
-        """The k nearest rows, the nearest first."""
+        """Returns the k nearest rows, nearest first."""
         ...
 
     def drop(self, physical: str) -> None:
-        """What is absent already is fine."""
+        """Deletes the physical index. Does nothing if it does not exist."""
         ...
 
     def physicals(self) -> list[str]:
-        """Every physical index whose name starts with `PREFIX`, also what a writer that was cut off has left.
+        """Lists every physical index whose name starts with `PREFIX`, also what an interrupted writer left.
 
-        What was dropped is not listed: gc would drop it again for ever.
+        Must not list what was dropped: gc would drop it again and again.
         """
         ...
 
     def point(self, alias: str, physical: str, generation: int) -> None:
-        """Sets the backend's own alias; where it can, only if its generation is not above this one."""
+        """Sets the backend's own alias; if the backend can, only if its generation is not above this one."""
         ...
 
     def pointer(self, alias: str) -> Pointer | None: ...
@@ -130,7 +133,7 @@ class Backend(Protocol):
 
 
 PREFIX = "rf-"
-"""of physical names; the rest is letters, digits and '-'"""
+"""of physical names; the rest consists of letters, digits and '-'"""
 
 
 def row_schema(dimension: int) -> Any:

@@ -1,8 +1,8 @@
-"""LanceDB: the embedded default, in a folder or on S3. Every physical index is a table of its own.
+"""LanceDB: the embedded default, in a folder or on S3. Every physical index is a table.
 
-A table is written in one commit from a stream, so nobody ever sees a part of it. What a search must know of the shape
-stands in the metadata of the table's schema. Tables are looked at afresh by every call: rows that another process
-removed are not found, and an index it dropped is missing. LanceDB 0.40 sends no telemetry.
+A table is written in one commit from a stream, so no reader sees a part of it. What a search must know of the shape is
+in the metadata of the table's schema. Every call reads the newest version of the table: rows that another process
+removed are not found, and an index that it dropped is missing. LanceDB 0.40 sends no telemetry.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _READ_ROWS = 8_192
 _OPEN_TABLES = 64
 _IN_ONE_FILTER = 500
 _TRIES = 20
-# Of the S3 client: a server that is down is said to be within half a minute, not after LanceDB's three.
+# Of the S3 client: a server that is down is reported within half a minute, not after LanceDB's three minutes.
 _PATIENCE = {"connect_timeout": "5s", "client_max_retries": "5", "client_retry_timeout": "30"}
-# LanceDB warns of zero; every commit of ours takes longer than this.
+# LanceDB warns about zero; every commit of ours takes longer than this.
 _AT_ONCE = timedelta(milliseconds=1)
 
 _T = TypeVar("_T")
@@ -53,7 +53,7 @@ class _Open(NamedTuple):
 
 @dataclass(slots=True)
 class _Process:
-    """What belongs to one process: a forked child begins anew, for threads and locks do not survive."""
+    """The state of one process. A forked child starts afresh, because threads and locks do not survive a fork."""
 
     pid: int
     connection: Any
@@ -66,8 +66,8 @@ class _Process:
 class LanceBackend:
     """A `Backend` in the folder or S3 prefix `uri`.
 
-    `storage_options` are LanceDB's (`aws_endpoint`, `aws_region`, `allow_http`, ...); without keys among them it looks
-    for credentials where every AWS tool does. `write` pulls its rows in a thread of LanceDB's.
+    `storage_options` are LanceDB's (`aws_endpoint`, `aws_region`, `allow_http`, ...). Without keys among them, LanceDB
+    looks for credentials where every AWS tool does. `write` pulls its rows in a thread of LanceDB.
     """
 
     name = "lance"
@@ -95,20 +95,20 @@ class LanceBackend:
 
         self.check(shape)
         schema = row_schema(shape.dimension).with_metadata({_SHAPE: _encoded(shape)})
-        source = _Counted(tables, schema)
+        source = _RowCounter(tables, schema)
         if self.exists(physical):
-            raise _taken(physical)
+            raise _exists_error(physical)
         try:
             made = self._mine.connection.create_table(
                 physical, pa.RecordBatchReader.from_batches(schema, source.batches())
             )
         except LanceError as error:
-            if source.failed is not None:  # LanceDB made a RuntimeError of it
-                raise source.failed from None
+            if source.error is not None:  # LanceDB made a RuntimeError of it
+                raise source.error from None
             if "already exists" in str(error):
-                raise _taken(physical) from error
+                raise _exists_error(physical) from error
             raise translate(error, f"write {physical}", self.url) from error
-        self._keep(physical, _Open(made, shape))
+        self._cache(physical, _Open(made, shape))
         return source.rows
 
     def finish(self, physical: str, shape: Shape) -> None:
@@ -120,7 +120,7 @@ class LanceBackend:
             table.create_index("vector", config=lance_indexes.config(shape), replace=True)
             table.optimize(cleanup_older_than=_AT_ONCE)
 
-        self._with(physical, f"index {physical}", lambda opened: index(opened.table))
+        self._act_on(physical, f"index {physical}", lambda opened: index(opened.table))
 
     def exists(self, physical: str) -> bool:
         try:
@@ -130,7 +130,7 @@ class LanceBackend:
         return True
 
     def count(self, physical: str) -> int:
-        counted: int = self._with(physical, f"count {physical}", lambda opened: opened.table.count_rows())
+        counted: int = self._act_on(physical, f"count {physical}", lambda opened: opened.table.count_rows())
         return counted
 
     def read(self, physical: str, columns: Sequence[str] | None = None) -> Iterator[Any]:
@@ -139,29 +139,29 @@ class LanceBackend:
             batches = opened.table.search().select(schema.names).limit(None).to_batches(_READ_ROWS)
             return self._tables(physical, opened.table.version, batches, schema)
 
-        return self._with(physical, f"read {physical}", start)
+        return self._act_on(physical, f"read {physical}", start)
 
     def remove(self, physical: str, doc_ids: Sequence[str]) -> None:
-        """One process at a time: LanceDB finds conflicts by looking at the versions in between, which are deleted here.
+        """Removes rows, one process at a time: LanceDB detects conflicts by the versions between, which this deletes.
 
-        Two processes at once would leave rows twice in the table, and files that no version refers to. In a folder a
-        lock on a file sees to it; on S3 the caller does, see `indexes.purging`.
+        Two processes at once would leave rows twice in the table, and files that no version refers to. A file lock
+        prevents this in a folder; on S3 the caller must, see `indexes.row_purge`.
         """
         with self._mine.removing, lance_aliases.file_lock(self._lock_file("remove")):
             for at in range(0, len(doc_ids), _IN_ONE_FILTER):
                 listed = ", ".join(lance_aliases.quote(doc_id) for doc_id in doc_ids[at : at + _IN_ONE_FILTER])
-                self._with(physical, f"remove rows of {physical}", partial(_delete, f"doc_id IN ({listed})"))
+                self._act_on(physical, f"remove rows of {physical}", partial(_delete, f"doc_id IN ({listed})"))
             shape = self._open(physical).shape
             for attempt in range(_TRIES):
-                if self._with(physical, f"look at {physical}", lambda opened: _is_clean(opened.table)):
+                if self._act_on(physical, f"look at {physical}", lambda opened: _is_clean(opened.table)):
                     return
                 time.sleep(0.001 * attempt)
-                self._with(physical, f"rewrite {physical}", lambda opened: _rewrite(opened.table))
+                self._act_on(physical, f"rewrite {physical}", lambda opened: _rewrite(opened.table))
                 self.finish(physical, shape)
-                self._with(physical, f"clean {physical}", lambda opened: _clean(opened.table))
+                self._act_on(physical, f"clean {physical}", lambda opened: _clean(opened.table))
             raise StoreUnavailable(
-                f"{physical} in {self.url} is changed by others all the time; removed rows are in older versions",
-                hint="the rows are found no more; remove them again to have their bytes deleted",
+                f"other processes keep changing {physical} in {self.url}; older versions still have the removed rows",
+                hint="searches do not find the rows any more; remove them again to delete their bytes, too",
             )
 
     def search(self, physical: str, vector: Vectors, k: int) -> list[FoundRow]:
@@ -174,18 +174,18 @@ class LanceBackend:
             scores = (lance_indexes.score(metric, distance) for distance in columns["_distance"])
             return [FoundRow(*row) for row in zip(*(columns[name] for name in PAYLOAD), scores, strict=True)]
 
-        return self._with(physical, f"search {physical}", find)
+        return self._act_on(physical, f"search {physical}", find)
 
     def drop(self, physical: str) -> None:
-        self._forget(physical)
+        self._evict(physical)
         try:
             self._mine.connection.drop_table(physical, ignore_missing=True)
         except LanceError as error:
-            if not no_table(error) and not file_gone(error):  # somebody else drops it, too
+            if not no_table(error) and not file_gone(error):  # another process drops it, too
                 raise translate(error, f"drop {physical}", self.url) from error
 
     def physicals(self) -> list[str]:
-        """Also those whose writer was cut off, and which are missing for everybody else; never an emptied folder."""
+        """Lists also tables of interrupted writers, which cannot be opened; never an emptied folder."""
         names = [name for name in self._names() if name.startswith(PREFIX)]
         if self._is_remote:
             mine = self._mine
@@ -197,21 +197,21 @@ class LanceBackend:
     def point(self, alias: str, physical: str, generation: int) -> None:
         connection = self._mine.connection
         lock = self._lock_file(lance_aliases.TABLE)
-        self._told("set an alias", lambda: lance_aliases.point(connection, lock, alias, physical, generation))
+        self._retry_races("set an alias", lambda: lance_aliases.point(connection, lock, alias, physical, generation))
 
     def pointer(self, alias: str) -> Pointer | None:
         connection = self._mine.connection
         try:
-            return self._told(
+            return self._retry_races(
                 "read an alias", lambda: lance_aliases.pointer(connection.open_table(lance_aliases.TABLE), alias)
             )
-        except BuildMissing:  # nobody ever set one
+        except BuildMissing:  # none was ever set
             return None
 
     def unpoint(self, alias: str) -> None:
         connection = self._mine.connection
         try:
-            self._told(
+            self._retry_races(
                 "delete an alias", lambda: lance_aliases.unpoint(connection.open_table(lance_aliases.TABLE), alias)
             )
         except BuildMissing:
@@ -246,46 +246,46 @@ class LanceBackend:
             raise translate(error, "open the database", self.url) from error
 
     def _open(self, physical: str) -> _Open:
-        """Opened afresh, and kept for later calls."""
+        """Opens the newest version of a table and keeps it for later calls."""
         connection = self._mine.connection
         try:
             table = connection.open_table(physical)
             metadata = table.schema.metadata or {}
         except LanceError as error:
             if no_table(error):
-                raise self._missing(physical) from error
+                raise self._missing_error(physical) from error
             raise translate(error, f"open {physical}", self.url) from error
         opened = _Open(table, _decoded(physical, metadata.get(_SHAPE)))
-        self._keep(physical, opened)
+        self._cache(physical, opened)
         return opened
 
-    def _kept(self, physical: str) -> _Open | None:
+    def _cached(self, physical: str) -> _Open | None:
         mine = self._mine
         with mine.lock:
             return mine.tables.get(physical)
 
-    def _keep(self, physical: str, opened: _Open) -> None:
+    def _cache(self, physical: str, opened: _Open) -> None:
         mine = self._mine
         with mine.lock:
             mine.tables[physical] = opened
 
-    def _forget(self, physical: str) -> None:
+    def _evict(self, physical: str) -> None:
         mine = self._mine
         with mine.lock:
             mine.tables.pop(physical, None)
 
-    def _with(self, physical: str, what: str, act: Callable[[_Open], _T]) -> _T:
-        """Acts on the table, again on the newest version if the one it saw is gone or somebody committed first."""
+    def _act_on(self, physical: str, what: str, act: Callable[[_Open], _T]) -> _T:
+        """Acts on the table; again on its newest version, if the one it saw is gone or another commit came first."""
         for attempt in range(_TRIES):
-            opened = self._kept(physical) or self._open(physical)
+            opened = self._cached(physical) or self._open(physical)
             try:
                 return act(opened)
             except ValidationError:  # a ValueError, but ours
                 raise
             except LanceError as error:
-                self._forget(physical)
+                self._evict(physical)
                 if no_table(error):
-                    self._open(physical)  # raises if it is gone; else the version that was seen is, and not the table
+                    self._open(physical)  # raises if the table is gone, and not only the version that was seen
                 again = no_table(error) or lost_race(error) or (file_gone(error) and attempt < 2)
                 if not again or attempt == _TRIES - 1:
                     raise translate(error, what, self.url) from error
@@ -311,13 +311,13 @@ class LanceBackend:
         names: list[str] = []
         connection, token = self._mine.connection, None
         while True:
-            page = self._told("list the tables", partial(connection.list_tables, page_token=token))
+            page = self._retry_races("list the tables", partial(connection.list_tables, page_token=token))
             names += page.tables
             token = page.page_token
             if not token:
                 return names
 
-    def _told(self, what: str, act: Callable[[], _T]) -> _T:
+    def _retry_races(self, what: str, act: Callable[[], _T]) -> _T:
         for attempt in range(_TRIES):
             try:
                 return act()
@@ -328,17 +328,17 @@ class LanceBackend:
                     raise translate(error, what, self.url) from error
         raise AssertionError("unreachable")
 
-    def _missing(self, physical: str) -> BuildMissing:
+    def _missing_error(self, physical: str) -> BuildMissing:
         return BuildMissing(f"{physical} is not in {self.url}")
 
 
-class _Counted:
-    """Rows on their way into LanceDB, and the error that stopped them."""
+class _RowCounter:
+    """Counts rows on their way into LanceDB, and keeps the error that stopped them."""
 
     def __init__(self, tables: Iterable[Any], schema: Any) -> None:
         self._tables, self._schema = tables, schema
         self.rows = 0
-        self.failed: BaseException | None = None
+        self.error: BaseException | None = None
 
     def batches(self) -> Iterator[Any]:
         try:
@@ -349,7 +349,7 @@ class _Counted:
         except GeneratorExit:
             raise
         except BaseException as error:
-            self.failed = error
+            self.error = error
             raise
 
 
@@ -359,17 +359,17 @@ def _delete(where: str, opened: _Open) -> None:
 
 
 def _rewrite(table: Any) -> None:
-    """Puts all rows into new files: a deletion only marks rows, and compaction leaves a file be whose marks are few."""
+    """Writes all rows to new files: a deletion only marks rows, and compaction ignores files with few marks."""
     table.update(where="true", values_sql={"ordinal": "ordinal"})
 
 
 def _clean(table: Any) -> None:
-    """Also files of a rewrite that was cut off: nobody else is writing to the table."""
+    """Deletes older versions, and files of interrupted rewrites: no other process is writing to the table."""
     table.optimize(cleanup_older_than=_AT_ONCE, delete_unverified=True)
 
 
 def _is_clean(table: Any) -> bool:
-    """No older version, and no row in the files that is not in the table."""
+    """Whether there is no older version, and no row in the files that is not in the table."""
     stats = table.stats()
     lengths = stats["fragment_stats"]["lengths"]
     in_files = round(lengths["mean"] * stats["fragment_stats"]["num_fragments"])
@@ -386,11 +386,11 @@ def _decoded(physical: str, data: bytes | None) -> Shape:
         return Shape(**json.loads(data or b""))
     except (ValueError, TypeError) as broken:
         raise FormatCorrupt(
-            f"the table {physical} was not written by ragfence", hint="drop it, and build the index again"
+            f"the table {physical} was not written by ragfence", hint="drop it and build the index again"
         ) from broken
 
 
-def _taken(physical: str) -> ValidationError:
+def _exists_error(physical: str) -> ValidationError:
     return ValidationError(f"{physical} exists already", hint="a physical name is never used twice; build again")
 
 
@@ -398,7 +398,11 @@ WORKERS = 8
 
 
 class RemoteFolders:
-    """The folders of the tables under an `s3://` URI, asked with the storage options that LanceDB has."""
+    """The folders of tables under an `s3://` URI, listed with LanceDB's storage options.
+
+    LanceDB lists folders. Some S3 servers (SeaweedFS) keep the folder of a table after its last object is deleted, so a
+    dropped table would be listed for ever. A table exists if it has at least one object.
+    """
 
     def __init__(self, uri: str, options: Mapping[str, str]) -> None:
         parts = urlsplit(uri)
@@ -406,7 +410,7 @@ class RemoteFolders:
         self._client = _client(options) if parts.scheme == "s3" else None
 
     def holding(self, names: Iterable[str]) -> list[str]:
-        """The names of those that hold at least one object; all of them, where nobody can tell."""
+        """Returns the names of folders with at least one object; all names, if that is unknown."""
         listed = list(names)
         if self._client is None or not listed:
             return listed
@@ -422,7 +426,7 @@ class RemoteFolders:
             answer = self._client.list_objects_v2(Bucket=self._bucket, Prefix=prefix, MaxKeys=2)
         except BotoError as error:
             raise translate(error, f"list {name}", self._bucket, f"s3://{self._bucket}/{self._root}") from error
-        # A key that ends with a slash is a folder's own marker.
+        # A key that ends with a slash is only the marker of a folder.
         return any(not item["Key"].endswith("/") for item in answer.get("Contents", []))
 
     def close(self) -> None:
@@ -431,7 +435,7 @@ class RemoteFolders:
 
 
 def _client(options: Mapping[str, str]) -> Any:
-    """None without boto3: then LanceDB's listing stands as it is."""
+    """None without boto3: then LanceDB's listing is used as it is."""
     try:
         import boto3
         from botocore.config import Config

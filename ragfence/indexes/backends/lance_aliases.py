@@ -1,11 +1,11 @@
-"""LanceDB has no aliases: a small table has them, for readers who know nothing of ragfence.
+"""Aliases in LanceDB, which has none: a small table, for readers that do not use ragfence.
 
     ragfence-aliases (alias, physical, generation)
 
-A row changes only by a merge that compares the generation inside the commit, so an older one never overwrites a newer
-one, however many write at once. Making the table is another matter: of two who find none, LanceDB lets the later one
-overwrite the table of the first. Hence a lock, between the threads of a process and, in a folder, between processes.
-On S3 the very first pointers of a database can be lost in this way; `reconcile` sets them again.
+A row changes only by a merge that compares the generation inside the commit, so an older generation never overwrites a
+newer one, however many processes write. The table itself is not created so safely: if two processes find none, LanceDB
+lets the later one overwrite the other's table. So a lock is held, between the threads of a process and, in a folder,
+between processes. On S3 the first pointers of a database can be lost this way; `reconcile` sets them again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _making = threading.Lock()
 
 
 def point(connection: Any, lock_file: Path | None, alias: str, physical: str, generation: int) -> None:
-    """`lock_file` is for databases in a folder."""
+    """Sets an alias. `lock_file` is given for databases in a folder."""
     import pyarrow as pa
 
     schema = pa.schema([("alias", pa.string()), ("physical", pa.string()), ("generation", pa.int64())])
@@ -58,7 +58,7 @@ def _table(connection: Any, lock_file: Path | None, schema: Any) -> Any:
 
 @contextlib.contextmanager
 def file_lock(file: Path | None) -> Iterator[None]:
-    """Between processes; nothing is locked without a file."""
+    """Holds a lock between processes. Without a file, nothing is locked."""
     if file is None:
         yield
         return
@@ -70,7 +70,7 @@ def file_lock(file: Path | None) -> Iterator[None]:
 
 def pointer(table: Any, alias: str) -> Pointer | None:
     rows = table.search().where(_is(alias)).limit(None).to_list()
-    # Two first writers of an alias may both have inserted: the newer one is the alias.
+    # Two first writers of an alias may both have inserted a row: the newer one counts.
     newest = max(rows, key=lambda row: row["generation"], default=None)
     return Pointer(newest["physical"], newest["generation"]) if newest else None
 
@@ -80,7 +80,7 @@ def unpoint(table: Any, alias: str) -> None:
 
 
 def quote(text: str) -> str:
-    """As a literal of LanceDB's SQL, which knows no escape but the doubled quote."""
+    """Returns the text as a literal of LanceDB's SQL, whose only escape is the doubled quote."""
     return "'" + text.replace("'", "''") + "'"
 
 

@@ -1,4 +1,4 @@
-"""What LanceDB's errors mean. It has two types for everything, so the words decide."""
+"""The meaning of LanceDB's errors. It raises two types for everything, so the message decides."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from ragfence.errors import FormatCorrupt, RagfenceError, StoreAuth, StoreUnavailable, UnknownStore
 
 LanceError = (RuntimeError, ValueError, OSError)
-"""all that LanceDB raises for what goes wrong in the store"""
+"""everything that LanceDB raises for errors of the store"""
 
 _NO_TABLE = re.compile(r"Table '.*' was not found|Not found: \S*\.lance/_versions")
 _NO_FILE = re.compile(r"Not found: ", re.IGNORECASE)
@@ -31,24 +31,24 @@ def no_table(error: Exception) -> bool:
 
 
 def file_gone(error: Exception) -> bool:
-    """A version was cleaned up under a reader. Whoever looks again sees the newest one."""
+    """A version was cleaned up during a read. Reading again sees the newest one."""
     return _NO_FILE.search(str(error)) is not None
 
 
 def lost_race(error: Exception) -> bool:
-    """Somebody else committed in between; nothing was written."""
+    """Another process committed first; nothing was written."""
     return _CONFLICT.search(str(error)) is not None
 
 
 def translate(error: Exception, what: str, where: str) -> RagfenceError:
-    """The error for people: what could not be done, in which database, and what to do about it."""
-    told = " ".join(_PLACES.sub("", str(error)).split())
-    said = f"cannot {what}, {where}: {told if len(told) <= 400 else told[:400] + '...'}"
-    if _NO_BUCKET.search(told):
-        return UnknownStore(said, hint="create the bucket first, or name another one")
-    if _AUTH.search(told):
-        rights = "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the rights on the folder"
-        return StoreAuth(said, hint=f"{rights}; the index needs to be read, written, listed and deleted there")
-    if _BROKEN.search(told) or file_gone(error):
-        return FormatCorrupt(said, hint="its files are damaged or gone; build the index again")
-    return StoreUnavailable(said)
+    """Returns the error with what could not be done, in which database, and what to do about it."""
+    text = " ".join(_PLACES.sub("", str(error)).split())
+    message = f"cannot {what}, {where}: {text if len(text) <= 400 else text[:400] + '...'}"
+    if _NO_BUCKET.search(text):
+        return UnknownStore(message, hint="create the bucket first, or name another one")
+    if _AUTH.search(text):
+        rights = "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the permissions of the folder"
+        return StoreAuth(message, hint=f"{rights}; ragfence must read, write, list and delete there")
+    if _BROKEN.search(text) or file_gone(error):
+        return FormatCorrupt(message, hint="its files are damaged or gone; build the index again")
+    return StoreUnavailable(message)

@@ -1,7 +1,7 @@
-"""The indexes LanceDB can make, and how each is searched.
+"""The indexes that LanceDB can make, and how each one is searched.
 
-With too few rows to train (ivf_pq wants 256) LanceDB makes an index without rows and compares with every row instead,
-which is exact: nothing is refused for being small.
+With too few rows to train (ivf_pq needs 256), LanceDB makes an empty index and compares with every row instead, which
+is exact. So no index is refused for being small.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def check(shape: Shape) -> None:
 
 
 def approximate(rows: int, dimension: int) -> tuple[str, dict[str, int]]:
-    """Partitions of about the square root of the rows, a twelfth of which is looked into; 8 numbers in a byte, and ten
-    times as many rows as are asked for are compared by their vectors. Training takes a sample: it is most of the cost.
+    """About as many partitions as the square root of the rows, a twelfth of which is searched. 8 numbers are stored in
+    a byte, and ten times k rows are compared by their full vectors. Training, most of the cost, uses a sample.
     """
     partitions = max(1, round(rows**0.5))
     sub_vectors = next(each for each in range(max(1, dimension // 8), 0, -1) if dimension % each == 0)
@@ -68,7 +68,7 @@ def approximate(rows: int, dimension: int) -> tuple[str, dict[str, int]]:
 
 
 def config(shape: Shape) -> Any:
-    """What `create_index` is given."""
+    """The argument of `create_index`."""
     from lancedb.index import HnswSq, IvfFlat, IvfPq
 
     made = {"ivf_flat": IvfFlat, "ivf_pq": IvfPq, "ivf_hnsw_sq": HnswSq}[shape.index]
@@ -77,20 +77,20 @@ def config(shape: Shape) -> Any:
 
 
 def tune(query: Any, shape: Shape) -> Any:
-    """A vector query with the shape's metric, and with what its index needs to be searched well."""
+    """Sets the metric of a vector query, and the parameters with which its index is searched."""
     query = query.distance_type(shape.metric)
     if "nprobes" in shape.parameters:
         query = query.nprobes(shape.parameters["nprobes"])
     if "ef" in shape.parameters:
         query = query.ef(shape.parameters["ef"])
     if "refine_factor" in KINDS[shape.index]:
-        # A compressed index answers with estimated distances: refined, the scores are those of the vectors.
+        # A compressed index returns estimated distances: refined, the scores are those of the full vectors.
         query = query.refine_factor(shape.parameters.get("refine_factor", 1))
     return query
 
 
 def score(metric: str, distance: float) -> float:
-    """LanceDB says distances: 1 - cosine, 1 - dot, or the squared distance."""
+    """Converts LanceDB's distance (1 - cosine, 1 - dot, or the squared distance) to a score."""
     if distance != distance:  # NaN: a vector of length 0 has no direction
         return 0.0
     return -distance if metric == "l2" else 1.0 - distance

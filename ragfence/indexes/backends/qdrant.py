@@ -1,12 +1,10 @@
-"""Qdrant: a server, or its local mode in a folder. Every physical index is a collection of its own.
+"""Qdrant: a server, or its local mode in a folder. Every physical index is a collection.
 
-A point's id is its snippet_id, which is a UUID; the payload has all columns. Cosine vectors come back normalised. What
-a search must know stands in the collection's own configuration. Qdrant's aliases have no generation and no
-compare-and-swap, so `point` simply sets them, and whoever cares reads again.
+A point's id is its snippet_id, which is a UUID; the payload has all columns. Cosine vectors are returned normalised.
+What a search must know is in the configuration of the collection. Qdrant's aliases have no generation and no
+compare-and-swap, so `point` simply sets them, and the caller reads them again.
 
-What the errors of qdrant-client mean; its local mode has only ValueError and RuntimeError.
-
-What is particular to Qdrant's local mode: one process per folder, and SQLite files underneath.
+Local mode allows one process per folder, stores points in SQLite files, and raises only ValueError and RuntimeError.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ _EF = "ragfence_ef"
 _T = TypeVar("_T")
 
 
-class _Known(NamedTuple):
+class _CollectionConfig(NamedTuple):
     dimension: int
     metric: Metric
     exact: bool
@@ -74,8 +72,8 @@ class QdrantBackend:
             raise missing_package("qdrant_client", "ragfence[qdrant]", "The index backend Qdrant")
         self._server, self._path = url, Path(path).absolute() if path is not None else None
         self._api_key, self._timeout_s = api_key, timeout_s
-        self._opened: tuple[int, Any] | None = None
-        # Local mode is plain Python over shared lists: one call at a time. A server needs no such lock.
+        self._connection: tuple[int, Any] | None = None
+        # Local mode is plain Python with shared lists: one call at a time. A server needs no such lock.
         self._lock: contextlib.AbstractContextManager[Any] = (
             threading.RLock() if self._path is not None else contextlib.nullcontext()
         )
@@ -89,7 +87,7 @@ class QdrantBackend:
         check_shape("qdrant", KINDS, shape)
 
     def approximate(self, rows: int, dimension: int) -> tuple[str, dict[str, Any]] | None:
-        """Local mode compares with every point whatever it is told."""
+        """None in local mode, which always compares with every point."""
         return None if self._path is not None else ("hnsw", {"m": 16, "ef_construct": 128, "ef": 128})
 
     def write(self, physical: str, shape: Shape, tables: Iterable[Any]) -> int:
@@ -112,7 +110,7 @@ class QdrantBackend:
         return rows
 
     def finish(self, physical: str, shape: Shape) -> None:
-        """On a server: waits until the graph is made. What is not indexed yet is compared point by point."""
+        """Waits until the server has built the graph. Points that are not indexed yet are compared one by one."""
         if shape.index == "flat":
             return
         from qdrant_client.models import CollectionStatus
@@ -133,10 +131,10 @@ class QdrantBackend:
         return int(self._on(physical, "count", lambda client: client.count(physical, exact=True).count))
 
     def read(self, physical: str, columns: Sequence[str] | None = None) -> Iterator[Any]:
-        return self._scroll(physical, select_schema(row_schema(self._known(physical).dimension), columns))
+        return self._scroll(physical, select_schema(row_schema(self._read_config(physical).dimension), columns))
 
     def remove(self, physical: str, doc_ids: Sequence[str]) -> None:
-        """In local mode the file is written anew; a server's optimizer drops the bytes when it merges segments."""
+        """Deletes points. Local mode rewrites its file; a server drops the bytes when it merges segments."""
         from qdrant_client import models
 
         if not doc_ids:
@@ -151,9 +149,9 @@ class QdrantBackend:
     def search(self, physical: str, vector: Vectors, k: int) -> list[FoundRow]:
         from qdrant_client import models
 
-        known = self._known(physical)
+        known = self._read_config(physical)
         check_search(known.dimension, known.metric, vector, k)
-        # Local mode is always exact, and warns of parameters it does not need.
+        # Local mode is always exact, and warns about parameters it does not need.
         how = None if self._path is not None else models.SearchParams(exact=known.exact, hnsw_ef=known.ef)
         answer = self._on(
             physical,
@@ -197,7 +195,7 @@ class QdrantBackend:
 
     def close(self) -> None:
         with self._opening:
-            opened, self._opened = self._opened, None
+            opened, self._connection = self._connection, None
         if opened is not None and opened[0] == os.getpid():
             with self._lock:
                 opened[1].close()
@@ -208,7 +206,7 @@ class QdrantBackend:
         distances = {"cosine": models.Distance.COSINE, "dot": models.Distance.DOT, "l2": models.Distance.EUCLID}
         given = dict(shape.parameters)
         ef = given.pop("ef", None)
-        # m = 0: no graph is ever made, and every search is exact.
+        # m = 0: no graph is built, and every search is exact.
         graph = models.HnswConfigDiff(m=0) if shape.index == "flat" else models.HnswConfigDiff(**given)
         client.create_collection(
             physical,
@@ -217,15 +215,15 @@ class QdrantBackend:
             ),
             metadata={_EF: ef} if ef is not None else None,
         )
-        if self._path is None:  # `remove` looks for it; local mode has no use for it, and says so
+        if self._path is None:  # for `remove`; local mode does not need it, and warns about it
             client.create_payload_index(physical, "doc_id", models.PayloadSchemaType.KEYWORD, wait=True)
 
-    def _known(self, physical: str) -> _Known:
+    def _read_config(self, physical: str) -> _CollectionConfig:
         config = self._on(physical, "open", lambda client: client.get_collection(physical)).config
         vectors = config.params.vectors
         metrics: dict[str, Metric] = {"Cosine": "cosine", "Dot": "dot", "Euclid": "l2"}
         graph = vectors.hnsw_config
-        return _Known(
+        return _CollectionConfig(
             vectors.size,
             metrics[vectors.distance.value],
             graph is not None and graph.m == 0,
@@ -250,7 +248,7 @@ class QdrantBackend:
                 return
 
     def _on(self, physical: str, what: str, act: Callable[[Any], _T]) -> _T:
-        """As `_call`, for something that may be missing."""
+        """Like `_call`, for a collection that may be missing."""
         try:
             return self._call(f"{what} {physical}", act, raw=is_missing)
         except Exception as error:
@@ -259,7 +257,7 @@ class QdrantBackend:
             raise
 
     def _call(self, what: str, act: Callable[[Any], _T], *, raw: Callable[[Exception], bool] | None = None) -> _T:
-        """Acts, and translates what goes wrong, but for errors that the caller wants `raw`."""
+        """Calls the client and translates its errors, except those that the caller wants `raw`."""
         client = self._client
         try:
             with self._lock:
@@ -272,19 +270,19 @@ class QdrantBackend:
 
     @property
     def _client(self) -> Any:
-        opened = self._opened
+        opened = self._connection
         if opened is None or opened[0] != os.getpid():
             with self._opening:
-                opened = self._opened
+                opened = self._connection
                 if opened is None:
-                    opened = self._opened = (os.getpid(), self._connect())
+                    opened = self._connection = (os.getpid(), self._connect())
                 elif opened[0] != os.getpid():
                     if self._path is not None:
                         raise Unsupported(
-                            f"{self.url} was opened before this process was forked: local mode is for one process",
-                            hint="open it after the fork only, or run a Qdrant server: qdrant+http://host:6333",
+                            f"{self.url} was opened before this process was forked; local mode allows one process",
+                            hint="open it after the fork, or run a Qdrant server: qdrant+http://host:6333",
                         )
-                    opened = self._opened = (os.getpid(), self._connect())
+                    opened = self._connection = (os.getpid(), self._connect())
         return opened[1]
 
     def _connect(self) -> Any:
@@ -322,11 +320,11 @@ def _point_id(snippet_id: str) -> str:
     try:
         return str(UUID(hex=snippet_id))
     except ValueError as other:
-        raise ValidationError(f"{snippet_id!r} is no snippet_id: those are 32 hex digits") from other
+        raise ValidationError(f"{snippet_id!r} is not a valid snippet_id, which has 32 hex digits") from other
 
 
 def _score(metric: Metric, score: float) -> float:
-    """Qdrant says similarities, but for l2 the distance."""
+    """Converts Qdrant's score, which is a similarity, or for l2 the distance."""
     return -(score * score) if metric == "l2" else score
 
 
@@ -356,7 +354,7 @@ def is_taken(error: Exception) -> bool:
 
 
 def translate(error: Exception, what: str, where: str) -> RagfenceError:
-    """The error for people: what could not be done, at which server, and what to do about it."""
+    """Returns the error with what could not be done, at which server, and what to do about it."""
     said = f"cannot {what}, {where}: {_said(error)}"
     if response := _response(error):
         if response.status_code in (401, 403):
@@ -382,22 +380,22 @@ def open_local(folder: Path) -> Any:
         make_folders(folder)
         _refuse_second(folder)
         return QdrantClient(path=str(folder))
-    except RuntimeError as error:  # somebody came between
+    except RuntimeError as error:  # another process was faster
         raise _in_use(folder) from error
     except OSError as error:
         raise StoreUnavailable(
             f"cannot keep an index in {folder}: {error.strerror or error}",
-            hint="name a folder that can be made and written to",
+            hint="name a folder that can be created and written to",
         ) from error
 
 
 def silence() -> None:
-    """Local mode warns of more than 20,000 points at every step. docs/backends.md says it once."""
+    """Silences the warning about more than 20,000 points, which local mode repeats at every step."""
     warnings.filterwarnings("ignore", message="Local mode is not recommended", category=UserWarning)
 
 
 def vacuum(folder: Path, physical: str) -> None:
-    """Deleted points stay in the free pages of the file until it is written anew."""
+    """Rewrites the file of a collection: deleted points stay in its free pages until then."""
     file = folder / "collection" / physical / "storage.sqlite"
     if file.exists():
         with contextlib.closing(sqlite3.connect(file, timeout=30)) as db:
@@ -405,7 +403,7 @@ def vacuum(folder: Path, physical: str) -> None:
 
 
 def _refuse_second(folder: Path) -> None:
-    """qdrant-client would refuse as well, but leaves an open file behind."""
+    """Refuses a second process. qdrant-client would, too, but leaves an open file behind."""
     with open(folder / ".lock", "a+", opener=opener) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -415,6 +413,6 @@ def _refuse_second(folder: Path) -> None:
 
 def _in_use(folder: Path) -> StoreUnavailable:
     return StoreUnavailable(
-        f"{folder} is open in another process or client: Qdrant's local mode is for one at a time",
+        f"{folder} is open in another process or client; Qdrant's local mode allows one at a time",
         hint="close the other one, or run a Qdrant server: qdrant+http://host:6333",
     )

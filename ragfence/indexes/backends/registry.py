@@ -1,4 +1,4 @@
-"""From the name of a backend to the backend, and where LanceDB lives when nobody says."""
+"""Opens backends by name, and chooses where LanceDB stores indexes by default."""
 
 from __future__ import annotations
 
@@ -22,11 +22,15 @@ FORMS = (
 )
 BESIDE = "lance"
 BESIDE_ON_S3 = ".lance"
-"""no tenant is encoded with a leading dot, so nothing that is listed is ever in there"""
+"""encoded tenants have no leading dot, so no listing of objects includes it"""
 
 
 def open_backend(spec: str, *, default_lance: str, storage_options: Mapping[str, str] | None = None) -> Backend:
-    """The backend a spec names; `storage_options` are for LanceDB on S3."""
+    """Opens the backend that a spec names. `storage_options` are for LanceDB on S3.
+
+    Raises:
+        UnknownStore: The name is not that of a backend, or its URL contains credentials.
+    """
     kind, plus, rest = spec.partition("+")
     if not plus:
         kind, colon, rest = spec.partition(":")
@@ -37,7 +41,7 @@ def open_backend(spec: str, *, default_lance: str, storage_options: Mapping[str,
     _refuse_credentials(kind, rest)
     try:
         parts = urlsplit(rest)
-    except ValueError:  # its words quote the URL
+    except ValueError:  # the message would quote the URL, which may contain a password
         parts = urlsplit("")
     if HIDDEN in show_url(rest):
         raise _unknown(spec)
@@ -55,9 +59,9 @@ def open_backend(spec: str, *, default_lance: str, storage_options: Mapping[str,
 
 
 def default_lance_location(objects: ObjectStore) -> tuple[str, dict[str, str]]:
-    """Where LanceDB keeps the indexes of these objects by default, and the storage options to get there.
+    """Returns where LanceDB stores the indexes of these objects by default, and its storage options.
 
-    In a folder: beside the tree of objects, inside the folder the user named. On S3: under the same prefix.
+    In a folder: next to the tree of objects, inside the folder that the user named. On S3: under the same prefix.
     """
     if isinstance(objects, LocalObjects):
         return str(_file_path(objects.url) / BESIDE), {}
@@ -67,7 +71,7 @@ def default_lance_location(objects: ObjectStore) -> tuple[str, dict[str, str]]:
         if isinstance(objects, S3Objects):
             return f"{objects.url}/{BESIDE_ON_S3}", _s3_options(objects)
     raise Unsupported(
-        f"nobody knows where LanceDB should keep indexes beside {objects.url}",
+        f"there is no default place for LanceDB indexes next to {objects.url}",
         hint=f"name the backend in the spec: {FORMS}",
     )
 
@@ -79,10 +83,10 @@ def _lance(uri: str, storage_options: Mapping[str, str] | None) -> Backend:
 
 
 def _s3_options(objects: Any) -> dict[str, str]:
-    """LanceDB's own client gets what boto3 found.
+    """Passes the settings that boto3 found on to LanceDB's client.
 
-    Credentials that are renewed now and then (roles, SSO) are not handed over, for they would run out: LanceDB finds
-    those itself.
+    Credentials that are renewed from time to time (roles, SSO) are not passed on, because they would expire: LanceDB
+    finds those itself.
     """
     client = objects.client
     options = {"aws_region": client.meta.region_name or "us-east-1"}
@@ -103,25 +107,25 @@ def _refuse_credentials(kind: str, rest: str) -> None:
     if "@" in rest.partition("://")[2].partition("/")[0]:
         instead = "QDRANT_API_KEY" if kind == "qdrant" else "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         raise UnknownStore(
-            "credentials do not belong into the URL of a backend, which ends up in logs and in the INDEX_HASH",
+            "the URL of a backend must not contain credentials: it appears in logs and in the INDEX_HASH",
             hint=f"set {instead} instead",
         )
 
 
 def _refuse_relative(folder: str) -> None:
-    """The spec is stored with the build and opened again by others: in their folder it would name another place, where
-    the rows are not, and a build that is served would be taken for lost."""
+    """Refuses a relative folder. The spec is stored with the build and opened by other processes: in another working
+    directory it would name another place without the rows, and a served build would look lost."""
     if folder and "://" not in folder and not Path(folder).is_absolute():
         raise UnknownStore(
-            f"lance:{folder} would be another place for a process that runs in another folder",
-            hint=f"use lance:{Path(folder).expanduser().absolute()}, or lance for a folder beside the objects",
+            f"lance:{folder} is relative: it would be another place for a process in another folder",
+            hint=f"use lance:{Path(folder).expanduser().absolute()}, or lance for a folder next to the objects",
         )
 
 
 def _unknown(spec: str) -> UnknownStore:
     kind, mark = re.match(r"([^:+]*)([:+]?)", spec).groups()  # type: ignore[union-attr]
     shown = show_url(spec) if "://" in spec else f"{kind}{mark}{HIDDEN}" if mark else spec
-    return UnknownStore(f"{shown!r} names no index backend ragfence knows", hint=f"use {FORMS}")
+    return UnknownStore(f"{shown!r} is not a known index backend", hint=f"use {FORMS}")
 
 
 def _file_path(url: str) -> Path:

@@ -1,1 +1,1 @@
-"""Embedders: whatever turns texts into vectors, behind one small protocol."""
+"""Embedders turn texts into vectors, behind one small protocol."""

@@ -1,4 +1,4 @@
-"""What an embedder is, and how its vectors are checked before anything is kept of them."""
+"""The protocol of an embedder, and the checks of its vectors before any of them is stored."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ MAX_DIMENSION = 65_536
 
 @runtime_checkable
 class Embedder(Protocol):
-    """Turns texts into vectors. The same revision makes the same vector of the same text, for ever.
+    """Turns texts into vectors. A revision always makes the same vector of the same text.
 
-    name        which model
-    revision    changes whenever its vectors do: a version, or a digest of its weights
-    dimension   of every vector
-    embed       one vector for each text, in their order: an array (n, dimension), or lists of numbers
+    Optional attributes: `normalised` (True if every vector has length 1), `batch` (the best number of texts per call;
+    256 by default), and `close()`. Called from several threads at once.
 
-    Optional: `normalised` (True: every vector has length 1), `batch` (so many texts at once are best; 256), `close()`.
-    May be called from several threads at once.
+    Attributes:
+        name: The model.
+        revision: Changes whenever its vectors do: a version, or a digest of its weights.
+        dimension: Of every vector.
+        embed: Returns one vector for each text, in order: an array (n, dimension), or lists of numbers.
     """
 
     name: str
@@ -38,14 +39,14 @@ class Embedder(Protocol):
 
 
 class FunctionEmbedder:
-    """An embedder made of a function from a list of texts to their vectors.
+    """An embedder made from a function that returns the vectors of a list of texts.
 
     >>> def letters(texts):
     ...     return [[float(text.count(letter)) for letter in "aeiou"] for text in texts]
     >>> embedder = FunctionEmbedder(letters, name="letters", revision="1", dimension=5)
 
-    `revision` is a promise: give it another value whenever the function would return other vectors. The function may be
-    called from several threads at once. Nobody can open it by its name, so a process that searches has to be given it.
+    Change `revision` whenever the function returns other vectors. The function is called from several threads at once.
+    It cannot be opened by its name, so every process that searches must pass it to `fence.indexes.use`.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class FunctionEmbedder:
 
 
 class EmbedderId(NamedTuple):
-    """What of an embedder decides whether vectors are the same."""
+    """What identifies the vectors of an embedder."""
 
     name: str
     revision: str
@@ -88,12 +89,12 @@ class EmbedderId(NamedTuple):
             dimension: object = embedder.dimension
         except AttributeError as missing:
             raise EmbedderInvalid(
-                f"{type(embedder).__name__} is no embedder: {missing}",
+                f"{type(embedder).__name__} is not an embedder: {missing}",
                 hint="an embedder has name, revision, dimension and embed(texts); see docs/embedders.md",
             ) from missing
-        name, revision = _checked_text("name", name), _checked_text("revision", revision)
+        name, revision = _check_text("name", name), _check_text("revision", revision)
         if isinstance(dimension, bool) or not isinstance(dimension, int) or not 1 <= dimension <= MAX_DIMENSION:
-            raise EmbedderInvalid(f"the dimension of {name} is 1 to {MAX_DIMENSION:,}, not {dimension!r}")
+            raise EmbedderInvalid(f"the dimension of {name} must be 1 to {MAX_DIMENSION:,}, not {dimension!r}")
         return cls(name, revision, dimension, bool(getattr(embedder, "normalised", False)))
 
     @property
@@ -105,25 +106,35 @@ class EmbedderId(NamedTuple):
         return f"{self.name}@{self.revision} ({self.dimension})"
 
 
-def _checked_text(field: str, value: object) -> str:
+def _check_text(field: str, value: object) -> str:
     if not isinstance(value, str) or not value or len(value) > 255 or not value.isprintable():
-        raise EmbedderInvalid(f"the {field} of an embedder is 1 to 255 printable characters, not {value!r}")
+        raise EmbedderInvalid(f"the {field} of an embedder must be 1 to 255 printable characters, not {value!r}")
     return value
 
 
 def embed_texts(embedder: Embedder, known: EmbedderId, texts: Sequence[str]) -> Vectors:
-    """The vectors of the texts: as many as texts, of the right dimension, finite, of the revision that is `known`."""
+    """Embeds texts, and checks that there is one finite vector of the right dimension for each.
+
+    Args:
+        embedder: Makes the vectors.
+        known: The identity that the embedder must still have afterwards.
+        texts: The texts.
+
+    Raises:
+        EmbedderInvalid: The vectors cannot be used, or the embedder became another one.
+    """
     import numpy as np
 
     if not texts:
         return np.zeros((0, known.dimension), dtype=np.float32)
     try:
         made = embedder.embed(texts)
-    except StopIteration as stopped:  # in a generator around us it would look like its end, or like a fault of ours
+    except StopIteration as stopped:  # would look like the end of a generator that calls this
         raise EmbedderInvalid(f"{known} raised StopIteration", hint="return an array with a row per text") from stopped
     if (now := EmbedderId.of(embedder)) != known:
         raise EmbedderInvalid(
-            f"{known} became {now} while it was embedding", hint="start again: vectors of two revisions do not compare"
+            f"{known} became {now} while it was embedding",
+            hint="start again: vectors of two revisions cannot be compared",
         )
     try:
         vectors: Vectors = np.ascontiguousarray(made, dtype=np.float32)
@@ -133,22 +144,22 @@ def embed_texts(embedder: Embedder, known: EmbedderId, texts: Sequence[str]) -> 
         raise EmbedderInvalid(f"{known} returned an array {vectors.shape} for {len(texts)} texts")
     if vectors.shape[1] != known.dimension:
         raise EmbedderInvalid(
-            f"{known} returned vectors of {vectors.shape[1]} dimensions",
+            f"{known} returned vectors with {vectors.shape[1]} dimensions",
             hint="set its dimension to what the model returns",
         )
     if not np.isfinite(vectors).all():
         at = int(np.flatnonzero(~np.isfinite(vectors).all(axis=1))[0])
         raise EmbedderInvalid(
-            f"{known} returned NaN or infinity for a text of {len(texts[at])} characters (number {at})"
+            f"{known} returned NaN or infinity for text number {at}, which has {len(texts[at])} characters"
         )
     return vectors
 
 
 def find_undirected(vectors: Vectors) -> tuple[int, str] | None:
-    """The first of the vectors that cosine cannot compare with anything, and why; None: it can compare them all.
+    """Returns the first vector that cosine cannot compare, by its position, and why; None if it can compare all.
 
-    Backends square and add in float32. A length that is 0 there, or none, makes NaN of every score: LanceDB then never
-    finds the row, whatever is asked for.
+    Backends square and add in float32. If the length is 0 or not finite there, every score is NaN, and LanceDB never
+    finds the row.
     """
     import numpy as np
 

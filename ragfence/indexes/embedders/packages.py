@@ -1,6 +1,6 @@
-"""Packages and files that only some embedders need: found when they are used, and missed with a way out.
+"""Packages and files that only some embedders need: located when they are used, with a hint if they are missing.
 
-Nothing here ever asks the network. A model that is not on this machine is an error, not a download.
+Nothing here uses the network. A model that is not on this machine is an error, not a download.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ragfence.errors import RagfenceError
 
 
 def import_package(name: str, *, install: str) -> Any:
-    """The module of that name; `install` is what pip is to be told when it is missing."""
+    """Imports a module. `install` is what to install with pip if it is missing."""
     try:
         return import_module(name)
     except ImportError as missing:
@@ -26,7 +26,7 @@ def import_package(name: str, *, install: str) -> Any:
 
 
 def find_folder(name: str, *, install: str) -> Path:
-    """Where a package keeps its files. Nothing of it is imported: only its data is wanted, not what it does."""
+    """Returns the folder of a package without importing it: only its data files are needed."""
     found = find_spec(name)
     if found is None or not found.submodule_search_locations:
         raise _missing(name, install)
@@ -34,7 +34,7 @@ def find_folder(name: str, *, install: str) -> Path:
 
 
 def digest_files(recipe: str, files: Iterable[tuple[str, Path]]) -> str:
-    """Short, over what is in the files (not where they are) and over the way they are used."""
+    """Returns a short digest of the contents of files (not their paths) and of the way they are used."""
     parts = [recipe.encode()]
     for name, path in files:
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""From a name to an embedder, and from what a build noted of its embedder back to that embedder."""
+"""Opens embedders by name, and the embedder of an existing build."""
 
 from __future__ import annotations
 
@@ -21,51 +21,58 @@ FORMS = (
 
 
 def open_embedder(name: str) -> Embedder:
-    """The embedder of that name.
+    """Opens an embedder by name.
+
+    Raises:
+        EmbedderUnknown: There is no embedder with this name.
 
     >>> open_embedder("wordllama").dimension
     256
     """
-    return _opened(name, None)
+    return _open_by_name(name, None)
 
 
 def to_embedder(given: str | Embedder | None) -> Embedder:
-    """An embedder, from whatever a caller may give for one; None is the default."""
+    """Returns an embedder for a name or an embedder; None is the default."""
     if given is None or isinstance(given, str):
         return open_embedder(given or DEFAULT)
     if not callable(getattr(given, "embed", None)):
         raise EmbedderInvalid(
-            f"{type(given).__name__} is no embedder: it has no embed(texts)",
-            hint="give a name, or FunctionEmbedder(function, name=..., revision=..., dimension=...)",
+            f"{type(given).__name__} is not an embedder: it has no embed(texts)",
+            hint="pass a name, or FunctionEmbedder(function, name=..., revision=..., dimension=...)",
         )
     return given
 
 
 def reopen_embedder(known: EmbedderId, registered: Mapping[str, Embedder]) -> Embedder:
-    """The embedder that a build noted: one that is `registered` (by EmbedderId.digest), or opened by its name.
+    """Returns the embedder of a build: one that is `registered` by its EmbedderId.digest, or one opened by name.
 
-    Never one with another revision: a query embedded by it would be compared with vectors it did not make.
+    Never one with another revision: its query would be compared with vectors that it did not make.
+
+    Raises:
+        EmbedderUnknown: It is not registered and cannot be opened by its name.
+        EmbedderInvalid: The embedder of this name has another revision here.
     """
     if (found := registered.get(known.digest)) is not None:
         return found
     try:
-        opened = _opened(known.name, known.dimension)
+        opened = _open_by_name(known.name, known.dimension)
     except EmbedderUnknown as unknown:
         raise EmbedderUnknown(
             f"the index was built with {known}, which cannot be opened by its name",
-            hint="give this process the embedder that the index was built with",
+            hint="register the embedder that the index was built with: fence.indexes.use(embedder)",
         ) from unknown
     there = EmbedderId.of(opened)
     if there != known:
         _close(opened)
         raise EmbedderInvalid(
-            f"the index was built with {_full(known)}, and here is {_full(there)}",
-            hint="give this process the embedder that the index was built with, or build the index again",
+            f"the index was built with {_describe(known)}, but here it is {_describe(there)}",
+            hint="use the embedder that the index was built with, or build the index again",
         )
     return opened
 
 
-def _opened(name: str, dimension: int | None) -> Embedder:
+def _open_by_name(name: str, dimension: int | None) -> Embedder:
     if name == "wordllama":
         from ragfence.indexes.embedders.wordllama import WordLlamaEmbedder
 
@@ -84,22 +91,22 @@ def _opened(name: str, dimension: int | None) -> Embedder:
     # What follows a plus is meant as a URL, which may hold a password.
     kind, plus, _ = name.partition("+")
     shown = show_url(name) if "://" in name else f"{kind}+{HIDDEN}" if plus else name
-    raise EmbedderUnknown(f"nobody knows the embedder {shown!r}", hint=f"the known ones: {', '.join(FORMS)}")
+    raise EmbedderUnknown(f"{shown!r} is not a known embedder", hint=f"use one of: {', '.join(FORMS)}")
 
 
 def _endpoint(name: str, dimension: int | None) -> Embedder:
-    """With the dimension that a build noted a search need not ask for it; an answer of another one is refused."""
+    """`dimension`: that of a build, so that a search need not find it out; responses with another one are refused."""
     from ragfence.indexes.embedders.endpoint import OPENAI, EndpointEmbedder
 
     if name.startswith("openai:"):
         return EndpointEmbedder(OPENAI, name.removeprefix("openai:"), dimension=dimension)
     url, _, model = name.removeprefix("openai+").partition("#")
-    # A name out of a stored build was written by whoever can write there: the key goes to no address but our own.
+    # The name in a stored build could be forged: send the API key only to the address set in the environment.
     ours = dimension is None or url.rstrip("/") == os.environ.get("OPENAI_BASE_URL", "").rstrip("/")
     return EndpointEmbedder(url, model, dimension=dimension, api_key=None if ours else "")
 
 
-def _full(known: EmbedderId) -> str:
+def _describe(known: EmbedderId) -> str:
     return f"{known}, {'of length 1' if known.normalised else 'of any length'}"
 
 

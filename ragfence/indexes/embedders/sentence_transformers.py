@@ -1,4 +1,4 @@
-"""Models of sentence-transformers, from a folder or from what is already in the local cache. Never downloaded."""
+"""Models of sentence-transformers, from a folder or from the local cache. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ragfence.indexes.embedders.packages import digest_files, import_package
 
 PREFIX = "sentence-transformers:"
 INSTALL = "sentence-transformers"
-"""not an extra of ragfence: it brings PyTorch, and whoever wants it knows which build of it"""
+"""not an extra of ragfence: it depends on PyTorch, whose build the user has to choose"""
 
 WEIGHTY = (".safetensors", ".bin", ".onnx", ".json", ".txt", ".model")
-"""files of a model's folder that decide its vectors; not its README, and not the leavings of a git checkout"""
+"""files of a model's folder that determine its vectors; not its README or files of a git checkout"""
 
 
 class SentenceTransformersEmbedder:
     """`open_embedder("sentence-transformers:./models/e5-small")`.
 
-    `revision` may be left out. For a folder it is a digest of its files; for a model of the hub, the commit of the copy
-    in the local cache. With `model=` one that is loaded already is used (with a device or settings of its own).
+    If `revision` is not given, it is a digest of the files of a folder, or the commit of a model of the hub in the
+    local cache. `model` is a model that is already loaded, for instance on another device.
     """
 
     normalised = True
@@ -31,12 +31,12 @@ class SentenceTransformersEmbedder:
     def __init__(self, model_or_path: str, *, revision: str | None = None, model: Any = None) -> None:
         self.name = f"{PREFIX}{model_or_path}"
         folder = Path(model_or_path)
-        self._model = model if model is not None else _loaded(model_or_path, None if folder.is_dir() else revision)
+        self._model = model if model is not None else _load_model(model_or_path, None if folder.is_dir() else revision)
         if revision is None and model is None and folder.is_dir():
             revision = f"files-{digest_files('encode, length 1/1', _weighty_files(folder))}"
         self.revision = revision or _commit(self._model) or _unknown_revision(self.name)
         self.dimension = int(self._model.get_sentence_embedding_dimension() or 0)
-        # Its tokeniser changes its own padding while it works, and answers a second thread with "Already borrowed".
+        # The tokeniser changes its own padding while it works, and fails with "Already borrowed" in a second thread.
         self._one_at_a_time = threading.Lock()
 
     def embed(self, texts: Sequence[str]) -> Any:
@@ -46,7 +46,7 @@ class SentenceTransformersEmbedder:
             )
 
 
-def _loaded(model_or_path: str, revision: str | None) -> Any:
+def _load_model(model_or_path: str, revision: str | None) -> Any:
     library = import_package("sentence_transformers", install=INSTALL)
     try:
         return library.SentenceTransformer(model_or_path, revision=revision, local_files_only=True)
@@ -63,7 +63,7 @@ def _weighty_files(folder: Path) -> list[tuple[str, Path]]:
 
 
 def _commit(model: Any) -> str | None:
-    """Of the hub, as transformers notes it in the configuration of what it loaded."""
+    """The commit of the hub, which transformers stores in the configuration of a loaded model."""
     try:
         commit = model[0].auto_model.config._commit_hash
     except (AttributeError, IndexError, KeyError, TypeError):
@@ -73,6 +73,6 @@ def _commit(model: Any) -> str | None:
 
 def _unknown_revision(name: str) -> str:
     raise EmbedderInvalid(
-        f"nobody knows the revision of {name}",
-        hint="give SentenceTransformersEmbedder a revision=: the commit of the model on the hub",
+        f"the revision of {name} is unknown",
+        hint="pass revision= to SentenceTransformersEmbedder: the commit of the model on the hub",
     )

@@ -1,8 +1,8 @@
-"""The default embedder: WordLlama's static vectors. Offline, 256 dimensions, thousands of texts a second on one core.
+"""The default embedder: WordLlama's static vectors. Offline, 256 dimensions, thousands of texts per second on one core.
 
-A vector is the mean of the vectors of its tokens. The weights and the tokeniser are read straight from the files of the
-installed package: its own loader sets up the root logger of the whole process, imports an HTTP client, and pads each
-batch to its longest text, so that one long text makes 63 short ones expensive. The vectors are the same, bit by bit.
+A vector is the mean of the vectors of its tokens. The weights and the tokeniser are read directly from the files of the
+installed package: its own loader configures the root logger of the process, imports an HTTP client, and pads each batch
+to its longest text, so that one long text makes 63 short ones expensive. The vectors are bit-identical.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ DIMENSION = 256
 RECIPE = "mean of all tokens; the unknown token for none/1"
 
 TEXTS_AT_ONCE = 256
-"""are tokenised together"""
+"""tokenised together"""
 TOKENS_AT_ONCE = 8_192
-"""are added up together: 8 MB, however long a text is"""
+"""added up together, which takes 8 MB however long a text is"""
 
 
 class WordLlamaEmbedder:
@@ -52,7 +52,7 @@ class WordLlamaEmbedder:
     def embed(self, texts: Sequence[str]) -> Vectors:
         import numpy as np
 
-        model = _loaded(self._files)
+        model = _load_once(self._files)
         vectors = np.empty((len(texts), DIMENSION), dtype=np.float32)
         for start in range(0, len(texts), TEXTS_AT_ONCE):
             some = list(texts[start : start + TEXTS_AT_ONCE])
@@ -72,9 +72,9 @@ class WordLlamaModel(NamedTuple):
 
 
 def _mean(weights: Vectors, tokens: list[int], out: Vectors) -> None:
-    """Row by row in the order of the text, so that its bits depend on nothing but the text."""
-    # No token at all: an empty text. A zero vector has no direction, and its cosine with anything is NaN; the model's
-    # own vector for "unknown" (token 0) is finite, has a length, and is near to nothing in particular.
+    """Adds row by row in the order of the text, so that the bits depend only on the text."""
+    # An empty text has no tokens. A zero vector has no direction, and its cosine is NaN; the model's own vector for
+    # "unknown" (token 0) is finite, has a length, and is near to nothing in particular.
     tokens = tokens or [0]
     weights.take(tokens[:TOKENS_AT_ONCE], axis=0).sum(axis=0, out=out)
     for start in range(TOKENS_AT_ONCE, len(tokens), TOKENS_AT_ONCE):
@@ -84,16 +84,16 @@ def _mean(weights: Vectors, tokens: list[int], out: Vectors) -> None:
 
 @cache
 def _revision(files: WordLlamaFiles) -> str:
-    # Not the version of the package: none of its code is used, and a release that has the same weights makes the same
-    # vectors. With the version in it, an upgrade would stop every search until all is embedded and built again.
+    # Without the version of the package: none of its code is used, and a release with the same weights makes the same
+    # vectors. With the version, an upgrade would stop every search until everything is embedded and built again.
     return f"{MODEL}-{digest_files(RECIPE, (('weights', files.weights), ('tokenizer', files.tokenizer)))}"
 
 
 _loading = threading.Lock()
 
 
-def _loaded(files: WordLlamaFiles) -> WordLlamaModel:
-    with _loading:  # two threads that begin at once must not load it twice
+def _load_once(files: WordLlamaFiles) -> WordLlamaModel:
+    with _loading:  # two threads must not load the model twice
         return _load(files)
 
 
