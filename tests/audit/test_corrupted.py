@@ -221,7 +221,7 @@ def test_after_a_loss_only_what_the_object_store_has_needs_no_seal(tmp_path: Pat
         forgotten.record([forged])
         (found,) = fence.audit.check().findings
         assert (found.invariant, found.rows) == ("known_winner", (forged.row_id,))
-        assert "the log of documents does not have" in found.text
+        assert "is not in the log of documents" in found.text
         ended = replace(forged, position=END_POSITION, kind=RowKind.ENDED, ts_ms=forged.ts_ms + 1)
         forgotten.record([ended])
         assert fence.audit.check().ok, "it left the log later"

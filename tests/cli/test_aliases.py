@@ -268,7 +268,7 @@ def test_an_alias_that_nobody_made_is_unknown(place: Site, words: list[str]) -> 
 
 def test_a_name_that_no_alias_can_have_is_refused(place: Site, built: Built) -> None:
     for words in (["swap", "My Docs", built.second], ["alias", "My Docs"], ["search", "My Docs", "x"]):
-        assert "is no name for an alias" in place.json(*words, code=1)["error"]["message"]
+        assert "is not a valid name for an alias" in place.json(*words, code=1)["error"]["message"]
 
 
 def test_a_backend_that_is_behind_is_reconciled(place: Site) -> None:

@@ -156,7 +156,7 @@ def test_what_lancedb_is_best_at_never_changes() -> None:
 
 
 def test_parameters_need_the_name_of_an_index() -> None:
-    with pytest.raises(ValidationError, match="need its name"):
+    with pytest.raises(ValidationError, match="need a named index"):
         IndexSpec(parameters={"nprobes": 3})
 
 

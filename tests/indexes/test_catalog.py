@@ -171,7 +171,7 @@ def test_a_name_for_an_alias(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "Docs", "-a", ".a", "a/b", "a b", "x" * 65, "ä", "docs\n", None, 3])
 def test_no_name_for_an_alias(name: object) -> None:
-    with pytest.raises(ValidationError, match="no name for an alias"):
+    with pytest.raises(ValidationError, match="not a valid name for an alias"):
         check_alias(name)
 
 
@@ -182,7 +182,7 @@ def test_the_state_is_bounded(builds: BuildLog) -> None:
     with pytest.raises(ValidationError, match="1,000 aliases already"):
         next_entry(head, swap_of("one-more", entry), builds, keep=KEEP)
     assert next_entry(head, swap_of("a7", entry), builds, keep=KEEP).number == 2
-    with pytest.raises(ValidationError, match="reason is at most"):
+    with pytest.raises(ValidationError, match="reason may have at most"):
         next_entry(head, swap_of("a7", entry, reason="x" * 1001), builds, keep=KEEP)
 
 
@@ -201,7 +201,7 @@ def test_what_is_no_entry_is_said_to_be_corrupt(
             good[broken] = "nonsense"
         broken = json.dumps(good).encode()
     objects.inner.put_new(f"acme/catalog/{10**20 - 2:020d}", broken)
-    with pytest.raises(FormatCorrupt, match="no entry of the catalog"):
+    with pytest.raises(FormatCorrupt, match="not a valid entry of the catalog"):
         catalog.head()
 
 

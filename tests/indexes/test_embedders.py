@@ -66,10 +66,10 @@ def test_no_texts_are_not_even_asked_for():
     [
         ([[0.0] * 5], r"an array \(1, 5\) for 2 texts"),
         ([[0.0] * 5] * 3, r"an array \(3, 5\) for 2 texts"),
-        ([[0.0] * 4] * 2, "vectors of 4 dimensions"),
+        ([[0.0] * 4] * 2, "vectors with 4 dimensions"),
         ([[0.0] * 5, [0.0] * 4], "equal length"),
-        ([[0.0] * 5, [0, 0, math.nan, 0, 0]], r"NaN or infinity .* \(number 1\)"),
-        ([[0, math.inf, 0, 0, 0], [0.0] * 5], r"NaN or infinity .* \(number 0\)"),
+        ([[0.0] * 5, [0, 0, math.nan, 0, 0]], "NaN or infinity for text number 1"),
+        ([[0, math.inf, 0, 0, 0], [0.0] * 5], "NaN or infinity for text number 0"),
         ([[0, -math.inf, 0, 0, 0], [0.0] * 5], "NaN or infinity"),
         ([0.0] * 2, r"an array \(2,\)"),
         ([[[0.0]] * 5] * 2, r"an array \(2, 5, 1\)"),
@@ -291,7 +291,7 @@ def test_a_registered_embedder_is_found_again_by_its_id():
 def test_an_embedder_nobody_gave_this_process_cannot_be_reopened():
     with pytest.raises(EmbedderUnknown, match=r"built with letters@1 \(5\)") as unknown:
         reopen_embedder(EmbedderId.of(function()), {})
-    assert "give this process the embedder" in unknown.value.hint
+    assert "register the embedder" in unknown.value.hint
 
 
 @pytest.mark.parametrize("other", [{"revision": "earlier"}, {"dimension": 64}, {"normalised": True}])
@@ -368,7 +368,7 @@ def test_the_revision_of_a_folder_is_what_is_in_its_files(sentence_transformers,
     (tmp_path / "README.md").write_text("not weighty")
     assert EmbedderId.of(reopen_embedder(EmbedderId.of(first), {})) == EmbedderId.of(first)
     (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}')
-    with pytest.raises(EmbedderInvalid, match="and here is"):
+    with pytest.raises(EmbedderInvalid, match="but here it is"):
         reopen_embedder(EmbedderId.of(first), {})
 
 

@@ -186,7 +186,7 @@ def test_a_server_that_is_not_there_is_unavailable_after_the_last_attempt():
 
 def test_after_the_last_attempt_it_says_what_the_server_said(endpoint, embedder_at):
     endpoint.script(*[Reply.error(429, "you exceeded your quota")] * 2)
-    with pytest.raises(EmbedderUnavailable, match="asked 2 times: it answered 429: you exceeded your quota"):
+    with pytest.raises(EmbedderUnavailable, match="failed after 2 attempts: it answered 429: you exceeded your quota"):
         embedder_at(attempts=2).embed(["a"])
     assert len(endpoint.requests) == 2
 
@@ -278,12 +278,12 @@ def test_what_is_no_vector_is_refused(endpoint, embedder_at, vector):
 def test_nan_is_refused(endpoint, embedder_at):
     embedder = embedder_at()
     endpoint.script(Reply(change=lambda answer: answer["data"][2].update(embedding=[0, 1, float("nan"), 0])))
-    with pytest.raises(EmbedderInvalid, match=r"NaN or infinity .* \(number 2\)"):
+    with pytest.raises(EmbedderInvalid, match="NaN or infinity for text number 2"):
         embed_texts(embedder, EmbedderId.of(embedder), TEXTS)
 
 
 def test_another_dimension_than_the_one_that_is_known_is_refused(endpoint, embedder_at):
-    with pytest.raises(EmbedderInvalid, match="vectors of 4 dimensions, not of 8"):
+    with pytest.raises(EmbedderInvalid, match="vectors with 4 dimensions, not 8"):
         embedder_at(dimension=8).embed(TEXTS)
 
 
@@ -291,7 +291,7 @@ def test_a_dimension_that_changes_is_refused(endpoint, embedder_at):
     embedder = embedder_at(dimension=None)
     embedder.embed(TEXTS)
     endpoint.dimension = 6
-    with pytest.raises(EmbedderInvalid, match="vectors of 6 dimensions, not of 4"):
+    with pytest.raises(EmbedderInvalid, match="vectors with 6 dimensions, not 4"):
         embedder.embed(TEXTS)
 
 

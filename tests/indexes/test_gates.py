@@ -60,7 +60,7 @@ def test_rows_that_were_lost_are_seen(world: AliasWorld) -> None:
         "ok": False,
         "value": 3,
         "limit": 5,
-        "detail": "not what was sealed",
+        "detail": "not as many as were sealed",
     }
 
 
@@ -172,7 +172,7 @@ def test_an_empty_build_finds_nothing_of_what_the_live_one_finds(world: AliasWor
     world.aliases.swap("docs", full)
     gates = Gates(min_overlap=0.5, max_shrinkage=1)
     failed = refusal(world, empty, gates=gates)
-    assert (failed["gate"], failed["value"], failed["detail"]) == ("overlap", 0.0, "there are no rows to ask with")
+    assert (failed["gate"], failed["value"], failed["detail"]) == ("overlap", 0.0, "there are no rows to search with")
     world.aliases.swap("docs", empty, gates=gates, force=True, reason="the documents were retracted")
     assert report(world.aliases.swap("docs", other, gates=gates))["overlap"] == (True, None, 0.5)
 
@@ -238,7 +238,7 @@ def test_a_rollback_works_without_embedder_and_golden_queries(tmp_path: Path) ->
     world.aliases.swap("docs", one)
     world.aliases.swap("docs", two)
     Path(golden).write_text("nonsense")
-    with pytest.raises(ValidationError, match="line 1: no JSON"):
+    with pytest.raises(ValidationError, match="line 1: not valid JSON"):
         world.aliases.swap("docs", one)
     rolled = world.aliases.rollback("docs")
     assert [(each.gate, each.ok) for each in rolled.gates if not each.ok] == [("golden", False)]
@@ -276,7 +276,7 @@ def test_a_golden_query_is_what_its_line_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "mistake"),
     [
-        ("nonsense", "line 3: no JSON"),
+        ("nonsense", "line 3: not valid JSON"),
         ("[1]", "must be an object"),
         ('{"query": "a"}', "needs either doc_id or snippet_id"),
         ('{"query": "a", "doc_id": "x", "snippet_id": "y"}', "needs either"),
@@ -299,7 +299,7 @@ def test_a_mistake_in_the_golden_queries_is_told_with_its_line(line: str, mistak
 
 
 def test_golden_queries_that_are_not_there_are_a_mistake(tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match="cannot be read"):
+    with pytest.raises(ValidationError, match="cannot read the golden queries"):
         load_golden(tmp_path / "absent.jsonl")
     os.mkfifo(tmp_path / "pipe.jsonl")
     with pytest.raises(ValidationError, match="is a pipe, not a regular file"):
@@ -307,7 +307,7 @@ def test_golden_queries_that_are_not_there_are_a_mistake(tmp_path: Path) -> None
     with pytest.raises(ValidationError, match="is a device, not a regular file"):
         load_golden("/dev/zero")
     (tmp_path / "empty.jsonl").write_text("# nothing\n")
-    with pytest.raises(ValidationError, match="no query in it"):
+    with pytest.raises(ValidationError, match="the file has no queries"):
         load_golden(tmp_path / "empty.jsonl")
 
 

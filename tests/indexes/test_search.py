@@ -170,7 +170,7 @@ def test_rows_that_are_missing_are_told_with_what_the_log_of_the_build_says(near
     assert "outside ragfence" in missing.value.hint
     again = fence.indexes.build(spec_in(near.folder, embedder))
     assert again.index_hash == target.index_hash
-    with pytest.raises(BuildMissing, match="made again since") as missing:
+    with pytest.raises(BuildMissing, match="built again since") as missing:
         fence.search("docs", "x")
     assert f"ragfence swap docs {target.index_hash}" in missing.value.hint
     fence.aliases.swap("docs", again.index_hash)
