@@ -148,7 +148,7 @@ def test_random_ids_are_in_the_metadata_of_the_second_run(world: World) -> None:
 
 
 def test_a_source_that_is_not_there_fails_clearly(world: World) -> None:
-    with pytest.raises(ValidationError, match="there is no"):
+    with pytest.raises(ValidationError, match="does not exist"):
         world.run()
 
 

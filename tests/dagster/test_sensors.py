@@ -230,5 +230,5 @@ def test_a_prefix_is_watched_like_a_folder(world: World, moto_server: S3Server) 
 
 
 def test_a_folder_that_is_not_there_is_an_error_of_the_tick(world: World, tmp_path: Path) -> None:
-    with pytest.raises(Exception, match="there is no"):
+    with pytest.raises(Exception, match="does not exist"):
         Watcher(world, str(tmp_path / "nowhere")).tick()

@@ -66,7 +66,7 @@ def test_what_a_writer_left_that_was_killed_right_after_its_link_goes_too(
     here: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as killed:
-        killed.setattr(Temp, "drop", lambda temp: os.close(temp.descriptor))
+        killed.setattr(Temp, "discard", lambda temp: os.close(temp.descriptor))
         here.documents().ingest_many([secret(), Document("o", OPEN)])
     here.documents().purge("s")
     assert is_gone(here)
@@ -84,7 +84,7 @@ def test_what_a_writer_left_that_was_killed_before_there_was_an_object_goes_too(
         documents.ingest(secret())
         documents.purge("s")
     with monkeypatch.context() as killed:
-        killed.setattr(Temp, "drop", lambda temp: os.close(temp.descriptor))
+        killed.setattr(Temp, "discard", lambda temp: os.close(temp.descriptor))
         killed.setattr(LocalObjects, "_link", _killed)
         with pytest.raises(Crash):
             here.documents().ingest(secret(B))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
-from ragfence.dagster.versions import recorded_version
+from ragfence.dagster._event_log import recorded_version
 
 import ragfence
 from pipelines.corpus import MANUAL, PACKAGES, has_manual, write_corpus

@@ -219,7 +219,7 @@ def test_a_dagster_run_logs_no_password(tmp_path: Path) -> None:
     @dg.op
     def use(fence: FenceResource) -> None:
         dg.get_dagster_logger().info(f"with {fence}")
-        with fence.opened() as opened:
+        with fence.open() as opened:
             opened.stats()
 
     @dg.job
