@@ -23,7 +23,7 @@ MUTANTS = [
         "ragfence/queues/lua/receive.lua",
         "  call('ZREM', prefix .. 'delayed', packed)\n",
         "",
-        ("tests/contract/test_transports.py", "-k", "TestValkey and retried and comes_again"),
+        STREAMS,
     ),
     Mutant(
         "lua: a retried message stays in its lane as well",

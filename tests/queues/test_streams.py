@@ -64,6 +64,17 @@ def test_a_delivery_may_be_extended_beyond_the_visibility_of_the_queue(client: A
     assert again.attempt == 2
 
 
+def test_a_delayed_message_enters_its_lane_once(client: Any, name: str) -> None:
+    queue = RedisStreamTransport(client, name)
+    queue.send(numbered(1), delay_s=0.1)
+    (message,) = queue.receive(1, 2)
+    assert queue.retry(message, 0.1)
+    (message,) = queue.receive(1, 2)
+    assert queue.receive(10, 0.3) == []
+    assert queue.ack([message]) == [True]
+    assert queue.receive(10, 0.3) == []
+
+
 def test_above_the_high_water_mark_nothing_is_sent(client: Any, name: str) -> None:
     queue = RedisStreamTransport(client, name, high_water=3)
     queue.send(numbered(2))
