@@ -122,7 +122,7 @@ def build_alias_asset(
                 )
             except GateFailed as failed:
                 raise dg.Failure(
-                    description=f"{failed.message} The alias was not moved.",
+                    description=f"{failed.message}. The alias was not moved.",
                     metadata={
                         "gates": _metadata.gates([GateResult(**each) for each in failed.report]),
                         "index_hash": index_hash,

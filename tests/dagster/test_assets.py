@@ -106,7 +106,7 @@ def test_a_document_that_fails_fails_the_check_and_spoils_nothing_else(world: Wo
     evaluation = checked(result, "every_document_ingested")
     assert not evaluation.passed
     assert evaluation.severity is dg.AssetCheckSeverity.WARN
-    assert "1 documents were not ingested" in evaluation.description
+    assert "1 document was not ingested" in evaluation.description
     (failure,) = told(result, "documents")["failures"]
     assert failure["doc_id"] == "bad.txt"
     assert told(result, "vector_index")["documents"] == 3
@@ -205,7 +205,7 @@ def test_a_gate_that_fails_leaves_the_alias_where_it_was(world: World) -> None:
     result = world.run(documents, world.index(), strict, ok=False)
     failure = result.failure_data_for_node("live_alias")
     assert failure is not None
-    assert "where it was" in failure.user_failure_data.description  # type: ignore[operator]
+    assert "The alias was not moved" in failure.user_failure_data.description  # type: ignore[operator]
     assert "gates" in failure.user_failure_data.metadata
     assert world.seal().index_hash == before
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
-from ragfence.dagster._event_log import recorded_version
 
 import ragfence
 from pipelines.corpus import MANUAL, PACKAGES, has_manual, write_corpus
 from pipelines.definitions import defs
 from pipelines.settings import CORPUS, GOLDEN, MIN_RECALL, Where
+from ragfence.dagster._event_log import recorded_version
 from ragfence.indexes.gates import load_golden
 
 ROOT = Path(__file__).resolve().parents[2]
