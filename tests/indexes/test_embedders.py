@@ -211,7 +211,7 @@ def test_the_modules_of_embedders_load_no_heavy_package():
     script = (
         "import sys\n"
         "from ragfence.indexes.embedders import "
-        "functions, minilm, registry, sentence_transformers, wordllama, endpoint\n"
+        "embedder, minilm, registry, sentence_transformers, wordllama, endpoint\n"
         "print(sorted({'numpy', 'tokenizers', 'onnxruntime', 'httpx', 'safetensors'} & sys.modules.keys()))"
     )
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
