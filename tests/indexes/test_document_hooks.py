@@ -242,7 +242,7 @@ def test_an_attempt_is_fenced_and_what_is_served_before_it_is_not_retired(
     fence.documents.purge(SECRET)
     ingested(fence, [SECRET])
     with monkeypatch.context() as patched, at_point(building.BEFORE_SEALING, killed):
-        patched.setattr(building.IndexBuilder, "_dropped", lambda *_: None)  # as by SIGKILL
+        patched.setattr(building.IndexBuilder, "_drop_attempt", lambda *_: None)  # as by SIGKILL
         with pytest.raises(KeyboardInterrupt):
             fence.indexes.build(spec_in(near.folder, embedder))
     (attempt,) = fence.indexes.builds_log.attempts()

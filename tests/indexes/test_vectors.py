@@ -182,7 +182,7 @@ def test_a_build_that_gives_up_has_kept_what_it_embedded(near: Place) -> None:
 
 
 def test_what_was_embedded_before_a_builder_died_is_kept_in_parts(near: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vectors, "PART_S", 0.0)
+    monkeypatch.setattr(vectors, "PART_INTERVAL_S", 0.0)
     fence = near.open(indexes={"embed_workers": 1})
     ingested(fence, [f"doc-{at:02}" for at in range(10)])
 
