@@ -152,7 +152,7 @@ def test_golden_queries_decide(place: Site, built: Built) -> None:
     assert gates_of(place.json("swap", "docs", built.second, "--golden", "golden.jsonl"))["golden"] is True
     done = place.run("swap", "docs", built.first, "--golden", "nowhere.jsonl")
     assert (done.exit_code, done.stdout) == (1, "")
-    assert "nowhere.jsonl cannot be read" in done.stderr
+    assert "cannot read the golden queries nowhere.jsonl" in done.stderr
 
 
 def test_a_hash_that_names_no_build_is_refused(place: Site, built: Built) -> None:
@@ -194,7 +194,7 @@ def test_there_must_be_something_to_go_back_to(place: Site, built: Built) -> Non
     assert (done.exit_code, done.stdout) == (1, "")
     assert "'docs' has no earlier build that is still sealed" in done.stderr
     told = place.json("rollback", "docs", "--to", built.second, code=1)["error"]
-    assert "did not point at" in told["message"]
+    assert "is not among the recent builds of" in told["message"]
     assert place.json("rollback", "nobody", code=1)["error"]["code"] == "VALIDATION.alias_unknown"
 
 

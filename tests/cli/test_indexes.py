@@ -156,7 +156,7 @@ def test_a_retired_build_cannot_be_compared_with(place: Site) -> None:
         (["--backend", "qdrant+http://ada:geheim@h:6333"], 1, "must not contain credentials"),
         (["--index", "nope"], 1, "lance has no index 'nope'"),
         (["--index", "flat", "--param", "x=1"], 1, "has no parameter 'x'"),
-        (["--param", "x=1"], 1, "parameters of an index need its name"),
+        (["--param", "x=1"], 1, "parameters need a named index"),
         (["--explain", "--against", "nobody"], 1, "'nobody' is not an INDEX_HASH"),
         (["--explain", "--against", "abcdef0123"], 1, "no build begins with abcdef0123"),
         (["--explain", "--against", "0" * 64], 1, "there is no build 000"),

@@ -82,7 +82,7 @@ def test_verify_fails_on_a_planted_fault(world: World) -> None:
     assert not result.success
     failure = result.failure_data_for_node("verify_documents")
     assert failure is not None
-    assert "findings" in failure.user_failure_data.description  # type: ignore[operator]
+    assert "1 finding" in failure.user_failure_data.description  # type: ignore[operator]
     assert not result.failure_data_for_node("audit_decisions")
 
 

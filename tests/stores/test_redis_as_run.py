@@ -53,7 +53,7 @@ def test_urls_of_many_hosts(url: str, hosts: Any, service: str, options: dict[st
     ],
 )
 def test_a_url_that_names_nothing_is_a_clear_error(url: str) -> None:
-    with pytest.raises(StoreUnavailable, match="no Redis URL") as refused:
+    with pytest.raises(StoreUnavailable, match="is not a valid Redis URL") as refused:
         RedisFences(url)
     assert "redis+sentinel://host:26379" in refused.value.hint
 
