@@ -246,12 +246,14 @@ def _shifted(part: slice, by: int) -> slice:
     return slice(part.start + by, part.stop + by)
 
 
+KIND_SIZE, KIND = RECORD.size, RECORD.size + 1
+"""where the length of the kind is, and where the kind starts, in a key record"""
 ROW_ID = ROW.span("token", "position")
 ANSWERED = RECORD.span("fingerprint", "when")
 """the part of a record's header that is the second half of a row"""
 SOURCE_FLAGS, SOURCE_STAMP = SOURCE["flags"].start, SOURCE["stamp"]
 _STATE, _FINGERPRINT = RECORD["state"].start, RECORD["fingerprint"]
-_KIND, _RECORD_AT, _ENDING = RECORD.size, HEADED_SOURCE.size, RECORD["epoch"].start
+_RECORD_AT, _ENDING = HEADED_SOURCE.size, RECORD["epoch"].start
 _DIGEST, _SEQUENCE = HEADED_SOURCE["digest"], HEADED_SOURCE["sequence"]
 _METADATA_HASH, _HEAD_SIZE = HEADED_SOURCE["metadata_hash"], HEADED_SOURCE["size"]
 _START = SOURCE.span("version", "flags")
@@ -385,8 +387,8 @@ def record_decoder(record: type[_R]) -> Callable[[bytes], _R]:
             if data[0] != RECORD_VERSION:
                 refuse_newer(data[0], "record")
             _, state, fingerprint, token, epoch, counter, attempt, first_seen, when, size = _read_record(data)
-            at = _KIND + 1 + size
-            kind = _text(data[_KIND + 1 : at])
+            at = KIND + size
+            kind = _text(data[KIND:at])
             owner, error, effect_id, payload = "", "", "", b""
             if state > STATE_MASK:
                 if state & HAS_OWNER:
@@ -446,7 +448,7 @@ def short_effect_id(data: bytes) -> bytes:
     state = data[_STATE]
     if not state & HAS_EFFECT_ID:
         return b"\0"
-    at = _KIND + 1 + data[_KIND]
+    at = KIND + data[KIND_SIZE]
     if state & HAS_OWNER:
         at += 1 + data[at]
     if state & HAS_ERROR:
@@ -454,13 +456,9 @@ def short_effect_id(data: bytes) -> bytes:
     return data[at : at + 1 + data[at]]
 
 
-def kind_in(record: bytes) -> bytes:
-    return record[_KIND + 1 : _KIND + 1 + record[_KIND]]
-
-
 def result_in(record: bytes) -> bytes:
     """The result in the record of a document, which has no texts but its kind."""
-    return record[_KIND + 1 + record[_KIND] :]
+    return record[KIND + record[KIND_SIZE] :]
 
 
 def ending_in(record: bytes) -> tuple[int, int, int, int]:

@@ -111,10 +111,10 @@ def claim_all(tx: Transaction, claims: Sequence[Claim]) -> list[Verdict]:
     return verdicts
 
 
-def replay_all(tx: Transaction, asks: Sequence[HeadQuery]) -> list[bytes | None]:
+def replay_all(tx: Transaction, queries: Sequence[HeadQuery]) -> list[bytes | None]:
     records: list[bytes | None] = []
     unclear: set[bytes] = set()
-    for ask in asks:
+    for ask in queries:
         shard, record = ask.key[0], None
         epoch = ready_epoch(tx, shard)
         data = tx.get_source(shard, ask.source) if epoch is not None and ask.source not in unclear else None
@@ -383,9 +383,9 @@ class TransactionalFences(ABC):
         with self._transaction() as tx:
             return claim_all(tx, claims)
 
-    def replays(self, asks: Sequence[HeadQuery]) -> Replays:
+    def replays(self, queries: Sequence[HeadQuery]) -> Replays:
         with self._transaction() as tx:
-            return Replays(replay_all(tx, asks))
+            return Replays(replay_all(tx, queries))
 
     def renew(self, leases: Sequence[LeaseRef]) -> list[bool]:
         with self._transaction() as tx:

@@ -93,9 +93,11 @@ class InstrumentedStore:
             "claim", lambda: self.inner.claim(claims), lambda call, verdicts: ClaimsAnswered(call, claims, verdicts)
         )
 
-    def replays(self, asks: Sequence[HeadQuery]) -> Replays:
+    def replays(self, queries: Sequence[HeadQuery]) -> Replays:
         found = self._observe(
-            "replays", lambda: self.inner.replays(asks), lambda call, found: ReplaysAnswered(call, asks, found.records)
+            "replays",
+            lambda: self.inner.replays(queries),
+            lambda call, found: ReplaysAnswered(call, queries, found.records),
         )
         return Replays(found.records, _ObservedReplays(self, found))
 

@@ -182,9 +182,9 @@ class FaultyFences(FaultyCalls[FenceMethod]):
     def claim(self, claims: Sequence[Claim]) -> list[Verdict]:
         return self._call("claim", _keys(claims), lambda: self.inner.claim(claims))
 
-    def replays(self, asks: Sequence[HeadQuery]) -> Replays:
+    def replays(self, queries: Sequence[HeadQuery]) -> Replays:
         # Settled here: what fails "after" has written its rows.
-        return self._call("replays", _keys(asks), lambda: Replays(self.inner.replays(asks).settled()))
+        return self._call("replays", _keys(queries), lambda: Replays(self.inner.replays(queries).settled()))
 
     def renew(self, leases: Sequence[LeaseRef]) -> list[bool]:
         return self._call("renew", _keys(leases), lambda: self.inner.renew(leases))

@@ -54,7 +54,7 @@ class _NoRows:
 def no_rows_made() -> Iterator[None]:
     """Neither rows nor their contexts are put together."""
     with (
-        patch.object(redis_replays, "row_of_ask", lambda ask, record, ts: b""),
+        patch.object(redis_replays, "row_of_query", lambda query, record, ts: b""),
         patch.object(redis_replays, "row_of_replay", _no_row),
         patch.object(Caller, "context", lambda *_, **__: b""),
     ):

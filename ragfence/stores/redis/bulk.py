@@ -22,12 +22,12 @@ from ragfence.core.decisions import (
     Verdict,
     decide,
 )
-from ragfence.core.layout import free_head, kind_in, pack_ms, short, stamp_of
+from ragfence.core.layout import KIND, KIND_SIZE, free_head, pack_ms, short, stamp_of
 from ragfence.core.records import refuse_newer_source
 from ragfence.core.tallies import TallyOutcome, make_label
 from ragfence.stores.fences import Replays
 from ragfence.stores.redis.calls import Needed, RedisCalls
-from ragfence.stores.redis.codec import Names, pack_answers, read_replays, row_of_ask, row_of_replay
+from ragfence.stores.redis.codec import Names, pack_answers, read_replays, row_of_query, row_of_replay
 from ragfence.stores.redis.connection import RedisCall
 from ragfence.stores.redis.replies import list_of
 from ragfence.stores.redis.row_streams import NewRows, RowStreams
@@ -173,16 +173,16 @@ class BulkReplays:
         self._reader, self._names, self._rows, self._hold = reader, names, rows, hold
         self._sources = [prefix + b"s" for prefix in names.prefixes]
 
-    def of_documents(self, asks: Sequence[HeadQuery]) -> Replays:
+    def of_documents(self, queries: Sequence[HeadQuery]) -> Replays:
         sources = self._sources
-        found = self._reader.snapshot([(ask[0][0], sources[ask[0][0]] + ask[1]) for ask in asks])
+        found = self._reader.snapshot([(query[0][0], sources[query[0][0]] + query[1]) for query in queries])
         stamps = {shard: stamp_of(epoch) for shard, epoch in found.epochs.items()}
         ts = pack_ms(found.now_ms)
         rows = NewRows(found.now_ms)
         unclear: set[bytes] = set()
         records: list[bytes | None] = []
-        for ask, data in zip(asks, found.values, strict=True):
-            key, source, fingerprint, metadata_hash, sequence, _, _ = ask
+        for query, data in zip(queries, found.values, strict=True):
+            key, source, fingerprint, metadata_hash, sequence, _, context = query
             stamp = stamps[key[0]]
             record = None
             if data is not None and stamp and not (unclear and source in unclear):
@@ -191,7 +191,8 @@ class BulkReplays:
             if record is None:  # it may be claimed, so later queries of its source must wait
                 unclear.add(source)
                 continue
-            rows.add(key[0], row_of_ask(ask, record, ts), make_label(_DUPLICATE, "0", kind_in(record), ask.context))
+            kind = record[KIND : KIND + record[KIND_SIZE]]
+            rows.add(key[0], row_of_query(query, record, ts), make_label(_DUPLICATE, "0", kind, context))
         return Replays(records, self._rows.begin(rows) if rows.encoded else None)
 
     def of_claims(self, claims: Sequence[Claim]) -> tuple[list[Verdict | None], NewRows]:

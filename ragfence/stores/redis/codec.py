@@ -200,9 +200,9 @@ def row_of_replay(claim: Claim, data: bytes, ts: bytes) -> bytes | None:
     return b"%b%b%b%b%b" % (start, data[ANSWERED], short_effect_id(data), _no_error_then_size(len(context)), context)
 
 
-def row_of_ask(ask: HeadQuery, record: bytes, ts: bytes) -> bytes:
+def row_of_query(query: HeadQuery, record: bytes, ts: bytes) -> bytes:
     """The row of a document that was answered with this record, which has no effect_id of its own."""
-    key, _, _, _, _, token, context = ask
+    key, _, _, _, _, token, context = query
     start = _replay_row_start(ROW_VERSION, token, 0, ts, _DUPLICATE, 0, 0, key)
     return b"%b%b\0%b%b" % (start, record[ANSWERED], _no_error_then_size(len(context)), context)
 

@@ -123,8 +123,8 @@ class RedisFences:
         rest = iter(self._batches.run("claim", misses, pack_claim, verdict_of, b"", rows=rows, confirm=confirm))
         return [hit or next(rest) for hit in hits]
 
-    def replays(self, asks: Sequence[HeadQuery]) -> Replays:
-        return self._bulk.of_documents(asks) if asks else Replays([])
+    def replays(self, queries: Sequence[HeadQuery]) -> Replays:
+        return self._bulk.of_documents(queries) if queries else Replays([])
 
     def seal(self, seals: Sequence[Seal]) -> list[SealOutcome]:
         if len(seals) == 1:
