@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ragfence.client.async_client import AsyncClient as AsyncClient
+    from ragfence.client.attempts import AttemptLog as AttemptLog
+    from ragfence.client.attempts import RequestAttempt as RequestAttempt
     from ragfence.client.client import Client as Client
     from ragfence.client.retry import RetryPolicy as RetryPolicy
     from ragfence.errors import ApiError as ApiError
@@ -26,7 +28,9 @@ _WHERE = {
     "ApiUnauthorized": "ragfence.errors",
     "ApiUnavailable": "ragfence.errors",
     "AsyncClient": "ragfence.client.async_client",
+    "AttemptLog": "ragfence.client.attempts",
     "Client": "ragfence.client.client",
+    "RequestAttempt": "ragfence.client.attempts",
     "RetryPolicy": "ragfence.client.retry",
 }
 
@@ -37,7 +41,9 @@ __all__ = [
     "ApiUnauthorized",
     "ApiUnavailable",
     "AsyncClient",
+    "AttemptLog",
     "Client",
+    "RequestAttempt",
     "RetryPolicy",
 ]
 

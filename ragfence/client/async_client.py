@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, TypeVar, overload
 
 from ragfence.client import batches, calls
+from ragfence.client.attempts import OnAttempt
 from ragfence.client.batches import BATCH, MAX_BATCH_BYTES, WAIT_S, ClientBatches, Documents
 from ragfence.client.calls import ClientCalls
 from ragfence.client.retry import RetryPolicy
@@ -62,11 +63,12 @@ class AsyncClient:
         retry: RetryPolicy | None = None,
         run: str | None = None,
         allow_http: bool | None = None,
+        on_attempt: OnAttempt | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        self._core = make_calls(url, api_key, timeout_s, retry, run, clock)
+        self._core = make_calls(url, api_key, timeout_s, retry, run, clock, on_attempt)
         self._session = ClientSession(self._core, allow_http=allow_http)
         self._sleep = sleep
         self._http: httpx.AsyncClient = self._session.httpx.AsyncClient(**self._session.options(transport))

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, TypeVar, overload
 
 from ragfence.client import batches, calls
+from ragfence.client.attempts import OnAttempt
 from ragfence.client.batches import BATCH, MAX_BATCH_BYTES, WAIT_S, ClientBatches
 from ragfence.client.calls import ClientCalls
 from ragfence.client.retry import RetryPolicy
@@ -55,6 +56,7 @@ class Client:
         retry: Pauses between attempts, and the time for a call.
         run: A name for one pass of a loader: its idempotency keys are then made from content, see docs/client.md.
         allow_http: Sends the API key over plain HTTP to hosts other than loopback. Default: RAGFENCE_ALLOW_HTTP=1.
+        on_attempt: Called with a `RequestAttempt` after each request; `AttemptLog` writes them to a CSV file.
         transport: An httpx transport: a proxy, certificates, or an application in this process.
         sleep: Waits between attempts; for tests.
         clock: Monotonic seconds; for tests.
@@ -71,11 +73,12 @@ class Client:
         retry: RetryPolicy | None = None,
         run: str | None = None,
         allow_http: bool | None = None,
+        on_attempt: OnAttempt | None = None,
         transport: httpx.BaseTransport | None = None,
         sleep: Callable[[float], object] = time.sleep,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        self._core = make_calls(url, api_key, timeout_s, retry, run, clock)
+        self._core = make_calls(url, api_key, timeout_s, retry, run, clock, on_attempt)
         self._session = ClientSession(self._core, allow_http=allow_http)
         self._transport = transport
         self._sleep = sleep

@@ -25,7 +25,16 @@ from itertools import count
 from typing import Final, Generic
 from urllib.parse import urljoin, urlsplit
 
-from ragfence.client.errors import error_in, is_in_flight, is_retryable, problem_in, server_pause_s, unanswered_error
+from ragfence.client.attempts import OnAttempt, RequestAttempt, Status
+from ragfence.client.errors import (
+    error_in,
+    is_in_flight,
+    is_retryable,
+    problem_in,
+    server_pause_s,
+    unanswered_error,
+    without_secret,
+)
 from ragfence.client.steps import GRACE_S, Lost, Pause, Reply, Result, Send, Steps
 from ragfence.core.backoff import Backoff
 from ragfence.core.hashing import digest
@@ -73,6 +82,7 @@ class CallSettings:
     retry: RetryPolicy
     clock: Callable[[], float]
     dice: random.Random
+    on_attempt: OnAttempt | None = None
 
 
 Accept = Callable[[Reply], Result | None]
@@ -95,6 +105,7 @@ class _RetryLoop(Generic[Result]):
         self._until = settings.clock() + budget_s
         self._failures = 0
         self._attempts = 0
+        self._paused_s = 0.0
         self._where = f"{send.method} {settings.url}{urlsplit(send.url).path}"
 
     def run(self) -> Steps[Result]:
@@ -102,6 +113,7 @@ class _RetryLoop(Generic[Result]):
         while True:
             answer: Reply | Lost = yield self._with_timeouts(request)
             self._attempts += 1
+            self._report(request, answer)
             if isinstance(answer, Lost):
                 yield from self._pause_after_failure(self._no_answer(answer), None)
             elif answer.status == 202:
@@ -152,7 +164,27 @@ class _RetryLoop(Generic[Result]):
             pause_s = server_s or 0.0
             if server_s is None or pause_s >= self._left_s:
                 raise error
+        self._paused_s = pause_s
         yield Pause(pause_s)
+
+    def _report(self, request: Send, answer: Reply | Lost) -> None:
+        on_attempt = self._settings.on_attempt
+        if on_attempt is None:
+            return
+        status, notes = _outcome(answer, self._settings.secret)
+        on_attempt(
+            RequestAttempt(
+                method=request.method,
+                path=urlsplit(request.url).path,
+                idempotency_key=request.headers.get(KEY_HEADER, ""),
+                attempt=self._attempts,
+                delay_ms=round(self._paused_s * 1000),
+                status=status,
+                code=None if isinstance(answer, Lost) else answer.status,
+                notes=notes,
+            )
+        )
+        self._paused_s = 0.0
 
     def _no_answer(self, what: Lost) -> RagfenceError:
         return unanswered_error(what, self._where, self._attempts, self._settings.secret, self._settings.url)
@@ -184,6 +216,19 @@ class _RetryLoop(Generic[Result]):
                 status=answer.status,
             )
         return whole
+
+
+def _outcome(answer: Reply | Lost, secret: str) -> tuple[Status, str]:
+    """How a request ended, and what the server or the connection said of it."""
+    if isinstance(answer, Lost):
+        return "timeout" if answer.timeout else "lost", without_secret(answer.what, secret)
+    problem = problem_in(answer) if answer.status >= 300 else None
+    notes = without_secret(str(problem["code"]), secret) if problem is not None else ""
+    if answer.status == 202 or is_in_flight(answer):
+        return "in_progress", notes
+    if 200 <= answer.status <= 299:
+        return "success", notes
+    return "unavailable" if is_retryable(answer) else "refused", notes
 
 
 def _is_unknown_key(answer: Reply) -> bool:

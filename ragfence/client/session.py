@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from ragfence._extras import needs_extra
 from ragfence._version import __version__
+from ragfence.client.attempts import OnAttempt
 from ragfence.client.calls import ClientCalls
 from ragfence.client.errors import without_secret
 from ragfence.client.retry import CallSettings, Keys, RetryPolicy
@@ -34,6 +35,7 @@ def make_calls(
     retry: RetryPolicy | None,
     run: str | None,
     clock: Callable[[], float] | None,
+    on_attempt: OnAttempt | None = None,
 ) -> ClientCalls:
     if not timeout_s > 0:
         raise ValidationError(f"timeout_s must be above 0, not {timeout_s!r}")
@@ -46,6 +48,7 @@ def make_calls(
             retry=retry or RetryPolicy(),
             clock=clock or time.monotonic,
             dice=random.Random(),
+            on_attempt=on_attempt,
         ),
         Keys(run),
     )
