@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ragfence.client.async_client import AsyncClient as AsyncClient
     from ragfence.client.attempts import AttemptLog as AttemptLog
-    from ragfence.client.attempts import RequestAttempt as RequestAttempt
     from ragfence.client.client import Client as Client
     from ragfence.client.retry import RetryPolicy as RetryPolicy
+    from ragfence.client.steps import RequestAttempt as RequestAttempt
     from ragfence.errors import ApiError as ApiError
     from ragfence.errors import ApiForbidden as ApiForbidden
     from ragfence.errors import ApiRefused as ApiRefused
@@ -30,7 +30,7 @@ _WHERE = {
     "AsyncClient": "ragfence.client.async_client",
     "AttemptLog": "ragfence.client.attempts",
     "Client": "ragfence.client.client",
-    "RequestAttempt": "ragfence.client.attempts",
+    "RequestAttempt": "ragfence.client.steps",
     "RetryPolicy": "ragfence.client.retry",
 }
 

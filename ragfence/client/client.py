@@ -11,12 +11,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, TypeVar, overload
 
 from ragfence.client import batches, calls
-from ragfence.client.attempts import OnAttempt
 from ragfence.client.batches import BATCH, MAX_BATCH_BYTES, WAIT_S, ClientBatches
 from ragfence.client.calls import ClientCalls
 from ragfence.client.retry import RetryPolicy
 from ragfence.client.session import TIMEOUT_S, ClientSession, closed_error, make_calls
-from ragfence.client.steps import END, Give, Lost, Pause, Pull, Reply, Send, Steps
+from ragfence.client.steps import END, Give, Lost, OnAttempt, Pause, Pull, Reply, Send, Steps
 from ragfence.core.document import Document
 from ragfence.core.receipts import OnError, Receipt, collect
 from ragfence.errors import ValidationError

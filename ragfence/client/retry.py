@@ -25,7 +25,6 @@ from itertools import count
 from typing import Final, Generic
 from urllib.parse import urljoin, urlsplit
 
-from ragfence.client.attempts import OnAttempt, RequestAttempt, Status
 from ragfence.client.errors import (
     error_in,
     is_in_flight,
@@ -35,7 +34,18 @@ from ragfence.client.errors import (
     unanswered_error,
     without_secret,
 )
-from ragfence.client.steps import GRACE_S, Lost, Pause, Reply, Result, Send, Steps
+from ragfence.client.steps import (
+    GRACE_S,
+    AttemptStatus,
+    Lost,
+    OnAttempt,
+    Pause,
+    Reply,
+    RequestAttempt,
+    Result,
+    Send,
+    Steps,
+)
 from ragfence.core.backoff import Backoff
 from ragfence.core.hashing import digest
 from ragfence.core.operations import checked_text
@@ -218,7 +228,7 @@ class _RetryLoop(Generic[Result]):
         return whole
 
 
-def _outcome(answer: Reply | Lost, secret: str) -> tuple[Status, str]:
+def _outcome(answer: Reply | Lost, secret: str) -> tuple[AttemptStatus, str]:
     """How a request ended, and what the server or the connection said of it."""
     if isinstance(answer, Lost):
         return "timeout" if answer.timeout else "lost", without_secret(answer.what, secret)

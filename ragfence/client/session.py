@@ -13,11 +13,10 @@ from urllib.parse import urlsplit
 
 from ragfence._extras import needs_extra
 from ragfence._version import __version__
-from ragfence.client.attempts import OnAttempt
 from ragfence.client.calls import ClientCalls
 from ragfence.client.errors import without_secret
 from ragfence.client.retry import CallSettings, Keys, RetryPolicy
-from ragfence.client.steps import Lost, Send
+from ragfence.client.steps import Lost, OnAttempt, Send
 from ragfence.errors import ApiRefused, InsecureUrl, RagfenceError, ValidationError
 from ragfence.wire import SERVE_HOST, SERVE_PORT
 

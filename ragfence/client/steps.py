@@ -6,9 +6,9 @@ and awaits.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Generator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 GRACE_S: Final = 1.0
 """Added to `X-Request-Timeout`: when that has expired the server says so, and its answer needs time to arrive."""
@@ -65,6 +65,34 @@ class Lost:
     timeout: bool = False
     unconnected: bool = False
     """nothing was sent: there was no connection"""
+
+
+AttemptStatus: TypeAlias = Literal["success", "in_progress", "unavailable", "refused", "timeout", "lost"]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestAttempt:
+    """One request of a call, and how it ended. It contains neither the API key nor the content of a document."""
+
+    method: str
+    path: str
+    """without the address of the server and without the query"""
+    idempotency_key: str
+    """the same in all attempts of a call; empty for calls that change nothing"""
+    attempt: int
+    """1 for the first request of the call"""
+    delay_ms: int
+    """the pause before this request"""
+    status: AttemptStatus
+    """`in_progress`: another request executes the operation; `lost`: there was no complete answer"""
+    code: int | None
+    """the HTTP status, if there was an answer"""
+    notes: str
+    """the code of the error, or what happened to the answer"""
+
+
+OnAttempt: TypeAlias = Callable[[RequestAttempt], object]
+"""Called after each request, in the thread or event loop of the call. What it raises ends the call."""
 
 
 class End:
