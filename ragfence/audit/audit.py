@@ -265,6 +265,22 @@ class Audit:
             if (table := self._rows.table(of_day, columns.decision_names())).num_rows:
                 yield table
 
+    def outcomes(self, since: Moment = None, until: Moment = None) -> Iterator[pyarrow.Table]:
+        """Yields what each call was answered with, as one table per day, oldest first.
+
+        The columns are key, payload_hash, status (`complete`, `failed`, `conflict`, `in_progress`, `stale`), http_code
+        (what the HTTP API answers in this case), result_id and notes. A replay of a failure that was sealed before
+        `since` counts as `complete`, because only the row of its seal says so.
+        """
+        from ragfence.audit import queries
+
+        policy = self._policy
+        failed: set[str] = set()
+        for table in self.batches(since, until):
+            yield queries.outcomes(
+                table, failed, conflict_status=policy.on_conflict.status, in_flight_status=policy.http.in_progress
+            )
+
     def _newest_epoch(self) -> int:
         from ragfence.engine.epochs import Epochs
 

@@ -98,6 +98,64 @@ def counts(rows: RowReader, query: RowQuery, by: Sequence[str]) -> pyarrow.Table
     return pa.concat_tables(tables).sort_by([(name, "ascending") for name in ("day", *names)])
 
 
+_OUTCOMES = {
+    "seal": ("complete", 201, "created"),
+    "replay": ("complete", 201, "replayed"),
+    "conflict": ("conflict", 409, "payload mismatch"),
+    "in_flight": ("in_progress", 202, "another call is executing the operation"),
+    "stale": ("stale", 409, "a newer sequence was applied before"),
+}
+
+
+def outcomes(
+    decisions: pyarrow.Table, failed: set[str], *, conflict_status: int = 409, in_flight_status: int = 202
+) -> pyarrow.Table:
+    """What each call was answered with: key, payload_hash, status, http_code, result_id, notes.
+
+    Args:
+        decisions: Decision rows, as `fence.audit.decisions()` returns them.
+        failed: The keys that were sealed as failures before these rows; those of these rows are added. The row of a
+            replay does not say what was replayed.
+        conflict_status: The HTTP status of a conflict, by the policy.
+        in_flight_status: The HTTP status while another call is executing the operation, by the policy.
+    """
+    import pyarrow as pa
+
+    codes = {409: conflict_status, 202: in_flight_status}
+    answers: list[tuple[str | None, str | None, str, int | None, str | None, str]] = []
+    names = ("phase", "decision", "idempotency_key", "payload_hash", "effect_id", "error_code")
+    for values in zip(*(decisions.column(name).to_pylist() for name in names), strict=True):
+        phase, decision, key, payload_hash, effect_id, error_code = values
+        if phase not in _OUTCOMES:
+            continue
+        status, code, notes = _OUTCOMES[phase]
+        if phase == "seal":
+            (failed.add if error_code else failed.discard)(key)
+        if status == "complete" and key in failed:
+            answers.append((key, payload_hash, "failed", None, None, error_code or notes))
+            continue
+        if phase == "seal" and decision == "duplicate":  # the effect ran, and an earlier one counts
+            notes = "replayed"
+        answered = effect_id if status == "complete" else None
+        http_code = code if phase == "stale" else codes.get(code, code)
+        answers.append((key, payload_hash, status, http_code, answered, error_code or notes))
+    text = pa.string()
+    shape = pa.schema(
+        [
+            ("key", text),
+            ("payload_hash", text),
+            ("status", text),
+            ("http_code", pa.int64()),
+            ("result_id", text),
+            ("notes", text),
+        ]
+    )
+    columns = list(zip(*answers, strict=True)) or [() for _ in shape]
+    return pa.Table.from_arrays(
+        [pa.array(column, one.type) for column, one in zip(columns, shape, strict=True)], schema=shape
+    )
+
+
 def conflicts(rows: RowReader, query: RowQuery) -> list[ConflictCase]:
     """Returns the refused payloads, oldest first."""
     names = ["row_id", "ts", "idempotency_key", "kind", "source_id", "owner", "payload_hash", "diff", "diff_size"]

@@ -158,6 +158,9 @@ def export(
     since: Since = "36500d",
     parquet: Annotated[Path | None, typer.Option("--parquet", metavar="FILE", help="Write a Parquet file.")] = None,
     csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write a CSV file.")] = None,
+    outcomes: Annotated[
+        bool, typer.Option("--outcomes", help="Only what each call was answered with, in six columns.")
+    ] = False,
 ) -> None:
     """Write every decision to a file, once, oldest day first."""
     if (parquet is None) == (csv is None):
@@ -169,24 +172,27 @@ def export(
         raise typer.BadParameter(f"{target} {why}; name a file")
     part = target.with_name(f"{target.name}.part")
     try:
-        rows = _export(stores, since, part, as_csv=csv is not None)
+        rows = _export(stores, since, part, as_csv=csv is not None, outcomes=outcomes)
         part.replace(target)  # an incomplete export never gets this name
     finally:
         part.unlink(missing_ok=True)
     if as_json:
         output.print_json({"rows": rows, "file": str(target), "bytes": target.stat().st_size})
     else:
-        output.echo(f"{output.pluralize(rows, 'decision')} in {target} ({output.size(target.stat().st_size)})")
+        what = "outcome" if outcomes else "decision"
+        output.echo(f"{output.pluralize(rows, what)} in {target} ({output.size(target.stat().st_size)})")
 
 
-def _export(stores: StoreOptions, since: str, part: Path, *, as_csv: bool) -> int:
+def _export(stores: StoreOptions, since: str, part: Path, *, as_csv: bool, outcomes: bool) -> int:
     rows = 0
     with open_fence(stores) as fence, output.progress("writing rows") as advance:
+        from ragfence.audit import queries
         from ragfence.audit.columns import decision_names, schema
 
-        shape = schema().empty_table().select(decision_names()).schema
+        empty = schema().empty_table().select(decision_names())
+        shape = (queries.outcomes(empty, set()) if outcomes else empty).schema
         with _writer(part, shape, as_csv=as_csv) as writer:
-            for table in fence.audit.batches(since):
+            for table in fence.audit.outcomes(since) if outcomes else fence.audit.batches(since):
                 writer.write_table(_flat(table) if as_csv else table)
                 rows += table.num_rows
                 advance(rows)
@@ -208,6 +214,8 @@ def _flat(table: pyarrow.Table) -> pyarrow.Table:
     import pyarrow.compute as pc
 
     at = table.schema.get_field_index("flags")
+    if at < 0:
+        return table
     return table.set_column(at, "flags", pc.binary_join(table.column("flags"), " "))
 
 

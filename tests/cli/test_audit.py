@@ -124,6 +124,38 @@ def test_an_export_has_every_decision_once(site: Site, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.glob("out.*")) == ["out.csv", "out.parquet"]
 
 
+def test_outcomes_are_exported_as_each_call_was_answered(embedded: Site, tmp_path: Path) -> None:
+    fence = embedded.open()
+    perform(fence, "a")
+    perform(fence, "a")
+    with pytest.raises(ragfence.errors.Conflict), fence.claim(Operation(kind="ticket", source_id="a"), payload="other"):
+        pass
+    failing = fence.once(kind="ticket", key=str)(_refuse)
+    for _ in range(2):
+        with pytest.raises(ragfence.errors.RagfenceError):
+            failing("b")
+    target = tmp_path / "out.csv"
+    assert "5 outcomes in" in embedded.run("audit", "export", "--csv", str(target), "--outcomes").stdout
+    with target.open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["status"], row["http_code"], row["notes"]) for row in rows] == [
+        ("complete", "201", "created"),
+        ("complete", "201", "replayed"),
+        ("conflict", "409", rows[2]["notes"]),
+        ("failed", "", "TERMINAL"),
+        ("failed", "", "replayed"),
+    ]
+    assert rows[0]["key"] == rows[1]["key"] == rows[2]["key"] == key_of(fence, "a")
+    assert rows[0]["result_id"] == rows[1]["result_id"] != ""
+    assert rows[2]["result_id"] == ""
+    assert rows[0]["payload_hash"] == rows[1]["payload_hash"] != rows[2]["payload_hash"]
+    assert rows[2]["notes"].startswith("CONFLICT") or rows[2]["notes"] == "payload mismatch"
+
+
+def _refuse(request: str) -> None:
+    raise ragfence.errors.TerminalError("not possible")
+
+
 def test_an_export_goes_into_one_file(embedded: Site) -> None:
     perform(embedded.open(), "a")
     assert embedded.run("audit", "export").exit_code == 2
