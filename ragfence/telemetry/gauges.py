@@ -46,10 +46,15 @@ class StoreFigures:
     """expired records that `purge_expired` has not deleted yet; None: unknown"""
     memory_ratio: float | None = None
     """on Redis: of the fullest server"""
+    clock_skew_s: float = 0.0
+    """the store's clock minus this machine's, as far as the round trip tells"""
 
 
 def read_figures(store: FenceStore) -> StoreFigures:
-    stats, now_ms = store.stats(), store.now_ms()
+    stats = store.stats()
+    asked_s = time.time()
+    now_ms = store.now_ms()
+    skew_s = now_ms / 1000 - (asked_s + time.time()) / 2
     infos = store.infos() if hasattr(store, "infos") else None
     oldest = stats.pending.oldest
     return StoreFigures(
@@ -62,6 +67,7 @@ def read_figures(store: FenceStore) -> StoreFigures:
         bytes=stats.bytes,
         expired=count_expired(store, now_ms),
         memory_ratio=max(map(_memory_ratio, infos)) if infos else None,
+        clock_skew_s=skew_s,
     )
 
 
@@ -241,6 +247,7 @@ class _Families:
         self.memory = _Family(
             "redis_memory_used_ratio", "Share of maxmemory in use, or of the machine's memory", by_store
         )
+        self.skew = _Family("clock_skew_seconds", "Clock of the store minus the clock of this process", by_store)
 
     def add(self, url: str, tenant: str, figures: StoreFigures, age_s: float) -> None:
         tenant, store = self._tenant(tenant), self._store(url)
@@ -258,6 +265,7 @@ class _Families:
             self.bytes.set(figures.bytes, store)
         if figures.memory_ratio is not None:
             self.memory.set(figures.memory_ratio, store)
+        self.skew.set(figures.clock_skew_s, store)
 
     def build(self) -> list[GaugeMetricFamily]:
         return [family.build() for family in vars(self).values() if isinstance(family, _Family)]

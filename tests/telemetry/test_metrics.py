@@ -7,7 +7,9 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,7 @@ from ragfence.errors import (
 )
 from ragfence.stores.sqlite import SqliteFences
 from ragfence.telemetry import Metrics, exposition
+from ragfence.telemetry.gauges import read_figures
 from ragfence.telemetry.metrics import BoundedLabels, kind_of, route_of
 from ragfence.testing import FaultyFences, MemoryFences, MemoryObjects, VirtualClock
 from tests.documents.chunkers import Failing
@@ -339,3 +342,10 @@ def test_refused_documents_are_counted_apart_from_decisions(open_fence, registry
     assert value("ragfence_documents_refused_total", endpoint="nightly") == 3
     assert value("ragfence_decisions_total") == 1
     assert {row["source_id"] for row in fence.audit.decisions().to_pylist()} == {"a"}
+
+
+@pytest.mark.parametrize("off_s", [-90, 0, 90])
+def test_the_clock_skew_is_that_of_the_store(tmp_path: Path, off_s: int) -> None:
+    store = SqliteFences(tmp_path / "fences.db", clock=lambda: round((time.time() + off_s) * 1000))
+    with closing(store):
+        assert round(read_figures(store).clock_skew_s / 30) * 30 == off_s
