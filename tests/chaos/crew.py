@@ -182,6 +182,10 @@ class Worker:
             raise Overdue(f"{self} ended with {self.status} and never came to {self.job.strike}")
         return self.frozen or self.status is not None
 
+    def freeze(self) -> None:
+        self._nursery.say("freeze", self.path)
+        until(lambda: self._known in self._nursery.frozen or self.status is not None, f"{self} is frozen")
+
     def wake(self) -> None:
         self._nursery.say("wake", self.path)
 

@@ -1,6 +1,6 @@
 """Forks workers off one process that has imported everything, and tells what becomes of them.
 
-    stdin    start JOB.json | kill JOB.json | wake JOB.json
+    stdin    start JOB.json | kill JOB.json | freeze JOB.json | wake JOB.json
     stdout   born JOB.json PID | frozen JOB.json | awake JOB.json | dead JOB.json STATUS
 
 A fresh interpreter needs a second to import redis and boto3, a fork some milliseconds. The nursery is the parent of
@@ -26,6 +26,7 @@ from tests.documents.attack.work import DocumentJob
 from tests.documents.attack.worker import DocumentWorker
 
 _PR_SET_PDEATHSIG = 1
+_SIGNALS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP, "wake": signal.SIGCONT}
 
 
 class Nursery:
@@ -51,7 +52,7 @@ class Nursery:
             return
         for pid, known in self._jobs.items():
             if known == job:
-                os.kill(pid, signal.SIGKILL if command == "kill" else signal.SIGCONT)
+                os.kill(pid, _SIGNALS[command])
 
     def _start(self, job: str) -> None:
         if _guard(Path(job)) == "indexes":

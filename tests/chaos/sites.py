@@ -17,6 +17,7 @@ SQLITE, VALKEY, VALKEY_FOLDER, VALKEY_S3 = "sqlite+folder", "valkey", "valkey+fo
 REDIS62, REDIS62_FOLDER = "redis6.2", "redis6.2+folder"
 VALKEY_FSYNC = "valkey, appendfsync always"
 PAIR, PAIR_FOLDER, CLUSTER_FOLDER = "valkey pair", "valkey pair+folder", "valkey cluster+folder"
+TWO_REGIONS = "two valkeys+folder"
 
 _one_start_at_a_time = threading.Lock()
 """Two servers started at once could choose the same port, and the first would answer for both."""
@@ -30,6 +31,8 @@ class Site:
     objects: str | None
     tenant: str = "chaos"
     redis: servers.RedisServer | None = None
+    far: servers.RedisServer | None = None
+    """the server of another region, which has the same object store"""
     pair: servers.SentinelPair | None = None
     cluster: servers.RedisCluster | None = None
     s3: servers.S3Server | None = field(default=None, repr=False)
@@ -71,6 +74,11 @@ class Site:
         assert self.redis is not None
         self.redis.kill()
         self.redis.start()
+
+    def far_region(self) -> Site:
+        """The same object store, and the fence store of the other region."""
+        assert self.far is not None
+        return replace(self, store=self.far.url, redis=self.far, far=self.redis)
 
     def through(self, endpoint_url: str, *, timeout_s: float) -> Site:
         """The same stores, with the object store behind a proxy."""
@@ -125,5 +133,6 @@ def site(backend: str, folder: Path, *, s3: servers.S3Server | None = None) -> I
                 args = ("--appendfsync", "always") if backend == VALKEY_FSYNC else ()
                 server = stack.enter_context(start(appendonly=True, args=args))
                 s3 = s3 if backend == VALKEY_S3 else None
-                place = Site(backend, folder, server.url, objects, redis=server, s3=s3)
+                far = stack.enter_context(start(appendonly=True)) if backend == TWO_REGIONS else None
+                place = Site(backend, folder, server.url, objects, redis=server, far=far, s3=s3)
         yield place

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from tests.chaos.attacks import Attack
 from tests.chaos.scenarios import Outcome, Scenario
-from tests.chaos.sites import CLUSTER_FOLDER, PAIR, PAIR_FOLDER, VALKEY_FOLDER, VALKEY_FSYNC
+from tests.chaos.sites import CLUSTER_FOLDER, PAIR, PAIR_FOLDER, TWO_REGIONS, VALKEY_FOLDER, VALKEY_FSYNC
 from tests.drills import faults
 from tests.drills.faults import Callers
 
-FAILOVER, NODES, DOWN = "Sentinel failover", "cluster loses nodes", "Redis is down"
+FAILOVER, NODES, DOWN, REGIONS = "Sentinel failover", "cluster loses nodes", "Redis is down", "two regions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +98,7 @@ def all_drills(*, short: bool) -> list[Drill]:
             faults.server_down(away_s, times=downs, callers=opened),
             accounted=True,
         ),
+        Drill(REGIONS, "one is lost and returns, objects", TWO_REGIONS, faults.region_lost(1 if short else 4)),
     ]
 
 

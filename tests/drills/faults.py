@@ -11,6 +11,7 @@ from typing import Any
 from ragfence.stores.redis.codec import Names
 from tests.chaos.attacks import Attack, Stage
 from tests.chaos.crew import Worker, until
+from tests.chaos.sites import Site
 from tests.chaos.work import Load, Task
 from tests.servers import RedisServer
 
@@ -34,13 +35,15 @@ class Siege:
         self._end = stage.site.folder / "end-of-load"
         self._workers: list[Worker] = []
 
-    def add(self, shards: tuple[int, ...] | None = None) -> None:
+    def add(self, shards: tuple[int, ...] | None = None, *, site: Site | None = None) -> Worker:
+        """Starts another caller, on this site or on another one."""
+        crew = self._stage.crew if site is None else self._stage.crew.on(site)
         number = len(self._workers)
         load = Load(f"{self._stage.dice.random()}", str(self._end), moves=self._callers.moves, shards=shards)
         journal = str(self._stage.site.folder / f"journal-{number}") if self._callers.journals else None
-        self._workers.append(
-            self._stage.crew.start((), stream=load, policy=self._callers.policy, journal=journal, effect_s=0.01)
-        )
+        worker = crew.start((), stream=load, policy=self._callers.policy, journal=journal, effect_s=0.01)
+        self._workers.append(worker)
+        return worker
 
     def some_more(self) -> None:
         """Until there were some more effects: how many is thrown, so that faults come at any moment of the load."""
@@ -134,6 +137,43 @@ def node_lost(*, kills: int, freezes: int, callers: Callers | None = None) -> At
 
 def _take_away(server: RedisServer, action: str) -> None:
     server.freeze() if action == "freeze" else server.kill()
+
+
+def region_lost(times: int, *, callers: Callers | None = None) -> Attack:
+    """Two regions, each with a Redis and callers of its own, and one object store. One stands still, then returns.
+
+    The other takes over: its Redis knows nothing of what happened meanwhile, and learns it from the object store. The
+    region that returns still has its old Redis, and callers in the middle of their effects. For a moment both work.
+    """
+    each = 3
+
+    def attack(stage: Stage) -> list[Task]:
+        near = stage.site
+        regions = [near, near.far_region()]
+        with _siege(stage, callers or Callers(count=0)) as siege:
+            workers = [[siege.add(site=near) for _ in range(each)], []]
+            here = 0
+            for _ in range(times):
+                siege.some_more()
+                there = 1 - here
+                lost, server = workers[here], regions[here].redis
+                assert server is not None
+                with stage.away("freeze region"):
+                    for worker in lost:
+                        worker.freeze()
+                    server.freeze()
+                    siege.hold(1.5 * stage.crew.lease_s)
+                    if not workers[there]:
+                        workers[there] = [siege.add(site=regions[there]) for _ in range(each)]
+                    siege.some_more()
+                server.thaw()
+                for worker in lost:
+                    worker.wake()
+                siege.some_more()  # both are at work, and the one that returned knows nothing of the other
+                here = there
+        return siege.end()
+
+    return attack
 
 
 def server_down(seconds: float, *, times: int, callers: Callers | None = None) -> Attack:
