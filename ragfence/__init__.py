@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ragfence.core.key_strategies import by_fields as by_fields
     from ragfence.core.key_strategies import by_id as by_id
     from ragfence.core.key_strategies import by_id_and_fields as by_id_and_fields
+    from ragfence.core.key_strategies import compare_keys as compare_keys
     from ragfence.core.operations import Operation as Operation
     from ragfence.core.policy import Policy as Policy
     from ragfence.core.receipts import Decision as Decision
@@ -37,6 +38,7 @@ _WHERE = {
     "by_fields": "ragfence.core.key_strategies",
     "by_id": "ragfence.core.key_strategies",
     "by_id_and_fields": "ragfence.core.key_strategies",
+    "compare_keys": "ragfence.core.key_strategies",
     "current_lease": "ragfence.engine.leases",
     "open": "ragfence._open",
 }
@@ -55,6 +57,7 @@ __all__ = [
     "by_fields",
     "by_id",
     "by_id_and_fields",
+    "compare_keys",
     "current_lease",
     "errors",
     "open",

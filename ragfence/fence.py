@@ -107,6 +107,7 @@ class Fence:
         *,
         kind: str,
         key: Key | KeyStrategy,
+        formerly: Key | KeyStrategy | None = None,
         payload: Callable[..., object] | None = None,
         source_type: str = "",
         action: str = "",
@@ -122,6 +123,8 @@ class Fence:
         Args:
             kind: The kind of operation; policies set TTLs and retries per kind.
             key: Takes the arguments; returns a source_id, (source_id, revision), or an `Operation`.
+            formerly: The key before a change of keys: an operation is new only if both keys say so. Remove it when
+                the lifetime of the kind has passed since every process uses `key`; see docs/key-migration.md.
             payload: Takes the arguments; returns the payload that calls with the same key must share. By default, the
                 arguments.
             source_type: What the source_id names, for example "jira".
@@ -149,6 +152,7 @@ class Fence:
         options = OnceOptions(
             kind=kind,
             key=key,
+            formerly=formerly,
             payload=payload,
             source_type=source_type,
             action=action,

@@ -29,7 +29,7 @@ from ragfence.engine.expiry import Expiry, Purged, row_for_end
 from ragfence.engine.hydration import EpochWatch, Hydrator, Progress
 from ragfence.engine.journal import Journal, JournalEntry, JournalReconciled
 from ragfence.engine.notes import EffectNotes
-from ragfence.engine.once import Once, OnceDecorator, OnceOptions
+from ragfence.engine.once import MigratingOnce, Once, OnceDecorator, OnceOptions
 from ragfence.engine.refusals import Refusal, code_of
 from ragfence.engine.releases import Released, ReleaseQuery, release_matching
 from ragfence.engine.requests import MAX_KEPT_PAYLOAD, Request, acting_key, fingerprint_of
@@ -166,7 +166,8 @@ class Engine:
 
     def once(self, options: OnceOptions) -> OnceDecorator:
         def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-            return Once(self, function, options).wrap()
+            made = Once if options.formerly is None else MigratingOnce
+            return made(self, function, options).wrap()
 
         return cast(OnceDecorator, decorate)
 

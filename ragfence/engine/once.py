@@ -6,7 +6,7 @@ import functools
 import inspect
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, overload
 
 from ragfence.core.json_values import to_jsonable
@@ -51,6 +51,7 @@ class _Returned(Recovered):
 class OnceOptions:
     kind: str
     key: Key | KeyStrategy
+    formerly: Key | KeyStrategy | None
     payload: Callable[..., object] | None
     source_type: str
     action: str
@@ -85,6 +86,8 @@ class OnceDecorator(Protocol):
 
 class Once:
     """The fenced form of one function. Calling it returns a receipt."""
+
+    _counts_attempts = True
 
     def __init__(self, engine: Engine, function: Callable[..., Any], options: OnceOptions) -> None:
         self._name = getattr(function, "__qualname__", repr(function))
@@ -149,7 +152,7 @@ class Once:
             try:
                 found = None
                 asks = recover is not None and self._runner.announce(answer)
-                answer.entered = True
+                answer.entered = self._counts_attempts
                 if asks and recover:
                     found = self._checked(recover(*args, **kwargs))
                     answer.entered = found is None
@@ -194,7 +197,7 @@ class Once:
             try:
                 found = None
                 asks = recover is not None and await run_blocking(self._runner.announce, answer)
-                answer.entered = True
+                answer.entered = self._counts_attempts
                 if asks and recover:
                     found = await self._recover_async(args, kwargs)
                     answer.entered = found is None
@@ -328,6 +331,56 @@ class Once:
                 hint="an id is text or a whole number that is the same in every retry",
             )
         return str(plain)
+
+
+class MigratingOnce(Once):
+    """The fenced form of a function whose keys are being changed: an operation is new only if both of its keys say so.
+
+    The effect of the new key is a call under the former key. So whoever claims the former key alone excludes, and is
+    excluded by, whoever claims both; a caller that dies between the two seals leaves a new key whose next owner finds
+    the former one sealed. The new key is always claimed first, so two callers never wait for each other.
+    """
+
+    # Attempts are those of the former key, under which the function runs.
+    _counts_attempts = False
+
+    def __init__(self, engine: Engine, function: Callable[..., Any], options: OnceOptions) -> None:
+        assert options.formerly is not None
+        self._former = Once(engine, function, replace(options, key=options.formerly, formerly=None))
+        super().__init__(engine, self._former.wrap(), replace(options, recover=None, effect_id=None))
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Receipt:
+        if self._key_is_unchanged(args, kwargs):
+            return self._former._call(args, kwargs)
+        return super()._call(args, kwargs)
+
+    async def _call_async(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Receipt:
+        if self._key_is_unchanged(args, kwargs):
+            return await self._former._call_async(args, kwargs)
+        return await super()._call_async(args, kwargs)
+
+    def _key_is_unchanged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        new, former = self._request(args, kwargs), self._former._request(args, kwargs)
+        if new.key != former.key and new.source and new.source == former.source:
+            raise ValidationError(
+                f"key= and formerly= of {self._name} name two revisions of the ordered source "
+                f"{new.operation.source_id!r}, which exclude each other",
+                hint="let key= return another source_id, or a source_type= of its own",
+            )
+        return new.key == former.key
+
+    def _outcome(self, request: Request, done: Recovered) -> EffectOutcome:
+        receipt = done.result
+        if not isinstance(receipt, Receipt):  # from the journal of calls that the store did not answer
+            return super()._outcome(request, done)
+        stored = self._runner.results.store(receipt.result, request.key_text)
+        return EffectOutcome(checked_effect_id(receipt.effect_id), stored, duplicate=True)
+
+    def _complete(self, won: WonClaim, done: Recovered) -> Receipt | None:
+        receipt = super()._complete(won, done)
+        if receipt is None or not isinstance(done.result, Receipt):
+            return receipt
+        return receipt._replace(decision=done.result.decision)
 
 
 def _payload_of(arguments: Mapping[str, object]) -> object:

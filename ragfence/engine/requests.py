@@ -128,6 +128,7 @@ class Request(NamedTuple):
         flags: int = 0,
         waited_ms: int = 0,
         winner: bytes = NO_TOKEN,
+        duplicate: bool = False,
     ) -> Seal:
         record = granted.record
         return Seal(
@@ -148,7 +149,7 @@ class Request(NamedTuple):
             flags,
             waited_ms,
             self.context,
-            winner != NO_TOKEN,
+            duplicate or winner != NO_TOKEN,
             winner,
         )
 

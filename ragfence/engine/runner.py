@@ -101,6 +101,8 @@ class EffectOutcome(NamedTuple):
     result: bytes = b""
     failed: bool = False
     error: str = ""
+    duplicate: bool = False
+    """the effect was done under another key: the decision row of this one says `duplicate`"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -528,6 +530,7 @@ def _seal_of(won: WonClaim, outcome: EffectOutcome, *, flags: int = 0, winner: b
         flags=flags | (JOURNALED if won.journaled else 0),
         waited_ms=won.waited_ms,
         winner=winner,
+        duplicate=outcome.duplicate,
     )
 
 

@@ -235,4 +235,25 @@ MUTANTS = [
         "keeper.run = lambda: None; keeper.start()",
         ("tests/engine/test_lock.py",),
     ),
+    Mutant(
+        "a changed key uses up attempts while it waits for the former one",
+        "ragfence/engine/once.py",
+        "    _counts_attempts = False\n",
+        "    _counts_attempts = True\n",
+        ("tests/engine/test_key_migration.py", "-k", "uses_up_no_attempts or poisons_none"),
+    ),
+    Mutant(
+        "a changed key is sealed without asking the former one",
+        "ragfence/engine/once.py",
+        "super().__init__(engine, self._former.wrap(), replace(options, recover=None, effect_id=None))",
+        "super().__init__(engine, function, replace(options, recover=None, effect_id=None))",
+        ("tests/engine/test_key_migration.py", "-k", "under_the_former_key"),
+    ),
+    Mutant(
+        "an effect under two keys counts twice",
+        "ragfence/engine/once.py",
+        "stored, duplicate=True)",
+        "stored)",
+        ("tests/engine/test_key_migration.py", "-k", "counted_once"),
+    ),
 ]

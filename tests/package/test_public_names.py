@@ -34,6 +34,7 @@ NAMES = [
     "by_fields",
     "by_id",
     "by_id_and_fields",
+    "compare_keys",
     "current_lease",
     "errors",
     "open",
