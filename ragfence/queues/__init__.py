@@ -35,7 +35,8 @@ def open_transport(url: str, **options: Any) -> Transport:
 
     Args:
         url: `sqlite:///queue.db?queue=orders`, `postgresql://host/database?queue=orders`,
-            `redis://host:6379/0?queue=orders` (also `rediss://`, `unix://`, `redis+sentinel://`, `redis+cluster://`).
+            `redis://host:6379/0?queue=orders` (also `rediss://`, `unix://`, `redis+sentinel://`, `redis+cluster://`),
+            `sqs://orders?region=eu-west-1` (also `sqs://ACCOUNT/orders`, or the https URL of a queue of SQS).
         options: Passed to the transport, for example `visibility_s`.
 
     Raises:
@@ -62,9 +63,13 @@ def open_transport(url: str, **options: Any) -> Transport:
         from ragfence.queues.streams import RedisStreamTransport
 
         return RedisStreamTransport(url, **options)
+    if scheme in ("sqs", "http", "https"):
+        from ragfence.queues.sqs import SqsTransport
+
+        return SqsTransport(url, **options)
     raise ValidationError(
         f"{show_url(url)} is not the URL of a queue",
-        hint="sqlite:///queue.db, postgresql://host/database or redis://host:6379/0, each with ?queue=NAME",
+        hint="sqlite:///queue.db, postgresql://host/database or redis://host:6379/0, each with ?queue=NAME; or sqs://NAME",
     )
 
 
