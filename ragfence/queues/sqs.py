@@ -345,9 +345,9 @@ class SqsTransport:
             if refused or not tries_left:
                 break
         codes = ", ".join(sorted({str(each.get("Code", "")) for each in failed.values()})) or "no answer"
-        error = TransportUnavailable(f"{len(batch)} messages were not sent, {self.url}: {codes}")
-        error.details["sent"] = sent
-        raise error
+        unsent = TransportUnavailable(f"{len(batch)} messages were not sent, {self.url}: {codes}")
+        unsent.details["sent"] = sent
+        raise unsent
 
     def _delivered(self, raw: Mapping[str, Any], began: float) -> Message:
         now = time.monotonic()
