@@ -35,7 +35,8 @@ def open_transport(url: str, **options: Any) -> Transport:
 
     Args:
         url: `sqlite:///queue.db?queue=orders`, `postgresql://host/database?queue=orders`,
-            `redis://host:6379/0?queue=orders` (also `rediss://`, `unix://`, `redis+sentinel://`, `redis+cluster://`),
+            `redis://host:6379/0?queue=orders` (also `rediss://`, `unix://`, `redis+sentinel://`, `redis+cluster://`;
+            with `&wait_replicas=1`, `send` waits for a replica),
             `sqs://orders?region=eu-west-1` (also `sqs://ACCOUNT/orders`, or the https URL of a queue of SQS).
         options: Passed to the transport, for example `visibility_s`.
 
@@ -48,18 +49,22 @@ def open_transport(url: str, **options: Any) -> Transport:
     from ragfence.errors import ValidationError
 
     scheme = url.partition("://")[0]
-    place, question, query = url.partition("?")
-    parameters = parse_qsl(query, keep_blank_values=True)
+    parameters = parse_qsl(url.partition("?")[2], keep_blank_values=True)
     names = [value for name, value in parameters if name == "queue"]
     if names:
-        rest = urlencode([(name, value) for name, value in parameters if name != "queue"])
-        url = f"{place}{question}{rest}" if rest else place
-        options = {"queue": names[-1], **options}
+        url, options = _without(url, "queue"), {"queue": names[-1], **options}
     if scheme.partition("+")[0] in ("sqlite", "postgresql"):
         from ragfence.queues.sql import SqlTransport
 
         return SqlTransport(url, **options)
     if scheme.partition("+")[0] in ("redis", "rediss", "unix"):
+        waits = [value for name, value in parameters if name == "wait_replicas"]
+        if waits:
+            if not waits[-1].isdecimal():
+                raise ValidationError(
+                    f"wait_replicas={waits[-1]!r} is not a number", hint="for example wait_replicas=1"
+                )
+            url, options = _without(url, "wait_replicas"), {"wait_replicas": int(waits[-1]), **options}
         from ragfence.queues.streams import RedisStreamTransport
 
         return RedisStreamTransport(url, **options)
@@ -71,6 +76,12 @@ def open_transport(url: str, **options: Any) -> Transport:
         f"{show_url(url)} is not the URL of a queue",
         hint="sqlite:///queue.db, postgresql://host/database or redis://host:6379/0, each with ?queue=NAME; or sqs://NAME",
     )
+
+
+def _without(url: str, parameter: str) -> str:
+    place, _, query = url.partition("?")
+    rest = urlencode([pair for pair in parse_qsl(query, keep_blank_values=True) if pair[0] != parameter])
+    return f"{place}?{rest}" if rest else place
 
 
 def __getattr__(name: str) -> Any:

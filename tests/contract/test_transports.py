@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,6 +61,19 @@ class TestValkey(OnRedis):
     @pytest.fixture
     def url(self, valkey_server: RedisServer) -> str:
         return valkey_server.url
+
+
+@pytest.mark.xdist_group("valkey")
+class TestValkeyWithTheDocumentedRights(OnRedis):
+    @pytest.fixture
+    def url(self, valkey_server: RedisServer) -> Iterator[str]:
+        page = (Path(__file__).resolve().parents[2] / "docs/operations.md").read_text()
+        (rights,) = re.findall(r"^ACL SETUSER ragfence-queue (.+)$", page, re.M)
+        user = f"u{uuid.uuid4().hex}"
+        with valkey_server.client() as admin:
+            admin.execute_command("ACL", "SETUSER", user, "reset", *rights.replace(">secret", ">pw").split())
+            yield valkey_server.url.replace("redis://", f"redis://{user}:pw@")
+            admin.execute_command("ACL", "DELUSER", user)
 
 
 @pytest.mark.xdist_group("redis62")
