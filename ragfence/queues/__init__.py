@@ -2,6 +2,7 @@
 
 Consumer            handles the messages of a queue, each key once
 open_transport      opens the queue that a URL names
+s3_consumer         ingests the objects that S3 notifications name
 Envelope, Message   what is sent, and what is received
 Transport           what a queue has to do
 """
@@ -14,6 +15,7 @@ from urllib.parse import parse_qsl, urlencode
 
 if TYPE_CHECKING:
     from ragfence.queues.consumer import Consumer as Consumer
+    from ragfence.queues.s3_events import s3_consumer as s3_consumer
     from ragfence.queues.transport import Envelope as Envelope
     from ragfence.queues.transport import Message as Message
     from ragfence.queues.transport import Transport as Transport
@@ -23,9 +25,10 @@ _WHERE = {
     "Envelope": "ragfence.queues.transport",
     "Message": "ragfence.queues.transport",
     "Transport": "ragfence.queues.transport",
+    "s3_consumer": "ragfence.queues.s3_events",
 }
 
-__all__ = ["Consumer", "Envelope", "Message", "Transport", "open_transport"]
+__all__ = ["Consumer", "Envelope", "Message", "Transport", "open_transport", "s3_consumer"]
 
 
 def open_transport(url: str, **options: Any) -> Transport:
