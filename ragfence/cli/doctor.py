@@ -28,12 +28,16 @@ def doctor(
         Path | None,
         typer.Option("--journal", metavar="FOLDER", help="The folder of the journal, if not .ragfence/journal."),
     ] = None,
+    queue: Annotated[
+        list[str] | None,
+        typer.Option("--queue", metavar="URL", help="Also check this queue, for example redis://host/0?queue=inbox."),
+    ] = None,
 ) -> None:
-    """Check policy, stores and journal, with advice. Exits with 1 if something must be repaired."""
+    """Check policy, stores, journal and queues, with advice. Exits with 1 if something must be repaired."""
     from ragfence.stores.checkups.check import Level, worst
 
     checks = []
-    for check in _checks(stores, journal):
+    for check in _checks(stores, journal, queue or []):
         checks.append(check)
         if not as_json:
             _print(check)
@@ -56,7 +60,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _checks(stores: StoreOptions, journal: Path | None) -> Iterator[Check]:
+def _checks(stores: StoreOptions, journal: Path | None, queues: list[str]) -> Iterator[Check]:
     from ragfence.core.policy import Policy
     from ragfence.core.settings import load_policy
     from ragfence.stores.checkups.check import fail, policy_check, refused
@@ -73,6 +77,8 @@ def _checks(stores: StoreOptions, journal: Path | None) -> Iterator[Check]:
     yield from _fences(stores, rules)
     yield from _objects(stores)
     yield _journal(journal, stores.tenant_name, rules)
+    for url in queues:
+        yield from _queue(url, rules)
 
 
 def _fences(stores: StoreOptions, rules: Policy) -> Iterator[Check]:
@@ -167,6 +173,36 @@ def _journal(folder: Path | None, tenant: str, rules: Policy) -> Check:
         return refused("journal", error)
     oldest = min((entry.at_ms for entry in entries), default=0)
     return journal_check(str(path), len(entries), oldest_age=output.ago(oldest, time.time_ns() // 1_000_000))
+
+
+def _queue(url: str, rules: Policy) -> Iterator[Check]:
+    from ragfence.queues import open_transport
+    from ragfence.queues.streams import RedisStreamTransport
+    from ragfence.stores.checkups.check import ok, queue_checks, refused
+
+    scheme, _, path = url.partition("?")[0].partition(":///")
+    if scheme.startswith("sqlite") and path and not Path(path).exists():  # opening it would create it
+        yield ok("queue", f"{path} is not there yet; the first message creates it")
+        return
+    try:
+        transport = open_transport(url)
+    except RagfenceError as error:
+        yield refused("queue", error)
+        return
+    subject = f"queue {transport.name}"
+    try:
+        yield from queue_checks(
+            subject,
+            transport.depth(),
+            visibility_s=transport.visibility_s,
+            lease_s=rules.for_kind("queue").lease_ms / 1000,
+        )
+        if isinstance(transport, RedisStreamTransport):
+            yield transport.check_durability()
+    except RagfenceError as error:
+        yield refused(subject, error)
+    finally:
+        transport.close()
 
 
 def _print(check: Check) -> None:

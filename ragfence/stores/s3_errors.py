@@ -67,6 +67,11 @@ def is_absent(error: Exception) -> bool:
     return _status_and_code(error)[1] in _ABSENT
 
 
+def lacks_credentials(error: Exception) -> bool:
+    """The SDK found no credentials, so nothing was sent."""
+    return isinstance(error, _NO_CREDENTIALS)
+
+
 def never_sent(error: Exception) -> bool:
     """No connection came about, so the server cannot have acted. True of one request, not of an SDK retry."""
     return isinstance(error, EndpointConnectionError | ConnectTimeoutError)
@@ -107,7 +112,7 @@ def translate(error: Exception, what: str, bucket: str, where: str) -> RagfenceE
         if code == "EntityTooLarge":
             return ValidationError(said, hint="write smaller batches: an object is one single PUT")
         return StoreUnavailable(said)
-    if isinstance(error, _NO_CREDENTIALS):
+    if lacks_credentials(error):
         return StoreAuth(said, hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or a role")
     if isinstance(error, EndpointConnectionError):
         return StoreUnavailable(said, hint="check that the server is running there and the endpoint is right")

@@ -20,10 +20,12 @@ import redis
 import ragfence
 from ragfence import Operation
 from ragfence.core.urls import holds_password
+from ragfence.queues import Envelope, open_transport
 from tests import servers
 from tests.cli.conftest import Site, perform, run
 from tests.engine.worlds import eventually
 from tests.faulty_http import Fault, FaultyProxy
+from tests.servers.s3 import sqs_queue
 from tests.stores.test_s3 import lying
 
 WARNING = (
@@ -309,6 +311,54 @@ def test_the_documented_rights_are_enough_for_the_doctor(own: servers.RedisServe
             admin.execute_command("ACL", "DELUSER", user)
     assert fails(checks) == []
     assert level_of(checks, "append-only file on") == "ok"
+
+
+def test_a_queue_on_streams_that_is_not_durable_is_found(own: servers.RedisServer, embedded: Site) -> None:
+    perform(embedded.open(), "a")
+    url = f"{own.url}?queue=doctor-{uuid.uuid4().hex}"
+    (text,) = fails(found("--queue", url))
+    assert text == "appendfsync everysec: a crash loses messages that were accepted"
+    with redis.Redis.from_url(own.url) as admin:
+        try:
+            admin.config_set("appendfsync", "always")
+            checks = found("--queue", url)
+        finally:
+            admin.config_set("appendfsync", "everysec")
+    assert level_of(checks, "what was accepted is on disk") == "ok"
+    assert level_of(found("--queue", f"{url}&wait_replicas=1"), "send waits for 1 replica") == "ok"
+
+
+def test_queues_are_checked_and_not_created(own: servers.RedisServer, embedded: Site, tmp_path: Path) -> None:
+    perform(embedded.open(), "a")
+    file = tmp_path / "queue.db"
+    assert level_of(found("--queue", f"sqlite:///{file}?queue=orders"), "not there yet") == "ok"
+    assert not file.exists()
+    queue = open_transport(f"sqlite:///{file}", queue="orders", visibility_s=60)
+    queue.send([Envelope(body=1), Envelope(body=2)])
+    assert queue.dead(queue.receive(1, 1)[0], "broken")
+    queue.close()
+    checks = found("--queue", f"sqlite:///{file}?queue=orders")
+    assert level_of(checks, "answers; 1 waiting, 0 in flight") == "ok"
+    assert level_of(checks, "1 dead letter") == "warn"
+    (tmp_path / "p.yml").write_text("lease: {ttl_s: 120}")
+    (text,) = fails(found("--queue", f"sqlite:///{file}?queue=orders", "--policy", "p.yml"))
+    assert text == "messages are hidden for 60 s, and a lease lasts 120 s"
+    (port,) = servers.free_ports(1)
+    done = run("doctor", "--queue", f"redis://u:geheim@127.0.0.1:{port}?queue=a", "--queue", "amqp://u:geheim@host")
+    assert done.exit_code == 1
+    assert "geheim" not in done.output
+    assert done.stdout.count("fail  queue") == 2
+
+
+def test_a_queue_of_sqs_without_a_place_for_dead_letters_is_found(
+    moto_server: servers.S3Server, s3_env: None, embedded: Site
+) -> None:
+    perform(embedded.open(), "a")
+    name = sqs_queue(moto_server, dead_letters=False)
+    (text,) = fails(found("--queue", f"sqs://{name}?endpoint_url={moto_server.url}"))
+    assert "has no redrive policy" in text
+    good = sqs_queue(moto_server)
+    assert fails(found("--queue", f"sqs://{good}?endpoint_url={moto_server.url}")) == []
 
 
 def test_a_server_that_is_almost_full_is_found(own: servers.RedisServer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,10 +11,12 @@ import pytest
 import sqlalchemy as sa
 
 from ragfence.queues.sql import SqlTransport
+from ragfence.queues.sqs import SqsTransport
 from ragfence.queues.streams import RedisStreamTransport
 from ragfence.testing.contracts.transports import TransportContract
-from tests.servers import RedisCluster, RedisServer
+from tests.servers import RedisCluster, RedisServer, S3Server
 from tests.servers.postgres import postgres
+from tests.servers.s3 import sqs_queue
 
 
 class TestSqlite(TransportContract):
@@ -60,6 +63,19 @@ class TestValkey(OnRedis):
         return valkey_server.url
 
 
+@pytest.mark.xdist_group("valkey")
+class TestValkeyWithTheDocumentedRights(OnRedis):
+    @pytest.fixture
+    def url(self, valkey_server: RedisServer) -> Iterator[str]:
+        page = (Path(__file__).resolve().parents[2] / "docs/operations.md").read_text()
+        (rights,) = re.findall(r"^ACL SETUSER ragfence-queue (.+)$", page, re.M)
+        user = f"u{uuid.uuid4().hex}"
+        with valkey_server.client() as admin:
+            admin.execute_command("ACL", "SETUSER", user, "reset", *rights.replace(">secret", ">pw").split())
+            yield valkey_server.url.replace("redis://", f"redis://{user}:pw@")
+            admin.execute_command("ACL", "DELUSER", user)
+
+
 @pytest.mark.xdist_group("redis62")
 class TestRedis62(OnRedis):
     @pytest.fixture
@@ -72,3 +88,25 @@ class TestValkeyCluster(OnRedis):
     @pytest.fixture
     def url(self, valkey_cluster_server: RedisCluster) -> str:
         return valkey_cluster_server.url
+
+
+@pytest.mark.xdist_group("moto")
+class TestSqsStandard(TransportContract):
+    ORDERS_GROUPS = False
+    SERVES_TENANTS_IN_TURN = False
+    PROVES_RACES = False  # moto is a stand-in
+    SUFFIX = ""
+
+    @pytest.fixture
+    def transport(self, moto_server: S3Server, s3_env: None) -> Iterator[SqsTransport]:
+        name = sqs_queue(moto_server, self.SUFFIX)
+        queue = SqsTransport(name, endpoint_url=moto_server.url, visibility_s=self.VISIBILITY_S)
+        yield queue
+        queue.close()
+
+
+@pytest.mark.xdist_group("moto")
+class TestSqsFifo(TestSqsStandard):
+    ORDERS_GROUPS = True
+    DELAYS_EACH_MESSAGE = False
+    SUFFIX = ".fifo"

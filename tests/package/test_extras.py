@@ -52,6 +52,7 @@ NEEDED: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]] = {
             "sys.argv = ['ragfence', 'ingest', 's3://bucket/prefix']; from ragfence.cli import main; main()",
         ),
     ),
+    ("sqs", "boto3"): (("boto3", "botocore"), ("import ragfence.queues.sqs",)),
     ("dagster", "dagster"): (("dagster",), ("import ragfence.dagster",)),
     ("api", "fastapi"): (
         ("fastapi", "starlette"),

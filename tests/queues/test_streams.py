@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -145,3 +148,24 @@ def test_an_unknown_kind_of_queue_is_refused_with_those_that_are_known(url: str)
     with pytest.raises(ValidationError) as refused:
         open_transport(url)
     assert "redis://" in str(refused.value)
+
+
+def test_the_documented_rights_are_those_of_the_commands_that_are_used() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/operations.md").read_text()
+    (rights,) = re.findall(r"^ACL SETUSER ragfence-queue (.+)$", page, re.M)
+    scripts = files("ragfence.queues") / "lua"
+    used = {"evalsha", "script|load", "ping", "xread", "config|get"}
+    for name in ("base", "send", "receive", "settle", "dead", "depth"):
+        used.update(
+            command.lower() for command in re.findall(r"call\('([A-Z]+)'", (scripts / f"{name}.lua").read_text())
+        )
+    assert {right[1:] for right in rights.split() if right.startswith("+")} == (used - {"xgroup"}) | {"xgroup|create"}
+
+
+def test_a_url_may_ask_for_replicas(valkey_server: servers.RedisServer, name: str) -> None:
+    with pytest.raises(ValidationError, match="is not a number"):
+        open_transport(f"{valkey_server.url}?queue={name}&wait_replicas=all")
+    queue = open_transport(f"{valkey_server.url}?queue={name}&wait_replicas=1")
+    with pytest.raises(TransportUnavailable, match="0 of 1 replicas"):
+        queue.send(numbered(1))
+    queue.close()

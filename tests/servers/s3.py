@@ -6,6 +6,7 @@ import contextlib
 import importlib.metadata
 import json
 import sys
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,6 +83,34 @@ def moto_s3() -> Iterator[S3Server]:
 
     with folder_for() as folder, _s3(make) as server:
         yield server
+
+
+def sqs_client(server: S3Server) -> Any:
+    """A client for the SQS that moto has on the same port."""
+    import boto3
+
+    return boto3.session.Session().client(
+        "sqs",
+        endpoint_url=server.url,
+        aws_access_key_id=server.access_key,
+        aws_secret_access_key=server.secret_key,
+        region_name=server.region,
+    )
+
+
+def sqs_queue(server: S3Server, suffix: str = "", *, max_receives: int = 1000, dead_letters: bool = True) -> str:
+    """Makes a queue of SQS, with a redrive policy unless there shall be no dead letters; returns its name."""
+    name = f"q-{uuid.uuid4().hex}"
+    fifo = {"FifoQueue": "true"} if suffix == ".fifo" else {}
+    with contextlib.closing(sqs_client(server)) as client:
+        policy = {}
+        if dead_letters:
+            url = client.create_queue(QueueName=f"{name}-dead{suffix}", Attributes=fifo)["QueueUrl"]
+            answer = client.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])
+            target = {"deadLetterTargetArn": answer["Attributes"]["QueueArn"], "maxReceiveCount": max_receives}
+            policy = {"RedrivePolicy": json.dumps(target)}
+        client.create_queue(QueueName=f"{name}{suffix}", Attributes=fifo | policy)
+    return f"{name}{suffix}"
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
+from os.path import splitext
 from typing import TYPE_CHECKING, NamedTuple
 from unicodedata import normalize
 from urllib.parse import parse_qs
@@ -13,7 +14,7 @@ from urllib.parse import parse_qs
 from ragfence._extras import needs_extra
 from ragfence.core.document import Document
 from ragfence.core.urls import show_url
-from ragfence.documents.readers.content import LIMIT_BYTES, SkippedFiles, content_reader
+from ragfence.documents.readers.content import LIMIT_BYTES, MAX_EXTENSION, SkippedFiles, content_reader
 from ragfence.documents.sources.folder import check_patterns
 from ragfence.documents.sources.ignore_rules import IGNORED, Ignore
 from ragfence.documents.sources.source import Item
@@ -24,6 +25,14 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
 _BODY_READS = 3
+
+
+class _RefusedError(Exception):
+    """The server refused this object: its permissions, its KMS key, or its storage class."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.hint = "these credentials need s3:GetObject on it (and its KMS key), and it must not be archived"
 
 
 class S3Place(NamedTuple):
@@ -111,9 +120,9 @@ class S3Source:
             for page in pages:
                 for entry in page.get("Contents", []):
                     key, size = entry["Key"], entry["Size"]
-                    path = normalize("NFC", key[len(self._root) :])
-                    if not path or path.endswith("/") or self._ignore.skips_inside(path):
-                        continue  # a placeholder for a folder
+                    path = self.doc_id(key)
+                    if path is None or self._ignore.skips_inside(path):
+                        continue
                     if not self._reader.takes(path):
                         self._skipped.add_file(path)
                     else:
@@ -129,12 +138,53 @@ class S3Source:
         if made is not None:
             made[1].close()
 
+    def doc_id(self, key: str) -> str | None:
+        """Returns the doc_id of an object; None if it is not below the prefix, or stands for a folder."""
+        path = normalize("NFC", key[len(self._root) :])
+        return path if key.startswith(self._root) and path and not path.endswith("/") else None
+
+    def skip_reason(self, doc_id: str) -> str:
+        """Why a listing leaves the object out; empty if it does not."""
+        if self._ignore.skips_inside(doc_id):
+            return "ignored by a pattern"
+        if not self._reader.takes(doc_id):
+            return f"no reader for {splitext(doc_id)[1].lower()[:MAX_EXTENSION] or 'a name without extension'}"
+        return ""
+
+    def load(self, key: str, doc_id: str) -> Document | None:
+        """Reads an object as it is now; None if it does not exist.
+
+        Raises:
+            DocumentInvalid: Its content is too large, or is not text.
+            StoreAuth: These credentials may not read it, or it is archived.
+        """
+        try:
+            data = self._fetch(key, doc_id)
+        except _RefusedError as refused:
+            hint = f"{refused.hint}; without s3:ListBucket a missing object looks the same"
+            raise StoreAuth(str(refused), hint=hint) from refused
+        if data is None:
+            return None
+        return self._reader.document(data, doc_id, source=self._name, source_url=f"s3://{self._bucket}/{key}")
+
     def _load(self, key: str, doc_id: str, size: int) -> Document:
         self._reader.refuse_size(size, doc_id, self._name)
         data = self._read(key, doc_id)
         return self._reader.document(data, doc_id, source=self._name, source_url=f"s3://{self._bucket}/{key}")
 
     def _read(self, key: str, doc_id: str) -> bytes:
+        try:
+            data = self._fetch(key, doc_id)
+        except _RefusedError as refused:
+            raise DocumentInvalid(str(refused), hint=refused.hint, doc_id=doc_id) from refused.__cause__
+        if data is None:
+            raise DocumentInvalid(
+                f"{doc_id} ({self._name}) was removed before it was read", hint="run it again", doc_id=doc_id
+            )
+        return data
+
+    def _fetch(self, key: str, doc_id: str) -> bytes | None:
+        """Returns the content of an object; None if it does not exist."""
         client = self._client()
         from botocore.exceptions import ClientError
 
@@ -145,19 +195,13 @@ class S3Source:
                 answer = client.get_object(Bucket=self._bucket, Key=key)
             except ClientError as error:
                 if is_absent(error):
-                    raise DocumentInvalid(
-                        f"{doc_id} ({self._name}) was removed before it was read", hint="run it again", doc_id=doc_id
-                    ) from None
+                    return None
                 status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
                 if status not in (400, 403):
                     raise self._translate(error, f"read {doc_id}") from error
                 # The listing was allowed, so the error concerns this object: its permissions, KMS key or storage class.
                 code = error.response.get("Error", {}).get("Code", "")
-                raise DocumentInvalid(
-                    f"{doc_id} ({self._name}) cannot be read: {code} ({status})",
-                    hint="these credentials need s3:GetObject on it (and its KMS key), and it must not be archived",
-                    doc_id=doc_id,
-                ) from error
+                raise _RefusedError(f"{doc_id} ({self._name}) cannot be read: {code} ({status})") from error
             except BotoError as error:
                 raise self._translate(error, f"read {doc_id}") from error
             try:

@@ -6,9 +6,10 @@ The functions here judge facts and read nothing; those who gather the facts are 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol
 
 from ragfence.core.policy import Policy
 from ragfence.errors import Hint, RagfenceError
@@ -75,6 +76,31 @@ def journal_check(folder: str, waiting: int, *, oldest_age: str = "") -> Check:
             cli="run `ragfence journal reconcile` on this machine: until then other machines may perform them again",
         ),
     )
+
+
+class QueueDepth(Protocol):
+    @property
+    def visible(self) -> int: ...
+    @property
+    def in_flight(self) -> int: ...
+    @property
+    def dead(self) -> int: ...
+
+
+def queue_checks(subject: str, depth: QueueDepth, *, visibility_s: float, lease_s: float) -> Iterator[Check]:
+    yield ok(subject, f"answers; {depth.visible} waiting, {depth.in_flight} in flight")
+    if depth.dead:
+        yield warn(
+            subject,
+            f"{depth.dead} dead letter{'s' * (depth.dead != 1)}",
+            "read their reasons, remove the cause, then replay or drop them",
+        )
+    hidden = f"messages are hidden for {visibility_s:g} s, and a lease lasts {lease_s:g} s"
+    if visibility_s < lease_s:
+        advice = "raise the visibility of the queue, or lower lease.ttl_s of the policy: consumers refuse to start"
+        yield fail(subject, hidden, advice)
+    else:
+        yield ok(subject, hidden)
 
 
 def markers_check(subject: str, markers: Sequence[Marker | None], *, solo: bool) -> Check:
