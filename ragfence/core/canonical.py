@@ -213,7 +213,7 @@ class _Duplicate(str):
     """Stands where an object with a repeated key was: the parser's hooks do not know where they are."""
 
 
-class _Reader(threading.local):
+class _JsonReader(threading.local):
     """A strict parser. What it cannot judge on the spot it lets through and counts as a doubt.
 
     One per thread: to make it takes longer than to read most values.
@@ -257,4 +257,4 @@ class _Reader(threading.local):
         return float(name)
 
 
-_reader = _Reader()
+_reader = _JsonReader()

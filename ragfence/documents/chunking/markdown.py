@@ -73,7 +73,7 @@ class Outline:
 
 def outline(text: str) -> Outline:
     found = Outline(text)
-    _Reader(found).read()
+    _OutlineReader(found).read()
     return found
 
 
@@ -86,7 +86,7 @@ class _Paragraph(NamedTuple):
     below_heading: bool
 
 
-class _Reader:
+class _OutlineReader:
     def __init__(self, found: Outline) -> None:
         self._text = found.text
         self._found = found
