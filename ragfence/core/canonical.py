@@ -135,7 +135,7 @@ def _write(value: object, path: Path, out: Callable[[str], None]) -> None:
         out(int.__repr__(value))
     elif isinstance(value, float):
         if not math.isfinite(value):
-            refuse(path, f"{float.__repr__(value)} is no JSON number", "send null or a string")
+            refuse(path, f"{float.__repr__(value)} is not a JSON number", "send null or a string")
         out(_number(value))
     elif isinstance(value, dict):
         enter(path)

@@ -160,9 +160,8 @@ class Sync:
             update(self._tally.listed)
         self._look_for_random_ids()
         if self._unidentified and self._prune:
-            self._tally.not_pruned = (
-                f"{self._unidentified} of what the source holds could not be told apart, so nobody knows what is gone"
-            )
+            self._tally.not_pruned = f"{self._unidentified} {'item' if self._unidentified == 1 else 'items'} of the source could not be "
+                "identified, so it is unknown which documents are gone"
         else:
             self._retract({doc_id: version for doc_id, version in candidates.items() if doc_id not in self._listed})
 
@@ -201,7 +200,7 @@ class Sync:
                 repeats.append(read)
                 continue
             waiting.append(read)
-            # Whatever somebody's source gave: what is wrong with it is said where it is checked.
+            # Any item of a user's source: what is wrong with it is reported where it is checked.
             text = getattr(document, "text", None)
             characters += len(text) if isinstance(text, str) else 0
             if characters > MOST_CHARACTERS:
