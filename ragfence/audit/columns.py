@@ -306,10 +306,10 @@ def _decode_row(values: dict[str, Any]) -> Row:
 
 def _context_values(context: bytes) -> dict[str, Any]:
     try:
-        context = json.loads(context)
+        values = json.loads(context)
     except ValueError:  # never written, but one broken context must not block the drain of all other rows
         return {}
-    return context if isinstance(context, dict) else {}
+    return values if isinstance(values, dict) else {}
 
 
 def _encode_context(context: dict[str, Any]) -> bytes:

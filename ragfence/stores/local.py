@@ -9,8 +9,8 @@ What is being written into a folder of objects: files that are not visible as ob
 
 A writer that is killed leaves its file, which may hold the text of a document that must be deleted. So each
 writer holds a lock on its file as long as it needs it, and a sweep removes the files without a lock. A lock says
-nothing about writers on other machines (whether a network filesystem passes it on is a matter of how it is mounted), so a name
-begins with the machine that wrote it; what others have left goes when it is old.
+nothing about writers on other machines (whether a network filesystem passes it on depends on how it is mounted), so a
+name begins with the machine that wrote it; what others have left is removed when it is old.
 """
 
 from __future__ import annotations

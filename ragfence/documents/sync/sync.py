@@ -160,8 +160,11 @@ class Sync:
             update(self._tally.listed)
         self._look_for_random_ids()
         if self._unidentified and self._prune:
-            self._tally.not_pruned = f"{self._unidentified} {'item' if self._unidentified == 1 else 'items'} of the source could not be "
-                "identified, so it is unknown which documents are gone"
+            count = self._unidentified
+            self._tally.not_pruned = (
+                f"{count} {'item' if count == 1 else 'items'} of the source could not be identified, "
+                "so it is unknown which documents are gone"
+            )
         else:
             self._retract({doc_id: version for doc_id, version in candidates.items() if doc_id not in self._listed})
 
