@@ -21,8 +21,8 @@ def meter(progress: bool | Meter, total: int | None, what: str) -> Iterator[Mete
     if callable(progress):
         yield without_stop_iteration(progress)
         return
-    with gauge(progress, what) as told:
-        yield lambda done: told(done, total)
+    with gauge(progress, what) as report:
+        yield lambda done: report(done, total)
 
 
 @contextlib.contextmanager
@@ -55,17 +55,17 @@ def gauge(progress: bool | Gauge, what: str) -> Iterator[Gauge]:
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(what, total=None, rate="")
 
-        def told(done: int, total: int | None) -> None:
+        def report(done: int, total: int | None) -> None:
             speed = bar.tasks[task].speed
             bar.update(task, completed=done, total=total, rate=f"{speed:,.0f}/s" if speed else "")
 
-        yield told
+        yield report
 
 
 def without_stop_iteration(progress: Callable[P, object]) -> Callable[P, None]:
     """Turns a StopIteration of the callback into a TerminalError: a generator around it would seem to have ended."""
 
-    def told(*args: P.args, **kwargs: P.kwargs) -> None:
+    def report(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             progress(*args, **kwargs)
         except StopIteration as stopped:
@@ -74,4 +74,4 @@ def without_stop_iteration(progress: Callable[P, object]) -> Callable[P, None]:
                 hint="let it raise another error to stop the work; what was acknowledged until then stays",
             ) from stopped
 
-    return told
+    return report

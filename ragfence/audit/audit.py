@@ -308,11 +308,13 @@ class Audit:
     def _query(self, since: Moment, until: Moment, **values: str | None) -> RowQuery:
         now_ms, shards = self._fences.now_ms(), range(256)
         # Normalized as operations are: macOS writes the same file name with other code points.
-        told = {name: normalize("NFC", str(value)) for name, value in values.items() if value is not None}
-        if (source_id := told.get("source_id")) is not None:
+        filters = {name: normalize("NFC", str(value)) for name, value in values.items() if value is not None}
+        if (source_id := filters.get("source_id")) is not None:
             shard = shard_of(self._fences.tenant, source_id)
             shards = range(shard, shard + 1)
-        return RowQuery(parse_moment(since, now_ms, 0), parse_moment(until, now_ms, 2**62), shards, tuple(told.items()))
+        return RowQuery(
+            parse_moment(since, now_ms, 0), parse_moment(until, now_ms, 2**62), shards, tuple(filters.items())
+        )
 
 
 def _of_key(key: bytes) -> RowQuery:

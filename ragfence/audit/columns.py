@@ -144,10 +144,10 @@ def encode(table: pyarrow.Table) -> bytes:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    told = {b"ragfence": FORMAT.encode(), b"ragfence.version": b"%d" % VERSION}
+    metadata = {b"ragfence": FORMAT.encode(), b"ragfence.version": b"%d" % VERSION}
     sink = pa.BufferOutputStream()
     pq.write_table(
-        table.replace_schema_metadata(told),
+        table.replace_schema_metadata(metadata),
         sink,
         compression="zstd",
         row_group_size=ROWS_IN_GROUP,
@@ -171,11 +171,11 @@ def open_file(name: str, source: Any, *, dictionaries: Sequence[str] = ()) -> An
         file = pq.ParquetFile(place)
         if held := [name for name in dictionaries if name in file.schema_arrow.names]:
             file = pq.ParquetFile(place, metadata=file.metadata, read_dictionary=held)
-        told = file.schema_arrow.metadata or {}
-        version = int(told.get(b"ragfence.version", b"0"))
+        metadata = file.schema_arrow.metadata or {}
+        version = int(metadata.get(b"ragfence.version", b"0"))
     except (pa.ArrowException, ValueError, OSError) as broken:
         raise FormatCorrupt(f"{name} is not a valid Parquet file: {broken}") from broken
-    if told.get(b"ragfence") != FORMAT.encode() or version < 1:
+    if metadata.get(b"ragfence") != FORMAT.encode() or version < 1:
         raise FormatCorrupt(f"{name} is not a file of the ledger")
     if version > VERSION:
         raise FormatTooNew(f"{name} has format {version}; this version of ragfence reads formats up to {VERSION}")
@@ -211,27 +211,27 @@ def compute_phases(row_ids: Any, decisions: Any) -> Any:
 
     if isinstance(decisions.type, pa.DictionaryType):
         decisions = decisions.cast(pa.string())
-    told = pc.binary_join_element_wise(
+    joined = pc.binary_join_element_wise(
         pc.utf8_slice_codeunits(row_ids, 2 * TOKEN_BYTES, 2 * TOKEN_BYTES + 2), decisions, ""
     )
-    if isinstance(told, pa.ChunkedArray):
-        told = told.combine_chunks()
-    dictionaries = told.dictionary_encode()
+    if isinstance(joined, pa.ChunkedArray):
+        joined = joined.combine_chunks()
+    dictionaries = joined.dictionary_encode()
     named = [phase_of(_KINDS[text[2:]], int(text[:2], 16)).value for text in dictionaries.dictionary.to_pylist()]
     return pa.array(named, pa.string()).take(dictionaries.indices)
 
 
 def _encode_row(row: Row, tenant: str) -> tuple[Any, ...]:
     """The values of a row, in the order of the schema."""
-    told = _context_values(row.context)
-    text = {name: _to_text(told[name]) for name in told if name in _TEXTS}
-    number = {name: _to_number(told[name]) for name in told if name in _NUMBERS}
+    context = _context_values(row.context)
+    text = {name: _to_text(context[name]) for name in context if name in _TEXTS}
+    number = {name: _to_number(context[name]) for name in context if name in _NUMBERS}
     answered = row.sealed_at_ms > 0 and row.winner != NO_TOKEN
     default = default_effect_id(row.key)
     duplicate = row.kind is RowKind.DUPLICATE and not row.flags & FENCED_OUT
     exact = (
         _encode_context(text | number) == row.context
-        and "saved" not in told
+        and "saved" not in context
         and row.effect_id != default
         and not row.flags & ~_KNOWN_BITS
         and (row.fence.epoch > 0 or row.fence == NO_FENCE)
@@ -282,7 +282,7 @@ def _decode_row(values: dict[str, Any]) -> Row:
     key, token = bytes.fromhex(values["idempotency_key"]), bytes.fromhex(values["row_id"])
     effect_id = values["effect_id"] or ""
     epoch, _, counter = (values["fence"] or "0.0").partition(".")
-    told = {name: value for name in _CONTEXT_FIELDS if (value := values[name]) is not None}
+    context = {name: value for name in _CONTEXT_FIELDS if (value := values[name]) is not None}
     return Row(
         token=token[:TOKEN_BYTES],
         position=token[TOKEN_BYTES],
@@ -300,22 +300,22 @@ def _decode_row(values: dict[str, Any]) -> Row:
         winner=bytes.fromhex(values["winner"]) if values["winner"] else NO_TOKEN,
         effect_id="" if effect_id == default_effect_id(key) else effect_id,
         error_code=values["error_code"] or "",
-        context=_encode_context(told),
+        context=_encode_context(context),
     )
 
 
 def _context_values(context: bytes) -> dict[str, Any]:
     try:
-        told = json.loads(context)
+        values = json.loads(context)
     except ValueError:  # never written, but one broken context must not block the drain of all other rows
         return {}
-    return told if isinstance(told, dict) else {}
+    return values if isinstance(values, dict) else {}
 
 
-def _encode_context(told: dict[str, Any]) -> bytes:
+def _encode_context(context: dict[str, Any]) -> bytes:
     """The context as its writer encodes it, if it holds nothing unusual."""
-    order = _DOCUMENTS if told.get("characters") is not None else _OPERATIONS
-    known = {name: told[name] for name in order if told.get(name) is not None}
+    order = _DOCUMENTS if context.get("characters") is not None else _OPERATIONS
+    known = {name: context[name] for name in order if context.get(name) is not None}
     if "sequence" in known:
         known["sequence"] = str(known["sequence"])
     return _encode_json(known).encode()

@@ -240,7 +240,7 @@ def _call_waits(table: pyarrow.Table) -> pyarrow.Table:
         return pc.cast(mask, pa.int64())
 
     decision = table.column("decision")
-    told = pa.table(
+    attempts = pa.table(
         {
             "token": pc.utf8_slice_codeunits(table.column("row_id"), 0, 24),
             "kind": pc.fill_null(table.column("kind"), ""),
@@ -252,7 +252,7 @@ def _call_waits(table: pyarrow.Table) -> pyarrow.Table:
         }
     )
     summed = [(name, "max") for name in ("waited_ms", "in_flight", "takeovers", "fenced_out")]
-    calls = told.group_by(["token", "kind", "source_id"]).aggregate(summed)
+    calls = attempts.group_by(["token", "kind", "source_id"]).aggregate(summed)
     return calls.select(["kind", "source_id", *(f"{name}_max" for name, _ in summed)]).rename_columns(
         ["kind", "source_id", *(name for name, _ in summed)]
     )
@@ -279,7 +279,7 @@ def revision_facts(rows: RowReader, concerned: Callable[[int, bytes], bool]) -> 
         concerned: Called once per day and segment with its epoch and batch; returns whether it is wanted.
     """
     days = rows.map_days(_INGESTIONS, _NAMES, lambda table: _facts_of_day(table, concerned))
-    return [told for day in days.values() for told in day]
+    return [fact for day in days.values() for fact in day]
 
 
 def _facts_of_day(table: pyarrow.Table, concerned: Callable[[int, bytes], bool]) -> list[RevisionFact]:

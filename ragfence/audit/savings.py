@@ -96,7 +96,7 @@ def savings(rows: RowReader, query: RowQuery, objects: ObjectStore | None, tenan
     answers = {name: day.answers for name, day in days.items()}
     lengths = _lengths(_documents(answers.values()), objects, tenant)
     cut = {name: _with_snippets(table, lengths) for name, table in answers.items()}
-    told = tuple(
+    per_day = tuple(
         DaySavings(
             name,
             sum(day.performed.values()),
@@ -112,10 +112,10 @@ def savings(rows: RowReader, query: RowQuery, objects: ObjectStore | None, tenan
             KindSavings(kind, performed[kind], saved[kind], _median(took.get(kind, [])))
             for kind in sorted({*performed, *saved})
         ),
-        characters=sum(day.characters for day in told),
-        snippets=sum(day.snippets for day in told),
+        characters=sum(day.characters for day in per_day),
+        snippets=sum(day.snippets for day in per_day),
         unknown_documents=sum(_sum(table, "unknown") for table in cut.values()),
-        days=told,
+        days=per_day,
         sources=_best_sources(list(cut.values())),
     )
 

@@ -31,7 +31,7 @@ def serve(
     ] = 1,
     insecure_dev: Annotated[
         bool,
-        typer.Option("--insecure-dev", help="No API keys: whoever can connect may do everything. On loopback only."),
+        typer.Option("--insecure-dev", help="No API keys: anyone who can connect may do everything. On loopback only."),
     ] = False,
     tls_cert: Annotated[
         str | None, typer.Option("--tls-cert", metavar="FILE", help="The TLS certificate with its chain, PEM.")
@@ -96,7 +96,7 @@ def serve(
         os.environ["RAGFENCE_TENANT"] = stores.tenant
     if insecure_dev:
         output.err().print(
-            "WARNING: --insecure-dev: no API keys. Whoever can connect to this port may read and change everything."
+            "WARNING: --insecure-dev: no API keys. Anyone who can connect to this port may read and change everything."
         )
 
     def ready(url: str, port: int) -> None:

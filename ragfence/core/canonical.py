@@ -135,7 +135,7 @@ def _write(value: object, path: Path, out: Callable[[str], None]) -> None:
         out(int.__repr__(value))
     elif isinstance(value, float):
         if not math.isfinite(value):
-            refuse(path, f"{float.__repr__(value)} is no JSON number", "send null or a string")
+            refuse(path, f"{float.__repr__(value)} is not a JSON number", "send null or a string")
         out(_number(value))
     elif isinstance(value, dict):
         enter(path)
@@ -213,7 +213,7 @@ class _Duplicate(str):
     """Stands where an object with a repeated key was: the parser's hooks do not know where they are."""
 
 
-class _Reader(threading.local):
+class _JsonReader(threading.local):
     """A strict parser. What it cannot judge on the spot it lets through and counts as a doubt.
 
     One per thread: to make it takes longer than to read most values.
@@ -257,4 +257,4 @@ class _Reader(threading.local):
         return float(name)
 
 
-_reader = _Reader()
+_reader = _JsonReader()

@@ -275,17 +275,17 @@ def _decode_one(data: bytes, at: int) -> tuple[Row, int]:
 
 def context_of(operation: Operation, **known: str | int | None) -> bytes:
     """The caller's part of a row. Empty fields are left out: most rows are small."""
-    told = f'{_told_of(operation.kind, operation.source_type)}"source_id":{_quoted(operation.source_id)}'
+    context = f'{_told_of(operation.kind, operation.source_type)}"source_id":{_quoted(operation.source_id)}'
     if text := operation.revision:
-        told += f',"revision":{_quoted(text)}'
+        context += f',"revision":{_quoted(text)}'
     if text := operation.index_hash:
-        told += f',"index_hash":{_quoted(text)}'
+        context += f',"index_hash":{_quoted(text)}'
     if text := operation.action:
-        told += f',"action":{_quoted(text)}'
+        context += f',"action":{_quoted(text)}'
     for field, value in known.items():
         if value:
-            told += f',"{field}":{_quoted(value) if isinstance(value, str) else value}'
-    return f"{told}}}".encode()
+            context += f',"{field}":{_quoted(value) if isinstance(value, str) else value}'
+    return f"{context}}}".encode()
 
 
 @lru_cache(maxsize=256)

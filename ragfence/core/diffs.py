@@ -41,7 +41,7 @@ def _operations(old: bytes, new: bytes) -> list[dict[str, Any]]:
     if old == new:
         return []
     if max(len(old), len(new)) > MAX_INPUT_BYTES:
-        # Comparing takes more than linear time, and nobody reads the outcome. This is a valid patch too.
+        # Comparing takes more than linear time, and the outcome would be unreadable. This is a valid patch too.
         return [{"op": "replace", "path": "", "value": parse_json(new)}]
     import jsonpatch
 

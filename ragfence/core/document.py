@@ -1,4 +1,4 @@
-"""What a caller hands in to be ingested, and what of it is stored after it was checked.
+"""A document as a caller passes it, and as it is stored after it was checked.
 
 All that follows (hashes, offsets of snippets, ids) refers to the normalised text: NFC, lines ended by LF. So the twins
 of one text, in NFC and NFD, with CRLF and LF, are one content.
@@ -23,12 +23,12 @@ MAX_URL_BYTES = 4096
 MAX_CONTENT_TYPE_BYTES = 255
 PLAIN = "text/plain"
 
-_MARKS = "control characters are taken out by whoever makes the document"
+_MARKS = "remove the control characters before you ingest the document"
 _JSON = "metadata may hold text, numbers, true, false, null, lists and dicts; give dates and paths as text"
 
 
 class _NoMetadata(dict[str, Any]):
-    """The metadata of a document that was given none: shared by all of them, so nobody may write to it."""
+    """The metadata of documents that have none: shared by all of them, and therefore read-only."""
 
     def _refused(self, *_: object, **__: object) -> NoReturn:
         raise TypeError("a document without metadata cannot get some later; pass metadata= to Document(...)")
@@ -116,7 +116,7 @@ def checked(
     What is stored beside its text (metadata and source_url) holds no secrets, if `clean` is there to take them out.
     """
     if not isinstance(document, Document):
-        _refuse(None, position, f"{type(document).__name__} is no document", "pass a ragfence.Document")
+        _refuse(None, position, f"{type(document).__name__} is not a document", "pass a ragfence.Document")
     doc_id, text, metadata, source_url, sequence, content_type = document
     if type(doc_id) is not str or not doc_id.isascii() or not doc_id.isprintable() or not 0 < len(doc_id) <= 1024:
         doc_id = _checked_id(doc_id, position)
@@ -187,7 +187,7 @@ def _checked_metadata(doc_id: str, metadata: object, limits: DocumentLimits, cle
     try:
         stored = canonical_json(plain) if clean is None else clean.write(plain)
     except NotJson as wrong:
-        _refuse_named(doc_id, f"its metadata is no JSON: {wrong.message}", _JSON, wrong)
+        _refuse_named(doc_id, f"its metadata is not JSON: {wrong.message}", _JSON, wrong)
     if len(stored) > limits.max_metadata_bytes:
         _refuse_named(
             doc_id,

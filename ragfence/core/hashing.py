@@ -73,7 +73,7 @@ class ContentKey:
         self._key = hmac.digest(secret, framed("ragfence/content-key/1", (tenant.encode(),)), "sha256")
 
     def digest(self, domain: str, *parts: bytes) -> bytes:
-        """As the function `digest`, for nobody but those who have the secret: 32 bytes of HMAC-SHA256."""
+        """Like the function `digest`, but only with the secret: 32 bytes of HMAC-SHA256."""
         return hmac.digest(self._key, framed(domain, parts), "sha256")
 
     def digest_frame(self, frame: bytes) -> bytes:
@@ -84,7 +84,7 @@ class ContentKey:
         return "ContentKey(...)"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a content key is not pickled: whoever needs it derives it from the secret")
+        raise TypeError("a content key cannot be pickled: derive it from the secret where it is needed")
 
 
 def digest_payload(domain: str, data: bytes, key: ContentKey | None) -> bytes:
@@ -102,7 +102,7 @@ def digest_part(data: bytes, key: ContentKey | None) -> str:
 def content_hash(data: bytes, algorithm: Algorithm = "xxh3", key: ContentKey | None = None) -> str:
     """An algorithm-tagged hash of content: `xxh3:...` for trusted pipelines, `sha256:...` against hostile senders.
 
-    `hmac:...` takes a key: nobody without it can tell whether a text they guess is the one that was hashed.
+    `hmac:...` takes a key: without it, a guessed text cannot be compared with the one that was hashed.
     """
     if algorithm == "hmac":
         assert key is not None

@@ -1,4 +1,4 @@
-"""What Python values mean in JSON, and how it is told where one means nothing.
+"""What Python values mean in JSON, and the error for a value without a meaning there.
 
 Used for payloads and results alike: models, dataclasses and named tuples become objects, dates and ids become
 text. What has no one meaning (bytes, sets, objects of unknown classes) raises `NotJson` and names the place.
@@ -76,10 +76,10 @@ def refuse_duplicate(path: Path, name: str) -> NoReturn:
 def refuse_type(path: Path, value: object) -> NoReturn:
     name = type(value).__name__
     if isinstance(value, bytes | bytearray | memoryview):
-        refuse(path, f"{name} is no JSON", "hash it, or encode it as base64 text")
+        refuse(path, f"{name} is not JSON", "hash it, or encode it as base64 text")
     if isinstance(value, set | frozenset):
         refuse(path, f"a {name} has no order", "pass sorted(...) of it")
-    refuse(path, f"{name} is no JSON", _PAYLOAD_HINT)
+    refuse(path, f"{name} is not JSON", _PAYLOAD_HINT)
 
 
 def _jsonable(value: Any, path: Path) -> JsonValue:

@@ -75,7 +75,7 @@ def by_fields(*fields: str, name: str = "") -> KeyStrategy:
 
 
 def by_id(field: str) -> KeyStrategy:
-    """The operation has an id of its own, made once by whoever sends it.
+    """The operation has its own id, made once by the sender.
 
     >>> by_id("event.id")({"event": {"id": "evt_1"}})
     ('evt_1', '')
@@ -163,7 +163,7 @@ def _usable(fields: Sequence[str]) -> tuple[str, ...]:
         raise ValidationError(f"fields must be a list of names, got the text {fields!r}", hint=f"[{fields!r}]")
     for field in fields:
         if type(field) is not str or not all(field.split(".")):
-            raise ValidationError(f"{field!r} is no field", hint="a name, or a path with dots: event.id")
+            raise ValidationError(f"{field!r} is not a field", hint="a name, or a path with dots: event.id")
     if not fields or len(set(fields)) < len(fields):
         raise ValidationError(f"key fields must be named, each once: {list(fields)}")
     # Their order in the source code must not matter: reordering arguments would perform every effect again.

@@ -44,7 +44,7 @@ _BLANKS = re.compile(r"\s++")
 
 def normal(name: str) -> str:
     if not name.isascii():
-        name = normalize("NFC", name)  # as names are stored, whoever wrote them
+        name = normalize("NFC", name)  # as names are stored, whatever system wrote them
     return name.casefold().replace("-", "").replace("_", "").replace(" ", "")
 
 
@@ -140,7 +140,7 @@ def _end_of_quoted(text: str, opening: re.Match[str]) -> tuple[int, bool]:
 
 
 def _closing(text: str, start: int, quote: str, *, escapes: int) -> re.Match[str] | None:
-    """The quote that closes one with so many backslashes; each level of escaping doubles them, and adds one."""
+    """The quote that closes one with this many backslashes; each level of escaping doubles them, and adds one."""
     for found in _CLOSING[quote].finditer(text, start):
         given = len(found[1])
         if given < escapes or given % (2 * escapes + 2) == escapes:

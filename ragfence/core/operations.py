@@ -111,7 +111,7 @@ class Operation:
 
     @property
     def source(self) -> str:
-        """The hex digest that stands for the source in object names; kind and tenant stand beside it there."""
+        """The hex digest that stands for the source in object names; kind and tenant are next to it there."""
         return digest("ragfence/source/1", self.source_type.encode(), self.source_id.encode()).hex()
 
 
@@ -168,7 +168,7 @@ def key_from_text(text: str) -> Key:
         key = b""
     if len(key) != KEY_BYTES:
         raise ValidationError(
-            f"{text[:80]!r} is no key", hint=f"a key is {2 * KEY_BYTES} hex digits, as in receipt.key"
+            f"{text[:80]!r} is not a key", hint=f"a key is {2 * KEY_BYTES} hex digits, as in receipt.key"
         )
     return Key(key)
 

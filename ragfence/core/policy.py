@@ -108,7 +108,7 @@ class LoggingRules(_Section):
             if name not in ROW_FIELDS:
                 near = difflib.get_close_matches(name, ROW_FIELDS, n=1)
                 advice = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(ROW_FIELDS))}"
-                raise PolicyError(f"{name!r} is no field of a decision row; {advice}")
+                raise PolicyError(f"{name!r} is not a field of a decision row; {advice}")
         return names
 
 
@@ -359,7 +359,7 @@ class KindRules:
     max_attempts: int
     max_runtime_ms: int
     wait_ms: int
-    """0: answer at once that somebody else is at it"""
+    """0: answer immediately that another owner is at work"""
     source_ttl_ms: int = field(init=False, compare=False)
     """0: for ever"""
 
@@ -421,7 +421,7 @@ class Policy(_Section):
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> Policy:
-        """The policy of a parsed file. All its problems are told at once, in one `PolicyError`."""
+        """The policy of a parsed file. All its problems are in one `PolicyError`."""
         if strange := {name for name in given if type(name) is not str}:  # YAML has keys of any type
             raise _refusal([f"{name!r}: no such setting" for name in strange])
         return cls(**given)
@@ -431,7 +431,7 @@ class Policy(_Section):
     def _header_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         for name in names:
             if not _HEADER.fullmatch(name):
-                raise PolicyError(f"{name!r} is no name of an HTTP header")
+                raise PolicyError(f"{name!r} is not the name of an HTTP header")
         return names
 
     @field_validator("reject_on_body_mismatch")
@@ -552,7 +552,7 @@ def _explained(error: Any) -> str:
     if error["type"] == "extra_forbidden":
         near = difflib.get_close_matches(str(error["loc"][-1]), _SETTINGS, n=1)
         return f"{place}: no such setting" + (f"; did you mean {near[0]!r}?" if near else "")
-    if place.startswith("content_secret"):  # somebody may have put the secret itself there
+    if place.startswith("content_secret"):  # the secret itself may be there by mistake
         return f"{place}: must name where the secret is: content_secret: {{env: NAME}} or {{file: PATH}}"
     if error["type"] == "missing":
         return f"{place}: is missing"
@@ -576,7 +576,7 @@ _SETTINGS: Final = frozenset(
 def for_strangers(policy: Policy) -> Policy:
     """The policy of a server, which differs where a file says nothing of it.
 
-    Contents of strangers are compared by sha256, which nobody can collide. A conflict tells what differs: of documents
+    Contents of strangers are compared by sha256, which cannot be collided. A conflict shows what differs: of documents
     only digests are kept for that.
     """
     given, conflict = policy.model_fields_set, policy.on_conflict

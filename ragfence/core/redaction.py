@@ -1,6 +1,6 @@
 """Takes secrets out of payloads and error messages before anything is stored.
 
-A redacted value is `[redacted]` and nothing else: a digest of it would let anybody who guesses the secret
+A redacted value is `[redacted]` and nothing else: a digest of it would let anyone who guesses the secret
 confirm the guess. Work grows linearly with the text, whatever the text.
 
 Canonical JSON without secrets, of the metadata of a million documents in a row.
@@ -88,7 +88,7 @@ class Redaction:
     _digits_like: re.Pattern[str] = field(init=False, repr=False, compare=False)
     _phone_names: frozenset[str] = field(init=False, repr=False, compare=False)
     harmless_below: int = field(init=False, repr=False, compare=False)
-    """a number nearer to 0 is no secret: too short for a card number; 0 where custom patterns must see them all"""
+    """a number nearer to 0 is not a secret: too short for a card number; 0 where custom patterns must see them all"""
 
     def __post_init__(self) -> None:
         by_name: dict[str, list[tuple[str, ...]]] = {}
@@ -165,7 +165,7 @@ class Redaction:
             text = int.__repr__(number)
         elif math.isfinite(number):
             text = canonical_json(number).decode()
-        else:  # no JSON: refused by whoever writes it
+        else:  # not JSON: refused when it is written
             return False
         # What stands behind a point is long enough for a card number, and passes its checksum by chance.
         patterns = self._custom if abs(number) < _CARD else self._replacements
@@ -215,7 +215,7 @@ def _rule(spec: str, steps: list[str]) -> list[str]:
     odd = any(step == "$" or ("*" in step and step != "*") or "[" in step or "]" in step for step in steps)
     if odd or not steps or not all(steps) or steps[-1] == "*":
         raise PolicyError(
-            f"{spec!r} is no field to redact",
+            f"{spec!r} is not a field to redact",
             hint="write a name (password), the end of a path (user.email), or * for one name (*.token)",
         )
     return [normal(step) for step in steps]
@@ -272,7 +272,7 @@ class CleanJson:
         else:
             if text:
                 return f"{text}}}".encode("ascii")
-        # Written first, which refuses what is no JSON, and read again: a secret is looked for in what would be stored,
+        # Written first, which refuses what is not JSON, and read again: a secret is looked for in what would be stored,
         # where names and texts are in NFC, tuples are lists, and whole numbers have no point.
         return canonical_json(self.redaction.redact(parse_json(canonical_json(given))))
 

@@ -17,7 +17,7 @@ SHORTEST_HOURS: Final[Mapping[RetentionClass, float]] = MappingProxyType(
         "webhook": 7 * 24,
         "api": 24,
         "batch": 24,
-        "queue": 4 * 24,  # for which SQS keeps a message unless it is told otherwise
+        "queue": 4 * 24,  # how long SQS keeps a message by default
         "outbox": 7 * 24,
         "step": 1,
     }
@@ -32,7 +32,7 @@ WEBHOOK_HORIZONS_HOURS: Final[Mapping[str, float]] = MappingProxyType(
         "square": 72,
         "slack": 24,  # minutes by default, a day with delayed events
         "shopify": 4,
-        "github": 0,  # repeats only when somebody asks it to
+        "github": 0,  # repeats only on request
     }
 )
 

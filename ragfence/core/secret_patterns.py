@@ -297,7 +297,7 @@ def replacement(pattern: str) -> Replace:
         return _BUILT_IN[pattern]
     if not pattern.startswith("re:"):
         raise PolicyError(
-            f"{pattern!r} is no redaction pattern",
+            f"{pattern!r} is not a redaction pattern",
             hint=f"use one of {', '.join(_BUILT_IN)}, or re: and a regular expression (re:ACME-[0-9]+)",
         )
     # Python's own engine takes exponential time for some expressions, and payloads come from strangers.

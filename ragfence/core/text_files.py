@@ -34,7 +34,7 @@ def read_regular_file(path: str | os.PathLike[str], limit_bytes: int) -> bytes:
     A pipe or a device is refused before anything is read: it may never end, or never begin. Raises `UnreadableFile`,
     or the `OSError` of a file that is not there or not readable.
     """
-    # Without O_NONBLOCK the open itself waits for somebody to write into a pipe.
+    # Without O_NONBLOCK the open itself waits for a writer of a pipe.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         mode = os.fstat(descriptor).st_mode

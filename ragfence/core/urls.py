@@ -1,6 +1,6 @@
 """Store URLs as they may be shown: in messages, reprs and log lines, where a password must never stand.
 
-A mistyped URL is shown, too, and there nobody can say where its password begins: what is not clearly a host stays out.
+A mistyped URL is shown as well, and it is unclear where its password begins: what is not clearly a host is left out.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def looks_like_url(text: str) -> bool:
 
 
 def holds_password(url: str) -> bool:
-    """Whether somebody who sees the URL sees a password.
+    """Whether the URL shows a password.
 
     >>> holds_password("redis://app:hunter2@cache:6379/0"), holds_password("redis://cache:6379/0")
     (True, False)

@@ -1,4 +1,4 @@
-"""YAML that somebody hands in, read with bounds: a policy.
+"""YAML from a user, read with bounds: a policy.
 
 YAML is larger than it looks. An alias repeats what its anchor names, so ten short lines can stand for billions of
 values; an anchor can contain itself; and brackets nest without an end. All of this is noticed while the text is read,
@@ -22,7 +22,7 @@ _NUMBERS: Final = frozenset({"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"}
 
 
 class YamlOutOfBounds(yaml.MarkedYAMLError):
-    """It may be YAML, but nobody writes such a policy by hand; `hint` says what to write instead."""
+    """It may be YAML, but a policy written by hand does not look like this; `hint` says what to write instead."""
 
     def __init__(self, problem: str, hint: str, event: Any) -> None:
         super().__init__(problem=problem, problem_mark=event.start_mark)

@@ -102,11 +102,11 @@ class ClaimBuilder:
         redaction: Redaction,
     ) -> None:
         self._clean = CleanJson(redaction)
-        self._identity = identity
+        self.identity = identity
         self._limits = DocumentLimits.of(rules)
         self._content_fields = rules.content_fields
-        self._kind_rules = kind_rules
-        self._recipes = recipes
+        self.kind_rules = kind_rules
+        self.recipes = recipes
 
     def check(self, document: Document, position: int | None = None) -> CheckedDocument:
         """Returns the document as it is stored. Raises `DocumentInvalid`, which names the document."""
@@ -124,9 +124,9 @@ class ClaimBuilder:
         """Builds the query whether it is ingested already. Raises `DocumentInvalid`, which names the document."""
         doc = document if isinstance(document, CheckedDocument) else self.check(document, position)
         doc_id, text, text_bytes, metadata, url, sequence, content_type = doc
-        cut = self._recipes.of(content_type)
-        hashed, size = content = self._identity.content(self._counted(doc) if self._content_fields else text_bytes)
-        key, source, fingerprint, metadata_hash = self._identity.digests(
+        cut = self.recipes.of(content_type)
+        hashed, size = content = self.identity.content(self._counted(doc) if self._content_fields else text_bytes)
+        key, source, fingerprint, metadata_hash = self.identity.digests(
             doc_id.encode(), hashed, size, cut.key_tail, metadata, url, content_type
         )
         context = caller.context(doc_id, hashed, cut.name, sequence, len(text), event_id=event_id, api_key=api_key)
@@ -143,7 +143,7 @@ class ClaimBuilder:
     ) -> PreparedDocument:
         """Builds the claim of a document that is not ingested yet, with a token of its own."""
         (key, source, fingerprint, metadata_hash, sequence, _, context), doc, content, cut = query
-        rules = self._kind_rules
+        rules = self.kind_rules
         claim = Claim(
             key,
             fingerprint,
@@ -170,7 +170,7 @@ class ClaimBuilder:
         self, doc_id: str, sequence: int | None, token: bytes, caller: Caller, event_id: str = ""
     ) -> PreparedDocument:
         doc = checked(Document(doc_id, "", sequence=sequence), replace(self._limits, allow_empty_text=True))
-        cut, identity = self._recipes.of(doc.content_type), self._identity
+        cut, identity = self.recipes.of(doc.content_type), self.identity
         name = doc.doc_id.encode()
         shard, source = identity.place(name)
         content = Content("", 0)
@@ -183,8 +183,8 @@ class ClaimBuilder:
             sequence=doc.sequence,
             metadata_hash=NO_METADATA,
             retract=True,
-            lease_ms=self._kind_rules.lease_ms,
-            max_attempts=self._kind_rules.max_attempts,
+            lease_ms=self.kind_rules.lease_ms,
+            max_attempts=self.kind_rules.max_attempts,
             kind=KIND,
             owner=caller.owner,
             context=caller.context(doc.doc_id, "", "", doc.sequence, 0, action=RETRACT, event_id=event_id),

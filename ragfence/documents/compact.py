@@ -38,7 +38,6 @@ from ragfence.documents.rewrite import (
     WrittenSegment,
     new_batch,
     portions,
-    record_ends,
     split_ids,
     whole_document,
 )
@@ -207,7 +206,7 @@ class Compaction:
                 written.append(self._log_rewrite.write(epoch, new_batch(), packed))
                 self._update(sum(each.rows for each in written))
         gone = [each for group in groups for kept in group for each in self._survey.gone(kept)]
-        record_ends(self._fences, gone, COMPACTED)
+        self._log_rewrite.record_ends(gone, COMPACTED)
         self._report = CompactReport(
             epoch=epoch,
             segments_before=len(segments),

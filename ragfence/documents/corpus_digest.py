@@ -12,9 +12,8 @@ from itertools import chain
 
 from ragfence.core.hashing import SHARDS, digest
 from ragfence.core.records import Head
-from ragfence.engine.hydration import Hydrator
+from ragfence.engine.hydration import TenantStores
 from ragfence.errors import InFlight, ValidationError
-from ragfence.stores.fences import FenceStore
 
 ATTEMPTS = 20
 FEW = 4
@@ -26,9 +25,9 @@ LiveHead = tuple[int, bytes, Head]
 
 
 class Corpus:
-    def __init__(self, fences: FenceStore, hydrator: Hydrator) -> None:
-        self._fences = fences
-        self._hydrator = hydrator
+    def __init__(self, stores: TenantStores) -> None:
+        self._fences = stores.fences
+        self._hydrator = stores.hydrator
         self._lock = threading.Lock()
         self._known: dict[int, tuple[Version, bytes]] = {}
 

@@ -50,12 +50,9 @@ from ragfence.documents.sync.sync import Sync, SyncParts
 from ragfence.documents.verify import DocumentVerifier
 from ragfence.engine.batch_commit import BatchCommitter, Move, MovedHead, batch_tokens
 from ragfence.engine.engine import Engine
-from ragfence.engine.epochs import Epochs
-from ragfence.engine.hydration import Hydrator
+from ragfence.engine.hydration import TenantStores
 from ragfence.engine.refusals import Refusal
 from ragfence.errors import ObjectsRequired, ValidationError
-from ragfence.stores.fences import FenceStore
-from ragfence.stores.objects import ObjectStore
 
 if TYPE_CHECKING:
     from ragfence.indexes.embedders.embedder import Embedder
@@ -127,8 +124,11 @@ class Documents:
         self._sink = sink if sink is None else validate_sink(sink)
         self._allow_empty_text = allow_empty_text
         self._hooks = hooks
+        self._stores = TenantStores(
+            engine.tenant, engine.fences, engine.objects, engine.backing.epochs, engine.backing.hydrator
+        )
         self._objects = engine.objects
-        self._backing = engine.backing
+        self._watch = engine.backing.watch
         self._layout = Layout(engine.tenant)
         self._rules = engine.policy.for_kind("document")
 
@@ -326,21 +326,17 @@ class Documents:
             owner = self._origins.origin(named, take_over=take_over)
             update = opened.enter_context(meter(progress, None, "syncing"))
             parts = SyncParts(
-                engine.fences,
-                self._identity,
-                self._recipes,
+                self._stores.fences,
                 self._claim_builder,
                 self._mover,
                 self._reads,
-                engine.owner,
-                engine.run_id,
-                engine.correlation_id,
+                partial(Caller, engine.owner, engine.run_id, engine.correlation_id),
                 engine.note_refusals,
                 owner,
                 self._origins,
                 TableWriter(engine.tenant, found.name, self._objects) if table and not dry_run else None,
             )
-            self._backing.hydrator.ensure_ready()
+            self._stores.hydrator.ensure_ready()
             if self._delivery is not None and not dry_run:
                 self._delivery.begin()
             noted = owner.name, getattr(found, "former_name", "")
@@ -362,7 +358,7 @@ class Documents:
 
     def corpus_digest(self, shard: int | None = None) -> str:
         """Returns a digest of all live documents, or of one shard: it changes when one comes, goes or changes."""
-        self._backing.watch.start()
+        self._watch.start()
         return self._corpus.digest() if shard is None else self._corpus.digest_of(shard)
 
     def compact(self, *, progress: bool | Callable[[int], None] = False) -> CompactReport:
@@ -373,7 +369,7 @@ class Documents:
         """
         days = self._engine.policy.documents.keep_superseded_days
         with meter(progress, None, "compacting") as update:
-            return Compaction(self._log_rewrite, self._engine.fences, days, update).run()
+            return Compaction(self._log_rewrite, self._stores.fences, days, update).run()
 
     def purge(self, doc_id: str) -> PurgeReport:
         """Removes the text and the metadata of a document permanently from everything that ragfence stores.
@@ -382,14 +378,11 @@ class Documents:
         the next purge of the document.
         """
         return Purge(
-            self._engine.fences,
             self._log_rewrite,
             self._reads,
             self._writer,
-            self._identity,
             self._claim_builder,
             self._caller(),
-            wait_ms=self._rules.wait_ms,
             others=[
                 partial(forget, self._engine.tenant, self._objects),
                 partial(forget_in_tables, self._engine.tenant, self._objects),
@@ -414,13 +407,10 @@ class Documents:
         """
         if accept_loss and not repair:
             raise ValidationError("accept_loss needs repair=True", hint="verify(repair=True, accept_loss=True)")
-        backing, sink = self._backing, self._sink
+        sink = self._sink
         with meter(progress, None, "verifying") as update:
             verifier = DocumentVerifier(
-                self._engine.fences,
-                self._objects,
-                backing.epochs,
-                backing.hydrator,
+                self._stores,
                 self._log_rewrite,
                 self._engine.content_hash.check,
                 update,
@@ -429,9 +419,8 @@ class Documents:
             settle = (lambda full: self.settle(full=full)) if sink is not None else None
             repairer = DocumentRepair(
                 verifier,
-                self._engine.fences,
+                self._stores,
                 self._log_rewrite,
-                backing.hydrator,
                 lambda: self._identity,
                 settle,
                 self._hooks.find_revisions if self._hooks else None,
@@ -481,7 +470,7 @@ class Documents:
 
     def _caller(self) -> Caller:
         # A partitioned Redis must not answer forever. A forked child starts a watch of its own.
-        self._backing.watch.start()
+        self._watch.start()
         engine = self._engine
         return Caller(engine.owner, engine.run_id, engine.correlation_id, engine.route)
 
@@ -504,19 +493,18 @@ class Documents:
 
     @cached_property
     def _reads(self) -> DocumentReads:
-        fences, backing = self._engine.fences, self._backing
-        return DocumentReads(fences, self._objects, backing.epochs, backing.hydrator, self._identity, self._layout)
+        return DocumentReads(self._stores, self._identity)
 
     @cached_property
     def _log_rewrite(self) -> LogRewrite:
-        log_rewrite = LogRewrite(self._objects, self._backing.epochs, self._backing.hydrator, self._layout)
+        log_rewrite = LogRewrite(self._stores)
         if self._hooks:
             log_rewrite.before_switch.append(self._hooks.indexes().copy)
         return log_rewrite
 
     @cached_property
     def _corpus(self) -> Corpus:
-        return Corpus(self._engine.fences, self._backing.hydrator)
+        return Corpus(self._stores)
 
     @cached_property
     def _writer(self) -> BatchCommitter:
@@ -524,34 +512,22 @@ class Documents:
         hooks = SnippetHook(self._layout, self._objects, self._engine.content_hash.settle, delivery)
         runtime_ms = self._rules.max_runtime_ms
         if delivery is None:
-            return BatchCommitter(*self._stores, hooks=hooks, max_runtime_ms=runtime_ms)
-        return SinkWriter(delivery, *self._stores, hooks=hooks, max_runtime_ms=runtime_ms)
-
-    @property
-    def _stores(self) -> tuple[FenceStore, ObjectStore, Epochs, Hydrator, ParquetCodec]:
-        backing = self._backing
-        return self._engine.fences, self._objects, backing.epochs, backing.hydrator, ParquetCodec()
+            return BatchCommitter(self._stores, ParquetCodec(), hooks=hooks, max_runtime_ms=runtime_ms)
+        return SinkWriter(delivery, self._stores, ParquetCodec(), hooks=hooks, max_runtime_ms=runtime_ms)
 
     @cached_property
     def _delivery(self) -> SinkDelivery | None:
         if self._sink is None:
             return None
-        sink, fences, rules = self._sink, self._engine.fences, self._rules
+        sink, rules = self._sink, self._rules
         revisions = Revisions(self._objects, self._layout, self._reads.segments)
-        writer = BatchCommitter(*self._stores, max_runtime_ms=rules.max_runtime_ms)
-        takeover = Takeover(writer, self._claim_builder, revisions, self._caller, lease_ms=rules.lease_ms)
-        sources = Sources(fences, self._backing.hydrator, self._identity)
+        writer = BatchCommitter(self._stores, ParquetCodec(), max_runtime_ms=rules.max_runtime_ms)
+        takeover = Takeover(writer, self._claim_builder, revisions, self._caller)
+        sources = Sources(self._stores, self._identity)
         upserts = Upserts(sink, self._vectors_for(sink))
-        return SinkDelivery(
-            sink,
-            fences,
-            Intents(self._engine.tenant, sink.name, self._objects),
-            revisions,
-            upserts,
-            Reconciler(sink, sources, revisions, upserts, takeover),
-            wait_ms=rules.wait_ms,
-            lease_ms=rules.lease_ms,
-        )
+        reconciler = Reconciler(sink, sources, revisions, upserts, takeover)
+        intents = Intents(self._engine.tenant, sink.name, self._objects)
+        return SinkDelivery(self._stores.fences, intents, reconciler, rules)
 
     def _vectors_for(self, sink: Sink | VectorSink) -> Callable[[], SnippetVectors] | None:
         hooks, embedder = self._hooks, getattr(sink, "embedder", None)
@@ -565,7 +541,7 @@ class Documents:
 
     @cached_property
     def _mover(self) -> HeadMover:
-        return HeadMover(self._writer, self._engine.fences, wait_ms=self._rules.wait_ms)
+        return HeadMover(self._writer, self._stores.fences, wait_ms=self._rules.wait_ms)
 
     @cached_property
     def _origins(self) -> Origins:
@@ -573,6 +549,6 @@ class Documents:
 
     @cached_property
     def _batches(self) -> BatchIngest:
-        ready = self._backing.hydrator.ensure_ready
+        ready = self._stores.hydrator.ensure_ready
         note = self._engine.note_refusals
-        return BatchIngest(self._engine.fences, self._claim_builder, self._mover, self._caller, ready, note)
+        return BatchIngest(self._stores.fences, self._claim_builder, self._mover, self._caller, ready, note)

@@ -142,7 +142,7 @@ def _functions_of(
     if algorithm == "sha256":
         return lambda data: sha256(data).digest()[:16], lambda data: "sha256:" + sha256(data).hexdigest()
     if key is None:
-        raise ValueError("the content hash is keyed, but there is no key")
+        raise ValueError("the content hash is keyed, but there is not a key")
     return lambda data: key.digest_frame(data)[:16], lambda data: content_hash(data, "hmac", key)
 
 

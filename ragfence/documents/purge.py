@@ -19,14 +19,13 @@ from dataclasses import dataclass, replace
 from ragfence.core.decisions import Granted, Replay
 from ragfence.documents.claims import Caller, ClaimBuilder, PreparedDocument
 from ragfence.documents.head_moves import error_of, retract_effect
-from ragfence.documents.identity import Identity, key_tail
+from ragfence.documents.identity import key_tail
 from ragfence.documents.log import PURGE
 from ragfence.documents.reads import DocumentReads
-from ragfence.documents.rewrite import NOTHING, PURGED, DeletedObjects, LogRewrite, Plan, ended_revisions, record_ends
+from ragfence.documents.rewrite import NOTHING, PURGED, DeletedObjects, LogRewrite, Plan, ended_revisions
 from ragfence.engine.batch_commit import BatchCommitter, FinishedEffect, Move, MovedHead, batch_tokens
 from ragfence.engine.hydration import Keep
 from ragfence.engine.segment_log import LogRow
-from ragfence.stores.fences import FenceStore
 
 Forget = Callable[[str], None]
 """Removes what another part of ragfence stores about a doc_id; may be called again for the same one."""
@@ -55,25 +54,19 @@ class Purge:
 
     def __init__(
         self,
-        fences: FenceStore,
         log_rewrite: LogRewrite,
         reads: DocumentReads,
         writer: BatchCommitter,
-        identity: Identity,
         claim_builder: ClaimBuilder,
         caller: Caller,
         *,
-        wait_ms: int,
         others: Sequence[Forget] = (),
     ) -> None:
-        self._fences = fences
         self._log_rewrite = log_rewrite
         self._reads = reads
         self._writer = writer
-        self._identity = identity
         self._claim_builder = claim_builder
         self._caller = caller
-        self._wait_ms = wait_ms
         self._others = others
         self._report = PurgeReport("", known=False)
         self._clean: set[str] = set()
@@ -109,9 +102,9 @@ class Purge:
         tombstone = rows[-1]
         if tombstone.detail.action != PURGE:
             return None  # it was ingested again in the meantime: retract its head first
-        record_ends(self._fences, ended_revisions(rows), PURGED)
+        self._log_rewrite.record_ends(ended_revisions(rows), PURGED)
         # Their receipts hold snippet ids, and no epoch would overwrite them.
-        self._fences.forget([gone.key for gone in ended_revisions(rows)], below=epoch)
+        self._log_rewrite.forget(ended_revisions(rows), below=epoch)
         self._report = replace(self._report, epoch=epoch, rows=len(rows) - 1, segments=len(held_in))
         # The sink received the dead ids when the head moved. They are made from the text, so none is kept.
         bare = tombstone._replace(detail=tombstone.detail._replace(dead=b""))
@@ -136,15 +129,16 @@ class Purge:
     def _retract(self, doc_id: str) -> bool:
         """Retracts the head, unless a purge did already. Returns False if there is no head."""
         prepared = self._prepared(doc_id)
-        (answer,) = self._writer.move([Move(prepared.claim, _effect, prepared)], wait_s=self._wait_ms / 1000)
+        wait_s = self._claim_builder.kind_rules.wait_ms / 1000
+        (answer,) = self._writer.move([Move(prepared.claim, _effect, prepared)], wait_s=wait_s)
         if isinstance(answer, MovedHead | Replay):
             return answer.record is not None
-        raise error_of(prepared, answer, self._wait_ms / 1000)
+        raise error_of(prepared, answer, wait_s)
 
     def _prepared(self, doc_id: str) -> PreparedDocument:
         prepared = self._claim_builder.retract(doc_id, None, next(batch_tokens()), self._caller)
         name, claim = prepared.doc.doc_id, prepared.claim
-        key = self._identity.key(claim.key[0], name.encode(), "", key_tail("", PURGE))
+        key = self._claim_builder.identity.key(claim.key[0], name.encode(), "", key_tail("", PURGE))
         context = self._caller.context(name, "", "", None, 0, action=PURGE)
         return prepared._replace(claim=claim._replace(key=key, context=context))
 

@@ -20,12 +20,10 @@ from ragfence.core.records import Head, KeyRecord, SourceRecord
 from ragfence.documents.identity import Identity, snippet_texts
 from ragfence.documents.log import INGEST, Address, Layout, Snippet, address_in, stored_in
 from ragfence.documents.parquet import decode_snippets, whole_rows
-from ragfence.engine.epochs import Epochs
-from ragfence.engine.hydration import Hydrator
+from ragfence.engine.hydration import TenantStores
 from ragfence.engine.segment_log import LogRow
 from ragfence.errors import FormatCorrupt, StoreUnavailable
-from ragfence.stores.fences import FenceStore, Lookup
-from ragfence.stores.objects import ObjectStore
+from ragfence.stores.fences import Lookup
 
 ATTEMPTS = 3
 T = TypeVar("T")
@@ -55,21 +53,13 @@ class SegmentMoved(Exception):
 
 
 class DocumentReads:
-    def __init__(
-        self,
-        fences: FenceStore,
-        objects: ObjectStore,
-        epochs: Epochs,
-        hydrator: Hydrator,
-        identity: Identity,
-        layout: Layout,
-    ) -> None:
-        self._fences = fences
-        self._objects = objects
-        self._epochs = epochs
-        self._hydrator = hydrator
+    def __init__(self, stores: TenantStores, identity: Identity) -> None:
+        self._fences = stores.fences
+        self._objects = stores.objects
+        self._epochs = stores.epochs
+        self._hydrator = stores.hydrator
         self._identity = identity
-        self._layout = layout
+        self._layout = Layout(stores.tenant)
 
     def get(self, doc_id: str) -> StoredDocument | None:
         stored_as = checked_text("doc_id", doc_id)  # a path from another system may be in NFD

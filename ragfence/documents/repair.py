@@ -45,13 +45,11 @@ from ragfence.documents.rewrite import (
     RevisionQuery,
     ended_by_decisions,
     ended_revisions,
-    record_ends,
 )
 from ragfence.documents.verify import DocumentVerifier
-from ragfence.engine.hydration import Hydrator, Keep
+from ragfence.engine.hydration import Keep, TenantStores
 from ragfence.engine.segment_log import LogRow
 from ragfence.errors import NotReady, SegmentUnreadable, StoreUnavailable
-from ragfence.stores.fences import FenceStore
 
 RELEASE = "release"
 TO_BE_RELEASED = LOST | {Trouble.SNIPPETS_UNREADABLE}
@@ -61,9 +59,8 @@ class DocumentRepair:
     def __init__(
         self,
         verifier: DocumentVerifier,
-        fences: FenceStore,
+        stores: TenantStores,
         log_rewrite: LogRewrite,
-        hydrator: Hydrator,
         identity: Callable[[], Identity],
         settle_sink: Callable[[bool], object] | None,
         find_revisions: RevisionQuery | None = None,
@@ -73,9 +70,9 @@ class DocumentRepair:
         Without `find_revisions`, no `ended` rows are written for removed segments.
         """
         self._verifier = verifier
-        self._fences = fences
+        self._stores = stores
+        self._hydrator = stores.hydrator
         self._log_rewrite = log_rewrite
-        self._hydrator = hydrator
         self._identity = identity
         self._settle_sink = settle_sink
         self._find_revisions: RevisionQuery = find_revisions or (lambda concerned: ())
@@ -87,7 +84,7 @@ class DocumentRepair:
         if accept_loss and Trouble.ROWS_UNREADABLE in troubles and Trouble.TOO_NEW not in troubles:
             removed_segments = tuple(each for each in before.findings if each.trouble is Trouble.ROWS_UNREADABLE)
             segments = {each.place for each in removed_segments}
-            SegmentRemoval(self._fences, self._log_rewrite, self._hydrator, segments, self._find_revisions).run()
+            SegmentRemoval(self._stores, self._log_rewrite, segments, self._find_revisions).run()
             before = self._verifier.look()
             before = replace(before, findings=(*before.findings, *removed_segments))
             troubles = {finding.trouble for finding in before.findings} - {Trouble.ROWS_UNREADABLE} | {Trouble.VOID}
@@ -95,7 +92,7 @@ class DocumentRepair:
             return before
         usable = Trouble.SETTINGS not in troubles
         if troubles & TO_BE_RELEASED and usable:
-            RevisionRelease(self._fences, self._log_rewrite, self._identity(), before.findings).run()
+            RevisionRelease(self._log_rewrite, self._identity(), before.findings).run()
         elif troubles & IN_THE_FENCE_STORE and not self._hydrator.try_hydrate():
             self._hydrator.ensure_ready()  # another process is loading it already
         if troubles:
@@ -115,15 +112,14 @@ class SegmentRemoval:
 
     def __init__(
         self,
-        fences: FenceStore,
+        stores: TenantStores,
         log_rewrite: LogRewrite,
-        hydrator: Hydrator,
         segments: AbstractSet[str],
         find_revisions: RevisionQuery,
     ) -> None:
-        self._fences = fences
+        self._layout = Layout(stores.tenant)
+        self._hydrator = stores.hydrator
         self._log_rewrite = log_rewrite
-        self._hydrator = hydrator
         self._segments = segments
         self._find_revisions = find_revisions
 
@@ -143,7 +139,7 @@ class SegmentRemoval:
             if name in self._segments and self._is_unreadable(name):
                 continue
             left.append(name)
-        record_ends(self._fences, self._gone({*segments} - {*left}, left, keep), GIVEN_UP)
+        self._log_rewrite.record_ends(self._gone({*segments} - {*left}, left, keep), GIVEN_UP)
         return left
 
     def _gone(self, removed_segments: AbstractSet[str], left: Sequence[str], keep: Keep) -> Iterable[EndedRevision]:
@@ -153,11 +149,10 @@ class SegmentRemoval:
         """
         newest = max((address_in(name).epoch for name in removed_segments), default=0)
         rewritten = self._log_rewrite.rewritten() if removed_segments else ()
-        layout = Layout(self._fences.tenant)
 
         def concerned(epoch: int, batch: bytes) -> bool:
             keep()
-            name = layout.rows_at(Address(epoch, batch))
+            name = self._layout.rows_at(Address(epoch, batch))
             return name in removed_segments or (epoch < newest and name in rewritten)
 
         gone = ended_by_decisions(self._find_revisions(concerned)) if removed_segments else {}
@@ -181,10 +176,7 @@ class SegmentRemoval:
 class RevisionRelease:
     """Removes lost revisions from the log."""
 
-    def __init__(
-        self, fences: FenceStore, log_rewrite: LogRewrite, identity: Identity, findings: Sequence[Finding]
-    ) -> None:
-        self._fences = fences
+    def __init__(self, log_rewrite: LogRewrite, identity: Identity, findings: Sequence[Finding]) -> None:
         self._log_rewrite = log_rewrite
         self._identity = identity
         lost = [finding for finding in findings if finding.trouble in LOST]
@@ -203,7 +195,7 @@ class RevisionRelease:
     def _rewrite(self, epoch: int, segments: list[str], keep: Keep) -> list[str]:
         histories, held_in = self._held(segments, keep)
         gone = (row for rows in histories.values() for row in rows if row.key in self._keys)
-        record_ends(self._fences, ended_revisions(gone), RELEASED)
+        self._log_rewrite.record_ends(ended_revisions(gone), RELEASED)
         left = {doc_id: self._left(rows) for doc_id, rows in histories.items()}
         lost = set(filter(self._without_snippets, held_in))
         return self._log_rewrite.take_out(epoch, segments, left, held_in, keep, lost=lost)

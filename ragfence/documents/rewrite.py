@@ -36,13 +36,11 @@ from ragfence.documents.parquet import (
     whole_rows,
 )
 from ragfence.engine import crash_points
-from ragfence.engine.epochs import Epochs
 from ragfence.engine.expiry import row_for_end
-from ragfence.engine.hydration import AFTER_REWRITTEN, Hydrator, Keep
+from ragfence.engine.hydration import AFTER_REWRITTEN, Keep, TenantStores
 from ragfence.engine.segment_log import LogRow
 from ragfence.errors import CommitUncertain, FormatCorrupt, NotReady, StoreUnavailable
-from ragfence.stores.fences import FenceStore
-from ragfence.stores.objects import ObjectEntry, ObjectStore
+from ragfence.stores.objects import ObjectEntry
 
 BEFORE_DELETION = "before_deletion"
 REWRITING_POINTS = (
@@ -103,19 +101,13 @@ Plan = Callable[[int, list[str], Keep], list[str] | None]
 
 
 class LogRewrite:
-    def __init__(
-        self,
-        objects: ObjectStore,
-        epochs: Epochs,
-        hydrator: Hydrator,
-        layout: Layout,
-        *,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._objects = objects
-        self._epochs = epochs
-        self._hydrator = hydrator
-        self._layout = layout
+    def __init__(self, stores: TenantStores, *, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._tenant = stores.tenant
+        self._fences = stores.fences
+        self._objects = stores.objects
+        self._epochs = stores.epochs
+        self._hydrator = stores.hydrator
+        self._layout = Layout(stores.tenant)
         self._sleep = sleep
         self.before_switch: list[Callable[[Switch], None]] = []
         """Called after the new segments are written and before they count, to copy what else belongs to a segment (the
@@ -278,6 +270,17 @@ class LogRewrite:
         size = sum(entry.size for entry in void)
         return DeletedObjects(segments, snippets, size, len(names) - segments - snippets)
 
+    def record_ends(self, gone: Iterable[EndedRevision], why: str) -> None:
+        """Writes `ended` rows, before revisions leave the log: after a crash in between, they are still one life."""
+        each = iter(gone)
+        while some := list(islice(each, AT_ONCE)):
+            now_ms = self._fences.now_ms()
+            self._fences.record([_row(self._tenant, one, why, now_ms) for one in some])
+
+    def forget(self, gone: Iterable[EndedRevision], *, below: int) -> None:
+        """Removes the receipts of these revisions from the fence store, unless an epoch from `below` on wrote them."""
+        self._fences.forget([each.key for each in gone], below=below)
+
     def _put(self, name: str, data: bytes) -> None:
         if not self._objects.put_new(name, data).won:
             raise CommitUncertain(f"{name} was written by another process", hint="try again")
@@ -400,14 +403,6 @@ class RevisionFact(NamedTuple):
 RevisionQuery = Callable[[Callable[[int, bytes], bool]], Iterable[RevisionFact]]
 """Reads facts from decision rows, about documents sealed in the segments for which a function of (epoch, batch) is
 true."""
-
-
-def record_ends(fences: FenceStore, gone: Iterable[EndedRevision], why: str) -> None:
-    """Writes `ended` rows, before the revisions leave the log: after a crash in between, they are still one life."""
-    each = iter(gone)
-    while some := list(islice(each, AT_ONCE)):
-        now_ms = fences.now_ms()
-        fences.record([_row(fences.tenant, one, why, now_ms) for one in some])
 
 
 def ended_revisions(rows: Iterable[LogRow]) -> Iterator[EndedRevision]:

@@ -27,11 +27,10 @@ from ragfence.documents.identity import SNIPPET_BYTES, snippet_texts
 from ragfence.documents.log import INGEST, Positions, address_in
 from ragfence.documents.parquet import decode_snippets, whole_rows
 from ragfence.documents.rewrite import LogRewrite
-from ragfence.engine.epochs import Epochs
-from ragfence.engine.hydration import Hydrator
+from ragfence.engine.hydration import TenantStores
 from ragfence.engine.segment_log import LogRow
 from ragfence.errors import FormatCorrupt, FormatTooNew, NotReady, PolicyError, RagfenceError, StoreUnavailable
-from ragfence.stores.fences import FenceStore, Lookup
+from ragfence.stores.fences import Lookup
 from ragfence.stores.objects import ObjectStore
 
 Place = tuple[int, bytes]
@@ -238,10 +237,7 @@ SinkIds = Callable[[], Iterable[str]]
 class DocumentVerifier:
     def __init__(
         self,
-        fences: FenceStore,
-        objects: ObjectStore,
-        epochs: Epochs,
-        hydrator: Hydrator,
+        stores: TenantStores,
         log_rewrite: LogRewrite,
         check_settings: Callable[[], object],
         update: Meter,
@@ -249,10 +245,10 @@ class DocumentVerifier:
         sink_ids: SinkIds | None = None,
     ) -> None:
         """`check_settings` raises an error if the settings differ from those fixed for the tenant's documents."""
-        self._fences = fences
-        self._objects = objects
-        self._epochs = epochs
-        self._hydrator = hydrator
+        self._fences = stores.fences
+        self._objects = stores.objects
+        self._epochs = stores.epochs
+        self._hydrator = stores.hydrator
         self._log_rewrite = log_rewrite
         self._check_settings = check_settings
         self._update = update

@@ -36,14 +36,11 @@ from ragfence.core.decisions import (
 from ragfence.core.layout import BATCH_BYTES, METADATA_UPDATED, NO_TOKEN, REVIVED, TOKEN_BYTES, State
 from ragfence.core.records import KeyRecord
 from ragfence.engine import crash_points
-from ragfence.engine.epochs import Epochs
-from ragfence.engine.hydration import Hydrator
+from ragfence.engine.hydration import TenantStores
 from ragfence.engine.leases import BatchLease, heartbeat
 from ragfence.engine.refusals import code_of, is_outage
 from ragfence.engine.segment_log import Codec, LogRow
 from ragfence.errors import CommitUncertain, DocumentMoved, OriginConflict, TransientError
-from ragfence.stores.fences import FenceStore
-from ragfence.stores.objects import ObjectStore
 
 
 class FinishedEffect(NamedTuple):
@@ -153,10 +150,7 @@ class BatchCommitter:
 
     def __init__(
         self,
-        fences: FenceStore,
-        objects: ObjectStore,
-        epochs: Epochs,
-        hydrator: Hydrator,
+        stores: TenantStores,
         codec: Codec,
         *,
         hooks: CommitHooks | None = None,
@@ -164,10 +158,10 @@ class BatchCommitter:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._max_runtime_ms = max_runtime_ms
-        self._fences = fences
-        self._objects = objects
-        self._epochs = epochs
-        self._hydrator = hydrator
+        self._fences = stores.fences
+        self._objects = stores.objects
+        self._epochs = stores.epochs
+        self._hydrator = stores.hydrator
         self._codec = codec
         self._hooks: CommitHooks = hooks or NoCommitHooks()
         self._sleep = sleep

@@ -207,15 +207,7 @@ class Engine:
         records = self.fences.purge_expired(limit)
         if self.backing is None:
             return Purged(records, objects=0, scanned=0, after="")
-        expiry = Expiry(
-            self.fences,
-            self.backing.commits,
-            self.backing.notes,
-            self.backing.hydrator,
-            self.policy,
-            owner=self.owner,
-            run_id=self.run_id,
-        )
+        expiry = Expiry(self.fences, self.backing, self.policy, owner=self.owner, run_id=self.run_id)
         return expiry.purge_next(records, limit, after)
 
     def note_refusals(self, refusals: Sequence[Refusal]) -> None:

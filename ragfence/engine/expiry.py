@@ -44,11 +44,11 @@ from ragfence.core.layout import END_POSITION, TOKEN_BYTES, RowKind
 from ragfence.core.operations import FenceNumber
 from ragfence.core.policy import KindRules, Policy
 from ragfence.core.records import KeyRecord
-from ragfence.engine.commits import Commit, CommitPage, Commits, KeyCommits
-from ragfence.engine.hydration import Hydrator
+from ragfence.engine.commits import Commit, CommitPage, KeyCommits
 from ragfence.engine.leases import Lease, heartbeat
-from ragfence.engine.notes import EffectNotes, NotePlace
+from ragfence.engine.notes import NotePlace
 from ragfence.engine.requests import slot_of
+from ragfence.engine.runner import RunnerStores
 from ragfence.errors import FormatCorrupt, FormatTooNew, LeaseLost, TransientError
 from ragfence.stores.fences import FenceStore, Lookup
 
@@ -102,21 +102,11 @@ class _Aged:
 class Expiry:
     """Removes the expired commits and notes of one tenant."""
 
-    def __init__(
-        self,
-        fences: FenceStore,
-        commits: Commits,
-        notes: EffectNotes,
-        hydrator: Hydrator,
-        policy: Policy,
-        *,
-        owner: str,
-        run_id: str,
-    ) -> None:
+    def __init__(self, fences: FenceStore, backing: RunnerStores, policy: Policy, *, owner: str, run_id: str) -> None:
         self._fences = fences
-        self._commits = commits
-        self._notes = notes
-        self._hydrator = hydrator
+        self._commits = backing.commits
+        self._notes = backing.notes
+        self._hydrator = backing.hydrator
         self._policy = policy
         self._owner = owner
         self._run_id = run_id

@@ -16,6 +16,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 from ragfence.core.layout import checked_epoch
@@ -23,6 +24,7 @@ from ragfence.engine import crash_points
 from ragfence.engine.epochs import Epochs
 from ragfence.errors import NotReady, RagfenceError, SegmentUnreadable, StoreUnavailable
 from ragfence.stores.fences import FenceStore, Loaded, LoadedSource
+from ragfence.stores.objects import ObjectStore
 
 LOCK = "hydration"
 LOCK_MS = 15_000
@@ -210,6 +212,17 @@ def _watched(segments: Iterable[str], keep: Keep) -> Iterator[str]:
     for name in segments:
         keep()
         yield name
+
+
+@dataclass(frozen=True, slots=True)
+class TenantStores:
+    """Both stores of one tenant, and what keeps them in step."""
+
+    tenant: str
+    fences: FenceStore
+    objects: ObjectStore
+    epochs: Epochs
+    hydrator: Hydrator
 
 
 class EpochWatch:

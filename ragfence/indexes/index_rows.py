@@ -183,7 +183,7 @@ class LogRows:
         """Like `earlier`. `starts`: by doc_id, the addresses of its newest rows and its wanted snippets."""
         todo: dict[str, set[str]] = {}
         seen: set[tuple[str, str]] = set()
-        told = {known.text}
+        yielded = {known.text}
         lost: set[str] = set()
 
         def go_to(address: str, doc_id: str) -> None:
@@ -202,17 +202,17 @@ class LogRows:
                 lost |= doc_ids
             for row in _rows_of_documents(table, doc_ids):
                 wanted = starts[row["doc_id"]][1]
-                if at.text not in told and not wanted.isdisjoint(row["snippet_ids"]):
-                    told.add(at.text)
+                if at.text not in yielded and not wanted.isdisjoint(row["snippet_ids"]):
+                    yielded.add(at.text)
                     yield at
                 go_to(row["before"], row["doc_id"])
                 go_to(row["origin"], row["doc_id"])
         # A retraction that was compacted is not where the fence store says: then the whole log is searched.
         for name in self._truth() if lost else ():
             at = address_in(name)
-            rows = _rows_of_documents(self._rows(name), lost) if at.text not in told else []
+            rows = _rows_of_documents(self._rows(name), lost) if at.text not in yielded else []
             if any(not starts[row["doc_id"]][1].isdisjoint(row["snippet_ids"]) for row in rows):
-                told.add(at.text)
+                yielded.add(at.text)
                 yield at
 
     def _rows_at(self, address: Address) -> tuple[Address, Any]:

@@ -152,7 +152,7 @@ async def execute_write(
         work: Executes it.
         body: Its body.
         compared: What is compared with a later request of the same key, instead of the body.
-        kept: What of `compared` may be stored, if not all of it.
+        kept: The part of `compared` that may be stored, if not all of it.
     """
     write: Write = request.state.write
     call = call_of(request, body, compared=compared, kept=kept)

@@ -40,6 +40,10 @@ with needs_extra("api", "`ragfence serve`"):
 
 FACTORY: Final = "ragfence.server.serve:app_from_environment"
 LAST_S: Final = 10.0
+ANSWER_S: Final = 5.0
+"""A worker that does not answer the supervisor for this long is replaced."""
+LOADING_S: Final = 60.0
+"""A worker may take this long until it answers for the first time."""
 NOT_STARTED: Final = 3
 """Exit code of a worker that would not start a second time either; the same as uvicorn's."""
 
@@ -308,16 +312,26 @@ class _Worker:
         self.process = spawn.Process(target=_work, args=(config, sockets, inner))
         self.process.start()
         inner.close()
+        self._loaded_by = time.monotonic() + LOADING_S
+        self._loading = True
+        self._asked = False
 
-    def is_started(self, timeout_s: float = 5.0) -> bool | None:
+    def is_started(self) -> bool | None:
         """Returns whether its server has started; None if the process has died or does not answer."""
-        give_up_at = time.monotonic() + timeout_s
+        # On a busy machine, a new process takes longer to import the application than a living one takes to answer.
+        give_up_at = time.monotonic() + (0.0 if self._loading else ANSWER_S)
         with contextlib.suppress(OSError, EOFError):
-            self._pipe.send(None)
-            while self.process.is_alive() and time.monotonic() < give_up_at:
+            if not self._asked:
+                self._pipe.send(None)
+                self._asked = True
+            while self.process.is_alive():
                 if self._pipe.poll(0.1):
+                    self._asked = self._loading = False
                     return bool(self._pipe.recv())
-        return None
+                if time.monotonic() >= give_up_at:
+                    break
+        loading = self._loading and self.process.is_alive() and time.monotonic() < self._loaded_by
+        return False if loading else None
 
     def end(self, *, kill: bool = False) -> None:
         if kill:

@@ -1,7 +1,7 @@
 """Who may read what ragfence keeps on a disk: its owner, and a group if the folder was made for one.
 
 Files get 0600 and folders 0700, whatever the umask. Only in a folder that has the setgid bit and that its group, but
-not everybody, may write to (2770, 2775) they get 0660 and 2770: somebody has made that folder for a team. What exists
+not everyone, may write to (2770, 2775) they get 0660 and 2770: such a folder was made for a team. What exists
 keeps the mode it has.
 
 The umask is never changed: it belongs to the whole process, so other threads would make their files under it.
@@ -43,7 +43,7 @@ def make_folder(folder: str | os.PathLike[str], modes: Modes) -> None:
 
 
 def make_folders(folder: Path, made: Callable[[Path], None] = lambda folder: None) -> None:
-    """The folder and those above it, where they are missing; each is told to `made`."""
+    """Makes the folder and its missing parents; calls `made` with each."""
     if folder.is_dir():
         return
     if folder.parent != folder:

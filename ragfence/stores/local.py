@@ -5,12 +5,12 @@
 the first moment it can be seen, and (after a sync of its folder) still there after a power cut. Works between
 processes; on a network filesystem as far as its links are atomic.
 
-What is being written into a folder of objects: files that nobody can see as objects, and that go in any case.
+What is being written into a folder of objects: files that are not visible as objects, and that are removed in any case.
 
-A writer that is killed leaves its file, which may hold the text of a document that somebody has to forget. So each
-writer holds a lock on its file as long as it needs it, and whoever sweeps takes what no one holds. A lock says nothing
-about writers on other machines (whether a network filesystem passes it on is a matter of how it is mounted), so a name
-begins with the machine that wrote it; what others have left goes when it is old.
+A writer that is killed leaves its file, which may hold the text of a document that must be deleted. So each
+writer holds a lock on its file as long as it needs it, and a sweep removes the files without a lock. A lock says
+nothing about writers on other machines (whether a network filesystem passes it on depends on how it is mounted), so a
+name begins with the machine that wrote it; what others have left is removed when it is old.
 """
 
 from __future__ import annotations
@@ -74,14 +74,14 @@ class TempFiles:
         return temp
 
     def sweep(self, deleted: Collection[Inode] = ()) -> bool:
-        """Removes what nobody writes any more, and other names of files that are to be deleted; says if it did.
+        """Removes files without a writer, and other names of files that are to be deleted; returns whether it did.
 
         A live writer that is hit, because it is a day behind or its lock does not count, gets a transient error.
         """
         swept = False
         try:
             found = os.scandir(self._folder)
-        except FileNotFoundError:  # somebody removed it by hand
+        except FileNotFoundError:  # it was removed by hand
             return False
         with found:
             for item in found:
@@ -108,7 +108,7 @@ class TempFiles:
             descriptor = open_file(path, os.O_RDWR | os.O_EXCL, self.modes)
             if _locked(descriptor) is not False and os.fstat(descriptor).st_nlink:
                 return Temp(path, descriptor)
-            os.close(descriptor)  # somebody swept it before it was held
+            os.close(descriptor)  # it was swept before it was locked
 
 
 def _locked(descriptor: int) -> bool | None:
@@ -220,7 +220,7 @@ class LocalObjects:
     def delete(self, names: Sequence[str]) -> None:
         for name in names:
             check_name(name)
-        # Before the objects go: whoever is killed in between finds both again.
+        # Before the objects are deleted: a process that is killed in between finds both again.
         folders = {self._root / ".tmp"} if self._swept(names) else set()
         for name in names:
             target = self._objects / name
@@ -272,7 +272,7 @@ class LocalObjects:
                     raise CommitUncertain(f"{name} keeps coming and going in {self._root}") from None
                 return outcome
             except FileNotFoundError as error:
-                self._durable.clear()  # somebody removed folders by hand
+                self._durable.clear()  # folders were removed by hand
                 if not again:
                     raise self._failed(f"write {name}", error) from error
                 continue
@@ -294,7 +294,7 @@ class LocalObjects:
         return None if existing is None else self._lost(name, existing)
 
     def _lost(self, name: str, existing: bytes) -> Put:
-        # The winner may not have synced yet, and whoever hears "lost" relies on the object for ever.
+        # The winner may not have synced yet, and a caller that gets "lost" relies on the object for ever.
         self._sync((self._objects / name).parent, name)
         return Put(won=False, existing=existing)
 

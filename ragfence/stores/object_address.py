@@ -21,7 +21,7 @@ def address_of(objects: ObjectStore) -> str | None:
 
 
 def check_endpoint(url: str | None) -> None:
-    """Raises `UnknownStore` for an endpoint that holds credentials, or that nobody can read as a URL."""
+    """Raises `UnknownStore` for an endpoint that holds credentials, or that is not a URL."""
     if url is None:
         return
     if "@" in url:

@@ -2,9 +2,9 @@
 
     <prefix>/<10^20 - 1 - n>
 
-Names count down, so a LIST of one finds the newest; whoever knows n asks for n + 1, and its absence means unchanged.
-The next number taken by somebody else is the compare-and-swap. Numbers start at 1, and none is ever left out: an entry
-is put at the number after the newest one that was read, and nothing is deleted.
+Names count down, so a LIST of one finds the newest; a reader that knows n gets n + 1, and its absence means unchanged.
+If another writer has taken the next number, the compare-and-swap failed. Numbers start at 1, and none is ever left
+out: an entry is put at the number after the newest one that was read, and nothing is deleted.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class NumberedLog:
         return known
 
     def append(self, number: int, data: bytes) -> bool:
-        """False: somebody else has this number."""
+        """Returns False if another writer has taken this number."""
         return self._objects.put_new(self.name(number), data).won
 
     def get(self, number: int) -> bytes | None:
@@ -66,4 +66,4 @@ def number_in(name: str) -> int:
     try:
         return _TOP - int(name.rpartition("/")[2])
     except ValueError as broken:
-        raise FormatCorrupt(f"{name!r} is no numbered entry") from broken
+        raise FormatCorrupt(f"{name!r} is not a numbered entry") from broken

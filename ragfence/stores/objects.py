@@ -4,7 +4,7 @@
 alone. A store keeps these promises, which `ragfence.testing.contracts.objects` checks:
 
 - of any number of writers to one name exactly one wins, and every loser gets the winner's bytes;
-- `put_new` returns only once an object stands at the name, and nobody ever sees a part of one;
+- `put_new` returns only once an object exists at the name, and no reader ever sees a part of one;
 - what was put is in every `get` and `list` that starts afterwards;
 - `list` is sorted by name, byte by byte: `a-b` comes before `a/b`, whatever folders the store has inside.
 """
@@ -36,7 +36,7 @@ class ObjectEntry:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """The outcome of `put_new`; `existing` is what stands at the name, when somebody else won."""
+    """The outcome of `put_new`; `existing` is the object at the name, if another writer won."""
 
     won: bool
     existing: bytes | None = None
@@ -55,9 +55,9 @@ class ObjectStore(Protocol):
         ...
 
     def put_new(self, name: str, data: bytes) -> Put:
-        """Creates the object, or says what stands there already.
+        """Creates the object, or returns the one that exists already.
 
-        `CommitUncertain` means that nobody knows: the object may exist, or may come to exist later. A name
+        `CommitUncertain` means that the outcome is unknown: the object may exist, or may come to exist later. A name
         that is also the folder of others (`a/b` next to `a/b/c`) is a `ValidationError` on the local store
         and has no agreed meaning on S3 servers: never use such names.
         """

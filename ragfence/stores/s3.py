@@ -2,7 +2,7 @@
 
 The one write is a single PUT with `If-None-Match: *`: of all conditional writes the only one that is atomic
 on every server worth using. Its plain 200 is final. After anything unclear (timeout, cut connection, 5xx,
-409, 412) nobody knows whose write won, least of all after a retry, which turns one's own success into a 412.
+409, 412) it is unknown whose write won, above all after a retry, which turns one's own success into a 412.
 So every put carries a nonce as user metadata, and the truth is read back: our nonce means won, another's
 means lost, nothing there means put again with the same nonce. Nothing is ever deleted because a state is
 unknown, and an ETag is never taken for a content hash.
@@ -265,7 +265,7 @@ class S3Objects:
             if again.won or again.existing != b"first" or found is None or found[0] != b"first":
                 raise self._unsafe("this server ignores If-None-Match: a second put of the same name was accepted")
             if found[1] is None:
-                raise self._unsafe("this server drops user metadata, so nobody can tell whose put won")
+                raise self._unsafe("this server drops user metadata, so it is impossible to know whose put won")
             self.put_new(names[1], b"")
             listed = [entry.name for entry in flat(self._pages, f"{folder}/", "", None)]
             if sorted(listed) != names:
@@ -273,7 +273,7 @@ class S3Objects:
             after = [entry.name for entry in flat(self._pages, f"{folder}/", f"{folder}/a", None)]
             self._lists_in_byte_order = listed == after == names
         finally:
-            with contextlib.suppress(RagfenceError):  # rubbish under .probe/ is no reason to refuse the store
+            with contextlib.suppress(RagfenceError):  # leftovers under .probe/ do not make the store unusable
                 self._delete(names)
 
     def _unsafe(self, what: str) -> StoreUnsafe:
@@ -350,7 +350,7 @@ class S3Objects:
 
     @property
     def client(self) -> S3Client:
-        """What boto3 made of endpoint, region and credentials, for whoever has to reach the same place."""
+        """The endpoint, region and credentials that boto3 uses, for another client of the same place."""
         return self._clients.reader
 
     @property
@@ -369,7 +369,7 @@ class S3Objects:
             reader = self._client(session, attempts=3)
         except BotoError as error:
             raise self._translated(error, "connect") from error
-        except ValueError as error:  # botocore's word for an endpoint that is no URL
+        except ValueError as error:  # botocore raises it for an endpoint that is not a URL
             raise UnknownStore(f"cannot open {self.url}: {error}", hint="check the endpoint's URL") from error
         reader.meta.events.register("before-call.s3.DeleteObjects", _add_md5)
         return _Clients(os.getpid(), writer, reader)

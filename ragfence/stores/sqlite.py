@@ -174,7 +174,7 @@ class SqliteFences(TransactionalFences):
                     tx.drop_record(key)
 
     def scrub(self) -> None:
-        """Deleted bytes are overwritten in the file itself (`secure_delete`); the log beside it still has them."""
+        """Deleted bytes are overwritten in the file itself (`secure_delete`); the log next to it still has them."""
         give_up_at = time.monotonic() + SCRUB_S
         while True:
             try:

@@ -1,7 +1,7 @@
 """SQLite connections for many threads and for processes that fork: one per thread, never one of the parent's.
 
 A fork waits until no thread is inside a transaction. SQLite keeps the locks of a process in its memory: a child made
-in the middle of somebody's transaction would believe for ever that its own process holds the write lock.
+in the middle of a transaction would believe for ever that its own process holds the write lock.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class SqliteConnections:
     def _make(self) -> SqliteConnection:
         with contextlib.suppress(OSError):  # SQLite says what is wrong
             make_empty_file(self._path)
-        # The files beside it, the log and the memory that connections share, get its mode from SQLite.
+        # The files next to it, the log and the memory that connections share, get its mode from SQLite.
         db = sqlite3.connect(self._path, timeout=self._busy_timeout_s, isolation_level=None, check_same_thread=False)
         try:
             self._use_wal(db)

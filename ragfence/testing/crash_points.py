@@ -40,7 +40,7 @@ def at_point(point: str, action: Callable[[], None], *, times: int = 1) -> Itera
     ...     create_ticket(request)
     """
     if point not in (known := every_point()):
-        raise ValueError(f"{point!r} is no point; there are {', '.join(known)}")
+        raise ValueError(f"{point!r} is not a crash point; there are {', '.join(known)}")
     left = times
     before = crash_points.visitor
 

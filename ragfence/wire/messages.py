@@ -51,7 +51,7 @@ class Call:
     compared: object = None
     """What is compared instead of the body, if the route has parsed it."""
     kept: object = None
-    """What of `compared` may be stored to show what differs, if not all of it."""
+    """The part of `compared` that may be stored to show what differs, if not all of it."""
 
     def header(self, name: str) -> str:
         """Returns the first value of that name; empty if there is none."""
@@ -76,7 +76,7 @@ class Call:
         return digest("ragfence/http-request/1", *parts)
 
     def kept_payload(self) -> object:
-        """Returns what of the payload may be stored; None: all of it."""
+        """Returns the part of the payload that may be stored; None: all of it."""
         return None if self.kept is None else self._with(self.kept)
 
     def _with(self, body: object) -> dict[str, object]:

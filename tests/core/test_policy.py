@@ -237,7 +237,7 @@ def test_a_file_may_correct_a_known_sender() -> None:
         ({"stores": {"fence": "memcached"}}, "stores.fence: must be 'sqlite' or 'redis', got 'memcached'"),
         ({"wait": {"mode": "poll"}}, "wait.mode: must be 'wait' or 'raise', got 'poll'"),
         ({"require_headers": "Idempotency-Key"}, "require_headers: must be a list, got 'Idempotency-Key'"),
-        ({"require_headers": ["a b"]}, "require_headers: 'a b' is no name of an HTTP header"),
+        ({"require_headers": ["a b"]}, "require_headers: 'a b' is not the name of an HTTP header"),
         ({"providers": {"acme": {}}}, "providers.acme.retry_horizon_hours: is missing"),
         (
             {"kinds": {"a": {"class": "cron"}}},
@@ -245,7 +245,7 @@ def test_a_file_may_correct_a_known_sender() -> None:
         ),
         (
             {"logging": {"include_fields": ["effect_ids"]}},
-            "logging.include_fields: 'effect_ids' is no field of a decision row; did you mean 'effect_id'?",
+            "logging.include_fields: 'effect_ids' is not a field of a decision row; did you mean 'effect_id'?",
         ),
         (
             {"lease": {"ttl_s": 10, "max_runtime_s": 5}},
@@ -270,8 +270,8 @@ def test_each_mistake_is_one_line_with_its_path(given: Any, problem: str) -> Non
 
 def test_redaction_rules_are_checked_with_the_policy() -> None:
     fields, patterns = _problems({"redaction": {"fields": ["a..b"], "patterns": ["emial"]}})
-    assert fields.startswith("redaction.fields: 'a..b' is no field to redact")
-    assert patterns.startswith("redaction.patterns: 'emial' is no redaction pattern")
+    assert fields.startswith("redaction.fields: 'a..b' is not a field to redact")
+    assert patterns.startswith("redaction.patterns: 'emial' is not a redaction pattern")
     policy = Policy.from_mapping({"redaction": {"fields": ["$.user.name"], "patterns": ["email"]}})
     assert policy.redactor.redact({"user": {"name": "x"}, "m": "a@b.org", "token": 1}) == {
         "user": {"name": "[redacted]"},

@@ -350,11 +350,11 @@ class Plugin:
         ([Piece(5, 4)], "piece 0 is [5:4], which is empty"),
         ([Piece(-4, 4)], "piece 0 is [-4:4], which is empty or outside"),
         ([Piece(3, 5), Piece(2, 9)], "piece 1 starts at 2, before the one before it, which starts at 3"),
-        ([Piece(0, 2.0)], "piece 0 has offsets that are no integers: 0 and 2.0"),  # type: ignore[arg-type]
-        ([Piece(False, 2)], "piece 0 has offsets that are no integers: False and 2"),
-        ([Piece(0, 2, None)], "piece 0 has a section_id that is no text"),  # type: ignore[arg-type]
-        ([Piece(0, 2, "x" * 513)], "piece 0 has a section_id that is no text of at most 512 bytes"),
-        ([Piece(0, 2, "\ud800")], "piece 0 has a section_id that is no text"),
+        ([Piece(0, 2.0)], "piece 0 has offsets that are not integers: 0 and 2.0"),  # type: ignore[arg-type]
+        ([Piece(False, 2)], "piece 0 has offsets that are not integers: False and 2"),
+        ([Piece(0, 2, None)], "piece 0 has a section_id that is not a text"),  # type: ignore[arg-type]
+        ([Piece(0, 2, "x" * 513)], "piece 0 has a section_id that is not a text of at most 512 bytes"),
+        ([Piece(0, 2, "\ud800")], "piece 0 has a section_id that is not a text"),
         (["some text"], "piece 0 is str, not Piece(start, end, section_id)"),
         ([(0, 4)], "piece 0 is tuple, not Piece(start, end, section_id)"),
     ],
@@ -398,8 +398,8 @@ def test_recipes_never_change() -> None:
 @pytest.mark.parametrize(
     ("parameters", "told"),
     [
-        ({"model": object()}, "the parameters of chunker 'mine' are no JSON: $.parameters.model"),
-        ({"n": float("inf")}, "the parameters of chunker 'mine' are no JSON: $.parameters.n"),
+        ({"model": object()}, "the parameters of chunker 'mine' are not JSON: $.parameters.model"),
+        ({"n": float("inf")}, "the parameters of chunker 'mine' are not JSON: $.parameters.n"),
         ([1], "the parameters of chunker 'mine' must be a mapping, got list"),
     ],
 )

@@ -135,7 +135,7 @@ def test_metadata_is_stored_as_canonical_json(metadata: dict[str, Any]) -> None:
     try:
         expected = canonical_json(metadata)
     except ValidationError:
-        assert "metadata is no JSON" in refused(Document("a", "", metadata)).message
+        assert "metadata is not JSON" in refused(Document("a", "", metadata)).message
     else:
         assert checked(Document("a", "", metadata), LIMITS).metadata == expected
 
@@ -196,12 +196,12 @@ def test_ids_up_to_the_limit_are_taken(doc_id: str) -> None:
         ({"metadata": None}, "metadata must be a mapping, got NoneType", "dict"),
         ({"metadata": []}, "metadata must be a mapping, got list", "dict"),
         ({"metadata": "{}"}, "metadata must be a mapping, got str", "dict"),
-        ({"metadata": {"n": float("nan")}}, "metadata is no JSON: $.n: nan", "numbers"),
-        ({"metadata": {"n": 2**53}}, "metadata is no JSON: $.n: an integer beyond", "text"),
-        ({"metadata": {1: "x"}}, "metadata is no JSON: $: a key of type int", "text"),
-        ({"metadata": {"a": {"b": object()}}}, "metadata is no JSON: $.a.b: object is no JSON", "dates and paths"),
-        ({"metadata": {"e\u0301": 1, "é": 2}}, "metadata is no JSON: $: the key", "text"),
-        ({"metadata": {"a": "\ud800"}}, "metadata is no JSON: $.a: a lone surrogate", "text"),
+        ({"metadata": {"n": float("nan")}}, "metadata is not JSON: $.n: nan", "numbers"),
+        ({"metadata": {"n": 2**53}}, "metadata is not JSON: $.n: an integer beyond", "text"),
+        ({"metadata": {1: "x"}}, "metadata is not JSON: $: a key of type int", "text"),
+        ({"metadata": {"a": {"b": object()}}}, "metadata is not JSON: $.a.b: object is not JSON", "dates and paths"),
+        ({"metadata": {"e\u0301": 1, "é": 2}}, "metadata is not JSON: $: the key", "text"),
+        ({"metadata": {"a": "\ud800"}}, "metadata is not JSON: $.a: a lone surrogate", "text"),
         ({"metadata": {"a": "x" * 2**16}}, "metadata has 65,544 bytes as JSON, and 65,536 are allowed", "filters"),
         ({"source_url": None}, "source_url must be text, got NoneType", "str(source_url)"),
         ({"source_url": "http://x/\n"}, r"source_url holds the control character '\n'", "control characters"),

@@ -390,14 +390,11 @@ def test_whoever_keeps_something_else_about_documents_is_asked_to_forget_it(memo
     documents.ingest(secret())
     forgotten: list[str] = []
     Purge(
-        documents._engine.fences,
         documents._log_rewrite,
         documents._reads,
         documents._writer,
-        documents._identity,
         documents._claim_builder,
         documents._caller(),
-        wait_ms=1000,
         others=[forgotten.append],
     ).run("s")
     assert forgotten == ["s"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,11 +18,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from ragfence.core.operations import FenceNumber
-from ragfence.documents.log import Detail, Layout, Positions
+from ragfence.documents.log import Detail, Positions
 from ragfence.documents.parquet import ParquetCodec
 from ragfence.documents.rewrite import LogRewrite, Plan, new_batch
 from ragfence.engine.epochs import Epochs
-from ragfence.engine.hydration import LOCK_MS, Hydrator, Keep
+from ragfence.engine.hydration import LOCK_MS, Hydrator, Keep, TenantStores
 from ragfence.engine.segment_log import LogRow, PlainCodec, SegmentLoader
 from ragfence.errors import NotReady, StoreUnavailable
 from ragfence.testing.memory import MemoryFences, MemoryObjects
@@ -39,12 +40,10 @@ class RewritingWorld(DocumentWorld):
 
     def compact(self) -> Worker:
         def work(worker: Worker) -> None:
-            objects, epochs = self.objects_of(worker), Epochs(TENANT, self.objects_of(worker))
-            rewriting = LogRewrite(
-                objects, epochs, self.hydrator_of(worker), Layout(TENANT), sleep=lambda _: self._breathe(worker)
-            )
+            stores = self.stores_of(worker)
+            rewriting = LogRewrite(stores, sleep=lambda _: self._breathe(worker))
             try:
-                rewriting.run(lambda: self._plan(objects, epochs), "compacted")
+                rewriting.run(lambda: self._plan(stores.objects, stores.epochs), "compacted")
                 rewriting.collect_void()
             except (StoreUnavailable, NotReady):
                 pass  # somebody tries again some day
@@ -110,7 +109,8 @@ def test_whatever_is_compacted_killed_forgotten_and_raced_nothing_acknowledged_i
 def of(world: RewritingWorld) -> LogRewrite:
     """Of somebody who looks on."""
     worker = Worker(0, world.lineages.primary)
-    return LogRewrite(world.objects, Epochs(TENANT, world.objects), world.hydrator_of(worker), Layout(TENANT))
+    stores = replace(world.stores_of(worker), objects=world.objects, epochs=Epochs(TENANT, world.objects))
+    return LogRewrite(stores)
 
 
 def ended(world: RewritingWorld, worker: Worker) -> None:
@@ -244,7 +244,7 @@ def test_a_batch_of_which_two_epochs_have_a_part_each_becomes_one_segment() -> N
     fences = MemoryFences()
     epochs = Epochs(TENANT, objects)
     hydrator = Hydrator(fences, epochs, SegmentLoader(objects, ParquetCodec()))
-    rewriting = LogRewrite(objects, epochs, hydrator, Layout(TENANT))
+    rewriting = LogRewrite(TenantStores(TENANT, fences, objects, epochs, hydrator))
     batch = b"12345678"
     for epoch, doc_id in ((1, "a"), (2, "b")):
         hydrator.try_hydrate()

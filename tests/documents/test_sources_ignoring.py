@@ -119,7 +119,7 @@ def test_in_a_flat_listing_nothing_is_taken_back_out_of_an_ignored_folder() -> N
 
 
 def test_a_pattern_that_means_nothing_is_refused_by_name() -> None:
-    with pytest.raises(ValidationError, match=r"'\[z-a\]' is no pattern"):
+    with pytest.raises(ValidationError, match=r"'\[z-a\]' is not a pattern"):
         Ignore(["a", "[z-a]"])
     with pytest.raises(ValidationError, match=r"there is no class \[:digits:\]"):
         Ignore(["a", "[[:digits:]]"])

@@ -210,7 +210,7 @@ def test_there_is_nothing_to_release_of_an_unknown_operation(world: World) -> No
     assert not fence.release(Operation(kind="ticket", source_id="nobody"))
     with pytest.raises(ValidationError, match="no decision row names the key"):
         fence.release(key_of())
-    with pytest.raises(ValidationError, match="is no key"):
+    with pytest.raises(ValidationError, match="is not a key"):
         fence.release("t-1")
 
 

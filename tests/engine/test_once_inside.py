@@ -188,7 +188,7 @@ def test_a_result_that_is_no_json_seals_nothing_and_gives_the_key_back(
 
 def test_a_result_that_is_no_json_says_where_and_what_to_do(solo: World, tickets: Tickets) -> None:
     tickets.then = [{"rows": [1, Opaque()]}]
-    with pytest.raises(NotJson, match=r"\$\.rows\[1\]: Opaque is no JSON") as refused:
+    with pytest.raises(NotJson, match=r"\$\.rows\[1\]: Opaque is not JSON") as refused:
         tickets.on(solo.open())(REQUEST)
     assert "return dicts, lists" in refused.value.hint
 

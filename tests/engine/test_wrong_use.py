@@ -1,6 +1,6 @@
 """Wrong use is a clear error: of the right type, naming the thing, with a hint that says what to do.
 
-What goes wrong inside an effect (a result that is no JSON or too big, the same key again) is in `test_once.py`.
+What goes wrong inside an effect (a result that is not JSON or too big, the same key again) is in `test_once.py`.
 """
 
 from __future__ import annotations

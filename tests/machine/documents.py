@@ -59,15 +59,7 @@ class DocumentWorld(World):
         self.events.append(event)
 
         def work(worker: Worker) -> None:
-            fences, objects = self.fences_of(worker), self.objects_of(worker)
-            writer = BatchCommitter(
-                fences,
-                objects,
-                Epochs(TENANT, objects),
-                self.hydrator_of(worker),
-                PlainCodec(),
-                sleep=lambda _: self._breathe(worker),
-            )
+            writer = BatchCommitter(self.stores_of(worker), PlainCodec(), sleep=lambda _: self._breathe(worker))
             claim = Claim(
                 key=key_of(value or RETRACT),
                 fingerprint=(value or "none").encode().ljust(16, b"."),

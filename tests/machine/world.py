@@ -16,7 +16,7 @@ from greenlet import getcurrent, greenlet
 
 from ragfence.engine import batch_commit, leases, runner
 from ragfence.engine.epochs import Epochs
-from ragfence.engine.hydration import EpochWatch, Hydrator
+from ragfence.engine.hydration import EpochWatch, Hydrator, TenantStores
 from ragfence.engine.segment_log import PlainCodec, SegmentLoader
 from ragfence.errors import StoreUnavailable
 from ragfence.testing.memory import MemoryObjects
@@ -189,6 +189,11 @@ class World:
             wait_s=FOREVER_S,
             sleep=lambda _: self._breathe(worker),
         )
+
+    def stores_of(self, worker: Worker, codec: Any = None) -> TenantStores:
+        objects = self.objects_of(worker)
+        hydrator = self.hydrator_of(worker, codec)
+        return TenantStores(TENANT, self.fences_of(worker), objects, Epochs(TENANT, objects), hydrator)
 
     def _breathe(self, worker: Worker) -> None:
         """A worker that waits looks again at which server is the primary, as a client that reconnects would."""

@@ -28,7 +28,7 @@ MUTANTS = [
     Mutant(
         "purge: receipts of superseded revisions stay in the fence store",
         "ragfence/documents/purge.py",
-        "        self._fences.forget([gone.key for gone in ended_revisions(rows)], below=epoch)\n",
+        "        self._log_rewrite.forget(ended_revisions(rows), below=epoch)\n",
         "",
         PURGED,
     ),
@@ -133,7 +133,7 @@ MUTANTS = [
     Mutant(
         "documents do not look for newer epochs",
         "ragfence/documents/documents.py",
-        "        self._backing.watch.start()\n        engine = self._engine\n",
+        "        self._watch.start()\n        engine = self._engine\n",
         "        engine = self._engine\n",
         HEADS,
     ),
@@ -189,7 +189,7 @@ MUTANTS = [
     Mutant(
         "nobody is told what was given up with a segment",
         "ragfence/documents/repair.py",
-        "        record_ends(self._fences, self._gone({*segments} - {*left}, left, keep), GIVEN_UP)\n",
+        "        self._log_rewrite.record_ends(self._gone({*segments} - {*left}, left, keep), GIVEN_UP)\n",
         "",
         ("tests/documents/test_verify.py", "-k", "knows_what_was_given_up and embedded"),
     ),

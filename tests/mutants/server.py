@@ -5,6 +5,20 @@ from tests.mutants.selections import API_KEYS, FAIRNESS, HTTP, KEY_LOG, KEYED_HA
 
 MUTANTS = [
     Mutant(
+        "SIGHUP replaces no worker",
+        "ragfence/server/serve.py",
+        "        signal.signal(signal.SIGHUP, lambda sig, frame: self._replacing.set())\n",
+        "        signal.signal(signal.SIGHUP, signal.SIG_IGN)\n",
+        ("tests/server/test_serve.py", "-k", "sighup"),
+    ),
+    Mutant(
+        "a worker that is still loading is replaced",
+        "ragfence/server/serve.py",
+        "        return False if loading else None\n",
+        "        return None\n",
+        ("tests/server/test_serve.py", "-k", "longer_to_load"),
+    ),
+    Mutant(
         "one address may have all connections",
         "ragfence/server/connections.py",
         "        while not self._places.take(address):\n",

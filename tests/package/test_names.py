@@ -54,7 +54,7 @@ def test_no_class_name_is_defined_twice() -> None:
     places: dict[str, list[str]] = defaultdict(list)
     for file, tree in _modules():
         for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            if isinstance(node, ast.ClassDef):
                 places[node.name].append(file)
     twice = {name: files for name, files in places.items() if len(files) > 1}
     assert not twice, twice

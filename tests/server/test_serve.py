@@ -28,6 +28,7 @@ from starlette.routing import Route
 import ragfence
 from ragfence.errors import UnknownStore, ValidationError
 from ragfence.server import IdempotencyMiddleware
+from ragfence.server import serve as serving
 from ragfence.server.load_shedding import LoadShedding
 from ragfence.server.serve import AppSettings, ServerOptions, check
 from tests.servers import certificates, wait_until
@@ -90,7 +91,7 @@ class Process:
         code = (
             "import json, sys\n"
             "from ragfence.server import serve as api\n"
-            f"api.LAST_S = {serving.pop('last_s', 10)}\n"
+            f"api.LAST_S, api.ANSWER_S = {serving.pop('last_s', 10)}, {serving.pop('answer_s', 30)}\n"
             f"settings = api.ServerOptions(**{ {'port': 0, **serving}!r})\n"
             "ready = lambda url, port: print(json.dumps([url, port]), flush=True)\n"
             f"sys.exit(api.serve('tests.server.test_serve:{factory}', settings, ready=ready))"
@@ -267,6 +268,69 @@ def test_workers_share_the_port_and_stop_together(tmp_path: Path) -> None:
         assert answered(found).status_code == 201
         assert server.ended() == (0, "")
     assert server.notes("lifespan") == ["over", "over"]
+
+
+def _workers(server: Process) -> set[int]:
+    """The workers that answer now."""
+    return {httpx.get(f"{server.url}/fine").json()["pid"] for _ in range(8)}
+
+
+def test_sighup_replaces_each_worker_and_what_is_in_progress_is_answered(tmp_path: Path) -> None:
+    with running(tmp_path, workers=2) as server:
+        wait_until(lambda: len(_workers(server)) == 2, "both answer")
+        before = _workers(server) | _workers(server)
+        found = server.in_background("/jobs/a")
+        server.signal(signal.SIGHUP)
+        wait_until(lambda: _workers(server) - before, "a new worker answers while an old one finishes its request")
+        assert not found, "the request is still in progress"
+        (tmp_path / "go").touch()
+        answer = answered(found)
+        assert (answer.status_code, answer.json()["pid"] in before) == (201, True)
+        wait_until(lambda: len(now := _workers(server)) == 2 and not now & before, "both workers are new")
+        assert server.process.poll() is None
+        assert server.notes("begun") == server.notes("done") == ["a"]
+        server.signal()
+        assert server.ended() == (0, "")
+    assert server.notes("lifespan") == ["over"] * 4
+
+
+def test_a_worker_that_dies_is_replaced(tmp_path: Path) -> None:
+    with running(tmp_path, workers=2) as server:
+        wait_until(lambda: len(_workers(server)) == 2, "both answer")
+        killed, left = _workers(server) | _workers(server)
+        os.kill(killed, signal.SIGKILL)
+        wait_until(lambda: len(_workers(server) - {killed, left}) == 1, "another worker answers")
+        assert left in _workers(server) | _workers(server)
+        server.signal()
+        status, printed = server.ended()
+    assert status == 0
+    assert f"worker {killed} died or did not answer; another one is started" in printed
+
+
+def answer_once(config: Any, sockets: Any, pipe: Any) -> None:
+    """A worker that answers one ping, late."""
+    time.sleep(1)
+    pipe.recv()
+    pipe.send(True)
+    time.sleep(3600)
+
+
+def test_a_worker_may_take_longer_to_load_than_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "_work", answer_once)
+    monkeypatch.setattr(serving, "ANSWER_S", 0.2)
+    worker = serving._Worker(None, [])  # type: ignore[arg-type]
+    try:
+        assert worker.is_started() is False, "it is still loading, and it is not replaced"
+        wait_until(worker.is_started, "it has started")
+        assert worker.is_started() is None, "it loaded long ago and does not answer"
+    finally:
+        worker.end(kill=True)
+    monkeypatch.setattr(serving, "LOADING_S", 0)
+    worker = serving._Worker(None, [])  # type: ignore[arg-type]
+    try:
+        assert worker.is_started() is None, "it has had its time"
+    finally:
+        worker.end(kill=True)
 
 
 @pytest.mark.slow

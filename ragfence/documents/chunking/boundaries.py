@@ -91,7 +91,7 @@ class _StrongBorder(NamedTuple):
 
 
 class _Strongest:
-    """The strongest border of a range, in a few steps also for a text that somebody sorted by our hash."""
+    """The strongest border of a range, in a few steps also for a text that was sorted by our hash on purpose."""
 
     def __init__(self, strengths: array[int]) -> None:
         self._floors = [strengths]

@@ -125,7 +125,7 @@ class Recipe:
             text = canonical_json({"name": name, "version": version, "parameters": dict(chunker.parameters)})
         except NotJson as wrong:
             raise ValidationError(
-                f"the parameters of chunker {name!r} are no JSON: {wrong.message}",
+                f"the parameters of chunker {name!r} are not JSON: {wrong.message}",
                 hint="they hold what changes the pieces: text, numbers, true, false, null, lists and dicts",
             ) from wrong
         return cls.written(text.decode())
@@ -137,7 +137,7 @@ class Recipe:
 
 
 def pieces_of(chunker: Chunker, text: str, doc_id: str) -> list[Piece]:
-    """The pieces a chunker makes of a document, checked: it may be anybody's. Blank pieces are left out."""
+    """The checked pieces that a chunker makes of a document: it may be a user's. Blank pieces are left out."""
     pieces: list[Piece] = []
     last = 0
     try:
@@ -159,7 +159,7 @@ def _fault_in(piece: object, size: int, last: int) -> str:
         return f"is {type(piece).__name__}, not Piece(start, end, section_id)"
     start, end, section_id = piece
     if type(start) is not int or type(end) is not int:
-        return f"has offsets that are no integers: {start!r} and {end!r}"
+        return f"has offsets that are not integers: {start!r} and {end!r}"
     if not 0 <= start < end <= size:
         return f"is [{start}:{end}], which is empty or outside of {size} characters"
     if start < last:
@@ -169,7 +169,7 @@ def _fault_in(piece: object, size: int, last: int) -> str:
             return ""
     except UnicodeEncodeError:
         pass
-    return f"has a section_id that is no text of at most {MAX_SECTION_BYTES} bytes"
+    return f"has a section_id that is not a text of at most {MAX_SECTION_BYTES} bytes"
 
 
 def _refuse(chunker: Chunker, doc_id: str, problem: str) -> NoReturn:

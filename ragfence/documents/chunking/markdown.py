@@ -25,7 +25,7 @@ _HEADING = re.compile(r" {0,3}(#{1,6})(?:[ \t]|$)")
 _UNDERLINE = re.compile(r" {0,3}(?:=++|-++)[ \t]*+$")
 _RULE = re.compile(r" {0,3}(?:(?:-[ \t]*+){3,}+|(?:\*[ \t]*+){3,}+|(?:_[ \t]*+){3,}+)$")
 _ITEM = re.compile(r"(?:[-+*]|\d{1,9}[.)])(?:[ \t]|$)")
-# Also behind the marks of lists and quotes: whoever overlooks the beginning of a code block takes its end for one.
+# Also behind the marks of lists and quotes: if the beginning of a code block is overlooked, its end is taken for one.
 _FENCE = re.compile(r" {0,3}(?:(?:[-+*]|\d{1,9}[.)]) {1,4}|> ?)*+(`{3,}+(?!.*`)|~{3,}+)")
 _HTML = re.compile(r" {0,3}<(?:(!--)|(pre|script|style|textarea)(?=[\s>]|$))", re.IGNORECASE)
 _FRONT_MATTER = re.compile(r"---[ \t]*+\n(?=[ \t]*+\S)")
@@ -73,7 +73,7 @@ class Outline:
 
 def outline(text: str) -> Outline:
     found = Outline(text)
-    _Reader(found).read()
+    _OutlineReader(found).read()
     return found
 
 
@@ -86,7 +86,7 @@ class _Paragraph(NamedTuple):
     below_heading: bool
 
 
-class _Reader:
+class _OutlineReader:
     def __init__(self, found: Outline) -> None:
         self._text = found.text
         self._found = found

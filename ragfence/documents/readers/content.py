@@ -129,7 +129,7 @@ class ContentReader:
 
 
 def is_binary(data: bytes) -> bool:
-    """Whether the data is no text in any 8-bit encoding: it holds NUL, or too many control characters."""
+    """Whether the data is not text in any 8-bit encoding: it holds NUL, or too many control characters."""
     controls = len(data) - len(data.translate(None, _CONTROLS))
     return b"\0" in data or controls > _MAX_CONTROL_SHARE * len(data)
 

@@ -263,7 +263,7 @@ class _Writer:
         code, self._line = "".join(self._line).removeprefix("\n").rstrip(), []
         self._in_pre, self._prefix = False, ""
         if code:
-            # A `#` at the start of a line of code is no heading; the fence says so.
+            # A `#` at the start of a line of code is not a heading; the fence makes that clear.
             fence = "`" * max(3, 1 + max(map(len, _FENCES.findall(code)), default=0))
             self._write(f"{fence}\n{code}\n{fence}", tight=False)
 

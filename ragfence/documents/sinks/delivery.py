@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any
 
 from ragfence.core.layout import BATCH_BYTES, ids_in
+from ragfence.core.policy import KindRules
 from ragfence.core.records import Head
 from ragfence.documents.identity import snippet_texts
 from ragfence.documents.log import METADATA, Address, address_in
@@ -26,12 +27,10 @@ from ragfence.documents.sinks.sink import (
     BEFORE_DELETE,
     Foreign,
     Settled,
-    Sink,
     SinkPending,
-    VectorSink,
     delete_all,
 )
-from ragfence.documents.sinks.upserts import NewSegment, PlacedRow, Revisions, Upserts
+from ragfence.documents.sinks.upserts import NewSegment, PlacedRow
 from ragfence.engine import crash_points
 from ragfence.engine.batch_commit import Answer, BatchCommitter, Move, MovedHead
 from ragfence.engine.segment_log import LogRow
@@ -66,25 +65,21 @@ class SinkDelivery:
 
     def __init__(
         self,
-        sink: Sink | VectorSink,
         fences: FenceStore,
         intents: Intents,
-        revisions: Revisions,
-        upserts: Upserts,
         reconciler: Reconciler,
+        rules: KindRules,
         *,
-        wait_ms: int,
-        lease_ms: int,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._sink = sink
         self._fences = fences
         self._intents = intents
-        self._revisions = revisions
-        self._upserts = upserts
         self._reconciler = reconciler
-        self._wait_s = wait_ms / 1000
-        self._lease_s = lease_ms / 1000
+        self._sink = reconciler.sink
+        self._revisions = reconciler.revisions
+        self._upserts = reconciler.upserts
+        self._wait_s = rules.wait_ms / 1000
+        self._lease_s = rules.lease_ms / 1000
         self._sleep = sleep
         self._lock = threading.Lock()
         self._pid = os.getpid()

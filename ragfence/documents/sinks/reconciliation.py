@@ -23,9 +23,9 @@ from ragfence.documents.sinks.intents import TouchedSnippets
 from ragfence.documents.sinks.sink import Sink, VectorSink, delete_all
 from ragfence.documents.sinks.upserts import PlacedRow, Revisions, Upserts
 from ragfence.engine.batch_commit import BatchCommitter, FinishedEffect, Move, batch_tokens
-from ragfence.engine.hydration import Hydrator
+from ragfence.engine.hydration import TenantStores
 from ragfence.errors import FencedOut, NotReady, SnapshotGone
-from ragfence.stores.fences import FenceStore, Lookup
+from ragfence.stores.fences import Lookup
 
 ATTEMPTS = 10
 MANY_ATTEMPTS = 10_000
@@ -50,9 +50,9 @@ class SeenSource(NamedTuple):
 class Sources:
     """Reads sources. Unlike a plain read, it never takes a store that lost its data for one without documents."""
 
-    def __init__(self, fences: FenceStore, hydrator: Hydrator, identity: Identity) -> None:
-        self._fences = fences
-        self._hydrator = hydrator
+    def __init__(self, stores: TenantStores, identity: Identity) -> None:
+        self._fences = stores.fences
+        self._hydrator = stores.hydrator
         self._identity = identity
 
     def seen(self, doc_ids: Sequence[str]) -> dict[str, SeenSource]:
@@ -85,10 +85,10 @@ class Reconciler:
         upserts: Upserts,
         takeover: Takeover,
     ) -> None:
-        self._sink = sink
-        self._upserts = upserts
+        self.sink = sink
+        self.upserts = upserts
         self._sources = sources
-        self._revisions = revisions
+        self.revisions = revisions
         self._takeover = takeover
 
     def reconcile(self, touched: TouchedSnippets, right_for: Mapping[str, FenceNumber] | None = None) -> set[str]:
@@ -129,16 +129,14 @@ class Reconciler:
             for doc_id, record in live.items()
         }
         needed = {doc_id: live[doc_id] for doc_id, ids in wanted.items() if ids}
-        rows = self._revisions.heads(needed)
-        snippets = self._revisions.snippets(rows, {doc_id: wanted[doc_id] for doc_id in rows})
+        rows = self.revisions.heads(needed)
+        snippets = self.revisions.snippets(rows, {doc_id: wanted[doc_id] for doc_id in rows})
         able = [doc_id for doc_id in sources if doc_id in snippets or doc_id not in needed]
         try:
-            self._upserts.give(snippets, rows)
+            self.upserts.give(snippets, rows)
         except SnapshotGone:
             return []
-        delete_all(
-            self._sink, [each for doc_id in able for each in sorted(touched[doc_id] - wanted.get(doc_id, set()))]
-        )
+        delete_all(self.sink, [each for doc_id in able for each in sorted(touched[doc_id] - wanted.get(doc_id, set()))])
         return able
 
 
@@ -151,15 +149,12 @@ class Takeover:
         claim_builder: ClaimBuilder,
         revisions: Revisions,
         caller: Callable[[], Caller],
-        *,
-        lease_ms: int,
     ) -> None:
         """`writer` has no sink: these moves do not change it."""
         self._writer = writer
         self._claim_builder = claim_builder
         self._revisions = revisions
         self._caller = caller
-        self._lease_ms = lease_ms
 
     def restate(self, heads: Mapping[str, Head | None]) -> None:
         """Restates these heads. If another process is faster, nothing happens here."""
@@ -187,7 +182,7 @@ class Takeover:
             mode=Mode.DOCUMENT,
             source=placed.row.source,
             metadata_hash=head.metadata_hash,
-            lease_ms=self._lease_ms,
+            lease_ms=self._claim_builder.kind_rules.lease_ms,
             max_attempts=MANY_ATTEMPTS,
             kind=KIND,
             owner=caller.owner,

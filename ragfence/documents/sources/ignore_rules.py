@@ -56,7 +56,7 @@ class Ignore:
         return False
 
     def skips_inside(self, path: str) -> bool:
-        """Whether the path or any folder it is in is ignored: for listings that are no trees."""
+        """Whether the path or any folder it is in is ignored: for listings that are not trees."""
         at = path.find("/")
         while at >= 0:
             if self.skips(path[: at + 1]):
@@ -80,7 +80,7 @@ def _rules(lines: Iterable[str]) -> Iterator[tuple[bool, str]]:
             re.compile(rule)
         except re.error as broken:
             raise ValidationError(
-                f"{line!r} is no pattern to ignore files by: {broken.msg}", hint="patterns are those of .gitignore"
+                f"{line!r} is not a pattern of files to ignore: {broken.msg}", hint="patterns are those of .gitignore"
             ) from None
         yield keeps, rule
 

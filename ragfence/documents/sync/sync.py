@@ -26,10 +26,10 @@ from ragfence.core.document import Document
 from ragfence.core.layout import ids_in
 from ragfence.core.receipts import DUPLICATE, Decision, Receipt
 from ragfence.core.records import Head
-from ragfence.documents.claims import Caller, ClaimBuilder, DocumentQuery, PreparedDocument, Recipes, split_waves
+from ragfence.documents.claims import Caller, ClaimBuilder, DocumentQuery, PreparedDocument, split_waves
 from ragfence.documents.dry_run import DryRun
 from ragfence.documents.head_moves import HeadMover, receipt_of
-from ragfence.documents.identity import SNIPPET_BYTES, Content, Identity
+from ragfence.documents.identity import SNIPPET_BYTES, Content
 from ragfence.documents.origins import Origin, Origins
 from ragfence.documents.readers.content import SkippedFiles
 from ragfence.documents.reads import DocumentReads
@@ -74,14 +74,11 @@ class SyncParts(NamedTuple):
     """The parts of documents that a sync needs."""
 
     fences: FenceStore
-    identity: Identity
-    recipes: Recipes
     claim_builder: ClaimBuilder
     mover: HeadMover
     reads: DocumentReads
-    owner: str
-    run_id: str
-    correlation_id: str
+    caller_on: Callable[[str, str], Caller]
+    """(route, origin) -> what the decision rows of a call say"""
     note_refusals: Callable[[Sequence[Refusal]], None]
     origin: Origin
     origins: Origins
@@ -89,7 +86,7 @@ class SyncParts(NamedTuple):
     """receives a row for every document that the source lists"""
 
     def caller(self, route: str) -> Caller:
-        return Caller(self.owner, self.run_id, self.correlation_id, route, self.origin.name)
+        return self.caller_on(route, self.origin.name)
 
 
 class _LoadedDocument(NamedTuple):
@@ -163,8 +160,10 @@ class Sync:
             update(self._tally.listed)
         self._look_for_random_ids()
         if self._unidentified and self._prune:
+            count = self._unidentified
             self._tally.not_pruned = (
-                f"{self._unidentified} of what the source holds could not be told apart, so nobody knows what is gone"
+                f"{count} {'item' if count == 1 else 'items'} of the source could not be identified, "
+                "so it is unknown which documents are gone"
             )
         else:
             self._retract({doc_id: version for doc_id, version in candidates.items() if doc_id not in self._listed})
@@ -181,7 +180,7 @@ class Sync:
         notes: Iterable[SyncNote | None] = repeat(None, len(ids))
         unread: Collection[str] = ()
         if any(map(_state_of, items)):  # where there are no states, as of documents in memory, all have to be read
-            notes, state = self._notes.of(ids), self._parts.identity.state
+            notes, state = self._notes.of(ids), self._parts.claim_builder.identity.state
             # An item that repeats a doc_id is read in any case: it has to follow what came before it.
             same = [
                 note if note and item.state and note.state == state(item.state) and not repeated else None
@@ -204,7 +203,7 @@ class Sync:
                 repeats.append(read)
                 continue
             waiting.append(read)
-            # Whatever somebody's source gave: what is wrong with it is said where it is checked.
+            # Any item of a user's source: what is wrong with it is reported where it is checked.
             text = getattr(document, "text", None)
             characters += len(text) if isinstance(text, str) else 0
             if characters > MOST_CHARACTERS:
@@ -276,7 +275,7 @@ class Sync:
         return answers
 
     def _ask_about(self, note: SyncNote, token: bytes, caller: Caller) -> HeadQuery:
-        identity, cut = self._parts.identity, self._parts.recipes.of(note.content_type)
+        identity, cut = self._parts.claim_builder.identity, self._parts.claim_builder.recipes.of(note.content_type)
         doc_id = note.doc_id.encode()
         shard, source = identity.place(doc_id)
         return HeadQuery(
@@ -394,7 +393,7 @@ class Sync:
         ask, doc, content, _ = query
         note = SyncNote(
             doc_id=doc.doc_id,
-            state=self._parts.identity.state(read.state),
+            state=self._parts.claim_builder.identity.state(read.state),
             content_hash=content.hash,
             size=content.size,
             characters=len(doc.text),
@@ -414,7 +413,7 @@ class Sync:
             yield at, answer if isinstance(answer, MovedHead) else receipt_of(each, answer, waited_s)
 
     def _heads(self, doc_ids: Sequence[str]) -> list[Head | None]:
-        places = [self._parts.identity.place(doc_id.encode()) for doc_id in doc_ids]
+        places = [self._parts.claim_builder.identity.place(doc_id.encode()) for doc_id in doc_ids]
         lookups = [Lookup(bytes((shard,)) + bytes(32), Mode.DOCUMENT, source) for shard, source in places]
         stored = [held.source.head if held.source else None for held in self._parts.fences.read(lookups)]
         return list(map(self._preview.head, places, stored)) if self._dry_run else stored

@@ -81,7 +81,7 @@ async def get_status(
     return response_of(await session.contract.status(query, principal, root=request.scope.get("root_path", "")))
 
 
-@router.get("/receipts/{key}", summary="How a key stands", responses=answers(OutcomeOut))
+@router.get("/receipts/{key}", summary="The state of a key", responses=answers(OutcomeOut))
 async def get_receipt(request: Request, key: KeyInPath) -> Response:
     fence = session_of(request).fence
     return read_answer(await looked_up(lambda: _outcome(fence, key)))

@@ -120,8 +120,8 @@ def _facts(node: str, client: Any, names: Names, durability: DurabilityRules) ->
     if "info" in denied:
         return NodeFacts(node, {}, denied=denied)
     info = client.info()
-    told = [_asked_the_time(client) for _ in range(5)] if "time" not in denied else [(0.0, 0)]
-    round_trip_ms, clock_off_ms = min(told)
+    measured = [_asked_the_time(client) for _ in range(5)] if "time" not in denied else [(0.0, 0)]
+    round_trip_ms, clock_off_ms = min(measured)
     return NodeFacts(
         node,
         info,
@@ -165,8 +165,8 @@ def _cluster_state(client: Any) -> str:
     except redis.ResponseError:
         return ""
     # A plain client answers with the text, one that belongs to a cluster with a dict.
-    told = said if isinstance(said, dict) else dict(_pairs(said))
-    return str(told.get("cluster_state", ""))
+    info = said if isinstance(said, dict) else dict(_pairs(said))
+    return str(info.get("cluster_state", ""))
 
 
 def _pairs(said: bytes | str) -> Iterator[tuple[str, str]]:

@@ -94,8 +94,8 @@ class ScriptBatches:
         made = self._asking.scripts[script]
         for part, replies in zip(parts, self._asking.in_parts(made, calls, confirm), strict=True):
             places = [at for group in part for at in group.members]
-            told = (one for reply in replies for one in reply)
-            answers.update((at, read(one)) for at, one in zip(places, told, strict=True))
+            replied = (one for reply in replies for one in reply)
+            answers.update((at, read(one)) for at, one in zip(places, replied, strict=True))
         return [answers[at] for at in range(len(items))]
 
     def _parts(self, items: Sequence[Item], rows: Mapping[int, Sequence[bytes]]) -> list[list[_Group]]:

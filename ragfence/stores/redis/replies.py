@@ -1,4 +1,4 @@
-"""What each command is answered with: a reply of another shape is nobody's answer.
+"""What each command is answered with: a reply of another shape is an error.
 
 A connection whose replies are not those of its commands is out of step, for whatever reason, and nothing that comes
 over it can be trusted. It is dropped, and the commands are sent again over another one, as after a lost reply.

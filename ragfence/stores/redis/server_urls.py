@@ -124,7 +124,7 @@ def _behind_sentinels(hosts: list[tuple[str, int]], service: str, options: dict[
     # The Sentinels have credentials of their own; TLS and timeouts are those of the servers.
     theirs = {name.removeprefix("sentinel_"): options.pop(name) for name in list(options) if "sentinel_" in name}
     theirs |= {name: value for name, value in options.items() if name.startswith(("ssl", "socket_"))}
-    # There are several of them, and whoever connects asks all of them again: none is asked twice in a row.
+    # Each connection attempt goes through all of them again, so none is retried by itself.
     theirs["retry"] = Retry(NoBackoff(), 0)
     sentinels = Sentinel(hosts, sentinel_kwargs=theirs, **options)  # type: ignore[no-untyped-call]
     return sentinels.master_for(service, check_connection=True)  # type: ignore[no-untyped-call]

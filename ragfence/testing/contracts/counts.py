@@ -93,13 +93,15 @@ class CountContract:
         assert fences.store.stats().documents == 0
 
     def test_decisions_are_counted_by_the_hour_with_kind_and_route(self, fences: FencesUnderTest) -> None:
-        store, told = fences.store, b'{"kind":"ticket","source_id":"\\",\\"route\\":\\"no","route":"/tickets"}'
-        sealed(store, claim(Mode.KEYED, by="one", context=told))
+        store, context = fences.store, b'{"kind":"ticket","source_id":"\\",\\"route\\":\\"no","route":"/tickets"}'
+        sealed(store, claim(Mode.KEYED, by="one", context=context))
         fences.clock.advance(HOUR_MS)
         since_ms = store.now_ms()
-        verdict(store, claim(Mode.KEYED, by="two", context=told))
-        store.claim([claim(Mode.KEYED, by="three", context=told), claim(Mode.KEYED, "B", by="four", context=told)])
-        verdict(store, claim(Mode.KEYED, by="five", content="another", row_on_conflict=True, context=told))
+        verdict(store, claim(Mode.KEYED, by="two", context=context))
+        store.claim(
+            [claim(Mode.KEYED, by="three", context=context), claim(Mode.KEYED, "B", by="four", context=context)]
+        )
+        verdict(store, claim(Mode.KEYED, by="five", content="another", row_on_conflict=True, context=context))
         assert store.tallies(since_ms).decisions() == {
             ("duplicate", "/tickets", "ticket"): 2,
             ("conflict", "/tickets", "ticket"): 1,
@@ -107,10 +109,12 @@ class CountContract:
         assert store.tallies().decisions()["new", "/tickets", "ticket"] == 1
 
     def test_a_long_route_is_cut(self, fences: FencesUnderTest) -> None:
-        told = b'{"kind":"ticket","route":"/%b"}' % (b"r" * 200)
-        sealed(fences.store, claim(Mode.KEYED, by="one", context=told))
+        context = b'{"kind":"ticket","route":"/%b"}' % (b"r" * 200)
+        sealed(fences.store, claim(Mode.KEYED, by="one", context=context))
         for by in ("two", "three"):
-            fences.store.claim([claim(Mode.KEYED, by=by, context=told), claim(Mode.KEYED, by=by * 2, context=told)])
+            fences.store.claim(
+                [claim(Mode.KEYED, by=by, context=context), claim(Mode.KEYED, by=by * 2, context=context)]
+            )
         assert fences.store.tallies().decisions() == {
             ("new", "/" + "r" * 79, "ticket"): 1,
             ("duplicate", "/" + "r" * 79, "ticket"): 4,

@@ -122,21 +122,23 @@ class ClosingContract:
         """Each is answered as ever, or told that the store is closed; nobody meets an error of what is beneath."""
         for turn in range(5):
             store = fences.reopen()
-            told: list[object] = []
+            outcomes: list[object] = []
             started = threading.Barrier(5)
 
-            def work(caller: int, store: FenceStore = store, turn: int = turn, told: list[object] = told) -> None:
+            def work(
+                caller: int, store: FenceStore = store, turn: int = turn, outcomes: list[object] = outcomes
+            ) -> None:
                 started.wait()  # noqa: B023
                 for number in range(200):
                     try:
                         granted(store, claim(Mode.KEYED, f"{turn} {caller} {number}", by=f"{turn} {caller} {number}"))
                     except StoreClosed:
-                        told.append("closed")
+                        outcomes.append("closed")
                         return
                     except BaseException as error:  # noqa: BLE001  # whatever it is, it fails the test
-                        told.append(error)
+                        outcomes.append(error)
                         return
-                told.append("done")
+                outcomes.append("done")
 
             threads = [threading.Thread(target=work, args=(caller,)) for caller in range(4)]
             for thread in threads:
@@ -146,8 +148,8 @@ class ClosingContract:
             store.close()
             for thread in threads:
                 thread.join()
-            assert set(told) <= {"closed", "done"}
-            assert len(told) == len(threads)
+            assert set(outcomes) <= {"closed", "done"}
+            assert len(outcomes) == len(threads)
 
 
 def _plant_newer(fences: FencesUnderTest, asked: Claim, where: str) -> None:

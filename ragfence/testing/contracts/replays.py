@@ -40,8 +40,8 @@ class ReplayContract:
         claimed = asked._replace(token=b"2" * TOKEN_BYTES)
         assert verdict(fences.store, claimed) == Replay(record)
         rows = {row.token: row for row in rows_of(fences.store)}
-        told, by_claim = rows[ask(asked).token], rows[claimed.token]
-        assert dataclasses.replace(told, token=claimed.token, ts_ms=by_claim.ts_ms) == by_claim
+        by_replay, by_claim = rows[ask(asked).token], rows[claimed.token]
+        assert dataclasses.replace(by_replay, token=claimed.token, ts_ms=by_claim.ts_ms) == by_claim
 
     @pytest.mark.parametrize(
         "other",

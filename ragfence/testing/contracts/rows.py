@@ -74,8 +74,8 @@ class RowContract:
         for by in ("one", "two", "three"):
             verdict(fences.store, claim(mode, by=by, max_attempts=2))
             fences.clock.advance(LEASE_MS)
-        told = [(row.kind, row.attempt, row.flags, row.error_code) for row in rows_of(fences.store)]
-        assert told == [
+        written = [(row.kind, row.attempt, row.flags, row.error_code) for row in rows_of(fences.store)]
+        assert written == [
             (RowKind.NEW, 1, 0, ""),
             (RowKind.NEW, 2, TAKEOVER, ""),
             (RowKind.IN_FLIGHT, 2, 0, "QUARANTINED"),
