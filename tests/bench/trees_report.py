@@ -11,9 +11,9 @@ SECTION = (
     TITLE
     + """
 CPU time per item before the modules moved (commit `{old}`) and after, measured in turns, so that whatever else the
-machine does touches both alike (its load average was 5 to 30, on two cores). A ratio belongs to the two batches of one turn; the median of all turns is
-judged. It is the processor time of the process, background threads included; "with the server" adds what Valkey used.
-At most {limit:.2f} is the goal.
+machine does touches both alike (its load average was 5 to 30, on two cores). A ratio belongs to the two batches of one
+turn; the median of all turns is judged. It is the processor time of the process, background threads included; "with the
+server" adds what Valkey used. At most {limit:.2f} is the goal.
 
 ```console
 $ .venv/bin/python -m tests.bench.trees --old {old}
