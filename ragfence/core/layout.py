@@ -456,11 +456,6 @@ def short_effect_id(data: bytes) -> bytes:
     return data[at : at + 1 + data[at]]
 
 
-def result_in(record: bytes) -> bytes:
-    """The result in the record of a document, which has no texts but its kind."""
-    return record[KIND + record[KIND_SIZE] :]
-
-
 def ending_in(record: bytes) -> tuple[int, int, int, int]:
     """Epoch, counter, when it was first seen and when it was sealed, of a sealed record."""
     high, low, _, seen, seen_low, sealed, sealed_low = _read_ending(record, _ENDING)
@@ -620,6 +615,15 @@ def ids_in(result: bytes) -> bytes:
     if at is None:
         raise FormatCorrupt(f"the record of a document starts with {result[:1]!r}")
     return result[at:]
+
+
+def ids_in_record(record: bytes) -> bytes:
+    """The ids of the snippets in the record of a document, which has no texts but its kind."""
+    start = KIND + record[KIND_SIZE]
+    at = _IDS_AT.get(record[start : start + 1])
+    if at is None:
+        raise FormatCorrupt(f"the record of a document starts with {record[start : start + 1]!r}")
+    return record[start + at :]
 
 
 def owner_and_addresses(result: bytes) -> tuple[bytes, list[tuple[int, bytes]]]:

@@ -122,7 +122,10 @@ class ClaimBuilder:
         api_key: str = "",
     ) -> DocumentQuery:
         """Builds the query whether it is ingested already. Raises `DocumentInvalid`, which names the document."""
-        doc = document if isinstance(document, CheckedDocument) else self.check(document, position)
+        if isinstance(document, CheckedDocument):
+            doc = document
+        else:
+            doc = checked(document, self._limits, position=position, clean=self._clean)
         doc_id, text, text_bytes, metadata, url, sequence, content_type = doc
         cut = self.recipes.of(content_type)
         hashed, size = content = self.identity.content(self._counted(doc) if self._content_fields else text_bytes)

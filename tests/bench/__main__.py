@@ -210,7 +210,7 @@ def _options() -> argparse.Namespace:
 
 def _write_docs(operations: Path, console: Console) -> int:
     """The other parts may be missing, part 1 may not: the page is made around it."""
-    from tests.bench import api_report, dagster_overhead, size_report, tenants_report
+    from tests.bench import api_report, dagster_overhead, size_report, tenants_report, trees_report
 
     if not operations.exists():
         console.print(f"{operations} is not there: run `make bench` first")
@@ -224,6 +224,7 @@ def _write_docs(operations: Path, console: Console) -> int:
         ("audit", audit_report.section),
         ("tenants", tenants_report.section),
         ("size", size_report.section),
+        ("trees", trees_report.section),
     )
     unmeasured = {"tenants": tenants_report.UNMEASURED, "size": size_report.UNMEASURED}
     for part, section in found:
