@@ -38,10 +38,9 @@ MUTANTS = [
     ),
     Mutant(
         "the counter restarts after the release of a lock",
-        "ragfence/stores/transactional.py",
-        "    if change.drop_record:\n        tx.drop_record(what.key)",
-        "    if change.drop_record:\n        tx.drop_record(what.key)\n"
-        '        tx.content.counters.clear() if hasattr(tx, "content") else None',
+        "ragfence/testing/memory.py",
+        "        self._content.records.pop(key, None)\n",
+        "        self._content.records.pop(key, None)\n        self._content.counters.clear()\n",
         CONTRACT,
     ),
     Mutant(
