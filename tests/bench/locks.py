@@ -4,8 +4,8 @@
     python -m tests.bench.locks --quick
 
 redis-py's lock is one `SET NX PX` and one script that compares and deletes. Ours also numbers its holders, leaves
-decision rows, and is renewed. Contention is measured with an order of the locks of its own for each process (shuffled), and with
-one order for all (lockstep: everybody asks for the same lock at the same moment, so that nearly all meet a holder).
+decision rows, and is renewed. Contention is measured twice: each process takes the locks in an order of its own
+(shuffled), or all in one order (lockstep: everybody asks for the same lock at the same moment).
 """
 
 from __future__ import annotations
@@ -186,8 +186,8 @@ def show(measured: dict[str, Any]) -> None:
         ("CPU of client and server", alone["cpu_microseconds"], alone["cpu_ratio"]),
     ):
         print(
-            f"alone, {what}: redis-py {taken['redis-py']:.0f} us, ragfence {taken['ragfence']:.0f} us per lock taken and"
-            f" released; {ratio['middle']:.2f}x of redis-py ({ratio['lower']:.2f} to {ratio['upper']:.2f}, extremes"
+            f"alone, {what}: redis-py {taken['redis-py']:.0f} us, ragfence {taken['ragfence']:.0f} us per lock taken"
+            f" and released; {ratio['middle']:.2f}x of redis-py ({ratio['lower']:.2f} to {ratio['upper']:.2f}, extremes"
             f" {ratio['lowest']:.2f} and {ratio['highest']:.2f}), {_verdict(ratio['middle'] >= FLOOR_GOAL)}"
             f" ({FLOOR_GOAL}x)"
         )
