@@ -76,8 +76,8 @@ MUTANTS = [
     Mutant(
         "a lock is sealed",
         "ragfence/core/decisions.py",
-        "if seal.fence.epoch != epoch or seal.mode is LOCK:",
-        "if seal.fence.epoch != epoch:",
+        "    if seal.mode is LOCK:\n        return Fenced(held.record), None\n",
+        "    if seal.mode is LOCK:\n        return _seal_keyed(held.record, seal._replace(mode=KEYED), now_ms)\n",
         CONTRACT,
     ),
     Mutant(
