@@ -143,6 +143,15 @@ class Outbox:
             "next_ms": moment,
         }
 
+    def exists(self) -> bool:
+        """Whether the table is there; see `create`."""
+        table = self.table
+
+        def look(tx: Connection) -> bool:
+            return bool(sa.inspect(tx).has_table(table.name, schema=table.schema))
+
+        return self.run("look for the table", look, read_only=True)
+
     def status(self, topic: str | None = None) -> OutboxStatus:
         table = self.table
 

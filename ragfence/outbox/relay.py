@@ -171,8 +171,7 @@ class Relay:
                     if not report.sent:
                         self._stopping.wait(self._pause_s)
             finally:
-                with contextlib.suppress(TransportUnavailable):  # then it expires
-                    self._give_up_lease()
+                self.close()
 
     def run_once(self) -> RelayReport:
         """Sends one batch: one statement that locks, one call of a queue, one statement that marks."""
@@ -192,6 +191,11 @@ class Relay:
     def stop(self) -> None:
         """Ends `run` after the batch. May be called from any thread."""
         self._stopping.set()
+
+    def close(self) -> None:
+        """Lets another relay go on at once, on SQLite. `run` does so when it ends."""
+        with contextlib.suppress(TransportUnavailable):  # then it expires
+            self._give_up_lease()
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
