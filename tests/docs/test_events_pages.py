@@ -12,7 +12,7 @@ import pytest
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
-@pytest.mark.parametrize("page", ["webhooks", "queues", "outbox"])
+@pytest.mark.parametrize("page", ["webhooks", "queues", "outbox", "notify"])
 def test_the_examples_of_a_page_run_in_their_order(page: str, tmp_path: Path) -> None:
     snippets = re.findall(r"^```python\n(.*?)^```", (DOCS / f"{page}.md").read_text(), re.S | re.M)
     assert snippets
@@ -26,6 +26,7 @@ def test_the_examples_of_a_page_run_in_their_order(page: str, tmp_path: Path) ->
     expected = {
         "webhooks": "1 200 new\n1 200 duplicate\n3 200 new\n2 200 stale\n",
         "queues": "charging order 7\n{'new': 1, 'duplicate': 2}\n",
+        "notify": "document.ingested a\n1\ndocument.retracted a\n1\n",
         "outbox": "orders {'id': 1}\nRelayReport(sent=1, failed=0, dead=0)\n",
     }
     assert said[0] == expected[page]
