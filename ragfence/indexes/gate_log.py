@@ -73,4 +73,4 @@ class GateLog:
 
 def _same(failed: Sequence[dict[str, Any]], data: bytes) -> bool:
     """Whether an entry measured the same, as it is stored."""
-    return list(failed) == json.loads(data)["failed"]
+    return bool(list(failed) == json.loads(data)["failed"])

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, Final, Protocol
+from typing import Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
 from ragfence.core.backoff import may_pass, retry_after_s
@@ -21,10 +21,8 @@ TIMEOUT_S: Final = 10.0
 REFUSALS_THAT_PASS: Final = (408, 409, 425)
 
 
-class Receiver(Protocol):
-    """Takes one event. A `TransientError` means: try again soon. Any other error: this event was refused."""
-
-    def __call__(self, announcement: Announcement) -> Any: ...
+Receiver: TypeAlias = Callable[[Announcement], Any]
+"""Takes one event. An error of ragfence that is not transient refuses it; after any other it is tried again."""
 
 
 class WebhookReceiver:

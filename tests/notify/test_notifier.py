@@ -379,7 +379,8 @@ def test_a_round_costs_the_same_however_much_is_stored(tmp_path: Path) -> None:
                 feed._objects = counted  # type: ignore[attr-defined]
             documents: Any = notify._feeds[0]
             documents._epochs._objects = counted
-            idle = notify.run_once() and counted.requests
+            assert notify.run_once().sent == 0
+            idle = counted.requests
             put(fence, "new", "one")
             assert notify.run_once().sent == 1
             costs.append((idle, counted.requests))

@@ -346,7 +346,7 @@ def test_two_processes_that_rebuild_at_once_add_one_event(outbox: Outbox) -> Non
 @pytest.mark.parametrize("values", [{"topic": "a\0b"}, {"key": "\ud800"}, {"event_id": "x" * 37}])
 def test_what_no_column_can_hold_is_refused(outbox: Outbox, values: dict[str, str]) -> None:
     with pytest.raises(ValidationError), outbox.engine.begin() as tx:
-        outbox.add(tx, **{"topic": "t", "key": "k", "payload": 1, **values})
+        outbox.add(tx, **{"topic": "t", "key": "k", **values}, payload=1)
 
 
 def _fill(outbox: Outbox, count: int, *, key: str = "", state: str = "pending") -> None:
