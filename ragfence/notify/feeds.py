@@ -94,6 +94,10 @@ class DocumentFeed(Feed):
         if self._next is None and not self._has_news():
             return []
         moves = sorted(self._moves(self._names(recent=skip)), key=lambda move: (move.fence, move.source))
+        if self._epochs.newer_than(state.epoch if self._next is None else self._next):
+            # An epoch has begun: what it did not list any more is void. Its list will say.
+            self._round, self._next, self._versions = {}, None, None
+            return []
         if skip:
             for move in moves:
                 self._memory.moved(move.source, move.fence)

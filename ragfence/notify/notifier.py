@@ -164,6 +164,9 @@ class Notifier:
             for _ in feed.pending(skip=True):
                 pass
             feed.settle(set())
+        if self.memory.state.epoch < 0:  # an epoch is beginning: what it holds is not known yet
+            self._stale = True
+            return NotifyReport()
         self._save()
         return NotifyReport(began=True)
 

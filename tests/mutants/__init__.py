@@ -2,7 +2,7 @@
 
 Each mutant changes one rule in a copy of the package and runs the tests that should notice. A mutant that survives is
 a rule that no test holds. The entries are in one module per package of ragfence: `core`, `stores`, `redis`, `engine`,
-`documents`, `indexes`, `queues`, `outbox` (with `notify`), `server` and `surfaces`. `python -m tests.mutants [word ...]`
+`documents`, `indexes`, `queues`, `outbox` (with `notify`), `server`, `surfaces`. `python -m tests.mutants [word ...]`
 runs those whose name contains one of the words.
 """
 

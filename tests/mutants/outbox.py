@@ -74,7 +74,8 @@ MUTANTS = [
         "notify: announced before sent",
         "ragfence/notify/notifier.py",
         "                error = self._deliver(one)\n",
-        "                pending.delivered()\n                self._save()\n                error = self._deliver(one)\n",
+        "                self._mark(pending)\n                self._save()\n"
+        "                error = self._deliver(one)\n",
         ("tests/notify/test_notifier.py", "-k", "killed_anywhere and 1-notify_saved or refused_holds_up"),
     ),
     Mutant(
@@ -97,6 +98,13 @@ MUTANTS = [
         "        listed = [*self._epochs.named_in(self._next), *self._epochs.committed_in(self._next)]",
         "        listed = self._epochs.committed_in(self._next)",
         ("tests/notify/test_notifier.py", "-k", "epoch_announces and hydrate"),
+    ),
+    Mutant(
+        "notify: what a new epoch may void is announced",
+        "ragfence/notify/feeds.py",
+        "        if self._epochs.newer_than(state.epoch if self._next is None else self._next):",
+        "        if False:",
+        ("tests/notify/test_notifier.py", "-k", "may_void"),
     ),
     Mutant(
         "notify: a refused event is passed over by later ones of its source",

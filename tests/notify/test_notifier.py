@@ -14,6 +14,7 @@ import pytest
 import ragfence
 from ragfence import Document, Fence, Operation, Policy
 from ragfence.core.backoff import Backoff
+from ragfence.engine.epochs import Epochs
 from ragfence.errors import Conflict, GateFailed, Quarantined, TerminalError, TransportUnavailable, ValidationError
 from ragfence.indexes.gates import Gates
 from ragfence.notify import Announcement, Notifier
@@ -119,6 +120,21 @@ def test_several_epochs_between_two_rounds(fence: Fence) -> None:
     }
 
 
+def test_what_a_new_epoch_may_void_is_announced_when_its_list_is_complete(fence: Fence) -> None:
+    got = Receiver()
+    notify = notifier(fence, got)
+    put(fence, "a", "one")
+    notify.run_once()
+    put(fence, "a", "two")
+    objects = fence.inspector.objects
+    assert objects is not None
+    epochs = Epochs(fence.tenant, objects)
+    epochs.begin(notify.memory.state.epoch + 1, "another process")
+    assert notify.run_once().sent == 0
+    fence.hydrate()
+    assert notify.run_once().sent == 1
+
+
 def test_the_first_round_begins_with_what_happens_from_then_on(fence: Fence) -> None:
     got = Receiver()
     put(fence, "a", "one")
@@ -131,6 +147,22 @@ def test_the_first_round_begins_with_what_happens_from_then_on(fence: Fence) -> 
     put(fence, "c", "one")
     notify.run_once()
     assert got.told() == [("ingested", "b"), ("ingested", "c")]
+
+
+def test_the_first_round_waits_for_an_epoch_that_is_beginning(fence: Fence) -> None:
+    got = Receiver()
+    put(fence, "a", "one")
+    objects = fence.inspector.objects
+    assert objects is not None
+    epochs = Epochs(fence.tenant, objects)
+    epochs.begin(epochs.known().newest_complete + 1, "another process")
+    notify = notifier(fence, got, history=False)
+    assert not notify.run_once().began
+    fence.hydrate()
+    assert notify.run_once().began
+    put(fence, "b", "one")
+    notify.run_once()
+    assert got.told() == [("ingested", "b")]
 
 
 def test_builds_swaps_and_refused_swaps_are_announced(fence: Fence) -> None:
