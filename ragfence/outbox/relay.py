@@ -293,16 +293,17 @@ class Relay:
             older.c.id < table.c.id,
         )
         due = self._due_events()
-        oldest = (
-            sa.select(table)
-            .where(*due, ~unsent_before)
-            .order_by(table.c.next_ms, table.c.id)
-            .limit(self._batch)
-            .with_for_update(skip_locked=True, of=table)
-        )
-        if window is not None:
-            first = sa.select(table.c.id).where(*due).order_by(table.c.next_ms, table.c.id).limit(window)
-            oldest = oldest.where(table.c.id.in_(first))
+        oldest = sa.select(table).where(~unsent_before)
+        if window is None:
+            oldest = oldest.where(*due)
+        else:
+            # The state once more, for rows that another relay has marked meanwhile. Hidden from the planner, which
+            # would read all pending rows for it.
+            oldest = oldest.where(sa.func.lower(table.c.state) == PENDING)
+            first = sa.select(table.c.id).where(*due).order_by(table.c.next_ms, table.c.id).limit(window).subquery()
+            oldest = oldest.join(first, first.c.id == table.c.id)
+        oldest = oldest.order_by(table.c.next_ms, table.c.id).limit(self._batch)
+        oldest = oldest.with_for_update(skip_locked=True, of=table)
         heads = [row_of(row) for row in tx.execute(oldest)]
         if not heads or len(heads) == self._batch:
             return sorted(heads)

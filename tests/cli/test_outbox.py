@@ -97,8 +97,8 @@ def test_business_rows_without_an_event_are_listed(outbox: Outbox) -> None:
         outbox.add(tx, topic="orders", key="1", payload=1)
     done = run("outbox", "audit", "SELECT id FROM orders", DATABASE, "--topic", "orders", "--json")
     assert (done.exit_code, json.loads(done.stdout)) == (1, {"missing": ["2"]})
-    done = run("outbox", "audit", "SELECT id FROM nothing", DATABASE, "--topic", "orders")
-    assert (done.exit_code, "no such table: nothing" in done.stderr) == (1, True)
+    done = run("outbox", "audit", "SELECT id FROM missing", DATABASE, "--topic", "orders")
+    assert (done.exit_code, "no such table: missing" in done.stderr) == (1, True)
 
 
 def test_a_table_of_another_name(outbox: Outbox) -> None:

@@ -386,10 +386,11 @@ def test_the_turn_of_a_relay_scans_no_row_that_was_sent(engine: sa.Engine) -> No
     sa.event.listen(engine, "before_cursor_execute", note)
     Relay(outbox, to=lambda row: None).run_once()
     outbox.purge(keep_days=3650)
+    outbox.audit("SELECT 'k' || n FROM generate_series(1, 500) n", topic="orders")
     sa.event.remove(engine, "before_cursor_execute", note)
     turns = [(text, given) for text, given in seen if "ragfence_outbox" in text]
     assert len(turns) >= 4
     for statement, given in turns:
-        if "AS older" in statement or "count(*)" in statement or statement.startswith("DELETE"):
+        if "AS older" in statement or "count(*)" in statement or "asked" in statement or "LIMIT" in statement:
             plan = _plan_of(outbox, statement, given)
             assert "Seq Scan" not in plan, plan
