@@ -24,7 +24,8 @@ class Hook:
 
     def __init__(self) -> None:
         self.got: list[Delivery] = []
-        self.status, self.headers, self.pause_s = 204, {}, 0.0
+        self.status, self.pause_s = 204, 0.0
+        self.headers: dict[str, str] = {}
         hook: Any = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -43,7 +44,6 @@ class Hook:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}/hook"
-        self.headers: dict[str, str]
 
 
 @pytest.fixture
