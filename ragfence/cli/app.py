@@ -22,7 +22,9 @@ from ragfence.cli.indexes import build, builds, gc
 from ragfence.cli.ingest import ingest
 from ragfence.cli.keys import keys
 from ragfence.cli.maintenance import hydrate, journal, purge_expired
+from ragfence.cli.notify import notify
 from ragfence.cli.options import JSON_REQUESTED, StoreCommands
+from ragfence.cli.outbox import outbox
 from ragfence.cli.policy import policy
 from ragfence.cli.release import release
 from ragfence.cli.serve import serve
@@ -104,12 +106,13 @@ def root(
     pass
 
 
-DOCUMENTS, INDEXES, KEYS, STORES, SERVER = (
+DOCUMENTS, INDEXES, KEYS, STORES, SERVER, EVENTS = (
     "Documents",
     "Indexes and aliases",
     "Keys and decisions",
     "Stores",
     "Server",
+    "Events",
 )
 
 app.command("ingest", rich_help_panel=DOCUMENTS)(ingest)
@@ -138,6 +141,8 @@ app.command("hydrate", rich_help_panel=STORES)(hydrate)
 app.command("purge-expired", rich_help_panel=STORES)(purge_expired)
 app.add_typer(journal, name="journal", rich_help_panel=STORES)
 app.add_typer(policy, name="policy", rich_help_panel=STORES)
+app.add_typer(outbox, name="outbox", rich_help_panel=EVENTS)
+app.command("notify", rich_help_panel=EVENTS)(notify)
 app.command("serve", rich_help_panel=SERVER)(serve)
 app.add_typer(apikeys, name="apikeys", rich_help_panel=SERVER)
 app.add_typer(tenants, name="tenants", rich_help_panel=SERVER)

@@ -17,7 +17,7 @@ import time
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ragfence._extras import needs_extra
 from ragfence.core.decision_rows import DECISION_TEXT, Row, performed_twice
@@ -56,6 +56,10 @@ from ragfence.telemetry.events import (
     StoreOpened,
 )
 from ragfence.telemetry.gauges import Gauges
+from ragfence.telemetry.outbox_gauges import OutboxGauges, WatchedOutbox
+
+if TYPE_CHECKING:
+    from ragfence.outbox.relay import RelayReport
 
 with needs_extra("audit", "Observing with metrics"):
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
@@ -234,6 +238,9 @@ class Instruments:
             "retry_delay", "Time from the first call with a key to a repeated one", _LONG_S, "kind", "decision"
         )
         self.ttl = histogram("ttl", "Time for which sealed keys are kept", _LONG_S, "kind")
+        self.relayed = counter("outbox_relayed", "Outcomes of attempts to relay an event", "outbox", "outcome")
+        self.outboxes = OutboxGauges()
+        registry.register(self.outboxes)
         self.gauges = Gauges(self.tenant, self.kind, self.store, self._count_failure)
         registry.register(self.gauges)
 
@@ -284,6 +291,28 @@ class Metrics:
         """Counts a request of the HTTP API that was served."""
         instruments = self._instruments
         instruments.api_requests(instruments.tenant(tenant), instruments.api_key(api_key)).inc()
+
+    def watch_outbox(self, outbox: WatchedOutbox, name: str = "default") -> Callable[[RelayReport], None]:
+        """Exposes how many events of an outbox wait, and counts what a relay does.
+
+        Args:
+            outbox: Its status is read in the background.
+            name: The label. Up to 100 outboxes are told apart.
+
+        Returns:
+            What to pass to the relay as `on_round`.
+
+        >>> Relay(outbox, to=queue, on_round=Metrics().watch_outbox(outbox)).run()  # doctest: +SKIP
+        """
+        instruments = self._instruments
+        label = instruments.outboxes.watch(name, outbox)
+
+        def count(report: RelayReport) -> None:
+            for outcome, number in report._asdict().items():
+                if number:
+                    instruments.relayed(label, outcome).inc(number)
+
+        return count
 
     def handle(self, event: Event) -> None:
         match event:

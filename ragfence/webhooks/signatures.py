@@ -137,6 +137,16 @@ class StandardSignature:
         self._secrets = secret_bytes(decoded)
         self._tolerance_s = tolerance_s
 
+    def sign(self, event_id: str, timestamp_s: int, body: bytes) -> dict[str, str]:
+        """The headers of a delivery of one's own, signed with each secret, so that the receiver can rotate as well."""
+        signed = b"%b.%d.%b" % (event_id.encode(), timestamp_s, body)
+        made = (base64.b64encode(hmac.digest(secret, signed, "sha256")).decode() for secret in self._secrets)
+        return {
+            "webhook-id": event_id,
+            "webhook-timestamp": str(timestamp_s),
+            "webhook-signature": " ".join(f"v1,{signature}" for signature in made),
+        }
+
     def verify(self, delivery: Delivery, now_s: float) -> SignedDelivery:
         event_id = delivery.header("webhook-id")
         timestamp = delivery.header("webhook-timestamp")

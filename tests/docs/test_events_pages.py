@@ -40,7 +40,7 @@ def aws(moto_server: servers.S3Server, s3_env: None, monkeypatch: pytest.MonkeyP
         s3.delete_object(Bucket="handbook", Key="docs/old.md")
 
 
-@pytest.mark.parametrize("page", ["webhooks", "queues", "outbox"])
+@pytest.mark.parametrize("page", ["webhooks", "queues", "outbox", "notify"])
 def test_the_examples_of_a_page_run_in_their_order(page: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     if page == "queues":
         request.getfixturevalue("aws")
@@ -56,6 +56,7 @@ def test_the_examples_of_a_page_run_in_their_order(page: str, tmp_path: Path, re
     expected = {
         "webhooks": "1 200 new\n1 200 duplicate\n3 200 new\n2 200 stale\n",
         "queues": "charging order 7\n{'new': 1, 'duplicate': 2}\n",
+        "notify": "document.ingested a\n1\ndocument.retracted a\n1\n",
         "outbox": "orders {'id': 1}\nRelayReport(sent=1, failed=0, dead=0)\n",
     }
     assert said[0] == expected[page]

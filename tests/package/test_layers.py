@@ -40,6 +40,7 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
                 "fence",
                 "langchain",
                 "llamaindex",
+                "notify",
                 "ray",
                 "server",
                 "telemetry",

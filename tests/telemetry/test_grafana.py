@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 import ragfence
 from ragfence import Document, Operation, Policy
 from ragfence.errors import FencedOut, InFlight, Quarantined, StoreUnavailable
+from ragfence.outbox import Outbox, Relay
 from ragfence.stores.redis.store import RedisFences
 from ragfence.stores.sqlite import SqliteFences
 from ragfence.telemetry import Metrics
@@ -88,6 +89,10 @@ def exposed(tmp_path_factory, valkey_server):
             assert other.inspector.fences.renew([late.lease.ref]) == [False]
             metrics.count_refusal("invalid")
             metrics.count_request("grafana", "abcdefghij234567")
+            outbox = Outbox(f"sqlite:///{folder / 'app.db'}")
+            with outbox.engine.begin() as tx:
+                outbox.add(tx, topic="t", key="k", payload=1)
+            Relay(outbox, to=lambda row: None, on_round=metrics.watch_outbox(outbox, "shop")).run_once()
             families = list(registry.collect())
     return {sample.name: set(sample.labels) for family in families for sample in family.samples}
 
