@@ -22,6 +22,7 @@ from ragfence.core.document import Document
 from ragfence.core.policy import Policy
 from ragfence.core.receipts import Receipt
 from ragfence.documents.claims import GivenDocument, Retraction
+from ragfence.engine.gc_pause import gc_paused
 from ragfence.engine.refusals import is_outage
 from ragfence.errors import InFlight, Quarantined, RagfenceError, Stale, TransientError, ValidationError
 from ragfence.queues.loop import RETRY, Admit, MessageLoop, OnResult, Process, describe
@@ -127,8 +128,9 @@ class DocumentConsumer(MessageLoop):
             elif (given := self._given(message)) is not None:
                 route = message.route or f"queue:{self._transport.name}"
                 by_caller.setdefault((message.tenant, route), []).append((message, given))
-        for (_, route), entries in by_caller.items():
-            self._ingest(entries, route)
+        with gc_paused():
+            for (_, route), entries in by_caller.items():
+                self._ingest(entries, route)
 
     def _given(self, message: Message) -> GivenDocument | None:
         """The document of a message; None if it cannot be one, which is settled here."""
