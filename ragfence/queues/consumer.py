@@ -75,7 +75,8 @@ class Consumer(MessageLoop):
         fence: Where keys are claimed; or a function that returns the fence of a message's tenant.
         handle: Called with a message, at most once per key. What it returns is kept in the receipt, as JSON. May be
             async: then it runs in the event loop of `arun`, or in one of its own.
-        key: The key of a message: a source_id, (source_id, revision), or an `Operation`.
+        key: The key of a message: a source_id, (source_id, revision), or an `Operation`. By default, the key that the
+            sender gave it (`dedupe_key`), or else its `event_id`.
         sequence: An integer that orders the messages of a source; an older one is `stale`, and not handled.
         payload: What is compared between messages of the same key; the body, unless given.
         kind: The kind of operation, unless `key` returns an `Operation`.
@@ -98,7 +99,9 @@ class Consumer(MessageLoop):
         transport: Transport,
         handle: Handle,
         *,
-        key: Callable[[Message], str | tuple[str, str] | Operation],
+        key: Callable[[Message], str | tuple[str, str] | Operation] = lambda message: (
+            message.dedupe_key or message.event_id
+        ),
         sequence: Callable[[Message], int] | None = None,
         payload: Callable[[Message], Any] = lambda message: message.body,
         kind: str = KIND,

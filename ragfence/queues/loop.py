@@ -126,15 +126,20 @@ class MessageLoop:
         if self._one_fence is not None:
             self._check_visibility(self._one_fence)
 
-    def run(self) -> None:
+    def run(self, *, until_empty: bool = False, limit: int | None = None) -> None:
         """Consumes until `stop()` is called, or until SIGTERM or SIGINT if this is the main thread.
 
         Then nothing more is received; what is being handled is finished, and the rest is given back.
+
+        Args:
+            until_empty: Ends as soon as no message arrived within `wait_s`. Messages that wait for their next attempt
+                are left to a later run.
+            limit: Ends after so many messages were received.
         """
         with self._signals():
-            self._run()
+            self._run(until_empty, limit)
 
-    async def arun(self) -> None:
+    async def arun(self, *, until_empty: bool = False, limit: int | None = None) -> None:
         """Like `run`, inside of an event loop: async handlers run in it. Signals are left to the program.
 
         If the task is cancelled, what is being handled is finished and the rest is given back first.
@@ -143,7 +148,7 @@ class MessageLoop:
         """
         self._event_loop = loop = asyncio.get_running_loop()
         pool = ThreadPoolExecutor(1, "ragfence-consume")
-        work = loop.run_in_executor(pool, self._run)
+        work = loop.run_in_executor(pool, self._run, until_empty, limit)
         try:
             await asyncio.shield(work)
         except asyncio.CancelledError:
@@ -165,26 +170,29 @@ class MessageLoop:
         """Ends `run` as soon as what is being handled is finished. May be called from any thread."""
         self._stopping.set()
 
-    @contextlib.contextmanager
-    def _processing(self) -> Iterator[Process]:
+    def _processing(self) -> contextlib.AbstractContextManager[Process]:
         """Yields what handles a batch of messages, and settles each of them."""
         raise NotImplementedError
-        yield
 
-    def _run(self) -> None:
+    def _run(self, until_empty: bool, limit: int | None) -> None:
         self._notify_all(QueueStarted(self._transport))
         try:
             with self._heartbeat(), self._processing() as process:
-                failures = 0
-                while not self._stopping.is_set():
+                failures, left = 0, limit
+                while not self._stopping.is_set() and left != 0:
                     try:
-                        messages = self._transport.receive(self._batch, self._wait_s)
+                        batch = self._batch if left is None else min(self._batch, left)
+                        messages = self._transport.receive(batch, self._wait_s)
                         failures = 0
                     except TransportUnavailable as error:
                         failures += 1
                         _log.warning("%s cannot be read: %s", self._transport.url, error.message)
                         self._stopping.wait(self._retry.pause_s(failures, None, self._dice))
                         continue
+                    if until_empty and not messages:
+                        return
+                    if left is not None:
+                        left -= len(messages)
                     self._consume(messages, process)
                     if self._outages:
                         self._stopping.wait(self._retry.pause_s(self._outages, None, self._dice))
