@@ -24,6 +24,7 @@ from ragfence.cli.keys import keys
 from ragfence.cli.maintenance import hydrate, journal, purge_expired
 from ragfence.cli.options import JSON_REQUESTED, StoreCommands
 from ragfence.cli.policy import policy
+from ragfence.cli.queues import consume, enqueue, queue
 from ragfence.cli.release import release
 from ragfence.cli.serve import serve
 from ragfence.cli.status import status
@@ -104,10 +105,11 @@ def root(
     pass
 
 
-DOCUMENTS, INDEXES, KEYS, STORES, SERVER = (
+DOCUMENTS, INDEXES, KEYS, QUEUES, STORES, SERVER = (
     "Documents",
     "Indexes and aliases",
     "Keys and decisions",
+    "Queues",
     "Stores",
     "Server",
 )
@@ -133,6 +135,9 @@ app.command("release", rich_help_panel=KEYS)(release)
 app.command("decisions", rich_help_panel=KEYS)(decisions)
 app.add_typer(audit, name="audit", rich_help_panel=KEYS)
 app.command("drain", rich_help_panel=KEYS)(drain)
+app.command("consume", rich_help_panel=QUEUES)(consume)
+app.command("enqueue", rich_help_panel=QUEUES)(enqueue)
+app.add_typer(queue, name="queue", rich_help_panel=QUEUES)
 app.command("doctor", rich_help_panel=STORES)(doctor)
 app.command("hydrate", rich_help_panel=STORES)(hydrate)
 app.command("purge-expired", rich_help_panel=STORES)(purge_expired)
