@@ -38,6 +38,7 @@ from ragfence.core.layout import FENCED_OUT, HEALED, RELEASE_POSITION, RowKind
 from ragfence.core.receipts import Decision
 from ragfence.core.records import decode_record
 from ragfence.errors import RagfenceError
+from ragfence.queues.loop import MessagesSettled, QueueStarted, QueueStopped
 from ragfence.telemetry.events import (
     CallFailed,
     CallFinished,
@@ -55,6 +56,7 @@ from ragfence.telemetry.events import (
     StoreOpened,
 )
 from ragfence.telemetry.gauges import Gauges
+from ragfence.telemetry.queue_metrics import QueueMetrics
 
 with needs_extra("audit", "Observing with metrics"):
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
@@ -235,6 +237,7 @@ class Instruments:
         self.ttl = histogram("ttl", "Time for which sealed keys are kept", _LONG_S, "kind")
         self.gauges = Gauges(self.tenant, self.kind, self.store, self._count_failure)
         registry.register(self.gauges)
+        self.queues = QueueMetrics(registry, BoundedLabels(100))
 
     def _count_failure(self, store: str, error: Exception) -> None:
         """Counts a scrape that could not read the store."""
@@ -323,6 +326,12 @@ class Metrics:
                 self._instruments.gauges.add_store(store)
             case StoreClosing(store):
                 self._instruments.gauges.remove_store(store)
+            case MessagesSettled():
+                self._instruments.queues.count(event)
+            case QueueStarted(transport):
+                self._instruments.queues.add(transport)
+            case QueueStopped(transport):
+                self._instruments.queues.remove(transport)
 
     def _count_call(self, call: StoreCall) -> None:
         self._instruments.calls(self._instruments.store(call.store), call.method).inc()
