@@ -170,6 +170,11 @@ class MessageLoop:
         """Ends `run` as soon as what is being handled is finished. May be called from any thread."""
         self._stopping.set()
 
+    @property
+    def stopped(self) -> bool:
+        """Whether `stop` was called, or a signal ended the run."""
+        return self._stopping.is_set()
+
     def _processing(self) -> contextlib.AbstractContextManager[Process]:
         """Yields what handles a batch of messages, and settles each of them."""
         raise NotImplementedError
