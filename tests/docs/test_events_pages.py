@@ -29,5 +29,8 @@ def test_the_examples_of_a_page_run_in_their_order(page: str, tmp_path: Path) ->
         "outbox": "orders {'id': 1}\nRelayReport(sent=1, failed=0, dead=0)\n",
     }
     assert said[0] == expected[page]
+    if page == "queues":
+        assert said[1] == "{'dead': 1, 'new': 3, 'stale': 1}\n['VALIDATION.body: /text: Field required']\n"
+        assert said[2:4] == ["{'throttled': 2, 'new': 3}\n", "1\n"]
     if page == "outbox":
         assert said[1] == "applied once\n"
