@@ -64,7 +64,12 @@ def test_documents_are_ingested_once_and_all_of_them_acknowledged_in_one_call(
 ) -> None:
     calls: list[int] = []
     ack = queue.ack
-    monkeypatch.setattr(queue, "ack", lambda messages: calls.append(len(messages)) or ack(messages))
+
+    def counted(messages: Sequence[Message]) -> list[bool]:
+        calls.append(len(messages))
+        return ack(messages)
+
+    monkeypatch.setattr(queue, "ack", counted)
     queue.send([document(str(number)) for number in range(20)] * 2)
     consumer = drain(fence, queue)
     assert consumer.counts == {"new": 20, "duplicate": 20}
@@ -78,7 +83,12 @@ def test_nothing_is_acknowledged_before_it_is_sealed(
 ) -> None:
     order: list[str] = []
     ack, ingest = queue.ack, fence.documents.ingest_each
-    monkeypatch.setattr(queue, "ack", lambda messages: order.append("ack") or ack(messages))
+
+    def acknowledge(messages: Sequence[Message]) -> list[bool]:
+        order.append("ack")
+        return ack(messages)
+
+    monkeypatch.setattr(queue, "ack", acknowledge)
 
     def ingest_each(given: Sequence[Any], **options: Any) -> Any:
         outcomes = ingest(given, **options)

@@ -101,6 +101,7 @@ def test_a_log_line_and_a_span_have_all_that_a_message_says_of_itself(
     DocumentConsumer(fence, queue, retry=AT_ONCE).run_once(1.0)
     (line,) = lines.of("message_settled")
     (span,) = [span for span in exporter.get_finished_spans() if span.name == "ragfence.message"]
+    assert span.attributes is not None
     for name in OF_MESSAGE:
         assert line[name] == getattr(FULL, name), name
         assert span.attributes[f"ragfence.{name}"] == getattr(FULL, name), name
