@@ -26,6 +26,7 @@ from ragfence.cli.notify import notify
 from ragfence.cli.options import JSON_REQUESTED, StoreCommands
 from ragfence.cli.outbox import outbox
 from ragfence.cli.policy import policy
+from ragfence.cli.queues import consume, enqueue, queue
 from ragfence.cli.release import release
 from ragfence.cli.serve import serve
 from ragfence.cli.status import status
@@ -106,13 +107,13 @@ def root(
     pass
 
 
-DOCUMENTS, INDEXES, KEYS, STORES, SERVER, EVENTS = (
+DOCUMENTS, INDEXES, KEYS, EVENTS, STORES, SERVER = (
     "Documents",
     "Indexes and aliases",
     "Keys and decisions",
+    "Events",
     "Stores",
     "Server",
-    "Events",
 )
 
 app.command("ingest", rich_help_panel=DOCUMENTS)(ingest)
@@ -136,6 +137,9 @@ app.command("release", rich_help_panel=KEYS)(release)
 app.command("decisions", rich_help_panel=KEYS)(decisions)
 app.add_typer(audit, name="audit", rich_help_panel=KEYS)
 app.command("drain", rich_help_panel=KEYS)(drain)
+app.command("consume", rich_help_panel=EVENTS)(consume)
+app.command("enqueue", rich_help_panel=EVENTS)(enqueue)
+app.add_typer(queue, name="queue", rich_help_panel=EVENTS)
 app.command("doctor", rich_help_panel=STORES)(doctor)
 app.command("hydrate", rich_help_panel=STORES)(hydrate)
 app.command("purge-expired", rich_help_panel=STORES)(purge_expired)

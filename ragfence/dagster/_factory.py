@@ -26,6 +26,12 @@ def make_asset(
     return made
 
 
+def asset_key(name: str, asset: Mapping[str, Any]) -> dg.AssetKey:
+    """The key of an asset that is given no key of its own."""
+    prefix = asset.get("key_prefix") or []
+    return dg.AssetKey([*([prefix] if isinstance(prefix, str) else prefix), name])
+
+
 def progress_logger(context: dg.AssetExecutionContext, what: str) -> Callable[[int], None]:
     """Returns a function that logs the count it is called with, at most once in `EVERY_S` seconds."""
     logged_at = time.monotonic()

@@ -39,6 +39,7 @@ from ragfence.core.layout import FENCED_OUT, HEALED, RELEASE_POSITION, RowKind
 from ragfence.core.receipts import Decision
 from ragfence.core.records import decode_record
 from ragfence.errors import RagfenceError
+from ragfence.queues.loop import MessagesSettled, QueueStarted, QueueStopped
 from ragfence.telemetry.events import (
     CallFailed,
     CallFinished,
@@ -60,6 +61,7 @@ from ragfence.telemetry.outbox_gauges import OutboxGauges, WatchedOutbox
 
 if TYPE_CHECKING:
     from ragfence.outbox.relay import RelayReport
+from ragfence.telemetry.queue_metrics import QueueMetrics
 
 with needs_extra("audit", "Observing with metrics"):
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
@@ -243,6 +245,7 @@ class Instruments:
         registry.register(self.outboxes)
         self.gauges = Gauges(self.tenant, self.kind, self.store, self._count_failure)
         registry.register(self.gauges)
+        self.queues = QueueMetrics(registry, BoundedLabels(100))
 
     def _count_failure(self, store: str, error: Exception) -> None:
         """Counts a scrape that could not read the store."""
@@ -353,6 +356,12 @@ class Metrics:
                 self._instruments.gauges.add_store(store)
             case StoreClosing(store):
                 self._instruments.gauges.remove_store(store)
+            case MessagesSettled():
+                self._instruments.queues.count(event)
+            case QueueStarted(transport):
+                self._instruments.queues.add(transport)
+            case QueueStopped(transport):
+                self._instruments.queues.remove(transport)
 
     def _count_call(self, call: StoreCall) -> None:
         self._instruments.calls(self._instruments.store(call.store), call.method).inc()

@@ -26,6 +26,12 @@ class TestSqlite(TransportContract):
         yield queue
         queue.close()
 
+    @pytest.fixture
+    def small_transport(self, tmp_path: Path) -> Iterator[SqlTransport]:
+        queue = SqlTransport(f"sqlite:///{tmp_path / 'small.db'}", high_water=3)
+        yield queue
+        queue.close()
+
 
 @pytest.fixture(scope="session")
 def database() -> Iterator[str]:
@@ -43,6 +49,12 @@ class TestPostgres(TransportContract):
             tx.execute(sa.text("DELETE FROM ragfence_messages"))
         queue.close()
 
+    @pytest.fixture
+    def small_transport(self, database: str, request: pytest.FixtureRequest) -> Iterator[SqlTransport]:
+        queue = SqlTransport(database, request.node.name[:120], high_water=3)
+        yield queue
+        queue.close()
+
 
 class OnRedis(TransportContract):
     @pytest.fixture
@@ -52,6 +64,12 @@ class OnRedis(TransportContract):
     @pytest.fixture
     def transport(self, url: str) -> Iterator[RedisStreamTransport]:
         queue = RedisStreamTransport(url, uuid.uuid4().hex, visibility_s=self.VISIBILITY_S)
+        yield queue
+        queue.close()
+
+    @pytest.fixture
+    def small_transport(self, url: str) -> Iterator[RedisStreamTransport]:
+        queue = RedisStreamTransport(url, uuid.uuid4().hex, high_water=3)
         yield queue
         queue.close()
 

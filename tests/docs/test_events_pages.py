@@ -63,5 +63,7 @@ def test_the_examples_of_a_page_run_in_their_order(page: str, tmp_path: Path, re
     if page == "queues":
         assert "charging order 8 from SQS\n" in said
         assert "leave.md s3://handbook/docs/leave.md\n" in said
+        assert said[1] == "{'dead': 1, 'new': 3, 'stale': 1}\n['VALIDATION.body: /text: Field required']\n"
+        assert said[2:4] == ["{'throttled': 2, 'new': 3}\n", "1\n"]
     if page == "outbox":
         assert said[1] == "applied once\n"

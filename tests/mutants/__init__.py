@@ -2,8 +2,8 @@
 
 Each mutant changes one rule in a copy of the package and runs the tests that should notice. A mutant that survives is
 a rule that no test holds. The entries are in one module per package of ragfence: `core`, `stores`, `redis`, `engine`,
-`documents`, `indexes`, `queues`, `outbox` (with `notify`), `server` and `surfaces`; those of locks, which go through all
-of them, are in `locks`. `python -m tests.mutants [word ...]` runs those whose name contains one of the words.
+`documents`, `indexes`, `queues`, `outbox` (with `notify`), `server` and `surfaces`; those of locks are in
+`locks`. `python -m tests.mutants [word ...]` runs those whose name contains one of the words.
 """
 
 from tests.mutants import core, documents, engine, indexes, locks, outbox, queues, redis, server, stores, surfaces

@@ -14,6 +14,9 @@ import ragfence
 from ragfence import Document, Operation, Policy
 from ragfence.errors import FencedOut, InFlight, Quarantined, StoreUnavailable
 from ragfence.outbox import Outbox, Relay
+from ragfence.queues import DocumentConsumer, Envelope
+from ragfence.queues.loop import QueueStarted
+from ragfence.queues.sql import SqlTransport
 from ragfence.stores.redis.store import RedisFences
 from ragfence.stores.sqlite import SqliteFences
 from ragfence.telemetry import Metrics
@@ -78,6 +81,10 @@ def exposed(tmp_path_factory, valkey_server):
             perform("c")
         fence.documents.ingest_many([Document("d", "text"), Document("", "refused")])
         fence.documents.ingest_many([Document("d", "text")])
+        queue = SqlTransport(f"sqlite:///{folder / 'queue.db'}", "docs")
+        queue.send([Envelope(body={"doc_id": "e", "text": "text"}), Envelope(body="refused")])
+        DocumentConsumer(fence, queue).run_once(1.0)
+        metrics.handle(QueueStarted(queue))
         brief = Policy(lease={"ttl_s": 0.2})
         store = RedisFences(valkey_server.url, "grafana", solo=True)
         with ragfence.open(store, tenant="grafana", policy=brief, observe=metrics) as other:
