@@ -15,6 +15,7 @@ from urllib.parse import parse_qs
 from ragfence.core.canonical import canonical_payload, parse_json
 from ragfence.core.hashing import digest
 from ragfence.core.operations import Operation
+from ragfence.core.webhook_format import PayloadPath
 from ragfence.errors import RagfenceError, ValidationError, WebhookUnverified
 from ragfence.webhooks.signatures import (
     Delivery,
@@ -238,9 +239,12 @@ def fallback_id(verified: SignedDelivery, payload: Any) -> str:
 
 
 def text_at(value: Any, path: str) -> str:
-    """The text or integer at a path of names, such as `page.id`; empty if there is none."""
-    for name in path.split("."):
-        value = value.get(name) if isinstance(value, Mapping) else None
+    """The text or integer at a path, such as `page.id` or `$.items[0].id`; empty if there is none."""
+    if path.startswith("$"):
+        value = PayloadPath.parse(path).find(value)
+    else:
+        for name in path.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
     if isinstance(value, bool) or not isinstance(value, str | int):
         return ""
     return str(value)
