@@ -28,6 +28,7 @@ from ragfence.cli.release import release
 from ragfence.cli.serve import serve
 from ragfence.cli.status import status
 from ragfence.cli.tenants import tenants
+from ragfence.cli.webhooks import inbox, webhooks
 from ragfence.core.urls import looks_like_url, show_url
 from ragfence.errors import RagfenceError
 
@@ -133,11 +134,13 @@ app.command("release", rich_help_panel=KEYS)(release)
 app.command("decisions", rich_help_panel=KEYS)(decisions)
 app.add_typer(audit, name="audit", rich_help_panel=KEYS)
 app.command("drain", rich_help_panel=KEYS)(drain)
+app.command("inbox", rich_help_panel=KEYS)(inbox)
 app.command("doctor", rich_help_panel=STORES)(doctor)
 app.command("hydrate", rich_help_panel=STORES)(hydrate)
 app.command("purge-expired", rich_help_panel=STORES)(purge_expired)
 app.add_typer(journal, name="journal", rich_help_panel=STORES)
 app.add_typer(policy, name="policy", rich_help_panel=STORES)
 app.command("serve", rich_help_panel=SERVER)(serve)
+app.add_typer(webhooks, name="webhooks", rich_help_panel=SERVER)
 app.add_typer(apikeys, name="apikeys", rich_help_panel=SERVER)
 app.add_typer(tenants, name="tenants", rich_help_panel=SERVER)

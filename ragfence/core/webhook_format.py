@@ -168,11 +168,11 @@ def check_signed_format(signed: str, *, id_header: str, timestamp_header: str) -
     """Raises `PolicyError` for a `signed` that covers no body, or a header that is not there."""
     if "{body}" not in signed or ("{timestamp}" in signed) != bool(timestamp_header):
         raise PolicyError(
-            "signed= must contain {body}, and {timestamp} if and only if there is a timestamp_header",
-            hint='for example signed="{timestamp}.{body}"',
+            "`signed` must contain {body}, and {timestamp} if and only if there is a timestamp_header",
+            hint="for example {timestamp}.{body}",
         )
     if "{id}" in signed and not id_header:
-        raise PolicyError("signed= contains {id}, and there is no id_header")
+        raise PolicyError("`signed` contains {id}, and there is no id_header")
 
 
 def _is_equal(value: Any, constant: Any) -> bool:
