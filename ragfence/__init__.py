@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from ragfence.core.key_strategies import by_fields as by_fields
     from ragfence.core.key_strategies import by_id as by_id
     from ragfence.core.key_strategies import by_id_and_fields as by_id_and_fields
+    from ragfence.core.key_strategies import by_payment_confirmation as by_payment_confirmation
+    from ragfence.core.key_strategies import by_payment_request as by_payment_request
     from ragfence.core.operations import Operation as Operation
     from ragfence.core.policy import Policy as Policy
     from ragfence.core.receipts import Decision as Decision
@@ -37,6 +39,8 @@ _WHERE = {
     "by_fields": "ragfence.core.key_strategies",
     "by_id": "ragfence.core.key_strategies",
     "by_id_and_fields": "ragfence.core.key_strategies",
+    "by_payment_confirmation": "ragfence.core.key_strategies",
+    "by_payment_request": "ragfence.core.key_strategies",
     "current_lease": "ragfence.engine.leases",
     "open": "ragfence._open",
 }
@@ -55,6 +59,8 @@ __all__ = [
     "by_fields",
     "by_id",
     "by_id_and_fields",
+    "by_payment_confirmation",
+    "by_payment_request",
     "current_lease",
     "errors",
     "open",
