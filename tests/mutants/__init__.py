@@ -2,11 +2,11 @@
 
 Each mutant changes one rule in a copy of the package and runs the tests that should notice. A mutant that survives is
 a rule that no test holds. The entries are in one module per package of ragfence: `core`, `stores`, `redis`, `engine`,
-`documents`, `indexes`, `queues`, `server` and `surfaces`. `python -m tests.mutants [word ...]` runs those whose name
-contains one of the words.
+`documents`, `indexes`, `queues`, `webhooks`, `server` and `surfaces`. `python -m tests.mutants [word ...]` runs those
+whose name contains one of the words.
 """
 
-from tests.mutants import core, documents, engine, indexes, queues, redis, server, stores, surfaces
+from tests.mutants import core, documents, engine, indexes, queues, redis, server, stores, surfaces, webhooks
 
 MUTANTS = [
     *core.MUTANTS,
@@ -16,6 +16,7 @@ MUTANTS = [
     *documents.MUTANTS,
     *indexes.MUTANTS,
     *queues.MUTANTS,
+    *webhooks.MUTANTS,
     *server.MUTANTS,
     *surfaces.MUTANTS,
 ]
