@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from ragfence.core.key_strategies import by_fields as by_fields
     from ragfence.core.key_strategies import by_id as by_id
     from ragfence.core.key_strategies import by_id_and_fields as by_id_and_fields
+    from ragfence.core.key_strategies import by_payment_confirmation as by_payment_confirmation
+    from ragfence.core.key_strategies import by_payment_request as by_payment_request
     from ragfence.core.key_strategies import compare_keys as compare_keys
     from ragfence.core.operations import Operation as Operation
     from ragfence.core.policy import Policy as Policy
@@ -39,6 +41,8 @@ _WHERE = {
     "by_id": "ragfence.core.key_strategies",
     "by_id_and_fields": "ragfence.core.key_strategies",
     "compare_keys": "ragfence.core.key_strategies",
+    "by_payment_confirmation": "ragfence.core.key_strategies",
+    "by_payment_request": "ragfence.core.key_strategies",
     "current_lease": "ragfence.engine.leases",
     "open": "ragfence._open",
 }
@@ -57,6 +61,8 @@ __all__ = [
     "by_fields",
     "by_id",
     "by_id_and_fields",
+    "by_payment_confirmation",
+    "by_payment_request",
     "compare_keys",
     "current_lease",
     "errors",

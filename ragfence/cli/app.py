@@ -31,6 +31,7 @@ from ragfence.cli.release import release
 from ragfence.cli.serve import serve
 from ragfence.cli.status import status
 from ragfence.cli.tenants import tenants
+from ragfence.cli.webhooks import inbox, webhooks
 from ragfence.core.urls import looks_like_url, show_url
 from ragfence.errors import RagfenceError
 
@@ -140,6 +141,7 @@ app.command("drain", rich_help_panel=KEYS)(drain)
 app.command("consume", rich_help_panel=EVENTS)(consume)
 app.command("enqueue", rich_help_panel=EVENTS)(enqueue)
 app.add_typer(queue, name="queue", rich_help_panel=EVENTS)
+app.command("inbox", rich_help_panel=EVENTS)(inbox)
 app.command("doctor", rich_help_panel=STORES)(doctor)
 app.command("hydrate", rich_help_panel=STORES)(hydrate)
 app.command("purge-expired", rich_help_panel=STORES)(purge_expired)
@@ -148,5 +150,6 @@ app.add_typer(policy, name="policy", rich_help_panel=STORES)
 app.add_typer(outbox, name="outbox", rich_help_panel=EVENTS)
 app.command("notify", rich_help_panel=EVENTS)(notify)
 app.command("serve", rich_help_panel=SERVER)(serve)
+app.add_typer(webhooks, name="webhooks", rich_help_panel=EVENTS)
 app.add_typer(apikeys, name="apikeys", rich_help_panel=SERVER)
 app.add_typer(tenants, name="tenants", rich_help_panel=SERVER)

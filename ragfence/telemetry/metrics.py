@@ -172,6 +172,7 @@ M = TypeVar("M", Counter, Histogram)
 MAX_TENANTS = 100
 MAX_API_KEYS = 500
 """of all tenants together; every further key is `other`"""
+MAX_WEBHOOKS = 200
 DOCUMENT = "document"
 
 _CALL_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -227,6 +228,10 @@ class Instruments:
         self.errors = counter("store_errors", "Calls to the fence store that failed", "store", "method", "error")
         self.refused_credentials = counter(
             "auth_failures", "Requests refused for their credentials or a missing scope", "reason"
+        )
+        self.webhook = BoundedLabels(MAX_WEBHOOKS)
+        self.webhook_events = counter(
+            "webhook_events", "Events of verified deliveries, by what became of them", "tenant", "webhook", "result"
         )
         self.api_key = BoundedLabels(MAX_API_KEYS)
         self.api_requests = counter("api_key_requests", "Requests served, by API key", "tenant", "api_key")
@@ -316,6 +321,11 @@ class Metrics:
                     instruments.relayed(label, outcome).inc(number)
 
         return count
+
+    def count_webhook(self, tenant: str, webhook: str, result: str) -> None:
+        """Counts an event of a webhook that was received over HTTP: new, duplicate, stale, accepted (inbox), ..."""
+        instruments = self._instruments
+        instruments.webhook_events(instruments.tenant(tenant), instruments.webhook(webhook), result).inc()
 
     def handle(self, event: Event) -> None:
         match event:

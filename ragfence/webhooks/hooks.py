@@ -15,14 +15,15 @@ from __future__ import annotations
 import inspect
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from ragfence._extras import needs_extra
 from ragfence.core.operations import Operation
 from ragfence.core.receipts import Decision, Receipt
+from ragfence.core.webhook_format import MISSING, PayloadPath
 from ragfence.engine.aio import run_blocking
 from ragfence.engine.claim_block import ClaimBlock, is_final
 from ragfence.errors import (
@@ -54,6 +55,12 @@ _log = logging.getLogger("ragfence.webhooks")
 Handle = TypeVar("Handle", bound=Callable[..., Any])
 
 
+class RunInThread(Protocol):
+    """Calls a blocking function in a thread. A server passes one that bounds the threads of each tenant."""
+
+    def __call__(self, call: Callable[..., Any], /, *args: Any) -> Awaitable[Any]: ...
+
+
 class WebhookReply(NamedTuple):
     """What the provider is answered."""
 
@@ -71,6 +78,11 @@ class EventHandler:
     type: str
     object_id: Callable[[WebhookEvent], Any] | None
     sequence: Callable[[WebhookEvent], Any] | None
+    payload: Callable[[WebhookEvent], Any] | None = None
+
+    def compared(self, event: WebhookEvent) -> Any:
+        """What deliveries of one event must share, and what of them may be stored."""
+        return event.payload if self.payload is None else self.payload(event)
 
     @property
     def is_async(self) -> bool:
@@ -118,6 +130,14 @@ class EventResult:
         return said
 
 
+class Dispatch(NamedTuple):
+    """The reply to a verified delivery, and what came of each of its events."""
+
+    reply: WebhookReply
+    results: tuple[EventResult, ...]
+    """empty with an inbox, whose consumer handles the events"""
+
+
 class Webhooks:
     """Receives the webhooks of several providers.
 
@@ -126,6 +146,7 @@ class Webhooks:
         providers: By the name that stands in the address: `/webhooks/<name>`.
         inbox: A queue that takes the events; a consumer handles them. Without one they are handled in the request.
         max_body_bytes: A longer body is refused before it is verified.
+        run: Calls blocking functions in a thread.
 
     >>> hooks = Webhooks(fence, {"cms": StandardWebhooks("whsec_...")})  # doctest: +SKIP
     >>> @hooks.on("cms", "page.updated", object_id="page.id", sequence="page.version")  # doctest: +SKIP
@@ -141,12 +162,14 @@ class Webhooks:
         inbox: Transport | None = None,
         max_body_bytes: int = MAX_BODY_BYTES,
         clock: Callable[[], float] = time.time,
+        run: RunInThread = run_blocking,
     ) -> None:
         self._fence = fence
         self._providers = dict(providers)
         self._inbox = inbox
         self.max_body_bytes = max_body_bytes
         self._clock = clock
+        self._run = run
         self._handlers: list[EventHandler] = []
 
     def on(
@@ -156,6 +179,7 @@ class Webhooks:
         *,
         object_id: str | Callable[[WebhookEvent], Any] | None = None,
         sequence: str | Callable[[WebhookEvent], Any] | None = None,
+        payload: Callable[[WebhookEvent], Any] | None = None,
     ) -> Callable[[Handle], Handle]:
         """Registers a handler, sync or async, for the events of a provider. The first that matches is called.
 
@@ -163,6 +187,8 @@ class Webhooks:
             type: The type of event; `*` and `?` match as in the shell.
             object_id: The object that the event is about: a path in the payload, or a function of the event.
             sequence: An integer that orders the events of an object. An older event is `stale`, and not handled.
+            payload: What of an event is compared with its other deliveries, and may be stored for the diff of a
+                conflict, if not all of it. A `ValidationError` of it refuses the event (422) before it is claimed.
         """
         if provider not in self._providers:
             known = ", ".join(sorted(self._providers)) or "none"
@@ -171,7 +197,7 @@ class Webhooks:
             raise PolicyError("object_id= and sequence= go together: a sequence orders the events of one object")
 
         def register(function: Handle) -> Handle:
-            handler = EventHandler(function, provider, type, _reader(object_id), _reader(sequence))
+            handler = EventHandler(function, provider, type, _reader(object_id), _reader(sequence), payload)
             self._handlers.append(handler)
             return function
 
@@ -238,7 +264,7 @@ class Webhooks:
             queue,
             lambda message: self.apply(event_of(message)),
             key=lambda message: event_of(message).operation,
-            payload=lambda message: event_of(message).payload,
+            payload=lambda message: self.compared(event_of(message)),
             kind=KIND,
             **options,
         )
@@ -257,9 +283,15 @@ class Webhooks:
             return WebhookReply(400, _problem(error))
         if events is None:
             return _unknown_provider(name)
+        return (await self.dispatch(name, events, correlation_id=correlation_id)).reply
+
+    async def dispatch(self, name: str, events: list[WebhookEvent], *, correlation_id: str = "") -> Dispatch:
+        """Handles the events of a verified delivery, or puts them into the inbox."""
         if self._inbox is not None:
-            return await run_blocking(self._enqueue, self._inbox, name, events)
-        return _reply([await self._handle(event, correlation_id) for event in events])
+            reply: WebhookReply = await self._run(self._enqueue, self._inbox, name, events)
+            return Dispatch(reply, ())
+        results = [await self._handle(event, correlation_id) for event in events]
+        return Dispatch(_reply(results), tuple(results))
 
     def read(self, name: str, headers: Iterable[tuple[str, str]], body: bytes) -> list[WebhookEvent] | None:
         """The events of a delivery. None: no provider has this name.
@@ -299,6 +331,11 @@ class Webhooks:
                 return result
         return _ordered(claim)
 
+    def compared(self, event: WebhookEvent) -> Any:
+        """What the deliveries of an event must share."""
+        handler = self.handler_of(event)
+        return event.payload if handler is None else handler.compared(event)
+
     def handler_of(self, event: WebhookEvent) -> EventHandler | None:
         for handler in self._handlers:
             if handler.provider == event.provider and fnmatchcase(event.type, handler.type):
@@ -309,7 +346,7 @@ class Webhooks:
         """The claim of an event, by its id."""
         return self._fence.claim(
             event.operation,
-            payload=event.payload,
+            payload=self.compared(event),
             wait_s=0,
             verdict=True,
             event_id=event.event_id,
@@ -322,13 +359,14 @@ class Webhooks:
         if handler is None:
             return EventResult(event, 200, "ignored")
         try:
-            async with self.claim(event, correlation_id) as claim:
+            claim = await self._run(self.claim, event, correlation_id)
+            async with claim:
                 if claim.is_new:
                     if handler.is_async:
                         result = await self._apply_async(handler, event)
                     else:
-                        result = await run_blocking(self.apply, event)
-                    await run_blocking(seal, claim, result)
+                        result = await self._run(self.apply, event)
+                    await self._run(seal, claim, result)
         except FencedOut as lost:
             if lost.receipt is None:
                 return EventResult(event, 503, "in_flight", error=lost)
@@ -349,7 +387,7 @@ class Webhooks:
         async with self._order(order, event) as claim:
             if claim.is_new:
                 result = storable(await handler.function(event))
-                await run_blocking(seal, claim, result)
+                await self._run(seal, claim, result)
                 return result
         return _ordered(claim)
 
@@ -360,6 +398,12 @@ class Webhooks:
         return self._fence.claim(order, payload=event.payload, wait_s=0, verdict=True, event_id=event.event_id)
 
     def _enqueue(self, inbox: Transport, name: str, events: list[WebhookEvent]) -> WebhookReply:
+        handled = [event for event in events if self.handler_of(event) is not None]
+        try:
+            for event in handled:
+                self.compared(event)  # what can never be handled is refused now, and not accepted and then given up
+        except ValidationError as error:
+            return WebhookReply(422, _problem(error))
         envelopes = [
             Envelope(
                 body={"provider": event.provider, "id": event.event_id, "type": event.type, "payload": event.payload},
@@ -368,11 +412,12 @@ class Webhooks:
                 tenant=self._fence.tenant,
                 route=f"webhooks/{name}",
             )
-            for event in events
-            if self.handler_of(event) is not None
+            for event in handled
         ]
         try:
             inbox.send(envelopes)
+        except ValidationError as error:  # longer than a message may be: sending it again would not help
+            return WebhookReply(413, _problem(error))
         except RagfenceError as error:
             return WebhookReply(503, _problem(error), {"retry-after": str(RETRY_AFTER_S)})
         return WebhookReply(202, {"accepted": len(envelopes)})
@@ -446,7 +491,17 @@ def _unknown_provider(name: str) -> WebhookReply:
 def _reader(path: str | Callable[[WebhookEvent], Any] | None) -> Callable[[WebhookEvent], Any] | None:
     if not isinstance(path, str):
         return path
-    names = path.removeprefix("$.").split(".")
+    if path.startswith("$"):
+        place = PayloadPath.parse(path)
+
+        def find(event: WebhookEvent) -> Any:
+            value = place.find(event.payload)
+            if value is MISSING:
+                raise LookupError(place.text)
+            return value
+
+        return find
+    names = path.split(".")
 
     def read(event: WebhookEvent) -> Any:
         value = event.payload

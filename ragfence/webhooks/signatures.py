@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, Protocol
 
+from ragfence.core.webhook_format import check_signed_format
 from ragfence.errors import PolicyError, WebhookUnverified
 
 TOLERANCE_S: Final = 300.0
@@ -213,14 +214,8 @@ class HmacSignature:
     ) -> None:
         if algorithm not in hashlib.algorithms_guaranteed:
             raise PolicyError(f"unknown algorithm {algorithm!r}", hint="use sha256")
-        before, found, after = signed.partition("{body}")
-        if not found or ("{timestamp}" in signed) != bool(timestamp_header):
-            raise PolicyError(
-                "signed= must contain {body}, and {timestamp} if and only if there is a timestamp_header",
-                hint='for example signed="{timestamp}.{body}"',
-            )
-        if "{id}" in signed and not id_header:
-            raise PolicyError("signed= contains {id}, and there is no id_header")
+        check_signed_format(signed, id_header=id_header, timestamp_header=timestamp_header)
+        before, _, after = signed.partition("{body}")
         self._secrets = secret_bytes(secrets)
         self._header, self._prefix, self._algorithm = header.lower(), prefix, algorithm
         self._decode: Callable[[str], bytes] = _hex if encoding == "hex" else _base64

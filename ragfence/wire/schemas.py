@@ -253,6 +253,18 @@ class InProgress(BaseModel):
     status_url: str | None = None
 
 
+class WebhookOut(BaseModel):
+    """What came of each event of a delivery: new, duplicate, stale, ignored, or failed for good."""
+
+    events: list[dict[str, Any]]
+
+
+class WebhookAccepted(BaseModel):
+    """How many events of a delivery are in the inbox."""
+
+    accepted: int
+
+
 class ProblemOut(BaseModel):
     """application/problem+json (RFC 9457); every code is in docs/errors.md."""
 

@@ -6,15 +6,24 @@ import asyncio
 import hmac
 import json
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import ragfence
-from ragfence.errors import PolicyError, StoreUnavailable, TerminalError
+from ragfence.errors import PolicyError, StoreUnavailable, TerminalError, ValidationError
 from ragfence.webhooks.hooks import WebhookReply, Webhooks
-from ragfence.webhooks.providers import GitHub, Meta, Provider, WebhookEvent, payment_confirmation, payment_request
+from ragfence.webhooks.providers import (
+    GitHub,
+    Meta,
+    MoMo,
+    Provider,
+    WebhookEvent,
+    payment_confirmation,
+    payment_request,
+)
 from ragfence.webhooks.signatures import HmacSignature
 
 
@@ -241,6 +250,83 @@ def test_an_event_without_its_sequence_is_refused_and_not_handled(hooks: Webhook
     hooks.on("cms", object_id="page.id", sequence="page.version")(calls.append)
     assert post(hooks, "cms", {"id": "e1", "type": "page.updated", "page": {"id": "p"}}).status == 422
     assert not calls
+
+
+def test_momo_is_fenced_by_the_transaction_or_else_by_the_reference(fence: ragfence.Fence) -> None:
+    hooks = Webhooks(fence, {"momo": MoMo(HmacSignature("s", header="X-Signature"))})
+    seen = []
+    hooks.on("momo", "payment.*")(lambda event: seen.append(event.event_id))
+    for value in (
+        {"financialTransactionId": "4711", "externalId": "o1", "status": "PENDING"},
+        {"financialTransactionId": "4711", "externalId": "o1", "status": "SUCCESSFUL", "sentAt": 1},
+        {"referenceId": "r1", "status": "FAILED"},
+        {"referenceId": "r1", "status": "FAILED"},
+    ):
+        assert post(hooks, "momo", value).status == 200
+    assert seen == ["tx:4711:pending", "tx:4711:successful", "ref:r1:failed"]
+
+
+def test_a_refund_has_one_effect_however_many_events_report_it(fence: ragfence.Fence) -> None:
+    """The same event sent twice, and another event about the same refund."""
+    hooks = Webhooks(fence, {"cms": Provider(HmacSignature("s", header="X-Signature"), event_id="id")})
+    ledger = []
+
+    @fence.once(kind="payment_confirmation", key=ragfence.by_payment_confirmation("pay", transaction="refund.id"))
+    def book(payload: dict[str, Any]) -> str:
+        ledger.append(payload["refund"]["id"])
+        return f"entry-{len(ledger)}"
+
+    @hooks.on("cms", "*refund*")
+    def refunded(event: WebhookEvent) -> Any:
+        return book({"refund": event.payload["refund"]}).result
+
+    refund = {"id": "re_1", "amount": 1000, "phone": "+256700000001"}
+    events = [
+        {"id": f"evt_{n}", "type": kind, "refund": refund}
+        for n, kind in ((1, "refund.created"), (2, "charge.refunded"))
+    ]
+    replies = [post(hooks, "cms", event) for event in (*events, *events, events[0])]
+    assert ledger == ["re_1"]
+    assert {reply.body["events"][0]["result"] for reply in replies} == {"entry-1"}  # type: ignore[index, call-overload]
+    counted = fence.audit.counts(by=("kind", "decision")).to_pylist()
+    counts = {(row["kind"], row["decision"]): row["count"] for row in counted}
+    assert counts["payment_confirmation", "new"] == counts["payment_confirmation", "duplicate"] == 1
+    assert counts["webhook", "duplicate"] == 3
+
+
+def test_a_phone_number_is_nowhere_in_the_stores(tmp_path: Path) -> None:
+    phone = "256700000001"
+    policy = ragfence.Policy.from_mapping({"on_conflict": {"include_diff": True}})
+    key = ragfence.by_payment_request("momo", order="order", amount="amount", phone="phone")
+    with ragfence.open(tmp_path / "store", policy=policy) as fence:
+        asked = fence.once(kind="payment_request", key=key)(lambda payload: "asked")
+        payload = {"order": "o1", "amount": "1000.00", "phone": f"+{phone}"}
+        assert key(payload) == key(payload | {"phone": "+256 700 000-001"})
+        for _ in range(2):
+            assert asked(payload).result == "asked"
+        hooks = Webhooks(fence, {"momo": MoMo(HmacSignature("s", header="X-Signature"))})
+        hooks.on("momo")(lambda event: None)
+        post(hooks, "momo", {"transactionId": "1", "status": "ok", "payer": {"partyId": f"+{phone}"}})
+        decided = fence.audit.decisions(kind="payment_request").to_pylist()
+        assert [row["decision"] for row in decided] == ["new", "new", "duplicate"]
+        fence.audit.drain()
+    stored = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
+    assert stored
+    assert phone.encode() not in stored
+
+
+@pytest.mark.parametrize("amount", ["", "x", "-1", "NaN", "1e99", 1.5, None, True])
+def test_what_is_not_an_amount_is_refused(amount: Any) -> None:
+    key = ragfence.by_payment_request("momo", order="o", amount="a", phone="p")
+    with pytest.raises(ValidationError):
+        key({"o": "1", "a": amount, "p": "+256"})
+
+
+def test_equal_amounts_are_one_payment() -> None:
+    key = ragfence.by_payment_request("momo", order="o", amount="a", phone="p")
+    amounts = (1000, "1000", "1000.0", Decimal("1000.00"), "1E3")
+    assert {key({"o": "1", "a": amount, "p": "+256"})[0] for amount in amounts} == {"provider:momo:order:1:amount:1000"}
+    assert key({"o": "1", "a": "9.90", "p": "+256"})[0].endswith(":amount:9.9")
 
 
 def test_payments_have_keys_of_their_own(fence: ragfence.Fence) -> None:
