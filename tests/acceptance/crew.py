@@ -1,14 +1,14 @@
-"""Processes that are killed and replaced. They are forked off one that has imported everything."""
+"""Consumers that are killed and replaced."""
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import random
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from multiprocessing.process import BaseProcess
 
+from tests.acceptance.forks import fork
 from tests.acceptance.worker import Place, work
 
 
@@ -16,9 +16,7 @@ class Crew:
     """Keeps `size` consumers going."""
 
     def __init__(self, place: Place, size: int, life: Callable[[Place], None] = work) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["tests.acceptance.worker", "redis", "sqlalchemy.dialects.postgresql.psycopg"])
-        self._context, self._place, self._life = context, place, life
+        self._place, self._life = place, life
         self.killed = 0
         self.members = [self._start() for _ in range(size)]
 
@@ -46,10 +44,8 @@ class Crew:
                 member.kill()
                 member.join()
 
-    def _start(self) -> Any:
-        member = self._context.Process(target=self._life, args=(self._place,), daemon=True)
-        member.start()
-        return member
+    def _start(self) -> BaseProcess:
+        return fork(self._life, self._place)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """Many events, two fifths of them duplicates, eight processes; kills, a flush and a failover of the fence store.
 
-The queue's high-water mark holds the producer back. It is set to what the consumers take in a second and a half, measured
+The high-water mark of the queue holds the producer back. It is what the consumers take in a second and a half, measured
 while they warm up: that is how a user would choose it, and what bounds the time from sending to sealing.
 """
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -18,10 +16,11 @@ from ragfence.errors import StoreUnavailable
 from ragfence.outbox import Inbox
 from ragfence.queues import Consumer, Envelope, Message, Transport, open_transport
 from tests.acceptance.crew import crew
+from tests.acceptance.forks import fork, wait_ended
 from tests.acceptance.ground import VISIBILITY_S, Ground, effects
 from tests.acceptance.promise import Promise, kept
 from tests.acceptance.worker import Place
-from tests.chaos.crew import ROOT, environment, until
+from tests.chaos.crew import until
 from tests.queues import crash_worker
 from tests.queues.crash_worker import ConsumerJob
 
@@ -95,9 +94,7 @@ def killed_in_mid_flight(ground: Ground) -> Promise:
         )
         queue = job.open_queue()
         queue.send([Envelope(body={"id": f"{name}-{number}"}) for number in range(3)])
-        path = job.save(ground.folder / f"{name}.json")
-        argv = [sys.executable, "-m", "tests.queues.crash_worker", str(path)]
-        done = subprocess.run(argv, cwd=ROOT, env=environment(), capture_output=True, check=False)
+        code = wait_ended(fork(crash_worker.work, job))
         hidden = queue.depth().in_flight
         time.sleep(2 * job.visibility_s)
         visible = len(queue.receive(10, 0.0)) == hidden == 3
@@ -105,7 +102,7 @@ def killed_in_mid_flight(ground: Ground) -> Promise:
         crash_worker.consume_all(job)
         found = ground.effects_of(name)
         queue.close()
-        good += done.returncode == -signal.SIGKILL and visible and sorted(found.values()) == [1, 1, 1]
+        good += code == -signal.SIGKILL and visible and sorted(found.values()) == [1, 1, 1]
     return kept(
         "a consumer killed in mid-flight",
         f"SIGKILL at {', '.join(points)}; 3 messages each",

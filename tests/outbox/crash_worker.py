@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, cast
 
 import sqlalchemy as sa
@@ -41,10 +38,6 @@ class RelayJob:
     expected: int = 0
     """ends when so many events are marked"""
 
-    def save(self, path: Path) -> Path:
-        path.write_text(json.dumps(asdict(self)))
-        return path
-
 
 class Striking:
     """Publishes, and stops its own process when it has done so for the third time."""
@@ -70,7 +63,7 @@ class Striking:
             signal.pthread_kill(threading.get_ident(), SIGNALS[self._job.strike])
 
 
-def relay_all(job: RelayJob, within_s: float = 60.0) -> None:
+def relay_all(job: RelayJob, within_s: float = 120.0) -> None:
     """Relays until `expected` events are marked."""
     engine = open_engine(job.database)
     outbox = Outbox(engine)
@@ -97,7 +90,3 @@ def _marked(outbox: Outbox) -> int:
     query = sa.select(sa.func.count()).select_from(outbox.table).where(outbox.table.c.state == "sent")
     with outbox.engine.begin() as tx:
         return tx.scalar(query) or 0
-
-
-if __name__ == "__main__":
-    relay_all(RelayJob(**json.loads(Path(sys.argv[1]).read_text())))

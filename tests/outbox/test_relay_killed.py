@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
-import subprocess
-import sys
 import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ from ragfence.outbox import Outbox
 from ragfence.outbox.relay import leases
 from ragfence.queues import Consumer, Message, open_transport
 from ragfence.queues.sql import open_engine
-from tests.chaos.crew import ROOT, environment, until
+from tests.acceptance.forks import end, fork, wait_ended, wait_frozen, wake
 from tests.outbox.crash_worker import RelayJob, relay_all
 from tests.servers import RedisServer
 from tests.servers.postgres import postgres
@@ -59,16 +59,24 @@ def job(request: pytest.FixtureRequest, tmp_path: Path, valkey_server: RedisServ
     return made
 
 
-def start(job: RelayJob, folder: Path, name: str = "relay") -> subprocess.Popen[str]:
-    path = job.save(folder / f"{name}.json")
-    argv = [sys.executable, "-m", "tests.outbox.crash_worker", str(path)]
-    return subprocess.Popen(argv, cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True)
+@contextlib.contextmanager
+def running(job: RelayJob, strike: str = "") -> Iterator[BaseProcess]:
+    process = fork(relay_all, replace(job, strike=strike))
+    try:
+        yield process
+    finally:
+        end(process)
 
 
-def ended(process: subprocess.Popen[str]) -> int:
-    _, errors = process.communicate(timeout=90)
-    assert process.returncode in (0, -signal.SIGKILL), errors
-    return process.returncode
+def relay_the_rest(job: RelayJob) -> None:
+    expire_the_lease_of_sqlite(job)
+    with running(job) as process:
+        assert wait_ended(process) == 0
+
+
+def kill_a_relay(job: RelayJob) -> None:
+    with running(job, "kill") as process:
+        assert wait_ended(process) == -signal.SIGKILL
 
 
 def expire_the_lease_of_sqlite(job: RelayJob) -> None:
@@ -112,10 +120,9 @@ def check_each_once_and_in_order(effects: list[tuple[str, int]]) -> None:
 def test_a_relay_that_is_killed_between_publishing_and_marking_publishes_again_and_the_consumer_applies_once(
     job: RelayJob, tmp_path: Path
 ) -> None:
-    assert ended(start(replace(job, strike="kill"), tmp_path)) == -signal.SIGKILL
+    kill_a_relay(job)
     before = published(job)
-    expire_the_lease_of_sqlite(job)
-    assert ended(start(job, tmp_path, "next")) == 0
+    relay_the_rest(job)
     twice = {event for event, times in Counter(published(job)).items() if times > 1}
     assert twice  # or it was not killed where it should be
     assert twice <= set(before)
@@ -123,35 +130,31 @@ def test_a_relay_that_is_killed_between_publishing_and_marking_publishes_again_a
 
 
 def test_two_relays_at_once_publish_everything_in_order(job: RelayJob, tmp_path: Path) -> None:
-    both = [start(replace(job, batch=3), tmp_path, f"relay-{number}") for number in range(2)]
-    if job.database.startswith("sqlite"):  # one of them holds the lease, and keeps it until it ends
-        until(lambda: any(each.poll() is not None for each in both), "the end of the first")
-        expire_the_lease_of_sqlite(job)
-    assert [ended(each) for each in both] == [0, 0]
+    job = replace(job, batch=3)
+    with running(job) as one, running(job) as other:
+        assert [wait_ended(one), wait_ended(other)] == [0, 0]
     assert Counter(published(job)) == Counter(EVENTS)  # nobody died, so nothing is published twice
     check_each_once_and_in_order(applied(job, tmp_path))
 
 
 def test_one_of_two_relays_is_killed_and_the_order_stays(job: RelayJob, tmp_path: Path) -> None:
-    killed = start(replace(job, batch=3, strike="kill"), tmp_path, "killed")
-    other = start(replace(job, batch=3), tmp_path, "other")
-    codes = ended(killed)
-    expire_the_lease_of_sqlite(job)
-    assert ended(other) == 0
-    assert codes in (0, -signal.SIGKILL)  # the other one may have been done first
+    job = replace(job, batch=3)
+    with running(job, "kill") as killed, running(job) as other:
+        code = wait_ended(killed)
+        expire_the_lease_of_sqlite(job)
+        assert wait_ended(other) == 0
+    assert code in (0, -signal.SIGKILL)  # the other one may have been done first
     check_each_once_and_in_order(applied(job, tmp_path))
 
 
-def test_a_relay_that_is_frozen_between_publishing_and_marking_holds_up_nobody(job: RelayJob, tmp_path: Path) -> None:
-    frozen = start(replace(job, strike="freeze"), tmp_path)
-    stat = Path(f"/proc/{frozen.pid}/stat")
-    until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "the relay is frozen", within_s=60.0)
-    expire_the_lease_of_sqlite(job)
-    try:
-        relay_all(job)
-    finally:
-        frozen.send_signal(signal.SIGCONT)
-    assert ended(frozen) == 0
+def test_a_relay_that_is_frozen_between_publishing_and_marking_does_not_block_the_others(
+    job: RelayJob, tmp_path: Path
+) -> None:
+    with running(job, "freeze") as frozen:
+        wait_frozen(frozen)
+        relay_the_rest(job)
+        wake(frozen)
+        assert wait_ended(frozen) == 0
     check_each_once_and_in_order(applied(job, tmp_path))
 
 
@@ -162,11 +165,10 @@ def test_a_function_under_a_fence_runs_once_per_event_though_its_relay_died(
     with valkey_server.client() as client:
         client.flushall()
     job = replace(job, queue="", store=valkey_server.url, objects=str(tmp_path / "objects"))
-    assert ended(start(replace(job, strike="kill"), tmp_path)) == -signal.SIGKILL
+    kill_a_relay(job)
     interrupted = published(job)[-1]
-    expire_the_lease_of_sqlite(job)
     time.sleep(2.0)  # two leases
-    assert ended(start(job, tmp_path, "next")) == 0
+    relay_the_rest(job)
     times = Counter(published(job))
     assert times.pop(interrupted) == 2  # its outcome was not known
     assert set(times.values()) == {1}

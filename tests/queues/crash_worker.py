@@ -9,10 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +57,6 @@ class ConsumerJob:
         policy = ragfence.Policy.from_mapping({"lease": {"ttl_s": self.lease_s}})
         return ragfence.open(self.store, objects=self.objects, policy=policy)
 
-    def save(self, path: Path) -> Path:
-        path.write_text(json.dumps(asdict(self)))
-        return path
-
 
 class Handler:
     def __init__(self, job: ConsumerJob) -> None:
@@ -91,7 +86,7 @@ def message_key(message: Message) -> str:
     return str(message.body["id"])
 
 
-def consume_all(job: ConsumerJob, within_s: float = 60.0) -> Mapping[str, int]:
+def consume_all(job: ConsumerJob, within_s: float = 120.0) -> Mapping[str, int]:
     """Consumes until nothing is left in the queue."""
     with opened(job) as (consumer, queue):
         give_up_at = time.monotonic() + within_s
@@ -106,15 +101,12 @@ def _is_empty(queue: Transport) -> bool:
     return depth.visible == depth.in_flight == 0
 
 
-def main() -> None:
-    job = ConsumerJob(**json.loads(Path(sys.argv[1]).read_text()))
+def work(job: ConsumerJob) -> None:
+    """The life of a process. It writes its counts beside the file of its runs."""
     action, _, point = job.strike.partition(" ")
     struck: Any = contextlib.nullcontext()
     if action:
         struck = kill_at(point) if action == "kill" else freeze_at(point)
     with struck:
-        print(json.dumps(consume_all(job)))
-
-
-if __name__ == "__main__":
-    main()
+        counts = consume_all(job)
+    Path(f"{job.runs}.{os.getpid()}").write_text(json.dumps(counts))

@@ -6,23 +6,23 @@ unique key, written by the handler and counted by SQL.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
-import subprocess
-import sys
 import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
 from ragfence.queues import Envelope
-from tests.chaos.crew import ROOT, environment, until
-from tests.queues.crash_worker import ConsumerJob, consume_all, effects, metadata
+from tests.acceptance.forks import end, fork, wait_ended, wait_frozen, wake
+from tests.queues.crash_worker import ConsumerJob, consume_all, effects, metadata, work
 from tests.servers import RedisServer, valkey
 from tests.servers.postgres import postgres
 
@@ -30,8 +30,6 @@ pytestmark = pytest.mark.xdist_group("postgres")
 
 POINTS = ("in_effect", "after_effect", "after_commit", "before_seal", "after_seal")
 """before the effect; after it; and between commit, seal and acknowledgement"""
-RUNS_AGAIN = {"kill": {"in_effect", "after_effect"}, "freeze": {"in_effect", "after_effect"}}
-"""where the outcome is not committed yet, so that another consumer has to run the handler"""
 KEYS = [f"k{number}" for number in range(6)]
 SENT = [*KEYS, *KEYS[:3], KEYS[0]]
 
@@ -71,14 +69,6 @@ def job(
     return made
 
 
-def start(job: ConsumerJob, folder: Path, name: str = "worker") -> subprocess.Popen[str]:
-    path = job.save(folder / f"{name}.json")
-    argv = [sys.executable, "-m", "tests.queues.crash_worker", str(path)]
-    return subprocess.Popen(
-        argv, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
 def happened(job: ConsumerJob) -> Counter[str]:
     query = sa.select(effects.c.key).where(effects.c.place == job.place)
     with sa.create_engine(job.database, poolclass=sa.NullPool).connect() as connection:
@@ -100,14 +90,18 @@ def check_everything_happened_once(job: ConsumerJob) -> None:
         assert report.ok, str(report)
 
 
-def wait_killed(process: subprocess.Popen[str]) -> None:
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGKILL, errors
+@contextlib.contextmanager
+def running(job: ConsumerJob, strike: str = "") -> Iterator[BaseProcess]:
+    process = fork(work, replace(job, strike=strike))
+    try:
+        yield process
+    finally:
+        end(process)
 
 
-def wait_stopped(process: subprocess.Popen[str]) -> None:
-    stat = Path(f"/proc/{process.pid}/stat")
-    until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "the consumer is frozen", within_s=60.0)
+def kill_a_consumer(job: ConsumerJob, point: str) -> None:
+    with running(job, f"kill {point}") as process:
+        assert wait_ended(process) == -signal.SIGKILL
 
 
 def two_leases(job: ConsumerJob) -> None:
@@ -115,9 +109,8 @@ def two_leases(job: ConsumerJob) -> None:
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_one_effect_wherever_a_consumer_is_killed(job: ConsumerJob, point: str, tmp_path: Path) -> None:
-    killed = start(replace(job, strike=f"kill {point}"), tmp_path)
-    wait_killed(killed)
+def test_one_effect_wherever_a_consumer_is_killed(job: ConsumerJob, point: str) -> None:
+    kill_a_consumer(job, point)
     two_leases(job)
     counts = consume_all(job)
     # Nothing is stuck: after two leases no message is hidden and no key is in flight.
@@ -127,43 +120,35 @@ def test_one_effect_wherever_a_consumer_is_killed(job: ConsumerJob, point: str, 
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_one_effect_wherever_a_consumer_is_frozen_past_visibility_and_lease(
-    job: ConsumerJob, point: str, tmp_path: Path
-) -> None:
-    frozen = start(replace(job, strike=f"freeze {point}"), tmp_path)
-    wait_stopped(frozen)
-    two_leases(job)
-    counts = consume_all(job)
-    assert counts.get("in_flight", 0) == counts.get("retried", 0) == 0
-    before = happened(job)
-    frozen.send_signal(signal.SIGCONT)
-    said, errors = frozen.communicate(timeout=60)
-    assert frozen.returncode == 0, errors
+def test_one_effect_wherever_a_consumer_is_frozen_past_visibility_and_lease(job: ConsumerJob, point: str) -> None:
+    with running(job, f"freeze {point}") as frozen:
+        wait_frozen(frozen)
+        two_leases(job)
+        counts = consume_all(job)
+        assert counts.get("in_flight", 0) == counts.get("retried", 0) == 0
+        before = happened(job)
+        wake(frozen)
+        assert wait_ended(frozen) == 0
+        woken = json.loads(Path(f"{job.runs}.{frozen.pid}").read_text())
     assert happened(job) == before
     check_everything_happened_once(job)
-    assert sum(runs(job).values()) == len(KEYS) + (point in RUNS_AGAIN["freeze"])
+    assert sum(runs(job).values()) == len(KEYS) + (point in ("in_effect", "after_effect"))
     # What the others did meanwhile is a duplicate to the one that was frozen, never new.
-    assert json.loads(said).get("new", 0) <= 1
+    assert woken.get("new", 0) <= 1
 
 
-def test_a_consumer_that_is_killed_while_another_one_works_loses_nothing(job: ConsumerJob, tmp_path: Path) -> None:
-    killed = start(replace(job, strike="kill before_seal"), tmp_path, "killed")
-    other = start(job, tmp_path, "other")
-    wait_killed(killed)
-    _, errors = other.communicate(timeout=60)
-    assert other.returncode == 0, errors
+def test_a_consumer_that_is_killed_while_another_one_works_loses_nothing(job: ConsumerJob) -> None:
+    with running(job, "kill before_seal") as killed, running(job) as other:
+        assert [wait_ended(killed), wait_ended(other)] == [-signal.SIGKILL, 0]
     check_everything_happened_once(job)
     assert sum(runs(job).values()) == len(KEYS)
 
 
-def test_without_an_inbox_an_effect_whose_consumer_died_before_the_commit_happens_again(
-    job: ConsumerJob, tmp_path: Path
-) -> None:
+def test_without_an_inbox_an_effect_whose_consumer_died_before_the_commit_happens_again(job: ConsumerJob) -> None:
     """The fence gives one *outcome* per key. That the foreign row is written once needs the inbox, so this shows
     that the tests above would see a double one."""
     job = replace(job, inbox=False)
-    killed = start(replace(job, strike="kill after_effect"), tmp_path)
-    wait_killed(killed)
+    kill_a_consumer(job, "after_effect")
     two_leases(job)
     consume_all(job)
     assert sorted(happened(job).values()) == [1] * (len(KEYS) - 1) + [2]
