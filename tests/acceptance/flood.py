@@ -46,7 +46,6 @@ class Stream:
     dice: random.Random
     unique: int = 0
     sent: int = 0
-    times: Counter[str] = field(default_factory=Counter)
 
     def next(self, count: int) -> list[Envelope]:
         return [self._one() for _ in range(count)]
