@@ -191,6 +191,10 @@ class Fence:
         )
         return self._engine.claim(request, wait_s=wait_s, verdict=verdict)
 
+    def notify(self, event: object) -> None:
+        """Passes an event, such as what became of the messages of a queue, to the listeners of `observe=`."""
+        self._engine.notify(event)
+
     def batched_claims(self) -> BatchedClaims:
         """Claims for an event loop that serves many callers, such as an HTTP server; see `BatchedClaims`."""
         return BatchedClaims(self._engine)

@@ -220,6 +220,9 @@ class Engine:
     def note_refusals(self, refusals: Sequence[Refusal]) -> None:
         """Called by a guard with what it refused before any claim; `InstrumentedEngine` overrides it."""
 
+    def notify(self, event: object) -> None:
+        """Called by a guard with an event of its own; `InstrumentedEngine` passes it to the listeners."""
+
     def purge_expired_once(self, steps: int, limit: int) -> bool:
         """Runs up to `steps` steps under a lock. False: another process has it."""
         token = secrets.token_hex(8)

@@ -1,6 +1,7 @@
 """Queues that deliver at least once, and consumers whose effects happen once.
 
 Consumer            handles the messages of a queue, each key once
+DocumentConsumer    ingests the documents of a queue, in batches
 open_transport      opens the queue that a URL names
 Envelope, Message   what is sent, and what is received
 Transport           what a queue has to do
@@ -14,18 +15,20 @@ from urllib.parse import parse_qsl, urlencode
 
 if TYPE_CHECKING:
     from ragfence.queues.consumer import Consumer as Consumer
+    from ragfence.queues.document_consumer import DocumentConsumer as DocumentConsumer
     from ragfence.queues.transport import Envelope as Envelope
     from ragfence.queues.transport import Message as Message
     from ragfence.queues.transport import Transport as Transport
 
 _WHERE = {
     "Consumer": "ragfence.queues.consumer",
+    "DocumentConsumer": "ragfence.queues.document_consumer",
     "Envelope": "ragfence.queues.transport",
     "Message": "ragfence.queues.transport",
     "Transport": "ragfence.queues.transport",
 }
 
-__all__ = ["Consumer", "Envelope", "Message", "Transport", "open_transport"]
+__all__ = ["Consumer", "DocumentConsumer", "Envelope", "Message", "Transport", "open_transport"]
 
 
 def open_transport(url: str, **options: Any) -> Transport:

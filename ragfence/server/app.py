@@ -42,7 +42,7 @@ from ragfence.core.policy import for_strangers
 from ragfence.server.apikeys import ApiCaller, ApiKeys, CachedKeys
 from ragfence.server.asgi import App, Receive, Scope, Send, path_in
 from ragfence.server.auth import OPEN, AuthMiddleware
-from ragfence.server.dependencies import invalid, response_of
+from ragfence.server.dependencies import response_of
 from ragfence.server.edge import EdgeMiddleware
 from ragfence.server.fair_shares import BuildPool, Shares, TenantShares
 from ragfence.server.key_log import LastUse
@@ -58,6 +58,7 @@ from ragfence.telemetry.metrics import Metrics
 from ragfence.wire import schemas
 from ragfence.wire.messages import Answer, headers_from
 from ragfence.wire.problems import RequestRefused, problem_of, refusal
+from ragfence.wire.validation import invalid
 
 PURGE_EVERY_S = 3600.0
 THREADS = 32

@@ -281,13 +281,14 @@ class Webhooks:
         """Calls the handler of an event, in the order of its object. For consumers; the event itself is fenced by them.
 
         Returns:
-            What the handler returned, as far as a receipt can hold it; `{"decision": "stale"}` for an older event.
+            What the handler returned, as far as a receipt can hold it; `{"decision": "stale"}` for an older event. If
+            the handler is async, an awaitable of that.
         """
         handler = self.handler_of(event)
         if handler is None:
             return {"decision": "ignored"}
         if handler.is_async:
-            raise PolicyError("an async handler needs an async consumer")
+            return self._apply_async(handler, event)
         order = handler.order(event)
         if order is None:
             return storable(handler.function(event))

@@ -53,6 +53,16 @@ class DocumentIn(DocumentBody):
     )
 
 
+class RetractIn(_Taken):
+    """A document that is to be retracted: a message of a queue. In the API, it is a DELETE."""
+
+    action: Literal["retract"]
+    doc_id: DocId
+    sequence: Sequence | None = None
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"action": "retract", "doc_id": "handbook/leave"}]})
+
+
 class BuildIn(_Taken):
     """Which index of all live documents; everything has a default."""
 
