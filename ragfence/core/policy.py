@@ -288,6 +288,17 @@ class AuditRules(_Section):
     """an object below this size is small"""
 
 
+class OutboxRules(_Section):
+    """The outbox: events in a table of the user's database, and the relay that sends them."""
+
+    keep_days: float = Field(default=30, gt=0, le=3650)
+    """how long an event is kept after it was sent"""
+    max_attempts: int = Field(default=20, ge=1, le=10_000)
+    """after this many failures an event is dead, and blocks its key until somebody decides"""
+    lag_alert_s: Seconds = 300
+    """`ragfence outbox status` fails, and a relay warns, if the oldest unsent event is older than this"""
+
+
 class RedactionRules(_Section):
     """What is removed from payloads, metadata, messages and log lines before they are stored."""
 
@@ -400,6 +411,8 @@ class Policy(_Section):
     """HTTP API"""
     audit: AuditRules = AuditRules()
     """ledger of decisions"""
+    outbox: OutboxRules = OutboxRules()
+    """outbox and relay"""
     redaction: RedactionRules = RedactionRules()
     """removal of secrets"""
     content_hash: Literal["xxh3", "sha256", "hmac"] = "xxh3"

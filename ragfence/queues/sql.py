@@ -34,6 +34,8 @@ DEPTH_SECONDS: Final = 1.0
 MAX_LANES: Final = 64
 """How many tenants one call of `receive` serves at most. The next call begins with the next tenant."""
 RETRY_AFTER_MS: Final = 5_000
+READ_ONLY: Final = "ragfence_read_only"
+"""The execution option of a connection that takes no write lock of SQLite."""
 _CHANNEL: Final = "ragfence_queue"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 
@@ -387,7 +389,8 @@ def open_engine(url: str) -> Engine:
 
     @sa.event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        reads = connection.get_execution_options().get(READ_ONLY, False)
+        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
 
     return engine
 
@@ -395,9 +398,14 @@ def open_engine(url: str) -> Engine:
 def now_ms(tx: Any) -> int:
     """The time by the database's clock: those of its clients may differ. `tx` is a connection or a session."""
     dialect = tx.get_bind().dialect if hasattr(tx, "get_bind") else tx.dialect
-    if dialect.name == "postgresql":
-        return int(tx.scalar(sa.text("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint")) or 0)
-    return int(tx.scalar(sa.text("SELECT CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)")) or 0)
+    return int(tx.scalar(sa.select(clock(dialect.name))) or 0)
+
+
+def clock(dialect: str) -> sa.ColumnElement[int]:
+    """An expression that is the time by the database's clock, in milliseconds, for a statement that needs it."""
+    if dialect == "postgresql":
+        return sa.literal_column("(extract(epoch FROM clock_timestamp()) * 1000)::bigint", sa.BigInteger)
+    return sa.literal_column("CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)", sa.BigInteger)
 
 
 def create_tables(engine: Engine, metadata: sa.MetaData, tables: Sequence[sa.Table] | None = None) -> None:
