@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 import ragfence
 from ragfence.core.backoff import Backoff
+from ragfence.errors import TransportUnavailable
 from ragfence.outbox import Outbox, Relay
 from ragfence.outbox.outbox import OutboxRow
 from ragfence.queues import Envelope, Transport, open_transport
@@ -35,6 +36,7 @@ class RelayJob:
     strike: str = ""
     """`kill` or `freeze`, after the third call that published something and before it is marked"""
     batch: int = 10
+    call_s: float = 3.0
     expected: int = 0
     """ends when so many events are marked"""
 
@@ -72,12 +74,16 @@ def relay_all(job: RelayJob, within_s: float = 120.0) -> None:
     to: Any = cast(Transport, striking) if queue else striking.call
     policy = ragfence.Policy.from_mapping({"lease": {"ttl_s": 1.0}, "wait": {"deadline_s": 0.5}})
     fence = ragfence.open(job.store, objects=job.objects, policy=policy) if job.store else None
-    relay = Relay(outbox, to=to, fence=fence, batch=job.batch, retry=AT_ONCE)
+    relay = Relay(outbox, to=to, fence=fence, batch=job.batch, call_s=job.call_s, retry=AT_ONCE)
     give_up_at = time.monotonic() + within_s
     while (status := outbox.status()).pending or _marked(outbox) < job.expected:
         if time.monotonic() > give_up_at:
             raise TimeoutError(f"not relayed: {status}")
-        if not relay.run_once().sent:
+        try:
+            idle = not relay.run_once().sent
+        except TransportUnavailable:  # PostgreSQL ended the transaction of one that was frozen
+            idle = True
+        if idle:
             time.sleep(0.02)
     if fence is not None:
         fence.close()
