@@ -67,6 +67,14 @@ def describe_record(record: KeyRecord, expires_ms: int | None, now_ms: int) -> s
                 f"held by {owner}, attempt {record.attempt}, lease expired "
                 f"{output.ago(record.when_ms, now_ms)}: the next claim takes it over{error}{kept}"
             )
+        case "LOCKED" if record.when_ms > now_ms:
+            left = output.span(record.when_ms - now_ms)
+            return f"locked by {owner} with fence number {record.fence}, expires in {left} unless it is renewed"
+        case "LOCKED":
+            return (
+                f"was locked by {owner} with fence number {record.fence}, which expired "
+                f"{output.ago(record.when_ms, now_ms)}: the next caller gets the lock"
+            )
         case "RELEASED":
             since = output.ago(record.when_ms, now_ms)
             return f"released {since} after attempt {record.attempt}: can be claimed{error}{kept}"
@@ -95,11 +103,12 @@ def _print(console: Console, timeline: Timeline, now: CurrentState, now_ms: int)
         console.print()
     else:
         console.print("no decision rows (they may have expired)")
-    _grid(console, _now_lines(timeline.key, now, now_ms))
+    _grid(console, _now_lines(timeline, now, now_ms))
 
 
-def _now_lines(key: str, now: CurrentState, now_ms: int) -> list[tuple[str, str]]:
+def _now_lines(timeline: Timeline, now: CurrentState, now_ms: int) -> list[tuple[str, str]]:
     from ragfence.core.receipts import default_effect_id
+    from ragfence.engine.requests import LOCK_ACTION, LOCK_KIND
 
     lines = []
     if now.record is not None:
@@ -109,9 +118,11 @@ def _now_lines(key: str, now: CurrentState, now_ms: int) -> list[tuple[str, str]
             ("now", "unknown: the fence store must be hydrated first, by the next claim or by `ragfence hydrate`")
         )
     else:
-        lines.append(("now", "no record: it expired, was deleted, or was never claimed"))
+        is_free = timeline.kind == LOCK_KIND and timeline.action == LOCK_ACTION
+        what = "free: nobody holds this lock" if is_free else "no record: it expired, was deleted, or was never claimed"
+        lines.append(("now", what))
     if now.record is not None and now.record.ended:
-        lines.append(("effect_id", now.record.effect_id or default_effect_id(bytes.fromhex(key))))
+        lines.append(("effect_id", now.record.effect_id or default_effect_id(bytes.fromhex(timeline.key))))
     if (now.record is not None and now.record.ended) or now.commit is not None:
         lines.append(("result", "missing" if now.result_bytes is None else output.size(now.result_bytes)))
     if now.commit is not None:
@@ -182,7 +193,7 @@ def _now_document(key: str, now: CurrentState, now_ms: int) -> dict[str, Any] | 
     record = now.record
     if record is None:
         return None if now.ready else {"state": "not_ready"}
-    held = record.state.name == "HELD"
+    held = record.state.name in ("HELD", "LOCKED")
     return {
         "state": record.state.name.lower(),
         "attempt": record.attempt,

@@ -22,6 +22,7 @@ from typing import Generic, TypeVar
 from ragfence._extras import needs_extra
 from ragfence.core.decision_rows import DECISION_TEXT, Row, performed_twice
 from ragfence.core.decisions import (
+    LOCK,
     Claim,
     ConflictVerdict,
     Fenced,
@@ -344,7 +345,9 @@ class Metrics:
                 case Granted(record, takeover):
                     won[kind] += 1
                     taken[kind] += takeover
-                    if takeover or record.attempt > 1:
+                    if claim.mode is LOCK:
+                        instruments.lock_wait(instruments.kind(kind)).observe(claim.waited_ms / 1000)
+                    elif takeover or record.attempt > 1:
                         self._observe_retry(kind, NEW, known_for_ms(verdict, claim))
                 case InFlightVerdict(quarantined=True):
                     stuck[kind] += 1
@@ -352,7 +355,7 @@ class Metrics:
                     refused[kind] += 1
                 case Replay(record) if record is not None:
                     self._observe_retry(kind, DUPLICATE, now_ms - record.first_seen_ms)
-            if claim.waited_ms and not isinstance(verdict, InFlightVerdict):
+            if claim.waited_ms and claim.mode is not LOCK and not isinstance(verdict, InFlightVerdict):
                 instruments.lock_wait(instruments.kind(kind)).observe(claim.waited_ms / 1000)
         self._count_decisions(event.call.tenant, decided)
         for counter, tally in (

@@ -2,11 +2,11 @@
 
 Each mutant changes one rule in a copy of the package and runs the tests that should notice. A mutant that survives is
 a rule that no test holds. The entries are in one module per package of ragfence: `core`, `stores`, `redis`, `engine`,
-`documents`, `indexes`, `queues`, `server` and `surfaces`. `python -m tests.mutants [word ...]` runs those whose name
-contains one of the words.
+`documents`, `indexes`, `queues`, `server` and `surfaces`; those of locks, which go through all of them, are in `locks`.
+`python -m tests.mutants [word ...]` runs those whose name contains one of the words.
 """
 
-from tests.mutants import core, documents, engine, indexes, queues, redis, server, stores, surfaces
+from tests.mutants import core, documents, engine, indexes, locks, queues, redis, server, stores, surfaces
 
 MUTANTS = [
     *core.MUTANTS,
@@ -15,6 +15,7 @@ MUTANTS = [
     *engine.MUTANTS,
     *documents.MUTANTS,
     *indexes.MUTANTS,
+    *locks.MUTANTS,
     *queues.MUTANTS,
     *server.MUTANTS,
     *surfaces.MUTANTS,
