@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.acceptance import flood, report, scenarios
+from tests.acceptance import flood, locks, report, scenarios
 from tests.acceptance.flood import FloodScale
 from tests.acceptance.ground import Ground, prepared
 from tests.acceptance.promise import Promise, Verdict
@@ -75,6 +75,8 @@ def _promises(ground: Ground, options: argparse.Namespace, console: Console) -> 
         scale = _scale(options)
         found = flood.flood(ground, scale, options.seed, lambda text: console.print(text, style="dim", highlight=False))
         yield from flood.promises(found)
+    if "locks" in chosen:
+        yield from locks.run(ground, options.seed, locks=100 if options.short else 1_000)
 
 
 def _scale(options: argparse.Namespace) -> FloodScale:

@@ -19,6 +19,7 @@ PRELOADED = [
     "redis",
     "sqlalchemy.dialects.postgresql.psycopg",
     "sqlalchemy.dialects.sqlite",
+    "tests.acceptance.locks",
     "tests.acceptance.worker",
     "tests.outbox.crash_worker",
     "tests.queues.crash_worker",

@@ -32,7 +32,7 @@ effects = sa.Table(
     sa.Column("id", sa.BigInteger, primary_key=True),
     sa.Column("place", sa.String(40), nullable=False),
     sa.Column("key", sa.String(64), nullable=False),
-    sa.Column("value", sa.BigInteger, nullable=False),
+    sa.Column("value", sa.BigInteger, nullable=False, server_default="0"),
     sa.Index("effects_place", "place", "key"),
 )
 """No unique key: what happens twice is there twice."""
