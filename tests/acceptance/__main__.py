@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import random
 import sys
@@ -35,6 +36,7 @@ def main() -> int:
     console = Console(width=None if sys.stdout.isatty() else 170)
     if options.write_docs:
         return report.write_docs(json.loads(options.json.read_text()))
+    logging.getLogger("ragfence").setLevel(logging.ERROR)  # handlers fail on purpose
     began = time.monotonic()
     load = os.getloadavg()[0]
     found = []
@@ -76,7 +78,7 @@ def _promises(ground: Ground, options: argparse.Namespace, console: Console) -> 
         found = flood.flood(ground, scale, options.seed, lambda text: console.print(text, style="dim", highlight=False))
         yield from flood.promises(found)
     if "locks" in chosen:
-        yield from locks.run(ground, options.seed, locks=100 if options.short else 1_000)
+        yield from locks.run(ground, options.seed, locks=300 if options.short else 1_000)
 
 
 def _scale(options: argparse.Namespace) -> FloodScale:

@@ -7,6 +7,7 @@ milliseconds since it was sent, by the one clock of the machine.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from dataclasses import dataclass
@@ -98,5 +99,6 @@ def make_consumer(place: Place, fence: ragfence.Fence, *, batch: int | None = No
 
 def work(place: Place) -> None:
     """The life of a process."""
+    logging.getLogger("ragfence").setLevel(logging.ERROR)  # the fence store goes away now and then
     with ragfence.open(place.store, objects=place.objects, policy=policy()) as fence:
         make_consumer(place, fence).run()
