@@ -2,11 +2,12 @@
 
 Each mutant changes one rule in a copy of the package and runs the tests that should notice. A mutant that survives is
 a rule that no test holds. The entries are in one module per package of ragfence: `core`, `stores`, `redis`, `engine`,
-`documents`, `indexes`, `queues`, `server` and `surfaces`; those of locks, which go through all of them, are in `locks`.
+`documents`, `indexes`, `queues`, `server` and `surfaces`; those of locks, which go through all of them, are in `locks`,
+and those that only a killed process shows in `events`.
 `python -m tests.mutants [word ...]` runs those whose name contains one of the words.
 """
 
-from tests.mutants import core, documents, engine, indexes, locks, queues, redis, server, stores, surfaces
+from tests.mutants import core, documents, engine, events, indexes, locks, queues, redis, server, stores, surfaces
 
 MUTANTS = [
     *core.MUTANTS,
@@ -16,6 +17,7 @@ MUTANTS = [
     *documents.MUTANTS,
     *indexes.MUTANTS,
     *locks.MUTANTS,
+    *events.MUTANTS,
     *queues.MUTANTS,
     *server.MUTANTS,
     *surfaces.MUTANTS,

@@ -16,7 +16,9 @@ import pytest
 import sqlalchemy as sa
 
 import ragfence
-from ragfence.outbox import Outbox
+from ragfence.errors import PolicyError
+from ragfence.outbox import Outbox, Relay
+from ragfence.outbox.outbox import OutboxRow
 from ragfence.outbox.relay import leases
 from ragfence.queues import Consumer, Message, open_transport
 from ragfence.queues.sql import open_engine
@@ -156,6 +158,29 @@ def test_a_relay_that_is_frozen_between_publishing_and_marking_does_not_block_th
         wake(frozen)
         assert wait_ended(frozen) == 0
     check_each_once_and_in_order(applied(job, tmp_path))
+
+
+def test_a_batch_that_takes_longer_than_one_call_may_is_not_interrupted(postgres_url: str) -> None:
+    engine = open_engine(postgres_url)
+    outbox = Outbox(engine)
+    with engine.begin() as tx:
+        tx.execute(sa.delete(outbox.table))
+        for number in range(6):
+            outbox.add(tx, topic="slow", key="k", payload={"number": number})
+    seen: list[int] = []
+
+    def slowly(row: OutboxRow) -> None:
+        seen.append(row.payload["number"])
+        time.sleep(0.5)
+
+    assert Relay(outbox, to=slowly, call_s=2.0).run_once().sent == 6
+    assert seen == list(range(6))
+    engine.dispose()
+
+
+def test_a_call_that_may_take_no_time_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PolicyError, match="call_s"):
+        Relay(Outbox(f"sqlite:///{tmp_path / 'app.db'}"), to=print, call_s=0)
 
 
 def test_a_function_under_a_fence_runs_once_per_event_though_its_relay_died(
