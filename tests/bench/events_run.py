@@ -14,9 +14,6 @@ from tests.bench.machine import redis_server
 from tests.bench.rounds import interleave
 from tests.bench.run import Say, as_told
 
-OTHERS = ("outbox", "locks")
-"""Modules of this package with a function `measure(rounds=..., say=...)`, which returns what JSON can hold."""
-
 
 def measure(scale: EventsScale, say: Say = lambda _: None) -> dict[str, Any]:
     measured: dict[str, Any] = {"scale": asdict(scale) | {"full": scale.is_full}}
@@ -26,15 +23,25 @@ def measure(scale: EventsScale, say: Say = lambda _: None) -> dict[str, Any]:
         measured["rates"] = interleave(queues, scale.rounds, lambda text: say(f"consumers, {text}"))
     with events_webhooks.subjects(scale) as routes:
         measured["rates"] |= interleave(routes, scale.rounds, lambda text: say(f"webhooks, {text}"))
-    measured["others"] = {name: found for name in OTHERS if (found := _measured(name, scale, say)) is not None}
+    measured["others"] = _others(scale, say)
     measured["machine"]["load_after"] = machine.load()
     measured["goals"] = as_told(verdicts(measured))
     return measured
 
 
-def _measured(name: str, scale: EventsScale, say: Say) -> Any:
+def _others(scale: EventsScale, say: Say) -> dict[str, Any]:
+    """Relays and locks have benchmarks of their own, each beside what one would use instead."""
+    found = {}
+    if (outbox := _module("outbox")) is not None:
+        say("relays")
+        events = 10_000 if scale.is_full else 1_000
+        found["outbox"] = outbox.measure(events=events, rounds=min(scale.rounds, 7), sent=10 * events)
+    if (locks := _module("locks")) is not None:
+        say("locks")
+        found["locks"] = locks.measure(locks.LockScale(rounds=scale.rounds) if scale.is_full else locks.QUICK)
+    return found
+
+
+def _module(name: str) -> Any:
     where = f"tests.bench.{name}"
-    if importlib.util.find_spec(where) is None:
-        say(f"{where} is not there: not measured")
-        return None
-    return importlib.import_module(where).measure(rounds=scale.rounds, say=say)
+    return importlib.import_module(where) if importlib.util.find_spec(where) is not None else None
