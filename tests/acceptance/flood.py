@@ -20,7 +20,7 @@ from tests.acceptance.promise import Promise, aimed, kept, shown
 from tests.acceptance.scenarios import is_empty, notes_of, place_for
 
 NAME = "flood"
-BATCH = 50
+BATCH = 25
 QUEUED_S = 1.5
 """How many seconds of work may wait in the queue."""
 AT_MOST_S = 5.0
