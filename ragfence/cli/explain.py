@@ -94,9 +94,14 @@ def _print(console: Console, timeline: Timeline, now: CurrentState, now_ms: int)
         named = "".join(f", {name} {value}" for name, value in parts.items() if value)
         lines.append(("operation", f"{timeline.kind} {timeline.source_id!r}{named}"))
     _grid(console, lines)
+    is_lock = _is_lock(timeline)
     events = output.Listing(console, output.Column("when", whole=True), output.Column("what", whole=True), "")
     for event in timeline.events:
-        events.add(output.time_cell(event.ts_ms, console=console), event.what.replace("_", " "), _detail(event, now_ms))
+        events.add(
+            output.time_cell(event.ts_ms, console=console),
+            event.what.replace("_", " "),
+            _detail(event, now_ms, is_lock),
+        )
     if timeline.events:
         console.print()
         events.print()
@@ -108,7 +113,6 @@ def _print(console: Console, timeline: Timeline, now: CurrentState, now_ms: int)
 
 def _now_lines(timeline: Timeline, now: CurrentState, now_ms: int) -> list[tuple[str, str]]:
     from ragfence.core.receipts import default_effect_id
-    from ragfence.engine.requests import LOCK_ACTION, LOCK_KIND
 
     lines = []
     if now.record is not None:
@@ -118,8 +122,11 @@ def _now_lines(timeline: Timeline, now: CurrentState, now_ms: int) -> list[tuple
             ("now", "unknown: the fence store must be hydrated first, by the next claim or by `ragfence hydrate`")
         )
     else:
-        is_free = timeline.kind == LOCK_KIND and timeline.action == LOCK_ACTION
-        what = "free: nobody holds this lock" if is_free else "no record: it expired, was deleted, or was never claimed"
+        what = (
+            "free: nobody holds this lock"
+            if _is_lock(timeline)
+            else "no record: it expired, was deleted, or was never claimed"
+        )
         lines.append(("now", what))
     if now.record is not None and now.record.ended:
         lines.append(("effect_id", now.record.effect_id or default_effect_id(bytes.fromhex(timeline.key))))
@@ -132,7 +139,13 @@ def _now_lines(timeline: Timeline, now: CurrentState, now_ms: int) -> list[tuple
     return lines
 
 
-def _detail(event: TimelineEvent, now_ms: int) -> str:
+def _is_lock(timeline: Timeline) -> bool:
+    from ragfence.engine.requests import LOCK_ACTION, LOCK_KIND
+
+    return timeline.kind == LOCK_KIND and timeline.action == LOCK_ACTION
+
+
+def _detail(event: TimelineEvent, now_ms: int, is_lock: bool) -> str:
     """What is particular about an event: who, which attempt, and with what result."""
     who = f"by {event.owner}" if event.owner else ""
     run = f"(run {event.run_id})" if event.run_id else ""
@@ -141,6 +154,8 @@ def _detail(event: TimelineEvent, now_ms: int) -> str:
         last = f"{event.count} times, last {output.when(event.last_ms, now_ms)}"
         return " ".join(part for part in (last, who, run) if part)
     attempt = f"attempt {event.attempt}, fence {event.fence}" if event.fence else ""
+    if is_lock:
+        attempt = f"fence {event.fence}"
     match event.what:
         case "claimed" | "taken_over":
             return " ".join(part for part in (f"{who}, {attempt}".lstrip(", "), run, waited) if part)

@@ -371,7 +371,9 @@ SealOutcome = Sealed | Fenced | NotReadyVerdict
 
 
 def apply_seal(held: HeldRecords, seal: Seal, now_ms: int, *, epoch: int) -> tuple[SealOutcome, Change | None]:
-    if seal.fence.epoch != epoch or seal.mode is LOCK:
+    if seal.mode is LOCK:
+        return Fenced(held.record), None
+    if seal.fence.epoch != epoch:
         return Fenced(_standing(held, seal)), None
     if seal.mode is Mode.KEYED:
         return _seal_keyed(held.record, seal, now_ms)

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Final
 
 from ragfence.core.layout import FINGERPRINT_BYTES
-from ragfence.core.operations import Operation
+from ragfence.core.operations import Operation, checked_text
 from ragfence.core.policy import KindRules
 from ragfence.core.receipts import Receipt
 from ragfence.engine.aio import run_blocking, take_steps_async
@@ -42,6 +42,8 @@ NO_PAYLOAD: Final = bytes(FINGERPRINT_BYTES)
 
 def lock_operation(name: str) -> Operation:
     """What stands for a lock in decision rows and on the command line."""
+    name = checked_text("the name of a lock", name)
+    _refuse_unless(bool(name), "a lock needs a name")
     return Operation(kind=LOCK_KIND, source_id=name, action=LOCK_ACTION)
 
 
@@ -53,11 +55,13 @@ def lock_rules(usual: KindRules, ttl_s: float, timeout_s: float | None) -> KindR
         ttl_s: How long the lock outlives its last renewal.
         timeout_s: When the platform kills the holder. Nothing is renewed past it.
     """
-    _refuse_unless(MIN_TTL_S <= ttl_s <= MAX_TTL_S, f"ttl_s must be from {MIN_TTL_S:g} to {MAX_TTL_S:g}, not {ttl_s}")
+    in_range = _is_number(ttl_s) and MIN_TTL_S <= ttl_s <= MAX_TTL_S
+    _refuse_unless(in_range, f"ttl_s must be a number from {MIN_TTL_S:g} to {MAX_TTL_S:g}, not {ttl_s!r}")
     lease_ms = round(ttl_s * 1000)
     runtime_ms = max(usual.max_runtime_ms, lease_ms)
     if timeout_s is not None:
-        _refuse_unless(0 < timeout_s < math.inf, f"timeout_s must be a number above 0, not {timeout_s}")
+        in_range = _is_number(timeout_s) and 0 < timeout_s < math.inf
+        _refuse_unless(in_range, f"timeout_s must be a number above 0, not {timeout_s!r}")
         until_s = timeout_s * (1 - MARGIN)
         if ttl_s > until_s:
             raise ValidationError(
@@ -70,8 +74,13 @@ def lock_rules(usual: KindRules, ttl_s: float, timeout_s: float | None) -> KindR
 
 
 def wait_ms_of(wait_s: float) -> int:
-    _refuse_unless(0 <= wait_s < math.inf, f"wait_s must be a number from 0, not {wait_s}")
+    in_range = _is_number(wait_s) and 0 <= wait_s < math.inf
+    _refuse_unless(in_range, f"wait_s must be a number, 0 or more, not {wait_s!r}")
     return round(wait_s * 1000)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _refuse_unless(valid: bool, message: str) -> None:

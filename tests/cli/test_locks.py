@@ -21,6 +21,7 @@ def test_a_held_lock_is_shown_in_plain_words(site: Site) -> None:
         explained = site.run("explain", "reindex:docs").stdout
         assert f"with fence number {lease.fence}, expires in" in explained
         assert "locked by" in explained
+        assert "attempt" not in explained
         told = site.json("status")
         assert (told["locks"], told["pending"], told["keys"]) == (1, {"count": 0, "oldest": None}, 1)
         assert {"kind": "lock", "state": "locked", "count": 1, "estimated": False} in told["records"]

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -194,6 +195,10 @@ def test_the_ttl_is_below_the_timeout_of_the_function_by_a_margin(fence: ragfenc
         ("", {}),
         ("a\x00b", {}),
         ("x" * 2000, {}),
+        (7, {}),
+        (NAME, {"ttl_s": "30"}),
+        (NAME, {"wait_s": None}),
+        (NAME, {"ttl_s": True}),
         (NAME, {"ttl_s": 0}),
         (NAME, {"ttl_s": -1}),
         (NAME, {"ttl_s": float("nan")}),
@@ -204,7 +209,7 @@ def test_the_ttl_is_below_the_timeout_of_the_function_by_a_margin(fence: ragfenc
         (NAME, {"timeout_s": float("nan")}),
     ],
 )
-def test_a_lock_that_makes_no_sense_is_refused(fence: ragfence.Fence, name: str, given: dict[str, float]) -> None:
+def test_a_lock_that_makes_no_sense_is_refused(fence: ragfence.Fence, name: Any, given: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         fence.lock(name, **given)
 

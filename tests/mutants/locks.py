@@ -38,10 +38,9 @@ MUTANTS = [
     ),
     Mutant(
         "the counter restarts after the release of a lock",
-        "ragfence/stores/transactional.py",
-        "    if change.drop_record:\n        tx.drop_record(what.key)",
-        "    if change.drop_record:\n        tx.drop_record(what.key)\n"
-        '        tx.content.counters.clear() if hasattr(tx, "content") else None',
+        "ragfence/testing/memory.py",
+        "        self._content.records.pop(key, None)\n",
+        "        self._content.records.pop(key, None)\n        self._content.counters.clear()\n",
         CONTRACT,
     ),
     Mutant(
@@ -77,8 +76,8 @@ MUTANTS = [
     Mutant(
         "a lock is sealed",
         "ragfence/core/decisions.py",
-        "if seal.fence.epoch != epoch or seal.mode is LOCK:",
-        "if seal.fence.epoch != epoch:",
+        "    if seal.mode is LOCK:\n        return Fenced(held.record), None\n",
+        "    if seal.mode is LOCK:\n        return _seal_keyed(held.record, seal._replace(mode=KEYED), now_ms)\n",
         CONTRACT,
     ),
     Mutant(

@@ -12,8 +12,8 @@ local function kind_of_claim(claim) return $short(claim, $claim.rest) end
 local function replays(data, claim)
   local version, flags = byte(data, $record.version:state)
   local state = $state(flags)
-  return version == $RECORD_VERSION and (state == $SEALED or state == $FAILED) and
-    byte(claim) ~= $LOCK and sub(data, $record.fingerprint) == sub(claim, $claim.fingerprint)
+  return byte(claim) ~= $LOCK and version == $RECORD_VERSION and (state == $SEALED or state == $FAILED) and
+    sub(data, $record.fingerprint) == sub(claim, $claim.fingerprint)
 end
 
 -- The row of a claim that this record answers. `ts`: the time, packed.
