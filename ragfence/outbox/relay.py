@@ -52,6 +52,7 @@ with needs_extra("sql", "A relay"):
 KIND: Final = "outbox"
 BATCH: Final = 100
 LEASE_MS: Final = 30_000
+CALL_S: Final = 60.0
 WINDOW: Final = 10
 """How many batches of due events are looked at for the oldest of each key, before all of them are."""
 WHOLE_TURNS: Final = 16
@@ -107,6 +108,8 @@ class Relay:
         batch: How many events are sent in one round.
         max_attempts: After how many failures an event is given up; by default, what the policy of the fence says.
         keep_days: `run` deletes events that were sent longer ago; by default, what the policy of the fence says.
+        call_s: How long one call of the function or the queue may take. After that PostgreSQL ends the transaction, so
+            that a relay that hangs or is frozen does not keep its events from the others.
         retry: The delays of an event that failed.
         on_round: Called with the report of each round that sent or failed something, for example to count.
 
@@ -124,6 +127,7 @@ class Relay:
         max_attempts: int | None = None,
         keep_days: float | None = None,
         pause_s: float = 0.5,
+        call_s: float = CALL_S,
         retry: Backoff = Backoff(attempts=100, first_s=1.0, longest_s=300.0),  # noqa: B008  # frozen
         on_round: Callable[[RelayReport], None] | None = None,
     ) -> None:
@@ -131,8 +135,11 @@ class Relay:
         max_attempts = rules.max_attempts if max_attempts is None else max_attempts
         if batch < 1 or max_attempts < 1:
             raise PolicyError("batch and max_attempts must be at least 1")
+        if call_s <= 0:
+            raise PolicyError("call_s must be more than 0")
         self._outbox, self._to, self._fence, self._topic = outbox, to, fence, topic
         self._batch, self._max_attempts, self._pause_s, self._retry = batch, max_attempts, pause_s, retry
+        self._call_s = call_s
         self._keep_days = rules.keep_days if keep_days is None else keep_days
         self._lag_alert_s = rules.lag_alert_s
         self._on_round = on_round
@@ -146,6 +153,8 @@ class Relay:
         self._turns = 0
         self._whole_after = 0.0
         self._renew_at = 0.0
+        self._locks: Connection | None = None
+        """The transaction whose locks hold the events that are being published, on PostgreSQL."""
         if not self._postgres:
             create_tables(outbox.engine, leases.metadata, [leases])
 
@@ -216,8 +225,16 @@ class Relay:
         return self._outbox.purge(self._keep_days)
 
     def _relay_locked(self, tx: Connection) -> RelayReport:
+        timeout_ms = max(1, int(self._call_s * 1000))
+        tx.execute(sa.text(f"SET LOCAL idle_in_transaction_session_timeout = {timeout_ms}"))
         rows = self._take(tx)
-        return self._mark(tx, rows, self._publish(rows)) if rows else RelayReport()
+        if not rows:
+            return RelayReport()
+        self._locks, self._renew_at = tx, time.monotonic() + self._call_s / 3
+        try:
+            return self._mark(tx, rows, self._publish(rows))
+        finally:
+            self._locks = None
 
     def _take_under_lease(self, tx: Connection) -> list[OutboxRow]:
         return self._take(tx) if self._hold_lease(tx) else []
@@ -246,8 +263,15 @@ class Relay:
             self._outbox.run("give up the relay's lease", lambda tx: tx.execute(mine))
 
     def _still_ours(self) -> bool:
-        """Renews the lease while a batch takes long. False: another relay has the events now."""
-        if self._postgres or time.monotonic() < self._renew_at:
+        """Renews the lease while a batch takes long. False: another relay has the events now.
+
+        On PostgreSQL the transaction holds the locks: it is kept, or this raises because it has ended.
+        """
+        if time.monotonic() < self._renew_at:
+            return True
+        if self._locks is not None:
+            self._locks.execute(sa.select(1))
+            self._renew_at = time.monotonic() + self._call_s / 3
             return True
         return self._outbox.run("renew the relay's lease", self._hold_lease)
 

@@ -45,6 +45,10 @@ class WebhookEvent:
     payload: Any
     """The JSON value of this event."""
 
+    def __getitem__(self, name: str) -> Any:
+        """A field of the payload: `event["page"]["id"]`."""
+        return self.payload[name]
+
     @property
     def operation(self) -> Operation:
         """What happens once, however often the event is delivered."""
