@@ -44,7 +44,7 @@ _TYPES: Final = {
 }
 
 
-class Pending(NamedTuple):
+class PendingAnnouncement(NamedTuple):
     """An announcement, and how the memory is told that it was delivered."""
 
     announcement: Announcement
@@ -53,7 +53,7 @@ class Pending(NamedTuple):
 
 class Feed(ABC):
     @abstractmethod
-    def pending(self, *, skip: bool = False) -> Iterable[Pending]:
+    def pending(self, *, skip: bool = False) -> Iterable[PendingAnnouncement]:
         """What was not announced. `skip`: everything that is there now counts as announced, and nothing is yielded."""
 
     @abstractmethod
@@ -84,7 +84,7 @@ class DocumentFeed(Feed):
         self._next: int | None = None
         self._gone: set[str] = set()
 
-    def pending(self, *, skip: bool = False) -> Iterable[Pending]:
+    def pending(self, *, skip: bool = False) -> Iterable[PendingAnnouncement]:
         state = self._memory.state
         self._round, self._next, self._gone = {}, None, set()
         if state.epoch < 0 or self._epochs.newer_than(state.epoch):
@@ -102,7 +102,7 @@ class DocumentFeed(Feed):
             for move in moves:
                 self._memory.moved(move.source, move.fence)
             return []
-        return [Pending(move.announcement, lambda move=move: self._delivered(move)) for move in moves]  # type: ignore[misc]
+        return [PendingAnnouncement(move.announcement, lambda move=move: self._delivered(move)) for move in moves]  # type: ignore[misc]
 
     def settle(self, undelivered: set[str], *, tried: bool = True) -> None:
         state = self._memory.state
@@ -204,7 +204,7 @@ class LogFeed(Feed):
         self._seen = 0
         self._numbers: dict[str, int] = {}
 
-    def pending(self, *, skip: bool = False) -> Iterable[Pending]:
+    def pending(self, *, skip: bool = False) -> Iterable[PendingAnnouncement]:
         state = self._memory.state
         self._seen, self._numbers = state.numbers.get(self._log, 0), {}
         if skip:
@@ -223,10 +223,10 @@ class LogFeed(Feed):
         left = sorted(self._numbers[event_id] for event_id in undelivered & self._numbers.keys())
         self._memory.follow(self._log, self._seen, left)
 
-    def _pending(self, found: Announcement | str | None, number: int) -> Iterator[Pending]:
+    def _pending(self, found: Announcement | str | None, number: int) -> Iterator[PendingAnnouncement]:
         if isinstance(found, Announcement):
             self._numbers[found.event_id] = number
-            yield Pending(found, lambda: None)
+            yield PendingAnnouncement(found, lambda: None)
 
 
 def catalog_feed(tenant: str, objects: ObjectStore, memory: NotifyMemory) -> LogFeed:
@@ -281,7 +281,7 @@ class BuildFeed(Feed):
         self._list_at = 0.0
         self._round: list[tuple[str, int, str]] = []
 
-    def pending(self, *, skip: bool = False) -> Iterable[Pending]:
+    def pending(self, *, skip: bool = False) -> Iterable[PendingAnnouncement]:
         self._round = []
         if time.monotonic() < self._list_at:
             return
@@ -309,7 +309,7 @@ class BuildFeed(Feed):
             where = f"index:{index_hash}"
             made = announce(self._tenant, "index.sealed", where, build.at_ms, data, str(number))
             self._round.append((index_hash, number, made.event_id))
-            yield Pending(made, lambda: None)
+            yield PendingAnnouncement(made, lambda: None)
 
     def settle(self, undelivered: set[str], *, tried: bool = True) -> None:
         stuck: set[str] = set()
@@ -338,7 +338,7 @@ class LedgerFeed(Feed):
         self._round: dict[tuple[str, str], list[str]] = {}
         self._rows: dict[str, tuple[str, str]] = {}
 
-    def pending(self, *, skip: bool = False) -> Iterable[Pending]:
+    def pending(self, *, skip: bool = False) -> Iterable[PendingAnnouncement]:
         self._round, self._rows = {}, {}
         first_ms = max(self._now_ms() - LOOKED_BACK_DAYS * DAY_MS, 0)
         self._memory.forget_days(day_of(first_ms))
@@ -353,7 +353,7 @@ class LedgerFeed(Feed):
                     self._delivered(made.event_id)
                     continue
                 ids.append(made.event_id)
-                yield Pending(made, lambda made=made: self._delivered(made.event_id))  # type: ignore[misc]
+                yield PendingAnnouncement(made, lambda made=made: self._delivered(made.event_id))  # type: ignore[misc]
 
     def settle(self, undelivered: set[str], *, tried: bool = True) -> None:
         for (day, name), ids in self._round.items():

@@ -25,7 +25,15 @@ from ragfence.core.backoff import Backoff
 from ragfence.engine.crash_points import reach
 from ragfence.errors import ObjectsRequired, PolicyError, RagfenceError, TransientError
 from ragfence.notify.announcements import Announcement
-from ragfence.notify.feeds import BuildFeed, DocumentFeed, Feed, LedgerFeed, Pending, catalog_feed, gate_feed
+from ragfence.notify.feeds import (
+    BuildFeed,
+    DocumentFeed,
+    Feed,
+    LedgerFeed,
+    PendingAnnouncement,
+    catalog_feed,
+    gate_feed,
+)
 from ragfence.notify.memory import NotifyMemory
 from ragfence.notify.receivers import receiver_of
 from ragfence.queues.transport import Transport
@@ -212,7 +220,7 @@ class Notifier:
                 break
         return NotifyReport(sent, failed, dropped, busy=not self._save())
 
-    def _mark(self, pending: Pending) -> None:
+    def _mark(self, pending: PendingAnnouncement) -> None:
         pending.delivered()
         self.memory.release(pending.announcement.source)
 
