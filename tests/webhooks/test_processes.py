@@ -86,7 +86,7 @@ def effects(fence: ragfence.Fence, kind: str) -> int:
     return int(rows.num_rows)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_from_the_cms_through_the_inbox_to_a_search(place: Place) -> None:
     place.write_policy("inbox")
     with place.server() as url:
@@ -115,7 +115,7 @@ def test_from_the_cms_through_the_inbox_to_a_search(place: Place) -> None:
     assert (events["e1"]["duplicates"], events["e1"]["attempts"], events["e1"]["source"]) == (1, 1, "cms")
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_server_that_is_killed_after_its_202_has_lost_nothing(place: Place) -> None:
     place.write_policy("inbox")
     with place.server() as url:
@@ -133,7 +133,7 @@ def test_a_server_that_is_killed_after_its_202_has_lost_nothing(place: Place) ->
         assert fence.audit.check().ok
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("point", "answer"), [("before_effect", "new"), ("after_effect", "new"), ("after_seal", "duplicate")]
 )
@@ -152,7 +152,7 @@ def test_a_worker_that_is_killed_leaves_the_event_to_the_next_one(place: Place, 
         assert fence.audit.check().ok
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("point", "answer"), [("before_effect", "new"), ("after_effect", "new"), ("after_seal", "duplicate")]
 )
