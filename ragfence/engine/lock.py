@@ -140,7 +140,7 @@ class Lock:
         if self._is_entered:
             raise ValidationError(
                 f"this lock on {self.name!r} is in use: it would wait for itself",
-                hint="call fence.lock(...) again in each thread or task",
+                hint="make a lock of its own for each thread or task",
             )
         self._is_entered = True
         try:
