@@ -12,14 +12,14 @@ MUTANTS = [
         "                if claim.is_new:\n                    seal(claim, self._call(message))\n",
         "                if claim.is_new:\n                    self._transport.ack([message])\n"
         "                    seal(claim, self._call(message))\n",
-        (KILLED, "-k", "killed and after_effect and streams"),
+        (KILLED, "-k", "wherever_a_consumer_is_killed and after_effect and streams"),
     ),
     Mutant(
         "events: an inbox forgets what it applied",
         "ragfence/outbox/inbox.py",
         "        if added is not None:\n            return True\n",
         "        return True\n",
-        (KILLED, "-k", "killed and after_effect and streams"),
+        (KILLED, "-k", "wherever_a_consumer_is_killed and after_effect and streams"),
     ),
     Mutant(
         "events: a frozen relay keeps its locks",
