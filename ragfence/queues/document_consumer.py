@@ -44,7 +44,7 @@ class DocumentBatches(Protocol):
     ) -> list[Receipt | Exception]: ...
 
 
-class DocumentFence(Protocol):
+class BatchFence(Protocol):
     """What the consumer needs of a fence."""
 
     @property
@@ -92,7 +92,7 @@ class DocumentConsumer(MessageLoop):
 
     def __init__(
         self,
-        fence: DocumentFence | Callable[[str], DocumentFence],
+        fence: BatchFence | Callable[[str], BatchFence],
         transport: Transport,
         *,
         document: Callable[[Message], Document | Retraction] = document_of,
@@ -166,7 +166,7 @@ class DocumentConsumer(MessageLoop):
             self._conclude(message, outcome)
 
     def _documents_of(self, message: Message) -> DocumentBatches:
-        fence: DocumentFence = self._fence_of(message)
+        fence: BatchFence = self._fence_of(message)
         return fence.documents
 
     def _conclude(self, message: Message, outcome: Receipt | Exception) -> None:

@@ -142,6 +142,8 @@ MUTANTS = [
         'bool(self.sequencer) and (not self.version_id or self.event.endswith("DeleteMarkerCreated"))',
         "True",
         S3_EVENTS,
+    ),
+    Mutant(
         "consumer: a message is acknowledged before its seal",
         "ragfence/queues/consumer.py",
         "                    seal(claim, self._call(message))\n",
