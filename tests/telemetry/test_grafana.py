@@ -26,11 +26,11 @@ from tests.engine.worlds import abandon, elsewhere
 GRAFANA = Path(__file__).resolve().parents[2] / "docs" / "grafana"
 DASHBOARD = json.loads((GRAFANA / "dashboard.json").read_text())
 ALERTS = yaml.safe_load((GRAFANA / "alerts.yml").read_text())["groups"][0]["rules"]
-WEBHOOKS = yaml.safe_load((GRAFANA / "webhooks.yml").read_text())["groups"][0]["rules"]
+RECORDED = yaml.safe_load((GRAFANA / "recording.yml").read_text())["groups"][0]["rules"]
 DOCS = (GRAFANA.parent / "observability.md").read_text()
 
 PANELS = {panel["title"]: [target["expr"] for target in panel["targets"]] for panel in DASHBOARD["panels"]}
-RULES = {rule.get("alert") or rule["record"]: [rule["expr"]] for rule in (*ALERTS, *WEBHOOKS)}
+RULES = {rule.get("alert") or rule["record"]: [rule["expr"]] for rule in (*ALERTS, *RECORDED)}
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|\[[^\]]*\]|[A-Za-z_:$][\w:$]*|[\d.]+[smhd]?|[{}()<>=!~+\-*/,]')
 _GROUPING = ("by", "without", "on", "ignoring", "group_left", "group_right")
@@ -135,10 +135,10 @@ def test_every_metric_is_in_the_documentation_and_the_other_way_round(exposed):
     assert written == ours
 
 
-def test_every_alert_of_the_issue_is_there_and_explained():
+def test_every_alert_and_every_record_is_explained():
     assert all(
         rule["annotations"]["summary"] and rule["labels"]["severity"]
-        for rule in (*ALERTS, *WEBHOOKS)
+        for rule in (*ALERTS, *RECORDED)
         if "alert" in rule
     )
     for name in RULES:
