@@ -53,6 +53,7 @@ ONLY_PYTHON = {
     "webhooks/": "endpoints that an application declares",
 }
 OF_ARGUMENTS = {
+    "pass session.connection(bind_arguments={'mapper': Model}), with a model of the outbox's database",
     "use ingest(document), or pass [document]",
     "use fence.documents.ingest(document), or pass [document]",
     "accept_loss needs repair=True",
