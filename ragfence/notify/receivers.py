@@ -1,4 +1,4 @@
-"""Where events go: a webhook, a queue, or a function. Each is asked once per event; the notifier tries again."""
+"""Where events go: a webhook, a queue, or a function. Each takes one event at a time; the notifier tries again."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ class Relay:
         self._stopping.set()
 
     def close(self) -> None:
-        """Lets another relay go on at once, on SQLite. `run` does so when it ends."""
+        """Lets another relay continue at once, on SQLite. `run` does so when it ends."""
         with contextlib.suppress(TransportUnavailable):  # then it expires
             self._give_up_lease()
 
