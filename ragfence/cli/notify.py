@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ragfence.cli import output
-from ragfence.cli.options import Json, Stores, open_fence
-from ragfence.core.urls import holds_password, looks_like_url
+from ragfence.cli.options import Json, Stores, choose_url, open_fence, read_variable
 
 if TYPE_CHECKING:
     from ragfence.notify.notifier import NotifyReport
@@ -25,16 +23,21 @@ def notify(
         typer.Option("--to", metavar="URL", help="A webhook (https://...) or a queue (sqlite:///q.db?queue=NAME)."),
     ] = None,
     to_env: Annotated[
-        str | None, typer.Option("--to-env", metavar="NAME", help="The environment variable that holds its URL.")
+        str | None,
+        typer.Option("--to-env", metavar="NAME", help="The environment variable that holds the URL of the receiver."),
     ] = None,
     secret_env: Annotated[
         list[str] | None,
-        typer.Option("--secret-env", metavar="NAME", help="The variable with a secret (whsec_...) to sign with."),
+        typer.Option(
+            "--secret-env",
+            metavar="NAME",
+            help="The environment variable with a secret (whsec_...) to sign with; may be repeated.",
+        ),
     ] = None,
     name: Annotated[
-        str, typer.Option("--name", metavar="NAME", help="The memory to use: one for each receiver.")
+        str, typer.Option("--name", metavar="NAME", help="The name of this notifier: use one for each receiver.")
     ] = "default",
-    once: Annotated[bool, typer.Option("--once", help="Send what happened until now, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Send what happened until now, and exit.")] = False,
     history: Annotated[bool, typer.Option("--history", help="The first time, also send what happened before.")] = False,
     event_type: Annotated[
         list[str] | None, typer.Option("--type", metavar="TYPE", help="Only events of this type; may be repeated.")
@@ -49,20 +52,20 @@ def notify(
 ) -> None:
     """Announce documents, builds, swaps, conflicts and quarantined keys to a webhook or a queue, until SIGTERM.
 
-    At least once, in order per source, with ids that never change. The first time it begins with what happens from then
-    on, unless --history is given. With --once, exits with 1 if something could not be sent.
+    Events are sent at least once, in order per source, with ids that never change. A new notifier begins with what
+    happens from then on, unless --history is given. With --once, the command exits with 1 if an event was not sent.
     """
     from ragfence.notify import Notifier
     from ragfence.notify.announcements import EVENT_TYPES
 
     for wrong in sorted(set(event_type or ()) - set(EVENT_TYPES)):
         raise typer.BadParameter(f"{wrong!r} is not a type; there are {', '.join(EVENT_TYPES)}", param_hint="--type")
-    secrets = [_variable(each, "--secret-env") for each in secret_env or ()]
+    secrets = [read_variable(each, "--secret-env") for each in secret_env or ()]
     totals = {"sent": 0, "failed": 0, "dropped": 0}
     last: NotifyReport | None = None
     with (
         open_fence(stores) as fence,
-        _receiver(_address(to, to_env), secrets, allow_http) as receiver,
+        _receiver(choose_url(to, to_env, "--to", "--to-env"), secrets, allow_http) as receiver,
         output.progress("sending") as advance,
     ):
         notifier = Notifier(
@@ -113,25 +116,3 @@ def _receiver(url: str, secrets: list[str], allow_http: bool) -> Iterator[Any]:
         receiver = open_transport(url)
     with contextlib.closing(receiver):
         yield receiver
-
-
-def _address(to: str | None, variable: str | None) -> str:
-    if (to is None) == (variable is None):
-        raise typer.BadParameter("give --to or --to-env, one of the two", param_hint="--to")
-    if to is None:
-        assert variable is not None
-        return _variable(variable, "--to-env")
-    if holds_password(to):
-        output.err().print(
-            "WARNING: the password in --to can be read by every user of this machine (ps); use --to-env NAME."
-        )
-    return to
-
-
-def _variable(name: str, option: str) -> str:
-    if looks_like_url(name) or name.startswith("whsec_"):
-        raise typer.BadParameter("it takes the name of a variable, not its value", param_hint=option)
-    value = os.environ.get(name, "").strip()
-    if not value:
-        raise typer.BadParameter(f"the environment variable {name} is not set, or empty", param_hint=option)
-    return value

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ragfence.cli import output
-from ragfence.cli.options import Json, Limit, Yes
-from ragfence.core.urls import holds_password, looks_like_url, show_url
+from ragfence.cli.options import Json, Limit, Yes, choose_url
+from ragfence.core.urls import show_url
 from ragfence.errors import UnknownStore
 
 if TYPE_CHECKING:
@@ -20,8 +20,11 @@ if TYPE_CHECKING:
     from ragfence.outbox.outbox import Outbox, OutboxRow
     from ragfence.outbox.relay import RelayReport
 
-outbox = typer.Typer(no_args_is_help=True, help="Relay the events of an outbox, and see what was not sent.")
-dead = typer.Typer(no_args_is_help=True, help="Events that were given up: each blocks the later events of its key.")
+outbox = typer.Typer(no_args_is_help=True, help="Relay the events of an outbox, and show what was not sent.")
+dead = typer.Typer(
+    no_args_is_help=True,
+    help="List dead events, send them again, or delete them. Each blocks the later events of its key.",
+)
 outbox.add_typer(dead, name="dead")
 
 Database = Annotated[
@@ -34,6 +37,10 @@ DatabaseEnv = Annotated[
     str | None,
     typer.Option("--database-env", metavar="NAME", help="The environment variable that holds the URL of the database."),
 ]
+DatabaseOrDash = Annotated[
+    str, typer.Argument(metavar="URL|-", help="The database, or - with --database-env.", show_default=False)
+]
+AllDead = Annotated[bool, typer.Option("--all", help="All dead events, instead of some.")]
 Topic = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Only events of this topic.")]
 TableName = Annotated[
     str, typer.Option("--table", metavar="NAME", help="The table of the outbox: NAME or SCHEMA.NAME.")
@@ -56,11 +63,14 @@ def relay(
         str | None, typer.Option("--to", metavar="URL", help="The queue: sqlite:///q.db?queue=NAME, redis://...")
     ] = None,
     to_env: Annotated[
-        str | None, typer.Option("--to-env", metavar="NAME", help="The environment variable that holds its URL.")
+        str | None,
+        typer.Option("--to-env", metavar="NAME", help="The environment variable that holds the URL of the queue."),
     ] = None,
     topic: Topic = None,
-    once: Annotated[bool, typer.Option("--once", help="Send what is due now, and end.")] = False,
-    batch: Annotated[int, typer.Option("--batch", metavar="N", min=1, max=10_000, help="Events of one round.")] = 100,
+    once: Annotated[bool, typer.Option("--once", help="Send what is due now, and exit.")] = False,
+    batch: Annotated[
+        int, typer.Option("--batch", metavar="N", min=1, max=10_000, help="How many to send in a round.")
+    ] = 100,
     database_env: DatabaseEnv = None,
     table: TableName = DEFAULT_TABLE,
     policy: PolicyFile = None,
@@ -73,7 +83,7 @@ def relay(
     from ragfence.outbox.relay import Relay
     from ragfence.queues import open_transport
 
-    target = _url(to, to_env, "--to", "--to-env")
+    target = choose_url(to, to_env, "--to", "--to-env")
     rules = _rules(policy)
     totals = {"sent": 0, "failed": 0, "dead": 0}
     with (
@@ -145,7 +155,8 @@ def outbox_purge(
     database: Database = None,
     *,
     keep_days: Annotated[
-        float | None, typer.Option("--keep-days", metavar="DAYS", min=0, help="By default, what the policy says.")
+        float | None,
+        typer.Option("--keep-days", metavar="DAYS", min=0, help="Instead of `outbox.keep_days` of the policy."),
     ] = None,
     database_env: DatabaseEnv = None,
     table: TableName = DEFAULT_TABLE,
@@ -205,7 +216,7 @@ def dead_list(
     table: TableName = DEFAULT_TABLE,
     as_json: Json = False,
 ) -> None:
-    """List events that were given up, oldest first."""
+    """List dead events: those that failed too often. The oldest comes first."""
     with _opened(database, database_env, table) as events:
         found = events.dead(limit or 2**31 - 1, topic)
     if as_json:
@@ -225,16 +236,16 @@ def dead_list(
 
 @dead.command("revive")
 def dead_revive(
-    database: Annotated[str, typer.Argument(metavar="URL|-", help="The database, or - with --database-env.")],
+    database: DatabaseOrDash,
     event_ids: EventIds = None,
     *,
-    every: Annotated[bool, typer.Option("--all", help="All dead events, instead of some.")] = False,
+    every: AllDead = False,
     topic: Topic = None,
     database_env: DatabaseEnv = None,
     table: TableName = DEFAULT_TABLE,
     as_json: Json = False,
 ) -> None:
-    """Send dead events once more, with no attempt counted."""
+    """Send dead events again, with their attempts reset."""
     with _opened(database, database_env, table) as events:
         changed = events.revive(_chosen(events, event_ids, every, topic))
     _print_changed(changed, "revived", as_json)
@@ -242,17 +253,17 @@ def dead_revive(
 
 @dead.command("drop")
 def dead_drop(
-    database: Annotated[str, typer.Argument(metavar="URL|-", help="The database, or - with --database-env.")],
+    database: DatabaseOrDash,
     event_ids: EventIds = None,
     *,
-    every: Annotated[bool, typer.Option("--all", help="All dead events, instead of some.")] = False,
+    every: AllDead = False,
     topic: Topic = None,
     yes: Yes = False,
     database_env: DatabaseEnv = None,
     table: TableName = DEFAULT_TABLE,
     as_json: Json = False,
 ) -> None:
-    """Delete dead events, so that the later events of their keys are sent. They are never sent."""
+    """Delete dead events without sending them, so that the later events of their keys are sent."""
     with _opened(database, database_env, table) as events:
         ids = _chosen(events, event_ids, every, topic)
         if not yes and output.is_interactive():
@@ -288,7 +299,7 @@ def _opened(database: str | None, variable: str | None, table: str) -> Iterator[
     from ragfence.outbox.outbox import outbox_table
     from ragfence.queues.sql import open_engine
 
-    url = _url(None if database == "-" else database, variable, "URL", "--database-env")
+    url = choose_url(None if database == "-" else database, variable, "URL", "--database-env")
     engine = open_engine(url)
     schema, _, name = table.rpartition(".")
     try:
@@ -306,24 +317,6 @@ def _opened(database: str | None, variable: str | None, table: str) -> Iterator[
         yield events
     finally:
         engine.dispose()
-
-
-def _url(given: str | None, variable: str | None, what: str, option: str) -> str:
-    if (given is None) == (variable is None):
-        raise typer.BadParameter(f"give {what} or {option}, one of the two", param_hint=what)
-    if given is not None:
-        if holds_password(given):
-            output.err().print(
-                f"WARNING: the password in {what} can be read by every user of this machine (ps); use {option} NAME."
-            )
-        return given
-    assert variable is not None
-    if looks_like_url(variable):
-        raise typer.BadParameter("it takes the name of a variable, not a URL", param_hint=option)
-    url = os.environ.get(variable, "").strip()
-    if not url:
-        raise typer.BadParameter(f"the environment variable {variable} is not set, or empty", param_hint=option)
-    return url
 
 
 def _rules(file: str | None) -> OutboxRules:

@@ -28,7 +28,10 @@ dead = typer.Typer(no_args_is_help=True, help="List dead letters, put them back,
 queue.add_typer(dead, name="dead")
 
 Url = Annotated[
-    str, typer.Argument(metavar="URL", help="The queue: sqlite:///queue.db?queue=NAME, postgresql://..., redis://...")
+    str,
+    typer.Argument(
+        metavar="URL", help="The queue: sqlite:///queue.db?queue=NAME, postgresql://..., redis://... or sqs://NAME"
+    ),
 ]
 Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="The ids of the messages.")]
 Every = Annotated[bool, typer.Option("--all", help="All dead letters of the queue.")]
@@ -44,38 +47,50 @@ def consume(
     stores: Stores,
     as_json: Json = False,
     documents: Annotated[
-        bool, typer.Option("--documents", help="Ingest the messages: each is a document, or retracts one.")
+        bool,
+        typer.Option("--documents", help="Ingest each message as a document, or retract the document that it names."),
     ] = False,
     s3_events: Annotated[
-        bool, typer.Option("--s3-events", help="Ingest created objects of a bucket, and retract removed ones.")
+        bool, typer.Option("--s3-events", help="Ingest objects created in a bucket, and retract removed ones.")
     ] = False,
     handler: Annotated[
         str | None,
-        typer.Option("--handler", metavar="MODULE:FUNCTION", help="Call this function, sync or async, per message."),
+        typer.Option(
+            "--handler", metavar="MODULE:FUNCTION", help="Call this function, sync or async, with each message."
+        ),
     ] = None,
     prefix: Annotated[
         str, typer.Option("--prefix", metavar="TEXT", help="With --s3-events: put this in front of every doc_id.")
     ] = "",
-    until_empty: Annotated[bool, typer.Option("--until-empty", help="End when no more messages arrive.")] = False,
+    until_empty: Annotated[bool, typer.Option("--until-empty", help="Exit when no more messages arrive.")] = False,
     limit: Annotated[
-        int | None, typer.Option("--limit", metavar="N", min=1, help="End after so many messages.")
+        int | None, typer.Option("--limit", metavar="N", min=1, help="Exit after this many messages.")
     ] = None,
     workers: Annotated[
-        int, typer.Option("--workers", metavar="N", min=1, max=256, help="How many messages --handler gets at once.")
+        int,
+        typer.Option(
+            "--workers", metavar="N", min=1, max=256, help="How many messages --handler handles at the same time."
+        ),
     ] = 1,
     batch: Annotated[
-        int | None, typer.Option("--batch", metavar="N", min=1, max=10_000, help="How many to receive at once.")
+        int | None,
+        typer.Option("--batch", metavar="N", min=1, max=10_000, help="How many messages to receive at once."),
     ] = None,
     max_attempts: Annotated[
-        int, typer.Option("--max-attempts", metavar="N", min=1, help="Deliveries until a message is given up.")
+        int,
+        typer.Option(
+            "--max-attempts", metavar="N", min=1, help="After this many deliveries, a failing message is a dead letter."
+        ),
     ] = 5,
     visibility: Annotated[
         float | None,
-        typer.Option("--visibility", metavar="SECONDS", min=1, help="How long a received message is hidden."),
+        typer.Option(
+            "--visibility", metavar="SECONDS", min=1, help="How long a received message is hidden from others."
+        ),
     ] = None,
     quota: Annotated[
         list[str] | None,
-        typer.Option("--quota", metavar="QUOTA", help="At most so many messages per tenant: 600/minute. Repeatable."),
+        typer.Option("--quota", metavar="QUOTA", help="Limit for each tenant, such as 600/minute; may be repeated."),
     ] = None,
     metrics: Annotated[
         int | None,
@@ -84,8 +99,8 @@ def consume(
 ) -> None:
     """Handle the messages of a queue, each once, until SIGTERM or Ctrl-C.
 
-    Then nothing more is received; what is being handled is finished, and the rest is given back. With --until-empty or
-    --limit, the command exits with 1 if messages became dead letters.
+    When it is stopped, messages in progress are finished, and the rest are put back. With --until-empty or --limit, the
+    command exits with 1 if messages became dead letters.
     """
     if sum((documents, s3_events, handler is not None)) != 1:
         raise ValidationError(
@@ -116,7 +131,9 @@ def consume(
 
             consumer = DocumentConsumer(fence, transport, **options)
         else:
-            consumer = _s3_consumer(fence, transport, prefix, options)
+            from ragfence.queues import s3_consumer
+
+            consumer = s3_consumer(fence, transport, prefix=prefix, **options)
         if metrics is not None:
             stack.enter_context(_served_metrics(metrics))
         started = time.monotonic()
@@ -141,7 +158,7 @@ def enqueue(
     tenant: Annotated[str, typer.Option("--tenant", metavar="NAME", help="The tenant of the messages.")] = "",
     route: Annotated[str, typer.Option("--route", metavar="TEXT", help="The route in decision rows.")] = "",
     from_line: Annotated[
-        int, typer.Option("--from-line", metavar="N", min=1, help="Begin with this line, to continue.")
+        int, typer.Option("--from-line", metavar="N", min=1, help="Begin with this line, to continue an earlier run.")
     ] = 1,
     wait: Annotated[
         float, typer.Option("--wait", metavar="SECONDS", min=0, help="How long to wait while the queue is full.")
@@ -239,7 +256,7 @@ def list_dead(
 
 @dead.command("replay")
 def replay_dead(url: Url, ids: Ids = None, *, every: Every = False, as_json: Json = False) -> None:
-    """Put dead letters back into the queue, with no attempt counted."""
+    """Put dead letters back into the queue, with their attempts reset."""
     with _opened(url) as transport:
         replayed = _decide(transport, ids, every, transport.replay_dead)
         _print_decided(transport, "replayed", replayed, ids, as_json=as_json)
@@ -305,17 +322,6 @@ def _function(name: str) -> Callable[..., Any]:
     if not callable(found):
         raise ValidationError(f"--handler: {name} is not a function")
     return found  # type: ignore[no-any-return]  # the module is the caller's
-
-
-def _s3_consumer(fence: Fence, transport: Transport, prefix: str, options: dict[str, Any]) -> MessageLoop:
-    try:
-        module: Any = import_module("ragfence.queues.s3_events")
-    except ModuleNotFoundError as missing:
-        if missing.name != "ragfence.queues.s3_events":
-            raise
-        raise ValidationError("this version has no consumer of S3 events", hint="upgrade ragfence") from None
-    consumer: MessageLoop = module.s3_consumer(fence, transport, prefix=prefix, **options)
-    return consumer
 
 
 @contextlib.contextmanager

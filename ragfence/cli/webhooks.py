@@ -49,7 +49,7 @@ def consume(
     max_attempts: Annotated[
         int,
         typer.Option(
-            "--max-attempts", metavar="N", min=1, help="After this many deliveries an event is a dead letter."
+            "--max-attempts", metavar="N", min=1, help="After this many deliveries, a failing event is a dead letter."
         ),
     ] = 5,
     visibility: Annotated[
@@ -58,7 +58,7 @@ def consume(
             "--visibility",
             metavar="SECONDS",
             min=1,
-            help="How soon the events of a worker that was killed are handled by another; above the lease.",
+            help="How long the events of a killed worker are hidden from others; longer than the lease.",
         ),
     ] = 60.0,
 ) -> None:
@@ -146,10 +146,12 @@ def inbox(
     source: Annotated[
         str | None, typer.Option("--source", metavar="NAME", help="Only events of this webhook or queue.")
     ] = None,
-    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write a CSV file.")] = None,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="Write all events to this CSV file.")
+    ] = None,
     limit: Limit = 100,
 ) -> None:
-    """List the events that webhooks and queues received, each once, and what became of them. The newest is the last.
+    """List the events that webhooks and queues received, each once, and what became of them. The newest comes last.
 
     Events that still wait in the queue of an inbox are not listed: nothing has claimed them yet.
     """

@@ -7,18 +7,18 @@ way in: it answers all problems of a file at once, one line each, as one `Policy
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic import ValidationError as PydanticValidationError
 
+from ragfence.core.policy_section import HEADER_NAME, Names, PolicySection
 from ragfence.core.redaction import DEFAULT_PATTERNS, METADATA_PATTERNS, Redaction
 from ragfence.core.retention import WEBHOOK_HORIZONS_HOURS, RetentionClass, shortest_ttl, usual_class
-from ragfence.core.webhook_format import Comparison, PayloadPath, check_signed_format
+from ragfence.core.webhook_policy import WEBHOOK_NAME, WebhookPolicy
 from ragfence.errors import PolicyError
 
 ROW_FIELDS: Final = frozenset(
@@ -29,51 +29,10 @@ ROW_FIELDS: Final = frozenset(
     """.split()  # noqa: SIM905  # thirty lines of quotes say no more
 )
 
-_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_VARIABLE = re.compile(r"(?!whsec_)[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
-"""The name of an environment variable; `whsec_` is how a secret itself begins."""
-_WEBHOOK = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}", re.ASCII)
-
 Seconds: TypeAlias = Annotated[float, Field(gt=0, le=365 * 24 * 3600)]
 
 
-class _Section(BaseModel):
-    # Strict: `max_attempts: true` and `include_diff: "no"` are mistakes, not numbers and switches.
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, populate_by_name=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _nothing_is_the_default(cls, given: Any) -> Any:
-        # `lease:` with all its lines commented out is a null in YAML.
-        if isinstance(given, Mapping):
-            return {name: value for name, value in given.items() if value is not None}
-        return given
-
-
-# YAML has lists, the models have tuples.
-Names: TypeAlias = Annotated[tuple[str, ...], Field(strict=False)]
-
-
-def _one_or_more(given: Any) -> Any:
-    return (given,) if isinstance(given, str) else given
-
-
-def _check_path(text: str) -> str:
-    return PayloadPath.parse(text).text if text else text
-
-
-def _check_variable(name: str) -> str:
-    if name and not _VARIABLE.fullmatch(name):
-        raise PolicyError("must be the name of an environment variable, never the value itself")
-    return name
-
-
-OneOrMore: TypeAlias = Annotated[tuple[str, ...], Field(strict=False), BeforeValidator(_one_or_more)]
-PathText: TypeAlias = Annotated[str, AfterValidator(_check_path)]
-Variable: TypeAlias = Annotated[str, AfterValidator(_check_variable)]
-
-
-class TtlRules(_Section):
+class TtlRules(PolicySection):
     """How long a sealed record answers, counted from its seal. `pending_days` is counted from the last attempt."""
 
     webhook_days: float = Field(default=14, gt=0, le=3650)
@@ -98,7 +57,7 @@ class TtlRules(_Section):
         return 24 * days
 
 
-class StoreRules(_Section):
+class StoreRules(PolicySection):
     """Which fence store is required, and how long it answers."""
 
     fence: Literal["sqlite", "redis"] | None = None
@@ -107,7 +66,7 @@ class StoreRules(_Section):
     """lifetimes of records"""
 
 
-class LoggingRules(_Section):
+class LoggingRules(PolicySection):
     """What a log line of a decision contains."""
 
     include_fields: Names = (
@@ -135,7 +94,7 @@ class LoggingRules(_Section):
         return names
 
 
-class OnConflict(_Section):
+class OnConflict(PolicySection):
     """The answer to a known key with another payload."""
 
     status: Literal[409, 422] = 409
@@ -146,7 +105,7 @@ class OnConflict(_Section):
     """limit for the stored payload"""
 
 
-class LeaseRules(_Section):
+class LeaseRules(PolicySection):
     """How long an owner keeps a key, and how often a key may be tried."""
 
     ttl_s: float = Field(default=30, ge=0.05, le=24 * 3600)
@@ -159,7 +118,7 @@ class LeaseRules(_Section):
     """how long a seal that could not be written is tried again"""
 
 
-class WaitRules(_Section):
+class WaitRules(PolicySection):
     """What a caller does while another owner holds the lease."""
 
     mode: Literal["wait", "raise"] = "wait"
@@ -168,7 +127,7 @@ class WaitRules(_Section):
     """how long a caller waits before `InFlight` is raised"""
 
 
-class DurabilityRules(_Section):
+class DurabilityRules(PolicySection):
     """What a seal on Redis waits for, in addition to the primary's memory. Without it, the seal is tried again."""
 
     wait_replicas: int = Field(default=0, ge=0, le=64)
@@ -183,7 +142,7 @@ class DurabilityRules(_Section):
         return self.wait_replicas > 0 or self.wait_aof
 
 
-class ResultRules(_Section):
+class ResultRules(PolicySection):
     """How large the result of an operation may be, and where it is stored."""
 
     inline_max_bytes: int = Field(default=1 << 18, ge=0, le=1 << 20)
@@ -192,7 +151,7 @@ class ResultRules(_Section):
     """a larger result is refused with `ResultTooBig`"""
 
 
-class DocumentRules(_Section):
+class DocumentRules(PolicySection):
     """Limits of documents, how they are chunked, and how long earlier revisions are kept."""
 
     max_text_bytes: int = Field(default=1 << 24, ge=1, le=1 << 30)
@@ -219,7 +178,7 @@ class DocumentRules(_Section):
         return self
 
 
-class IndexRules(_Section):
+class IndexRules(PolicySection):
     """How indexes are built and verified, which builds an alias accepts, and which builds are kept."""
 
     keep_targets: int = Field(default=3, ge=1, le=100)
@@ -250,7 +209,7 @@ class IndexRules(_Section):
     """gate: the share of an exact search's results that an approximate index must find; 0 turns the gate off"""
 
 
-class Http(_Section):
+class Http(PolicySection):
     """Limits of the HTTP API, and its answers while another request with the same `Idempotency-Key` runs."""
 
     in_progress: Literal[202, 409] = 202
@@ -267,7 +226,7 @@ class Http(_Section):
     """limit for the number of documents in a batch"""
     quotas: Names = ()
     """limits of every tenant, such as `600/minute`; without any, no tenant is limited"""
-    tenant_quotas: Annotated[dict[str, Names], Field(strict=False)] = {}
+    tenant_quotas: Annotated[dict[str, Names], Field(strict=False)] = Field(default={})
     """limits of single tenants, which replace `quotas`"""
     backends: Names = ("lance",)
     """backends that a build over HTTP may name; a URL chosen by a client would make the server write there"""
@@ -296,7 +255,7 @@ class Http(_Section):
     """threads of one process for the builds of all tenants"""
 
 
-class AuditRules(_Section):
+class AuditRules(PolicySection):
     """The ledger: decision rows that were drained into Parquet objects, and how long they are kept."""
 
     keep_days: float = Field(default=400, gt=0, le=36500)
@@ -311,7 +270,7 @@ class AuditRules(_Section):
     """an object below this size is small"""
 
 
-class OutboxRules(_Section):
+class OutboxRules(PolicySection):
     """The outbox: events in a table of the user's database, and the relay that sends them."""
 
     keep_days: float = Field(default=30, gt=0, le=3650)
@@ -322,7 +281,7 @@ class OutboxRules(_Section):
     """`ragfence outbox status` fails, and a relay warns, if the oldest unsent event is older than this"""
 
 
-class RedactionRules(_Section):
+class RedactionRules(PolicySection):
     """What is removed from payloads, metadata, messages and log lines before they are stored."""
 
     fields: Names = ()
@@ -341,7 +300,7 @@ class RedactionRules(_Section):
         return Redaction(patterns=patterns).patterns
 
 
-class ContentSecret(_Section):
+class ContentSecret(PolicySection):
     """Where the secret of `content_hash: hmac` is found; never the secret itself."""
 
     env: str = ""
@@ -356,7 +315,7 @@ class ContentSecret(_Section):
         return self
 
 
-class KindPolicy(_Section):
+class KindPolicy(PolicySection):
     """Settings that differ for one kind of operation."""
 
     retention: RetentionClass | None = Field(default=None, alias="class")
@@ -373,132 +332,13 @@ class KindPolicy(_Section):
     """lifetime of a sealed key, instead of the lifetime of its class"""
 
 
-class ProviderPolicy(_Section):
+class ProviderPolicy(PolicySection):
     """A sender that repeats messages until they are acknowledged."""
 
     retention: RetentionClass = Field(default="webhook", alias="class")
     """the class whose lifetime must outlive the retries of this sender"""
     retry_horizon_hours: float = Field(ge=0, le=43800)
     """how long the sender repeats a message"""
-
-
-class WebhookDocument(_Section):
-    """Where a document stands in the payload of an event. Paths are `$.page.id`, `$.items[0]` or `$["any name"]`."""
-
-    doc_id: PathText = Field(min_length=1)
-    """path of the id: text or an integer"""
-    text: PathText = Field(min_length=1)
-    """path of the text"""
-    doc_prefix: str = ""
-    """put in front of every id, so that two webhooks never name the same document"""
-    sequence: PathText = ""
-    """path of what orders the revisions: an integer, or a time with its offset; an older event is stale"""
-    source_url: PathText = ""
-    """path of the address that citations show"""
-    content_type: str = "text/plain"
-    """the type of every text, such as `text/markdown`"""
-    metadata: dict[str, PathText] = {}
-    """fields of the metadata, and the path of each; what an event lacks is left out"""
-    delete_when: str = ""
-    """retracts the document if it holds: a path, `==`, `!=` or `in`, and a JSON value; false if the value is missing"""
-
-    @field_validator("delete_when")
-    @classmethod
-    def _comparison(cls, text: str) -> str:
-        if text:
-            Comparison.parse(text)
-        return text
-
-
-class WebhookPolicy(_Section):
-    """A webhook that `ragfence serve` receives at `/webhooks/NAME`. Secrets are never in the policy itself."""
-
-    scheme: Literal["standard", "github", "meta", "stripe", "hmac"]
-    """how the provider signs: Standard Webhooks, GitHub, Meta (WhatsApp), Stripe, or a plain HMAC"""
-    document: WebhookDocument
-    """what becomes of an event"""
-    secret_env: OneOrMore = ()
-    """environment variable with the secret; several while it is rotated"""
-    secret_file: OneOrMore = ()
-    """file with the secret; several while it is rotated"""
-    verify_token_env: Variable = ""
-    """`meta`: environment variable with the token of the GET challenge; without it, challenges are refused"""
-    tenant: str = ""
-    """the tenant of the documents; without it, that of the server (RAGFENCE_TENANT)"""
-    mode: Literal["inline", "inbox"] = "inline"
-    """`inline`: handled in the request; `inbox`: answered once it is in a queue, and handled by
-    `ragfence webhooks consume`"""
-    inbox_env: Variable = "RAGFENCE_INBOX"
-    """`inbox`: environment variable with the URL of the queue"""
-    events: Names = ("*",)
-    """types of events that are handled; `*` and `?` match as in the shell; others are ignored"""
-    tolerance_s: float = Field(default=300, gt=0, le=24 * 3600)
-    """how far a signed timestamp may be from the clock of the server"""
-    max_body_bytes: int = Field(default=1 << 20, ge=1, le=1 << 30)
-    """limit for the body of a delivery"""
-    event_id: PathText = ""
-    """`hmac`: path of the id of an event; without it or `id_header`, a digest of the delivery"""
-    type: PathText = "$.type"
-    """`standard`, `hmac`: path of the type of an event"""
-    header: str = ""
-    """`hmac`: the header with the signature"""
-    prefix: str = ""
-    """`hmac`: what stands before the signature, such as `sha256=`"""
-    algorithm: Literal["sha256", "sha384", "sha512", "sha1"] = "sha256"
-    """`hmac`: the digest"""
-    encoding: Literal["hex", "base64"] = "hex"
-    """`hmac`: how the signature is written"""
-    id_header: str = ""
-    """`hmac`: the header with the id of an event"""
-    timestamp_header: str = ""
-    """`hmac`: the header with the time in seconds; it must be part of `signed`"""
-    signed: str = "{body}"
-    """`hmac`: what is signed: `{body}` and, if it is signed, `{id}` and `{timestamp}`"""
-
-    @field_validator("secret_env")
-    @classmethod
-    def _variables(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(map(_check_variable, names))
-
-    @field_validator("header", "id_header", "timestamp_header")
-    @classmethod
-    def _header_name(cls, name: str) -> str:
-        if name and not _HEADER.fullmatch(name):
-            raise PolicyError("is not the name of an HTTP header")
-        return name
-
-    @field_validator("events")
-    @classmethod
-    def _some_events(cls, types: tuple[str, ...]) -> tuple[str, ...]:
-        if not all(types) or not types:
-            raise PolicyError("names no event", hint='leave it out for all of them, or name some: ["page.*"]')
-        return types
-
-    @model_validator(mode="after")
-    def _fits_its_scheme(self) -> WebhookPolicy:
-        if not any((*self.secret_env, *self.secret_file)) or not all((*self.secret_env, *self.secret_file)):
-            raise PolicyError("has no secret", hint="secret_env: NAME, or secret_file: PATH")
-        for name in sorted(self.model_fields_set & _OF_SCHEMES.keys()):
-            if self.scheme not in _OF_SCHEMES[name]:
-                raise PolicyError(f"{name} does not apply to scheme {self.scheme}; it is for {_OF_SCHEMES[name]}")
-        if self.scheme == "hmac":
-            if not self.header:
-                raise PolicyError("scheme hmac needs the header with the signature", hint="header: X-Signature")
-            check_signed_format(self.signed, id_header=self.id_header, timestamp_header=self.timestamp_header)
-        if self.mode == "inbox" and not self.inbox_env:
-            raise PolicyError("mode inbox needs inbox_env")
-        return self
-
-
-_OF_SCHEMES: Final[Mapping[str, str]] = {
-    "verify_token_env": "meta",
-    "type": "standard, hmac",
-    "tolerance_s": "standard, stripe, hmac",
-    **dict.fromkeys(
-        ("event_id", "header", "prefix", "algorithm", "encoding", "id_header", "timestamp_header", "signed"), "hmac"
-    ),
-}
-"""Settings of a webhook that only some schemes have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -522,7 +362,7 @@ class KindRules:
         object.__setattr__(self, "source_ttl_ms", 0 if forever else max(self.ttl_ms, self.pending_ttl_ms))
 
 
-class Policy(_Section):
+class Policy(PolicySection):
     """Frozen; build it with `Policy()`, `Policy.from_mapping(...)` or `load_policy("ragfence.yml")`."""
 
     require_headers: Names = ("Idempotency-Key",)
@@ -561,11 +401,11 @@ class Policy(_Section):
     """digest of document contents, fixed with the first document of a tenant (a server uses `sha256` by default)"""
     content_secret: ContentSecret = ContentSecret()
     """the secret of `content_hash: hmac`"""
-    kinds: dict[str, KindPolicy] = {}
+    kinds: dict[str, KindPolicy] = Field(default={})
     """settings of single kinds of operations, by kind"""
-    providers: dict[str, ProviderPolicy] = {}
+    providers: dict[str, ProviderPolicy] = Field(default={})
     """senders whose retries the lifetimes must outlive, by name"""
-    webhooks: dict[str, WebhookPolicy] = {}
+    webhooks: dict[str, WebhookPolicy] = Field(default={})
     """webhooks that `ragfence serve` receives, by name"""
 
     def __init__(self, **sections: Any) -> None:
@@ -587,7 +427,7 @@ class Policy(_Section):
     @classmethod
     def _header_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         for name in names:
-            if not _HEADER.fullmatch(name):
+            if not HEADER_NAME.fullmatch(name):
                 raise PolicyError(f"{name!r} is not the name of an HTTP header")
         return names
 
@@ -595,7 +435,7 @@ class Policy(_Section):
     @classmethod
     def _webhook_names(cls, webhooks: dict[str, WebhookPolicy]) -> dict[str, WebhookPolicy]:
         for name in webhooks:
-            if not _WEBHOOK.fullmatch(name):
+            if not WEBHOOK_NAME.fullmatch(name):
                 raise PolicyError(
                     f"{name!r} is not a valid name of a webhook",
                     hint="lower-case letters, digits, - and _: it is a path",
@@ -744,7 +584,7 @@ def _refusal(problems: list[str]) -> PolicyError:
     return PolicyError(f"the policy is refused:{lines}", problems=tuple(problems))
 
 
-_SECTIONS: Final[tuple[type[_Section], ...]] = (Policy, *_Section.__subclasses__())
+_SECTIONS: Final[tuple[type[PolicySection], ...]] = (Policy, *PolicySection.__subclasses__())
 _SETTINGS: Final = frozenset(
     field.alias or name for section in _SECTIONS for name, field in section.model_fields.items()
 )

@@ -16,7 +16,8 @@ from ragfence.core.urls import show_url
 from ragfence.errors import ContentSecretError, PolicyError
 
 if TYPE_CHECKING:
-    from ragfence.core.policy import ContentSecret, Policy, WebhookPolicy
+    from ragfence.core.policy import ContentSecret, Policy
+    from ragfence.core.webhook_policy import WebhookPolicy
 
 POLICY_FILE = "ragfence.yml"
 MAX_POLICY_BYTES = 256 * 1024

@@ -1,4 +1,4 @@
-"""Makes assets from functions, and the loggers of their progress."""
+"""Makes assets and sensors from functions, and the loggers of their progress."""
 
 import time
 import warnings
@@ -23,6 +23,20 @@ def make_asset(
         warnings.simplefilter("ignore", dg.BetaWarning)
         made = dg.asset(**{**named, **given, **own, "required_resource_keys": required})(compute)
     assert isinstance(made, dg.AssetsDefinition)
+    return made
+
+
+def make_sensor(
+    evaluate: Callable[[dg.SensorEvaluationContext], Any], target: Any, *, running: bool, **own: Any
+) -> dg.SensorDefinition:
+    """Returns a sensor that requests runs of a job, or of a selection of assets."""
+    decide: Callable[..., Any] = dg.sensor(
+        default_status=dg.DefaultSensorStatus.RUNNING if running else dg.DefaultSensorStatus.STOPPED,
+        **{"job" if isinstance(target, dg.JobDefinition) else "target": target},
+        **own,
+    )
+    made = decide(evaluate)
+    assert isinstance(made, dg.SensorDefinition)
     return made
 
 

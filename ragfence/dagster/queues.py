@@ -12,7 +12,7 @@ from typing import Any
 import dagster as dg
 
 from ragfence.dagster import _metadata
-from ragfence.dagster._factory import SHOWN, asset_key, make_asset, progress_logger
+from ragfence.dagster._factory import SHOWN, asset_key, make_asset, make_sensor, progress_logger
 from ragfence.dagster.resource import FENCE, open_fence
 from ragfence.queues import Consumer, DocumentConsumer, open_transport
 from ragfence.queues.loop import MessageLoop
@@ -116,7 +116,6 @@ def build_queue_sensor(
         running: Start the sensor with the code location.
         sensor: Any other argument of `@dg.sensor`.
     """
-    target_of: dict[str, Any] = {"job": target} if isinstance(target, dg.JobDefinition) else {"target": target}
 
     def evaluate(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         with closing(_open(queue)) as transport:
@@ -133,16 +132,9 @@ def build_queue_sensor(
         request = dg.RunRequest(run_key=f"{name}:{queue_name}:{number}", tags=tags)
         return dg.SensorResult(run_requests=[request], cursor=str(number))
 
-    decide: Callable[..., Any] = dg.sensor(
-        name=name,
-        minimum_interval_seconds=minimum_interval_seconds,
-        default_status=dg.DefaultSensorStatus.RUNNING if running else dg.DefaultSensorStatus.STOPPED,
-        **target_of,
-        **sensor,
+    return make_sensor(
+        evaluate, target, running=running, name=name, minimum_interval_seconds=minimum_interval_seconds, **sensor
     )
-    made = decide(evaluate)
-    assert isinstance(made, dg.SensorDefinition)
-    return made
 
 
 def _backoff_s(instance: dg.DagsterInstance, tags: Mapping[str, str], first_s: float, longest_s: float) -> float:

@@ -336,9 +336,9 @@ class Once:
 class MigratingOnce(Once):
     """The fenced form of a function whose keys are being changed: an operation is new only if both of its keys say so.
 
-    The effect of the new key is a call under the former key. So whoever claims the former key alone excludes, and is
-    excluded by, whoever claims both; a caller that dies between the two seals leaves a new key whose next owner finds
-    the former one sealed. The new key is always claimed first, so two callers never wait for each other.
+    The effect of the new key is a call under the former key. So a caller that claims only the former key and a caller
+    that claims both exclude each other. A caller that dies between the two seals leaves a new key whose next owner
+    finds the former one sealed. The new key is always claimed first, so two callers never wait for each other.
     """
 
     # Attempts are those of the former key, under which the function runs.

@@ -1,7 +1,7 @@
 """Where events come from: the log of documents, the builds, the catalog, the gates, and the ledger.
 
-Each feed yields what the memory does not know as announced, in the order of each source, and is told afterwards what
-was delivered. What was not is yielded again in the next round.
+Each feed yields what the memory does not know as announced, in the order of each source. What was not delivered is
+yielded again in the next round.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _TYPES: Final = {
 
 
 class PendingAnnouncement(NamedTuple):
-    """An announcement, and how the memory is told that it was delivered."""
+    """An announcement, and the function that records its delivery in the memory."""
 
     announcement: Announcement
     delivered: Callable[[], None]
@@ -199,7 +199,7 @@ class LogFeed(Feed):
     """A log of numbered entries, followed by number: one request if there is nothing new."""
 
     def __init__(self, log: str, memory: NotifyMemory, head: Callable[[], int], read: Callable[[int], Any]) -> None:
-        """`read` returns an announcement, "" for an entry that is none, or None if there is no such entry."""
+        """`read` returns an announcement, "" for an entry that announces nothing, or None if there is no such entry."""
         self._log, self._memory, self._head, self._read = log, memory, head, read
         self._seen = 0
         self._numbers: dict[str, int] = {}

@@ -15,14 +15,14 @@ import contextlib
 import logging
 import random
 import secrets
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ragfence.core.backoff import Backoff
 from ragfence.engine.crash_points import reach
+from ragfence.engine.signals import stop_at_signals
 from ragfence.errors import ObjectsRequired, PolicyError, RagfenceError, TransientError
 from ragfence.notify.announcements import Announcement
 from ragfence.notify.feeds import (
@@ -129,7 +129,7 @@ class Notifier:
     def run(self, on_round: Callable[[NotifyReport], None] = lambda report: None) -> None:
         """Announces until `stop()` is called, or until SIGTERM or SIGINT if this is the main thread."""
         failures = 0
-        with self._signals():
+        with stop_at_signals(self.stop):
             while not self._stopping.is_set():
                 try:
                     report = self.run_once()
@@ -266,15 +266,3 @@ class Notifier:
 
     def _hold_lock(self) -> bool:
         return self._fences.lock(self._lock_name, self._token, LOCK_MS)
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {sig: signal.signal(sig, lambda *_: self.stop()) for sig in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for sig, handler in before.items():
-                signal.signal(sig, handler)

@@ -1,4 +1,4 @@
-"""Where events go: a webhook, a queue, or a function. Each is asked once per event; the notifier tries again."""
+"""Where events go: a webhook, a queue, or a function. Each takes one event at a time; the notifier tries again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from ragfence.core.backoff import may_pass, retry_after_s
 from ragfence.core.urls import show_url
-from ragfence.errors import PolicyError, QueueFull, TerminalError, TransportUnavailable
+from ragfence.errors import Hint, PolicyError, QueueFull, TerminalError, TransportUnavailable
 from ragfence.notify.announcements import Announcement
 from ragfence.queues.transport import Envelope, Transport
 from ragfence.webhooks.signatures import StandardSignature
@@ -52,7 +52,10 @@ class WebhookReceiver:
         if parts.scheme == "http" and not allow_http and not _is_loopback(host):
             raise PolicyError(
                 f"{show_url(url)} is not encrypted: everybody on the way could read the events",
-                hint="use https, or allow_http=True (--allow-http) inside a network that you trust",
+                hint=Hint(
+                    "use https, or allow_http=True inside a network that you trust",
+                    cli="use https, or --allow-http inside a network that you trust",
+                ),
             )
         self._url, self._httpx = url, httpx
         self._signature = StandardSignature(*secrets) if secrets else None

@@ -339,7 +339,7 @@ def _dialect_of(tx: Any) -> str:
 
 def _check_text(what: str, text: object, longest: int) -> None:
     if not isinstance(text, str) or not 1 <= len(text) <= longest or "\0" in text:
-        raise ValidationError(f"{what} has 1 to {longest} characters, and none of them is NUL")
+        raise ValidationError(f"{what} must have 1 to {longest} characters, none of them NUL")
     try:
         text.encode()
     except UnicodeEncodeError as error:

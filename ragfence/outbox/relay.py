@@ -16,7 +16,6 @@ import contextlib
 import logging
 import os
 import random
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +27,7 @@ from ragfence.core.hashing import digest
 from ragfence.core.operations import Operation
 from ragfence.core.policy import OutboxRules
 from ragfence.engine.claim_block import is_final
+from ragfence.engine.signals import stop_at_signals
 from ragfence.errors import (
     Conflict,
     EffectFailed,
@@ -164,7 +164,7 @@ class Relay:
         Meanwhile, events that were sent longer ago than `keep_days` are deleted.
         """
         failures, upkeep_at = 0, time.monotonic()
-        with self._signals():
+        with stop_at_signals(self.stop):
             try:
                 while not self._stopping.is_set():
                     try:
@@ -202,21 +202,9 @@ class Relay:
         self._stopping.set()
 
     def close(self) -> None:
-        """Lets another relay go on at once, on SQLite. `run` does so when it ends."""
+        """Lets another relay continue at once, on SQLite. `run` does so when it ends."""
         with contextlib.suppress(TransportUnavailable):  # then it expires
             self._give_up_lease()
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {sig: signal.signal(sig, lambda *_: self.stop()) for sig in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for sig, handler in before.items():
-                signal.signal(sig, handler)
 
     def _upkeep(self) -> int:
         """Deletes old events, and warns if new ones wait. Returns how many were deleted."""

@@ -21,7 +21,6 @@ import asyncio
 import contextlib
 import logging
 import random
-import signal
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -32,6 +31,7 @@ from ragfence.core.backoff import Backoff
 from ragfence.core.policy import Policy
 from ragfence.core.receipts import Receipt
 from ragfence.engine.aio import shield_until_done
+from ragfence.engine.signals import stop_at_signals
 from ragfence.errors import RagfenceError, TransportUnavailable, ValidationError
 from ragfence.queues.transport import Message, Transport
 
@@ -136,7 +136,7 @@ class MessageLoop:
                 are left to a later run.
             limit: Ends after so many messages were received.
         """
-        with self._signals():
+        with stop_at_signals(self.stop):
             self._run(until_empty, limit)
 
     async def arun(self, *, until_empty: bool = False, limit: int | None = None) -> None:
@@ -375,18 +375,6 @@ class MessageLoop:
         finally:
             ended.set()
             keeper.join()
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {sig: signal.signal(sig, lambda *_: self.stop()) for sig in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for sig, handler in before.items():
-                signal.signal(sig, handler)
 
 
 def describe(error: Exception) -> str:

@@ -6,7 +6,7 @@
     ingest    the document, with the record's sequence, so that an older change never replaces a newer one
 
 S3 delivers notifications at least once and in any order. The order of the changes of one object is in `sequencer`,
-and only there. A record without one (some servers send none) is not ordered, so the bucket is asked what it holds.
+and only there. A record without one (some servers send none) is not ordered: what the bucket holds now decides.
 """
 
 from __future__ import annotations

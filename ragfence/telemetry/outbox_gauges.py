@@ -1,7 +1,6 @@
 """Gauges of outboxes: how many events wait or are dead, and how old the oldest is.
 
-A scrape is answered with the last known numbers. A background thread reads them again once they are older than 15 s and
-than twenty times the duration of the last read, so a table with many waiting events is not counted all the time.
+They are read in the background, so a table with many waiting events is not counted all the time.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ragfence._extras import needs_extra
-from ragfence.telemetry.gauges import FIRST_WAIT_S, INTERVAL_S, MAX_SHARE
+from ragfence.telemetry.background_reader import INTERVAL_S, BackgroundReader
 
 with needs_extra("audit", "Observing with metrics"):
     from prometheus_client.core import GaugeMetricFamily
@@ -45,13 +44,16 @@ class _Watched:
     status: BacklogStatus | None = None
     due_at: float = 0.0
 
+    @property
+    def is_known(self) -> bool:
+        return self.status is not None
+
 
 class OutboxGauges(Collector):
     def __init__(self, *, clock: Callable[[], float] = time.monotonic, interval_s: float = INTERVAL_S) -> None:
-        self._clock, self._interval_s = clock, interval_s
         self._watched: dict[str, _Watched] = {}
         self._lock = threading.Lock()
-        self._reader: threading.Thread | None = None
+        self._reader = BackgroundReader("ragfence-outbox", _read, clock, interval_s)
 
     def watch(self, name: str, outbox: WatchedOutbox) -> str:
         """Adds an outbox, or replaces that of the name. Returns its label: beyond `MAX_OUTBOXES`, `other`."""
@@ -65,27 +67,17 @@ class OutboxGauges(Collector):
         return iter(_families({}))
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        now = self._clock()
         with self._lock:
-            due = [one for one in self._watched.values() if one.due_at <= now]
-            if due and (self._reader is None or not self._reader.is_alive()):
-                self._reader = threading.Thread(target=self._read, args=(due,), name="ragfence-outbox", daemon=True)
-                self._reader.start()
-            reader, unknown = self._reader, any(one.status is None for one in due)
-        if reader is not None and unknown:
-            reader.join(FIRST_WAIT_S)
-        with self._lock:
-            known = {name: one.status for name, one in self._watched.items() if one.status is not None}
-        return iter(_families(known))
+            watched = dict(self._watched)
+        self._reader.refresh(watched.values())
+        return iter(_families({name: one.status for name, one in watched.items() if one.status is not None}))
 
-    def _read(self, due: list[_Watched]) -> None:
-        for one in due:
-            started = self._clock()
-            try:
-                one.status = one.outbox.status()
-            except Exception as error:  # noqa: BLE001  # the next one may be readable
-                _log.warning("an outbox cannot be read: %s", type(error).__name__)
-            one.due_at = started + max(self._interval_s, MAX_SHARE * (self._clock() - started))
+
+def _read(watched: _Watched) -> None:
+    try:
+        watched.status = watched.outbox.status()
+    except Exception as error:  # noqa: BLE001  # the next one may be readable
+        _log.warning("an outbox cannot be read: %s", type(error).__name__)
 
 
 def _families(known: dict[str, BacklogStatus]) -> list[GaugeMetricFamily]:

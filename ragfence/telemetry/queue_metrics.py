@@ -1,7 +1,6 @@
 """Metrics of queues: what became of messages, how long they took, and how many wait.
 
-The gauges are read from the queues when Prometheus scrapes, in a background thread and at most every 15 seconds, since
-to count a queue may take as long as it is. Only the first scrape waits for them, briefly.
+The gauges are read in the background, since to count a queue may take as long as it is.
 """
 
 from __future__ import annotations
@@ -10,20 +9,33 @@ import threading
 import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 from ragfence._extras import needs_extra
 from ragfence.errors import RagfenceError
 from ragfence.queues.loop import MessagesSettled
 from ragfence.queues.transport import Depth, Transport
+from ragfence.telemetry.background_reader import BackgroundReader
 
 with needs_extra("audit", "Observing with metrics"):
     from prometheus_client import CollectorRegistry, Counter, Histogram
     from prometheus_client.core import GaugeMetricFamily
     from prometheus_client.registry import Collector
 
-INTERVAL_S = 15.0
-FIRST_WAIT_S = 2.0
 _SEAL_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 6 * 3600.0, 86400.0)
+
+
+@dataclass(eq=False)
+class _WatchedQueue:
+    """A queue, read through the newest of the transports of its consumers."""
+
+    transports: list[Transport] = field(default_factory=list)
+    depth: Depth | None = None
+    due_at: float = 0.0
+
+    @property
+    def is_known(self) -> bool:
+        return self.depth is not None
 
 
 class QueueMetrics(Collector):
@@ -35,7 +47,7 @@ class QueueMetrics(Collector):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`queue` bounds the values of the label."""
-        self._queue, self._clock = queue, clock
+        self._queue = queue
         self._messages = Counter(
             "ragfence_queue_messages",
             "Deliveries of messages, by what became of them",
@@ -56,26 +68,25 @@ class QueueMetrics(Collector):
             buckets=_SEAL_S,
             registry=registry,
         )
-        self._transports: dict[str, list[Transport]] = {}
-        self._depths: dict[str, Depth] = {}
-        self._due_at = 0.0
+        self._watched: dict[str, _WatchedQueue] = {}
         self._lock = threading.Lock()
-        self._reader: threading.Thread | None = None
+        self._reader = BackgroundReader("ragfence-depths", self._read, clock)
         registry.register(self)
 
     def add(self, transport: Transport) -> None:
         with self._lock:
-            self._transports.setdefault(transport.name, []).append(transport)
-            self._due_at = 0.0
+            watched = self._watched.setdefault(transport.name, _WatchedQueue())
+            watched.transports.append(transport)
+            watched.due_at = 0.0
 
     def remove(self, transport: Transport) -> None:
         with self._lock:
-            left = [each for each in self._transports.get(transport.name, ()) if each is not transport]
-            if left:
-                self._transports[transport.name] = left
-            else:
-                self._transports.pop(transport.name, None)
-                self._depths.pop(transport.name, None)
+            watched = self._watched.get(transport.name)
+            if watched is None:
+                return
+            watched.transports = [each for each in watched.transports if each is not transport]
+            if not watched.transports:
+                del self._watched[transport.name]
 
     def count(self, event: MessagesSettled) -> None:
         queue = self._queue(event.queue)
@@ -95,29 +106,21 @@ class QueueMetrics(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         with self._lock:
-            if self._clock() >= self._due_at and (self._reader is None or not self._reader.is_alive()):
-                self._due_at = self._clock() + INTERVAL_S
-                due = {name: transports[-1] for name, transports in self._transports.items()}
-                self._reader = threading.Thread(target=self._read, args=(due,), name="ragfence-depths", daemon=True)
-                self._reader.start()
-            reader, unknown = self._reader, set(self._transports) - set(self._depths)
-        if reader is not None and unknown:
-            reader.join(FIRST_WAIT_S)
-        with self._lock:
-            depths = dict(self._depths)
+            watched = list(self._watched.values())
+        self._reader.refresh(watched)
+        with self._lock:  # without those whose last consumer has ended meanwhile
+            depths = {name: one.depth for name, one in self._watched.items() if one.depth is not None}
         return iter(self._families(depths))
 
-    def _read(self, transports: dict[str, Transport]) -> None:
-        for name, transport in transports.items():
-            try:
-                depth = transport.depth()
-            except RagfenceError:  # the consumer reports it; an old number would be worse than none
-                with self._lock:
-                    self._depths.pop(name, None)
-            else:
-                with self._lock:
-                    if name in self._transports:
-                        self._depths[name] = depth
+    def _read(self, watched: _WatchedQueue) -> None:
+        with self._lock:
+            if not watched.transports:  # removed meanwhile
+                return
+            transport = watched.transports[-1]
+        try:
+            watched.depth = transport.depth()
+        except RagfenceError:  # the consumer reports it; an old number would be worse than none
+            watched.depth = None
 
     def _families(self, depths: dict[str, Depth]) -> list[GaugeMetricFamily]:
         depth = GaugeMetricFamily("ragfence_queue_depth", "Messages in the queue", labels=("queue", "state"))

@@ -21,10 +21,11 @@ from typing import Any, Protocol
 from ragfence.core.canonical import canonical_json
 from ragfence.core.document import CheckedDocument, Document
 from ragfence.core.hashing import ContentKey, digest_part
-from ragfence.core.policy import Policy, WebhookDocument, WebhookPolicy
+from ragfence.core.policy import Policy
 from ragfence.core.receipts import Receipt
 from ragfence.core.settings import WebhookSecrets, load_webhook_secrets
 from ragfence.core.webhook_format import MISSING, Comparison, PayloadPath, sequence_in
+from ragfence.core.webhook_policy import WebhookDocument, WebhookPolicy
 from ragfence.engine.aio import run_blocking
 from ragfence.errors import Conflict, PolicyError, Stale, ValidationError
 from ragfence.queues import open_transport

@@ -15,8 +15,8 @@ from urllib.parse import parse_qs
 
 from ragfence.core.canonical import canonical_payload, parse_json
 from ragfence.core.hashing import digest
-from ragfence.core.key_strategies import amount_text, phone_digest
 from ragfence.core.operations import Operation
+from ragfence.core.payments import amount_text, phone_digest
 from ragfence.core.webhook_format import PayloadPath
 from ragfence.errors import RagfenceError, ValidationError, WebhookUnverified
 from ragfence.webhooks.signatures import (

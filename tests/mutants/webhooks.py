@@ -70,14 +70,14 @@ MUTANTS = [
     ),
     Mutant(
         "webhooks: a policy without a secret is accepted",
-        "ragfence/core/policy.py",
+        "ragfence/core/webhook_policy.py",
         'raise PolicyError("has no secret"',
         'PolicyError("has no secret"',
         (*FORMAT, "-k", "cannot_work"),
     ),
     Mutant(
         "webhooks: a secret in place of its name is shown",
-        "ragfence/core/policy.py",
+        "ragfence/core/webhook_policy.py",
         "must be the name of an environment variable, never the value itself",
         "is not a variable: {name}",
         (*FORMAT, "-k", "not_repeated or wrong_place"),
@@ -169,14 +169,14 @@ MUTANTS = [
     ),
     Mutant(
         "webhooks: a phone number is part of a key as it is",
-        "ragfence/core/key_strategies.py",
+        "ragfence/core/payments.py",
         'return "phone:" + digest("ragfence/phone/1", number.encode()).hex()[:32]',
         'return "phone:" + number',
         (*HOOKS, "-k", "phone"),
     ),
     Mutant(
         "webhooks: 1000 and 1000.00 are two payments",
-        "ragfence/core/key_strategies.py",
+        "ragfence/core/payments.py",
         'return (text.rstrip("0").rstrip(".") if "." in text else text) or "0"',
         "return text",
         (*HOOKS, "-k", "equal_amounts"),

@@ -11,8 +11,9 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from ragfence.core import policy
-from ragfence.core.policy import KindPolicy, Policy, ProviderPolicy, WebhookPolicy
+from ragfence.core.policy import KindPolicy, Policy, ProviderPolicy
+from ragfence.core.policy_section import PolicySection
+from ragfence.core.webhook_policy import WebhookPolicy
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "policy.md"
 
@@ -69,7 +70,7 @@ def settings() -> dict[str, str]:
 
 
 def _models() -> list[type[BaseModel]]:
-    return [policy.Policy, *(each for each in policy._Section.__subclasses__() if each is not policy.Policy)]
+    return [Policy, *(each for each in PolicySection.__subclasses__() if each is not Policy)]
 
 
 def _section(place: str, model: type[BaseModel], more: str = "") -> str:
