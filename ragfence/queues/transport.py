@@ -172,5 +172,5 @@ def decode_body(text: str) -> Any:
     """The JSON value of a body. Text that is not JSON is the body itself: other programs may have sent it."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # what is nested too deep must not keep the others from being received
         return text
