@@ -25,7 +25,7 @@ from ragfence.core.operations import Operation
 from ragfence.core.receipts import Decision, Receipt
 from ragfence.core.webhook_format import MISSING, PayloadPath
 from ragfence.engine.aio import run_blocking
-from ragfence.engine.claim_block import ClaimBlock, is_final
+from ragfence.engine.claim_block import ClaimBlock, is_about, is_final
 from ragfence.errors import (
     Conflict,
     FencedOut,
@@ -358,6 +358,7 @@ class Webhooks:
         handler = self.handler_of(event)
         if handler is None:
             return EventResult(event, 200, "ignored")
+        claim: ClaimBlock | None = None
         try:
             claim = await self._run(self.claim, event, correlation_id)
             async with claim:
@@ -368,7 +369,8 @@ class Webhooks:
                         result = await self._run(self.apply, event)
                     await self._run(seal, claim, result)
         except FencedOut as lost:
-            if lost.receipt is None:
+            # Of another key, it says nothing about this event.
+            if lost.receipt is None or claim is None or not is_about(lost, claim):
                 return EventResult(event, 503, "in_flight", error=lost)
             return EventResult(event, 200, "duplicate", receipt=lost.receipt)
         except RagfenceError as error:

@@ -13,6 +13,13 @@ def _server(words: str) -> tuple[str, ...]:
 
 MUTANTS = [
     Mutant(
+        "webhooks: a claim inside the handler that lost its race answers the event as a duplicate",
+        "ragfence/webhooks/hooks.py",
+        " or not is_about(lost, claim)",
+        "",
+        (*HOOKS, "-k", "inside_the_handler"),
+    ),
+    Mutant(
         "webhooks: an unverified body is handled",
         "ragfence/webhooks/signatures.py",
         "self._algorithm) for secret in self._secrets), given):",
