@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -50,6 +51,7 @@ MAX_BODY_BYTES: Final = 1 << 20
 RETRY_AFTER_S: Final = 5
 ORDER_KIND: Final = "webhook.order"
 
+_INTEGER = re.compile(r"-?[0-9]{1,19}")
 _log = logging.getLogger("ragfence.webhooks")
 
 Handle = TypeVar("Handle", bound=Callable[..., Any])
@@ -96,7 +98,9 @@ class EventHandler:
             object_id, sequence = self.object_id(event), self.sequence(event)
         except (LookupError, TypeError, AttributeError) as error:
             raise ValidationError(f"event {event.event_id} ({event.type}) has no object id or sequence") from error
-        if isinstance(sequence, str) and sequence.lstrip("-").isdigit() and len(sequence) < 20:
+        if object_id is None or sequence is None:  # without a sequence, it would be applied after newer events
+            raise ValidationError(f"event {event.event_id} ({event.type}) has no object id or sequence")
+        if isinstance(sequence, str) and _INTEGER.fullmatch(sequence):
             sequence = int(sequence)
         return Operation(
             kind=ORDER_KIND,

@@ -358,3 +358,21 @@ def test_what_a_claim_inside_the_handler_raises_is_not_answered_as_a_duplicate(
     assert decisions(post(hooks, "cms", page(1))) == ["new"]
     assert decisions(post(hooks, "cms", page(1))) == ["duplicate"]
     assert handled == ["e1"]
+
+
+def test_signed_json_is_not_read_as_a_form_by_a_forged_content_type(hooks: Webhooks) -> None:
+    seen: list[Any] = []
+    hooks.on("cms", "*")(lambda event: seen.append(event.payload))
+    body = json.dumps({"id": "e1", "type": "comment", "text": "&payload=%7B%22id%22%3A%22forged%22%7D&"}).encode()
+    reply = post(hooks, "cms", body, **{"Content-Type": "application/x-www-form-urlencoded"})
+    assert (reply.status, seen) == (400, [])
+
+
+@pytest.mark.parametrize("change", [{"version": None}, {"version": "²"}, {"version": "--5"}, {"id": None}])
+def test_an_event_that_cannot_be_ordered_is_refused_and_not_applied(hooks: Webhooks, change: dict[str, Any]) -> None:
+    applied: list[str] = []
+    hooks.on("cms", "*", object_id="page.id", sequence="page.version")(lambda event: applied.append(event.event_id))
+    event = page(1)
+    event["page"] |= change
+    assert post(hooks, "cms", event).status == 422
+    assert applied == []
