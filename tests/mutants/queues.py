@@ -5,6 +5,20 @@ from tests.mutants.selections import CONSUMER, DOCUMENT_CONSUMER, S3_EVENTS, SQS
 
 MUTANTS = [
     Mutant(
+        "queues: text that a queue cannot hold is sent again forever",
+        "ragfence/queues/transport.py",
+        'if "\\0" in text or any',
+        "if any",
+        ("tests/contract/test_transports.py", "-k", "text_that_no_queue"),
+    ),
+    Mutant(
+        "sql: a tenant that is too long for its column is sent again forever",
+        "ragfence/queues/sql.py",
+        "check_texts(envelope, longest=LONGEST)",
+        "check_texts(envelope)",
+        ("tests/contract/test_transports.py", "-k", "longer_than_its_column"),
+    ),
+    Mutant(
         "consumer: a claim inside the handler that lost its race acknowledges the message",
         "ragfence/queues/consumer.py",
         "isinstance(error, FencedOut) and is_about(error, claim)",
