@@ -18,11 +18,22 @@ from ragfence.engine import crash_points
 from ragfence.engine.aio import acquire_async, run_blocking
 from ragfence.engine.claim_block import end_without_receipt, failed
 from ragfence.engine.leases import enter, leave
-from ragfence.engine.refusals import code_of
+from ragfence.engine.refusals import code_of, is_outage
 from ragfence.engine.requests import Request
 from ragfence.engine.results import Json, checked_effect_id
 from ragfence.engine.runner import EffectOutcome, WonClaim
-from ragfence.errors import FencedOut, SealUncertain, StoreClosed, StoreUnavailable, TerminalError, ValidationError
+from ragfence.errors import (
+    Conflict,
+    FencedOut,
+    NestedClaim,
+    Quarantined,
+    SealUncertain,
+    Stale,
+    StoreClosed,
+    StoreUnavailable,
+    TerminalError,
+    ValidationError,
+)
 
 if TYPE_CHECKING:
     from ragfence.engine.engine import Engine
@@ -368,6 +379,12 @@ class MigratingOnce(Once):
                 hint="let key= return another source_id, or a source_type= of its own",
             )
         return new.key == former.key
+
+    def _failed(self, won: WonClaim, error: BaseException) -> Receipt | None:
+        # `terminal=` is about the function. What the claim of the former key raises is not the effect's outcome.
+        if isinstance(error, Conflict | Stale | Quarantined | NestedClaim) or is_outage(error):
+            return end_without_receipt(self._runner, won, error)
+        return super()._failed(won, error)
 
     def _outcome(self, request: Request, done: Recovered) -> EffectOutcome:
         receipt = done.result

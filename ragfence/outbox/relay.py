@@ -26,7 +26,7 @@ from ragfence.core.backoff import Backoff
 from ragfence.core.hashing import digest
 from ragfence.core.operations import Operation
 from ragfence.core.policy import OutboxRules
-from ragfence.engine.claim_block import is_final
+from ragfence.engine.claim_block import is_about, is_final
 from ragfence.engine.signals import stop_at_signals
 from ragfence.errors import (
     Conflict,
@@ -389,7 +389,7 @@ class Relay:
                 if op.is_new:
                     seal(op, function(row))
         except FencedOut as lost:
-            if lost.receipt is None or lost.receipt.failed:
+            if lost.receipt is None or lost.receipt.failed or not is_about(lost, claim):
                 raise
 
     def _envelope(self, row: OutboxRow) -> Envelope:

@@ -20,7 +20,7 @@ from ragfence.core.backoff import Backoff
 from ragfence.core.operations import Operation
 from ragfence.core.policy import Policy
 from ragfence.core.receipts import Receipt
-from ragfence.engine.claim_block import ClaimBlock, is_final
+from ragfence.engine.claim_block import ClaimBlock, is_about, is_final
 from ragfence.engine.refusals import is_outage
 from ragfence.errors import (
     Conflict,
@@ -34,7 +34,7 @@ from ragfence.errors import (
     Stale,
     ValidationError,
 )
-from ragfence.queues.loop import ACK_DELAY_S, RETRY, Admit, MessageLoop, OnResult, Process, describe
+from ragfence.queues.loop import ACK_DELAY_S, RETRY, UNUSABLE, Admit, MessageLoop, OnResult, Process, describe
 from ragfence.queues.transport import Message, Transport
 
 KIND: Final = "queue"
@@ -155,34 +155,35 @@ class Consumer(MessageLoop):
         try:
             fence: Claims = self._fence_of(message)
             operation, payload = self._operation_of(message), self._payload(message)
-        except (ValidationError, LookupError, TypeError, AttributeError) as error:
+            claim = fence.claim(
+                operation,
+                payload=payload,
+                wait_s=0,
+                verdict=True,
+                event_id=message.event_id,
+                correlation_id=message.dedupe_key,
+                route=message.route or f"queue:{self._transport.name}",
+            )
+        except UNUSABLE as error:
             self._bury(message, f"the key of the message cannot be made: {error}")
             return
-        claim = fence.claim(
-            operation,
-            payload=payload,
-            wait_s=0,
-            verdict=True,
-            event_id=message.event_id,
-            correlation_id=message.dedupe_key,
-            route=message.route or f"queue:{self._transport.name}",
-        )
-        entered = False
+        except Exception as error:  # noqa: BLE001  # whatever the functions that were given raise
+            self._after_a_failed_try(message, error, is_entered=False)
+            return
+        is_entered = False
         try:
             with claim:
-                entered, self._outages = True, 0
+                is_entered, self._outages = True, 0
                 if claim.is_new:
                     seal(claim, self._call(message))
-        except FencedOut as lost:
-            self._after_a_lost_race(message, lost)
-        except SealUncertain:
-            # The effect happened. The next delivery finds its commit, or is told so.
-            self._again(message, "seal uncertain")
-        except Exception as error:  # noqa: BLE001  # whatever the handler raises; its key was given back or sealed
-            if not entered and is_outage(error):
-                self._after_an_outage(message, error)
+        except BaseException as error:  # noqa: BLE001  # whatever the handler raises; its key was given back or sealed
+            if isinstance(error, FencedOut) and is_about(error, claim):
+                self._after_a_lost_race(message, error)
+            elif isinstance(error, SealUncertain) and is_about(error, claim):
+                # The effect happened. The next delivery finds its commit, or is told so.
+                self._again(message, "seal uncertain")
             else:
-                self._after_an_error(message, error)
+                self._after_a_failed_try(message, error, is_entered=is_entered)
         else:
             self._after_a_claim(message, claim)
 
@@ -213,14 +214,20 @@ class Consumer(MessageLoop):
         else:
             self._acknowledge(message, "duplicate", winner)
 
-    def _after_an_outage(self, message: Message, error: Exception) -> None:
+    def _after_a_failed_try(self, message: Message, error: BaseException, *, is_entered: bool) -> None:
+        if not is_entered and is_outage(error):
+            self._after_an_outage(message, error)
+        else:
+            self._after_an_error(message, error)
+
+    def _after_an_outage(self, message: Message, error: BaseException) -> None:
         """The fence store did not answer: nothing was claimed, and no message is to blame."""
         reason = describe(error)
         _log.warning("message %s is put back: %s", message.message_id, reason)
         self._postpone(message, reason)
         self._outages += 1
 
-    def _after_an_error(self, message: Message, error: Exception) -> None:
+    def _after_an_error(self, message: Message, error: BaseException) -> None:
         if is_final(error):
             self._bury(message, f"{type(error).__name__}: {error.message}")
             return

@@ -24,8 +24,8 @@ from ragfence.core.receipts import Receipt
 from ragfence.documents.claims import GivenDocument, Retraction
 from ragfence.engine.gc_pause import gc_paused
 from ragfence.engine.refusals import is_outage
-from ragfence.errors import InFlight, Quarantined, RagfenceError, Stale, TransientError, ValidationError
-from ragfence.queues.loop import RETRY, Admit, MessageLoop, OnResult, Process, describe
+from ragfence.errors import InFlight, Quarantined, RagfenceError, Stale, TransientError
+from ragfence.queues.loop import RETRY, UNUSABLE, Admit, MessageLoop, OnResult, Process, describe
 from ragfence.queues.transport import Message, Transport
 from ragfence.wire.problems import RequestRefused
 from ragfence.wire.schemas import DocumentIn, RetractIn
@@ -138,7 +138,7 @@ class DocumentConsumer(MessageLoop):
             document = self._document(message)
         except RequestRefused as refused:
             self._bury(message, f"{refused.problem.code}: {refused.problem.detail}")
-        except (ValidationError, LookupError, TypeError, AttributeError) as error:
+        except UNUSABLE as error:
             self._bury(message, f"the message is not a document: {error}")
         else:
             if self._one_fence is None or message.tenant in ("", self._one_fence.tenant):

@@ -39,6 +39,10 @@ ACK_DELAY_S: Final = 0.1
 """How long an acknowledgement waits for others at most."""
 RETRY: Final = Backoff(attempts=100, first_s=1.0, longest_s=300.0)
 
+UNUSABLE: Final = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+"""What is raised for a message from which nothing can be made, however often it is delivered. `ValidationError` is
+a `ValueError`."""
+
 _log = logging.getLogger("ragfence.queues")
 
 OnResult = Callable[[Message, str, Receipt | None], None]
@@ -280,6 +284,8 @@ class MessageLoop:
         self._settle(settled, lambda: self._transport.retry(message, delay_s))
 
     def _bury(self, message: Message, reason: str, receipt: Receipt | None = None) -> None:
+        # A message can put any text into the error that it causes. No queue may refuse it for that.
+        reason = reason.encode(errors="backslashreplace").decode().replace("\0", "\\0")
         settled = SettledMessage(message, "dead", receipt, reason)
         self._settle(settled, lambda: self._transport.dead(message, reason))
 
@@ -365,8 +371,8 @@ class MessageLoop:
                 if held:
                     try:
                         self._transport.extend(held)
-                    except TransportUnavailable as error:
-                        _log.warning("messages cannot be extended: %s", error.message)
+                    except Exception as error:  # noqa: BLE001  # the next try may succeed, and nobody else extends them
+                        _log.warning("messages cannot be extended: %s", describe(error))
 
         keeper = threading.Thread(target=extend, name="ragfence-extend", daemon=True)
         keeper.start()
@@ -377,7 +383,7 @@ class MessageLoop:
             keeper.join()
 
 
-def describe(error: Exception) -> str:
+def describe(error: BaseException) -> str:
     """An error as the reason of a dead letter: one line, with its code."""
     if isinstance(error, RagfenceError):
         return f"{error.code}: {error.message}"

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 from ragfence._extras import needs_extra
 from ragfence.core.urls import show_url
 from ragfence.errors import QueueFull, TransportUnavailable, ValidationError
-from ragfence.queues.transport import DeadLetter, Depth, Envelope, Message, decode_body, encode_body
+from ragfence.queues.transport import DeadLetter, Depth, Envelope, Message, check_texts, decode_body, encode_body
 
 with needs_extra("sql", "A queue in a SQL database"):
     import sqlalchemy as sa
@@ -33,6 +33,8 @@ DEPTH_SECONDS: Final = 1.0
 """How long a count is believed when a message is sent."""
 MAX_LANES: Final = 64
 """How many tenants one call of `receive` serves at most. The next call begins with the next tenant."""
+LONGEST: Final = {"tenant": 256, "group": 256}
+"""The columns of these fields are in indexes, and bounded."""
 RETRY_AFTER_MS: Final = 5_000
 READ_ONLY: Final = "ragfence_read_only"
 """The execution option of a connection that takes no write lock of SQLite."""
@@ -227,6 +229,7 @@ class SqlTransport:
 
     def _row(self, envelope: Envelope) -> dict[str, Any]:
         body = encode_body(envelope.body)
+        check_texts(envelope, longest=LONGEST)
         return {
             "queue": self._queue,
             "lane": envelope.tenant,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from ragfence.core.operations import Operation
 from ragfence.core.receipts import Decision, Receipt
 from ragfence.core.webhook_format import MISSING, PayloadPath
 from ragfence.engine.aio import run_blocking
-from ragfence.engine.claim_block import ClaimBlock, is_final
+from ragfence.engine.claim_block import ClaimBlock, is_about, is_final
 from ragfence.errors import (
     Conflict,
     FencedOut,
@@ -50,6 +51,7 @@ MAX_BODY_BYTES: Final = 1 << 20
 RETRY_AFTER_S: Final = 5
 ORDER_KIND: Final = "webhook.order"
 
+_INTEGER = re.compile(r"-?[0-9]{1,19}")
 _log = logging.getLogger("ragfence.webhooks")
 
 Handle = TypeVar("Handle", bound=Callable[..., Any])
@@ -96,7 +98,9 @@ class EventHandler:
             object_id, sequence = self.object_id(event), self.sequence(event)
         except (LookupError, TypeError, AttributeError) as error:
             raise ValidationError(f"event {event.event_id} ({event.type}) has no object id or sequence") from error
-        if isinstance(sequence, str) and sequence.lstrip("-").isdigit() and len(sequence) < 20:
+        if object_id is None or sequence is None:  # without a sequence, it would be applied after newer events
+            raise ValidationError(f"event {event.event_id} ({event.type}) has no object id or sequence")
+        if isinstance(sequence, str) and _INTEGER.fullmatch(sequence):
             sequence = int(sequence)
         return Operation(
             kind=ORDER_KIND,
@@ -358,6 +362,7 @@ class Webhooks:
         handler = self.handler_of(event)
         if handler is None:
             return EventResult(event, 200, "ignored")
+        claim: ClaimBlock | None = None
         try:
             claim = await self._run(self.claim, event, correlation_id)
             async with claim:
@@ -368,7 +373,8 @@ class Webhooks:
                         result = await self._run(self.apply, event)
                     await self._run(seal, claim, result)
         except FencedOut as lost:
-            if lost.receipt is None:
+            # Of another key, it says nothing about this event.
+            if lost.receipt is None or claim is None or not is_about(lost, claim):
                 return EventResult(event, 503, "in_flight", error=lost)
             return EventResult(event, 200, "duplicate", receipt=lost.receipt)
         except RagfenceError as error:

@@ -6,6 +6,13 @@ RACE = ("tests/outbox/test_relay.py", "-k", "expired_lease")
 
 MUTANTS = [
     Mutant(
+        "relay: a claim inside the function that lost its race marks the event as sent",
+        "ragfence/outbox/relay.py",
+        " or not is_about(lost, claim)",
+        "",
+        ("tests/outbox/test_relay.py", "-k", "inside_the_function and sqlite"),
+    ),
+    Mutant(
         "outbox: events are marked before they are published",
         "ragfence/outbox/relay.py",
         "            outcome = self._publish(rows)\n            report",

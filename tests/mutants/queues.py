@@ -5,6 +5,48 @@ from tests.mutants.selections import CONSUMER, DOCUMENT_CONSUMER, S3_EVENTS, SQS
 
 MUTANTS = [
     Mutant(
+        "queues: text that a queue cannot hold is sent again forever",
+        "ragfence/queues/transport.py",
+        'if "\\0" in text or any',
+        "if any",
+        ("tests/contract/test_transports.py", "-k", "text_that_no_queue"),
+    ),
+    Mutant(
+        "sql: a tenant that is too long for its column is sent again forever",
+        "ragfence/queues/sql.py",
+        "check_texts(envelope, longest=LONGEST)",
+        "check_texts(envelope)",
+        ("tests/contract/test_transports.py", "-k", "longer_than_its_column"),
+    ),
+    Mutant(
+        "consumer: a claim inside the handler that lost its race acknowledges the message",
+        "ragfence/queues/consumer.py",
+        "isinstance(error, FencedOut) and is_about(error, claim)",
+        "isinstance(error, FencedOut)",
+        (*CONSUMER, "-k", "inside_the_handler"),
+    ),
+    Mutant(
+        "consumer: only a ValidationError makes a message unusable",
+        "ragfence/queues/loop.py",
+        "UNUSABLE: Final = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)",
+        "UNUSABLE: Final = (ValidationError,)",
+        (*CONSUMER, "-k", "hostile"),
+    ),
+    Mutant(
+        "queues: a body that is nested too deep keeps the others from being received",
+        "ragfence/queues/transport.py",
+        "except (ValueError, RecursionError):  # what is nested",
+        "except ValueError:  # what is nested",
+        (*CONSUMER, "-k", "hostile"),
+    ),
+    Mutant(
+        "consumer: a reason that no queue can hold is passed on",
+        "ragfence/queues/loop.py",
+        'reason.encode(errors="backslashreplace").decode()',
+        "reason",
+        (*CONSUMER, "-k", "hostile"),
+    ),
+    Mutant(
         "lua: any consumer may settle a delivery",
         "ragfence/queues/lua/settle.lua",
         "pending[2] ~= consumer or pending[4] ~= count",

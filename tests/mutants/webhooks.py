@@ -13,6 +13,27 @@ def _server(words: str) -> tuple[str, ...]:
 
 MUTANTS = [
     Mutant(
+        "webhooks: a content type that nobody signed turns JSON into a form",
+        "ragfence/webhooks/providers.py",
+        'if not delivery.body.startswith(b"payload="):',
+        "if False:",
+        (*HOOKS, "-k", "read_as_a_form"),
+    ),
+    Mutant(
+        "webhooks: an event without a sequence is applied in any order",
+        "ragfence/webhooks/hooks.py",
+        "if object_id is None or sequence is None:",
+        "if False:",
+        (*HOOKS, "-k", "cannot_be_ordered"),
+    ),
+    Mutant(
+        "webhooks: a claim inside the handler that lost its race answers the event as a duplicate",
+        "ragfence/webhooks/hooks.py",
+        " or not is_about(lost, claim)",
+        "",
+        (*HOOKS, "-k", "inside_the_handler"),
+    ),
+    Mutant(
         "webhooks: an unverified body is handled",
         "ragfence/webhooks/signatures.py",
         "self._algorithm) for secret in self._secrets), given):",

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 import ragfence
 from ragfence import Policy
 from ragfence.core.backoff import Backoff
-from ragfence.errors import TerminalError, TransportUnavailable, ValidationError
+from ragfence.errors import FencedOut, TerminalError, TransportUnavailable, ValidationError
 from ragfence.outbox import Outbox, Relay
 from ragfence.outbox import relay as relay_module
 from ragfence.outbox.outbox import OutboxRow, outbox_table
@@ -394,3 +394,23 @@ def test_the_turn_of_a_relay_scans_no_row_that_was_sent(engine: sa.Engine) -> No
         if "AS older" in statement or "count(*)" in statement or "asked" in statement or "LIMIT" in statement:
             plan = _plan_of(outbox, statement, given)
             assert "Seq Scan" not in plan, plan
+
+
+def test_what_a_claim_inside_the_function_raises_does_not_mark_the_event_as_sent(
+    outbox: Outbox, tmp_path: Path
+) -> None:
+    add(outbox, "a", 1)
+    with ragfence.open(tmp_path / "store") as fence:
+        other = fence.once(kind="payment", key=lambda order: order)(lambda order: {"paid": order})("o-1")
+        errors = iter([FencedOut("taken over", key=other.key, receipt=other)])
+        calls: list[str] = []
+
+        def send(row: OutboxRow) -> None:
+            for error in errors:
+                raise error
+            calls.append(row.event_id)
+
+        relay = Relay(outbox, to=send, fence=fence, retry=AT_ONCE)
+        assert relay.run_once() == (0, 1, 0)
+        assert relay.run_once() == (1, 0, 0)
+    assert len(calls) == 1

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 import ragfence
 from ragfence.core.backoff import Backoff
 from ragfence.core.policy import Policy
-from ragfence.errors import StoreUnavailable, TerminalError, TransportUnavailable, ValidationError
+from ragfence.errors import FencedOut, StoreUnavailable, TerminalError, TransportUnavailable, ValidationError
 from ragfence.queues.consumer import Consumer
-from ragfence.queues.sql import SqlTransport
+from ragfence.queues.sql import SqlTransport, messages
 from ragfence.queues.transport import Envelope, Message
 
 AT_ONCE = Backoff(attempts=100, first_s=0.0, longest_s=0.0)
@@ -445,3 +446,76 @@ def test_rows_have_what_the_message_says_of_itself(fence: ragfence.Fence, queue:
     (row,) = [row for row in fence.audit.decisions(since="1h").to_pylist() if row["phase"] == "seal"]
     names = ("event_id", "source_id", "revision", "index_hash", "correlation_id", "attempt", "tenant", "route")
     assert [row[name] for name in names] == ["e-1", "a", "r-1", "ab" * 32, "k-1", 1, "default", "webhooks/cms"]
+
+
+def test_what_a_claim_inside_the_handler_raises_is_a_failure_of_the_handler(
+    fence: ragfence.Fence, queue: SqlTransport
+) -> None:
+    other = fence.once(kind="payment", key=lambda order: order)(lambda order: {"paid": order})("o-1")
+    errors = iter([FencedOut("taken over", key=other.key, receipt=other), SystemExit(3), asyncio.CancelledError()])
+    calls: list[int] = []
+
+    def handle(message: Message) -> str:
+        calls.append(message.attempt)
+        for error in errors:
+            raise error
+        return "done"
+
+    running = consumer(fence, queue, handle)
+    queue.send([Envelope(body={"id": "a"})])
+    drain(running)
+    assert calls == [1, 2, 3, 4]
+    assert running.counts == {"retried": 3, "new": 1}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"id": "a", "x": NaN}',
+        '{"id": "a", "x": "\\ud800"}',
+        '{"id": "a", "x": 1e999}',
+        f'{{"id": "a", "x": {"9" * 400}}}',
+        f'{{"id": "a", "x": {"[" * 900}{"]" * 900}}}',
+        "[" * 100_000 + "]" * 100_000,
+        '{"id": "a", "version": "second"}',
+        '{"id": "\\ud800", "refuse": true}',
+    ],
+)
+def test_a_hostile_message_becomes_a_dead_letter_and_holds_up_no_other(
+    fence: ragfence.Fence, queue: SqlTransport, body: str
+) -> None:
+    queue.send([Envelope(body={"id": "hostile"}, event_id="hostile"), Envelope(body={"id": "b"}, event_id="good")])
+    with queue._engine.begin() as tx:  # as another program may have written it
+        tx.execute(sa.update(messages).where(messages.c.event_id == "hostile").values(body=body))
+    handled: list[str] = []
+
+    def handle(message: Message) -> None:
+        if message.body.get("refuse"):
+            raise TerminalError(f"refused: {message.body['id']}\0")
+        handled.append(message.event_id)
+
+    def name(message: Message) -> str:
+        return "refused" if message.body.get("refuse") else key(message)
+
+    drain(consumer(fence, queue, handle, key=name, sequence=lambda message: int(message.body.get("version", 1))))
+    assert handled == ["good"]
+    (letter,) = queue.dead_letters()
+    assert letter.message.event_id == "hostile"
+    assert letter.reason
+    assert queue.depth().in_flight == 0
+
+
+def test_a_store_that_cannot_be_opened_for_a_tenant_is_not_the_fault_of_its_messages(
+    fence: ragfence.Fence, queue: SqlTransport
+) -> None:
+    outages = iter(range(7))
+
+    def opened(tenant: str) -> ragfence.Fence:
+        if next(outages, None) is not None:
+            raise StoreUnavailable("away")
+        return fence
+
+    running = Consumer(opened, queue, lambda message: None, key=key, retry=AT_ONCE)
+    queue.send([Envelope(body={"id": "a"})])
+    drain(running)
+    assert running.counts == {"postponed": 7, "new": 1}

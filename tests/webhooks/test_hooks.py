@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import ragfence
-from ragfence.errors import PolicyError, StoreUnavailable, TerminalError, ValidationError
+from ragfence.errors import FencedOut, PolicyError, StoreUnavailable, TerminalError, ValidationError
 from ragfence.webhooks.hooks import WebhookReply, Webhooks
 from ragfence.webhooks.providers import (
     GitHub,
@@ -335,3 +335,44 @@ def test_payments_have_keys_of_their_own(fence: ragfence.Fence) -> None:
     assert asked.source_id == "provider:momo:order:o1:amount:1000"
     assert "256700000001" not in asked.revision
     assert asked.key != payment_request("momo", order_id="o1", amount="1000", phone="+256700000002").key
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_what_a_claim_inside_the_handler_raises_is_not_answered_as_a_duplicate(
+    fence: ragfence.Fence, hooks: Webhooks, is_async: bool
+) -> None:
+    other = fence.once(kind="payment", key=lambda order: order)(lambda order: {"paid": order})("o-1")
+    errors = iter([FencedOut("taken over", key=other.key, receipt=other)])
+    handled: list[str] = []
+
+    def handle(event: WebhookEvent) -> None:
+        for error in errors:
+            raise error
+        handled.append(event.event_id)
+
+    async def handle_async(event: WebhookEvent) -> None:
+        handle(event)
+
+    hooks.on("cms", "*")(handle_async if is_async else handle)
+    assert post(hooks, "cms", page(1)).status == 503
+    assert decisions(post(hooks, "cms", page(1))) == ["new"]
+    assert decisions(post(hooks, "cms", page(1))) == ["duplicate"]
+    assert handled == ["e1"]
+
+
+def test_signed_json_is_not_read_as_a_form_by_a_forged_content_type(hooks: Webhooks) -> None:
+    seen: list[Any] = []
+    hooks.on("cms", "*")(lambda event: seen.append(event.payload))
+    body = json.dumps({"id": "e1", "type": "comment", "text": "&payload=%7B%22id%22%3A%22forged%22%7D&"}).encode()
+    reply = post(hooks, "cms", body, **{"Content-Type": "application/x-www-form-urlencoded"})
+    assert (reply.status, seen) == (400, [])
+
+
+@pytest.mark.parametrize("change", [{"version": None}, {"version": "²"}, {"version": "--5"}, {"id": None}])
+def test_an_event_that_cannot_be_ordered_is_refused_and_not_applied(hooks: Webhooks, change: dict[str, Any]) -> None:
+    applied: list[str] = []
+    hooks.on("cms", "*", object_id="page.id", sequence="page.version")(lambda event: applied.append(event.event_id))
+    event = page(1)
+    event["page"] |= change
+    assert post(hooks, "cms", event).status == 422
+    assert applied == []

@@ -102,6 +102,17 @@ class TransportContract:
             transport.send([note(1), Envelope(body=body)])
         assert transport.receive(10, 0.3) == []
 
+    @pytest.mark.parametrize("text", ["a\0", "\ud800"])
+    @pytest.mark.parametrize("name", ["event_id", "source_id", "tenant", "group"])
+    def test_text_that_no_queue_carries_is_refused_and_nothing_is_sent(
+        self, transport: Transport, name: str, text: str
+    ) -> None:
+        """As a mistake of the sender: `TransportUnavailable` would have it sent again forever."""
+        wrong: dict[str, str] = {name: text}
+        with pytest.raises(ValidationError):
+            transport.send([Envelope(body=1), Envelope(body=2, **wrong)])  # type: ignore[arg-type]
+        assert transport.receive(10, 0) == []
+
     def test_nothing_is_nothing(self, transport: Transport) -> None:
         assert transport.send([]) == []
         assert transport.ack([]) == []
