@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import random
 import time
@@ -17,6 +16,7 @@ from ragfence.client.calls import ClientCalls
 from ragfence.client.errors import without_secret
 from ragfence.client.retry import CallSettings, Keys, RetryPolicy
 from ragfence.client.steps import Lost, OnAttempt, Send
+from ragfence.core.urls import is_loopback
 from ragfence.errors import ApiRefused, InsecureUrl, RagfenceError, ValidationError
 from ragfence.wire import SERVE_HOST, SERVE_PORT
 
@@ -81,7 +81,7 @@ class ClientSession:
         parts = urlsplit(url)
         if parts.scheme == "https" or self._allow_http or isinstance(transport, in_this_process):
             return
-        if not _is_loopback(parts.hostname or ""):
+        if not is_loopback(parts.hostname or ""):
             raise InsecureUrl(f"the API key would be sent to {url} over plain HTTP, where others can read it")
 
     def arguments(self, send: Send) -> dict[str, Any]:
@@ -114,13 +114,6 @@ class ClientSession:
 
 def closed_error() -> ValidationError:
     return ValidationError("this client was closed", hint="make another one; `with` closes a client at its end")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
 
 
 def _checked_url(url: str) -> str:

@@ -46,6 +46,7 @@ def compare_keys(
         first: A key strategy, or a function from a payload to its key.
         second: As `first`.
 
+    >>> from ragfence import by_fields, by_id
     >>> orders = [{"id": "e1", "order": 7}, {"id": "e2", "order": 7}, {"id": "e2", "order": 7}]
     >>> compare_keys(orders, by_id("id"), by_fields("order")).only_second
     ((0, 1),)
