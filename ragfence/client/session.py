@@ -16,7 +16,6 @@ from ragfence.client.calls import ClientCalls
 from ragfence.client.errors import without_secret
 from ragfence.client.retry import CallSettings, Keys, RetryPolicy
 from ragfence.client.steps import Lost, OnAttempt, Send
-from ragfence.core.urls import is_loopback
 from ragfence.errors import ApiRefused, InsecureUrl, RagfenceError, ValidationError
 from ragfence.wire import SERVE_HOST, SERVE_PORT
 
@@ -76,6 +75,8 @@ class ClientSession:
 
     def _check_secrecy(self, transport: Any) -> None:
         """Raises `InsecureUrl` if the API key could be read on its way to the server."""
+        from ragfence.core.urls import is_loopback
+
         httpx, url = self.httpx, self._settings.url
         in_this_process = (httpx.ASGITransport, httpx.WSGITransport, httpx.MockTransport)
         parts = urlsplit(url)
