@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import random
 import time
@@ -76,12 +75,14 @@ class ClientSession:
 
     def _check_secrecy(self, transport: Any) -> None:
         """Raises `InsecureUrl` if the API key could be read on its way to the server."""
+        from ragfence.core.urls import is_loopback
+
         httpx, url = self.httpx, self._settings.url
         in_this_process = (httpx.ASGITransport, httpx.WSGITransport, httpx.MockTransport)
         parts = urlsplit(url)
         if parts.scheme == "https" or self._allow_http or isinstance(transport, in_this_process):
             return
-        if not _is_loopback(parts.hostname or ""):
+        if not is_loopback(parts.hostname or ""):
             raise InsecureUrl(f"the API key would be sent to {url} over plain HTTP, where others can read it")
 
     def arguments(self, send: Send) -> dict[str, Any]:
@@ -114,13 +115,6 @@ class ClientSession:
 
 def closed_error() -> ValidationError:
     return ValidationError("this client was closed", hint="make another one; `with` closes a client at its end")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
 
 
 def _checked_url(url: str) -> str:

@@ -46,9 +46,10 @@ def compare_keys(
         first: A key strategy, or a function from a payload to its key.
         second: As `first`.
 
+    >>> from ragfence import by_fields, by_id
     >>> orders = [{"id": "e1", "order": 7}, {"id": "e2", "order": 7}, {"id": "e2", "order": 7}]
     >>> compare_keys(orders, by_id("id"), by_fields("order")).only_second
-    ((0, 1),)
+    ((0, 1), (0, 2))
     """
     positions: tuple[dict[bytes, int], dict[bytes, int]] = ({}, {})
     firsts: dict[int, tuple[bytes, bytes, bytes]] = {}

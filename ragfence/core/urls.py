@@ -63,3 +63,17 @@ def holds_password(url: str) -> bool:
     if _WITHOUT_SLASHES.fullmatch(url):  # `redis:localhost`: mistyped, and nothing in it is where a password would be
         return False
     return looks_like_url(url) and (HIDDEN in show_url(url) or bool(_USER.search(url.partition("://")[2])))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("localhost.example")
+    (True, True, False)
+    """
+    import ipaddress
+
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import time
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from typing import Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
 from ragfence.core.backoff import may_pass, retry_after_s
-from ragfence.core.urls import show_url
+from ragfence.core.urls import is_loopback, show_url
 from ragfence.errors import Hint, PolicyError, QueueFull, TerminalError, TransportUnavailable
 from ragfence.notify.announcements import Announcement
 from ragfence.queues.transport import Envelope, Transport
@@ -49,7 +48,7 @@ class WebhookReceiver:
             host = ""
         if not host or parts.scheme not in ("http", "https"):
             raise PolicyError(f"{show_url(url)} is not the URL of a webhook", hint="https://host/path")
-        if parts.scheme == "http" and not allow_http and not _is_loopback(host):
+        if parts.scheme == "http" and not allow_http and not is_loopback(host):
             raise PolicyError(
                 f"{show_url(url)} is not encrypted: everybody on the way could read the events",
                 hint=Hint(
@@ -105,12 +104,3 @@ def receiver_of(to: Transport | Callable[[Announcement], Any]) -> Receiver:
         queue.send([envelope])
 
     return send
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

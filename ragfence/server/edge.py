@@ -10,11 +10,11 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
+from ragfence.core.urls import is_loopback
 from ragfence.server.asgi import App, Message, Receive, Scope, Send, send_answer
 from ragfence.wire.problems import Problem, refusal
 
@@ -63,17 +63,6 @@ def _foreign(scope: Scope) -> Problem | None:
     if any(origin != own for origin in origins):
         return refusal("AUTH.origin", "without API keys, requests of other websites are refused")
     return None
-
-
-def is_loopback(host: str) -> bool:
-    """
-    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("localhost.example")
-    (True, True, False)
-    """
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
 
 
 def _is_readable(raw: bytes | None) -> bool:

@@ -28,10 +28,10 @@ from typing import Any, Final
 
 from ragfence._extras import needs_extra
 from ragfence.core.settings import Settings, repr_without_passwords
+from ragfence.core.urls import is_loopback
 from ragfence.errors import RagfenceError, ValidationError
 from ragfence.server.asgi import App
 from ragfence.server.connections import Addresses, ConnectionLimits, fastest_protocol
-from ragfence.server.edge import is_loopback
 from ragfence.server.full_collections import short_full_collections
 from ragfence.server.load_shedding import STOPPING
 

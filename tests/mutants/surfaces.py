@@ -21,7 +21,7 @@ MUTANTS = [
     Mutant(
         "an API key is sent over plain http to any host",
         "ragfence/client/session.py",
-        '        if not _is_loopback(parts.hostname or ""):\n',
+        '        if not is_loopback(parts.hostname or ""):\n',
         "        if not parts.hostname:\n",
         ("tests/client/test_calls.py", "-k", "plain_http"),
     ),
