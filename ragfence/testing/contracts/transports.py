@@ -108,9 +108,9 @@ class TransportContract:
         self, transport: Transport, name: str, text: str
     ) -> None:
         """As a mistake of the sender: `TransportUnavailable` would have it sent again forever."""
-        wrong: dict[str, str] = {name: text}
+        wrong: dict[str, Any] = {name: text}
         with pytest.raises(ValidationError):
-            transport.send([Envelope(body=1), Envelope(body=2, **wrong)])  # type: ignore[arg-type]
+            transport.send([Envelope(body=1), Envelope(body=2, **wrong)])
         assert transport.receive(10, 0) == []
 
     def test_nothing_is_nothing(self, transport: Transport) -> None:
