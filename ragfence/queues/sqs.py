@@ -662,7 +662,11 @@ def _group(fields: Mapping[str, Any], otherwise: str) -> str:
 
 def _deduplication_id(text: str) -> str:
     """The text, or its digest if SQS would not take it."""
-    return text if _DEDUPLICATION_ID.fullmatch(text) else f"sha256-{hashlib.sha256(text.encode()).hexdigest()}"
+    return (
+        text
+        if _DEDUPLICATION_ID.fullmatch(text)
+        else f"sha256-{hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()}"
+    )
 
 
 def _fields(raw: Mapping[str, Any]) -> dict[str, Any]:
