@@ -40,6 +40,10 @@ _DECISIONS: dict[type[RagfenceError], Decision] = {
 }
 
 
+class NotStarted(InFlight):
+    """Raised in a block before its effect: another key that it needs is in use. The attempt does not count."""
+
+
 class ReplayedClaim(NamedTuple):
     """A claim whose answer is a sealed record."""
 
@@ -296,6 +300,8 @@ def end_without_receipt(runner: Runner, won: WonClaim, error: BaseException | No
         except BaseException as broken:
             runner.release(won, code_of(broken))
             raise
+    if isinstance(error, NotStarted):
+        won.entered = False
     runner.release(won, "RELEASED" if error is None else code_of(error), outage=is_outage(error))
     return None
 

@@ -37,6 +37,8 @@ MARGIN: Final = 0.1
 """of `timeout_s`: a lock has expired that long before its holder is killed"""
 KEPT_MS: Final = 24 * 3600 * 1000
 """How long the record of a lock stays whose holder died, unless somebody else takes the lock."""
+MAX_INTEGER: Final = 2**63
+"""Beyond it, an integer may be no float."""
 NO_PAYLOAD: Final = bytes(FINGERPRINT_BYTES)
 
 
@@ -80,7 +82,9 @@ def wait_ms_of(wait_s: float) -> int:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(value, int):
+        return not isinstance(value, bool) and abs(value) < MAX_INTEGER
+    return isinstance(value, float)
 
 
 def _refuse_unless(valid: bool, message: str) -> None:

@@ -37,7 +37,6 @@ from ragfence.queues.transport import (
     Depth,
     Envelope,
     Message,
-    check_texts,
     decode_body,
     encode_body,
 )
@@ -318,7 +317,6 @@ class SqsTransport:
             made[1].close()
 
     def _entry(self, entry_id: str, event_id: str, envelope: Envelope, delay_s: float) -> dict[str, Any]:
-        check_texts(envelope)
         fields = {name: value for name in TEXT_FIELDS if (value := getattr(envelope, name))} | {"event_id": event_id}
         entry = _with_attributes({"Id": entry_id, "MessageBody": _body_text(envelope.body)}, fields, {})
         limit = self._known.max_bytes if self._known else BATCH_BYTES
@@ -664,7 +662,11 @@ def _group(fields: Mapping[str, Any], otherwise: str) -> str:
 
 def _deduplication_id(text: str) -> str:
     """The text, or its digest if SQS would not take it."""
-    return text if _DEDUPLICATION_ID.fullmatch(text) else f"sha256-{hashlib.sha256(text.encode()).hexdigest()}"
+    return (
+        text
+        if _DEDUPLICATION_ID.fullmatch(text)
+        else f"sha256-{hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()}"
+    )
 
 
 def _fields(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -207,6 +207,8 @@ def test_the_ttl_is_below_the_timeout_of_the_function_by_a_margin(fence: ragfenc
         (NAME, {"wait_s": float("inf")}),
         (NAME, {"timeout_s": 0}),
         (NAME, {"timeout_s": float("nan")}),
+        (NAME, {"timeout_s": 10**400}),
+        (NAME, {"wait_s": 10**400}),
     ],
 )
 def test_a_lock_that_makes_no_sense_is_refused(fence: ragfence.Fence, name: Any, given: dict[str, Any]) -> None:

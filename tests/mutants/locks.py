@@ -9,6 +9,13 @@ BLOCK = ("tests/engine/test_fence_lock.py", "-k", "embedded or epoch or sense")
 
 MUTANTS = [
     Mutant(
+        "lock: a wait that no float holds fails in the middle",
+        "ragfence/engine/lock.py",
+        " and abs(value) < MAX_INTEGER",
+        "",
+        ("tests/engine/test_fence_lock.py", "-k", "makes_no_sense"),
+    ),
+    Mutant(
         "a lock is released by a stranger",
         "ragfence/core/decisions.py",
         "record.state is LOCKED and record.token == lease.token else None",

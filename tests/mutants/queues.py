@@ -9,7 +9,7 @@ MUTANTS = [
         "ragfence/queues/transport.py",
         'if "\\0" in text or any',
         "if any",
-        ("tests/contract/test_transports.py", "-k", "text_that_no_queue"),
+        ("tests/contract/test_transports.py", "-k", "text_that_the_queue"),
     ),
     Mutant(
         "sql: a tenant that is too long for its column is sent again forever",
@@ -211,7 +211,7 @@ MUTANTS = [
     Mutant(
         "consumer: an outage of the fence store counts as an attempt",
         "ragfence/queues/consumer.py",
-        "if not entered and is_outage(error):",
+        "if not is_entered and is_outage(error):",
         "if False:",
         (*CONSUMER, "-k", "does_not_answer"),
     ),

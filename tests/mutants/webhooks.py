@@ -13,6 +13,20 @@ def _server(words: str) -> tuple[str, ...]:
 
 MUTANTS = [
     Mutant(
+        "webhooks: an event whose object is busy uses up its attempts",
+        "ragfence/engine/claim_block.py",
+        "        won.entered = False\n",
+        "        pass\n",
+        (*HOOKS, "-k", "object_is_busy"),
+    ),
+    Mutant(
+        "webhooks: an event in the inbox whose object is busy is given up",
+        "ragfence/queues/consumer.py",
+        "elif isinstance(error, NotStarted):",
+        "elif False:",
+        (*HOOKS, "-k", "object_is_busy"),
+    ),
+    Mutant(
         "webhooks: a content type that nobody signed turns JSON into a form",
         "ragfence/webhooks/providers.py",
         'if not delivery.body.startswith(b"payload="):',

@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from typing import Any
 import pytest
 
 import ragfence
+from ragfence.core.backoff import Backoff
 from ragfence.errors import FencedOut, PolicyError, StoreUnavailable, TerminalError, ValidationError
+from ragfence.queues.sql import SqlTransport
 from ragfence.webhooks.hooks import WebhookReply, Webhooks
 from ragfence.webhooks.providers import (
     GitHub,
@@ -376,3 +379,41 @@ def test_an_event_that_cannot_be_ordered_is_refused_and_not_applied(hooks: Webho
     event["page"] |= change
     assert post(hooks, "cms", event).status == 422
     assert applied == []
+
+
+def test_an_event_whose_object_is_busy_uses_up_no_attempt(fence: ragfence.Fence, hooks: Webhooks) -> None:
+    replies: list[int] = []
+
+    def handle(event: WebhookEvent) -> None:
+        if event["page"]["version"] == 1:
+            with ThreadPoolExecutor(1) as other:
+                replies.extend(other.submit(post, hooks, "cms", page(2)).result().status for _ in range(8))
+
+    hooks.on("cms", "*", object_id="page.id", sequence="page.version")(handle)
+    assert post(hooks, "cms", page(1)).status == 200
+    assert replies == [503] * 8
+    assert decisions(post(hooks, "cms", page(2))) == ["new"]
+
+
+def test_an_event_in_the_inbox_whose_object_is_busy_is_put_back_until_it_is_not(
+    fence: ragfence.Fence, hooks: Webhooks, tmp_path: Path
+) -> None:
+    inbox = SqlTransport(f"sqlite:///{tmp_path / 'inbox.db'}")
+    waiting = Webhooks(fence, {"cms": Provider(HmacSignature("s", header="X-Signature"), event_id="id")}, inbox=inbox)
+    handled: list[str] = []
+    consumer = waiting.consumer(retry=Backoff(attempts=100, first_s=0.0, longest_s=0.0))
+
+    def handle(event: WebhookEvent) -> None:
+        if event["page"]["version"] == 1:
+            for _ in range(8):
+                consumer.run_once()
+        handled.append(event.event_id)
+
+    for each in (waiting, hooks):
+        each.on("cms", "*", object_id="page.id", sequence="page.version")(handle)
+    assert post(waiting, "cms", page(2)).status == 202
+    assert post(hooks, "cms", page(1)).status == 200
+    assert consumer.counts == {"in_flight": 8}
+    assert consumer.run_once() == 1
+    assert handled == ["e1", "e2"]
+    inbox.close()
