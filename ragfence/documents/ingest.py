@@ -71,7 +71,7 @@ class BatchIngest:
                 outcomes[at] = invalid
                 self._note_refusals([Refusal.of(invalid, caller.route)])
         known: dict[int, Receipt] = {}
-        prepared = self._claims(self._unanswered(queries, known), caller)
+        prepared = self._claims(self._unanswered(self._suited(queries), known), caller)
         outcomes |= known
         for at, each, answer, waited_s in self._mover.answers(list(split_waves(prepared)), wait_s=wait_s):
             if isinstance(answer, Replay | MovedHead):
@@ -112,11 +112,11 @@ class BatchIngest:
         if preview is not None:
             self._ready()
             prepared = self._claims(queries, caller)
-            for (at, each), answer in zip(prepared.items(), preview.answers(list(prepared.values())), strict=True):
+            for at, (each, answer) in zip(prepared, preview.answers(list(prepared.values())), strict=True):
                 receipts[at] = receipt_of(each, answer)
                 if errors is not None and receipts[at].failed:
                     errors[at] = error_of(each, answer)
-        elif left := self._unanswered(queries, receipts):
+        elif left := self._unanswered(self._suited(queries), receipts):
             waves = list(split_waves(self._claims(left, caller)))
             for at, each, answer, waited_s in self._mover.answers(waves):
                 receipts[at] = receipt_of(each, answer, waited_s)
@@ -131,6 +131,9 @@ class BatchIngest:
         """Claims with tokens of their own: those of the queries name rows that may already be written."""
         tokens, claim = batch_tokens(), self._claim_builder.claim
         return {at: claim(query, next(tokens), caller) for at, query in queries.items()}
+
+    def _suited(self, queries: dict[int, DocumentQuery]) -> dict[int, DocumentQuery]:
+        return self._claim_builder.suited_to(queries, self._fences)
 
     def _unanswered(self, queries: dict[int, DocumentQuery], receipts: dict[int, Receipt]) -> dict[int, DocumentQuery]:
         """Adds the receipts of documents that are live just as they were sent, usually most; returns the others."""
