@@ -8,7 +8,7 @@ SEED   ?= 1
 WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
-.PHONY: demo ui test test-all slow lint format lock wheel-check chaos drills mutants bench docs notebooks screenshots clean
+.PHONY: demo ui test test-all slow lint format lock wheel-check chaos drills acceptance mutants bench docs notebooks screenshots clean
 .DEFAULT_GOAL := test
 
 $(BIN)/uv:
@@ -61,6 +61,9 @@ chaos: $(READY)  ## real processes killed, frozen and cut off; SEED=1 repeats a 
 
 drills: $(READY)  ## Redis replicated, sharded and plain loses servers under load; the table of docs/drills.md
 	$(BIN)/python -m tests.drills --seed $(SEED)
+
+acceptance: $(READY)  ## a million events, duplicates, kills, a flush and a failover: one effect each; out/acceptance.json
+	$(BIN)/python -m tests.acceptance --seed $(SEED)
 
 mutants: $(READY)  ## deliberately broken variants; the suite must catch every one
 	$(BIN)/python -m tests.mutants

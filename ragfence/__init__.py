@@ -10,11 +10,13 @@ if TYPE_CHECKING:
     from ragfence._open import open as open
     from ragfence._version import __version__ as __version__
     from ragfence.core.document import Document as Document
+    from ragfence.core.key_comparison import compare_keys as compare_keys
     from ragfence.core.key_strategies import by_fields as by_fields
     from ragfence.core.key_strategies import by_id as by_id
     from ragfence.core.key_strategies import by_id_and_fields as by_id_and_fields
-    from ragfence.core.key_strategies import compare_keys as compare_keys
     from ragfence.core.operations import Operation as Operation
+    from ragfence.core.payments import by_payment_confirmation as by_payment_confirmation
+    from ragfence.core.payments import by_payment_request as by_payment_request
     from ragfence.core.policy import Policy as Policy
     from ragfence.core.receipts import Decision as Decision
     from ragfence.core.receipts import Flags as Flags
@@ -38,7 +40,9 @@ _WHERE = {
     "by_fields": "ragfence.core.key_strategies",
     "by_id": "ragfence.core.key_strategies",
     "by_id_and_fields": "ragfence.core.key_strategies",
-    "compare_keys": "ragfence.core.key_strategies",
+    "compare_keys": "ragfence.core.key_comparison",
+    "by_payment_confirmation": "ragfence.core.payments",
+    "by_payment_request": "ragfence.core.payments",
     "current_lease": "ragfence.engine.leases",
     "open": "ragfence._open",
 }
@@ -57,6 +61,8 @@ __all__ = [
     "by_fields",
     "by_id",
     "by_id_and_fields",
+    "by_payment_confirmation",
+    "by_payment_request",
     "compare_keys",
     "current_lease",
     "errors",

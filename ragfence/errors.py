@@ -396,7 +396,7 @@ class InFlight(TransientError):
         cli="try again later",
         http="try again later, with the same key",
     )
-    carries = frozenset({"key", "retry_after_ms", "waited_ms"})
+    carries = frozenset({"key", "retry_after_ms", "waited_ms", "holder"})
 
 
 class LeaseLost(TransientError):

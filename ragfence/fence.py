@@ -17,6 +17,7 @@ from ragfence.engine.expiry import Purged
 from ragfence.engine.hydration import Progress
 from ragfence.engine.inspector import Inspector
 from ragfence.engine.journal import JournalReconciled
+from ragfence.engine.lock import Lock
 from ragfence.engine.once import Key, OnceDecorator, OnceOptions, Recovered
 from ragfence.engine.releases import Released, ReleaseQuery
 from ragfence.errors import ObjectsRequired, ValidationError
@@ -195,6 +196,10 @@ class Fence:
         )
         return self._engine.claim(request, wait_s=wait_s, verdict=verdict)
 
+    def notify(self, event: object) -> None:
+        """Passes an event, such as what became of the messages of a queue, to the listeners of `observe=`."""
+        self._engine.notify(event)
+
     def batched_claims(self) -> BatchedClaims:
         """Claims for an event loop that serves many callers, such as an HTTP server; see `BatchedClaims`."""
         return BatchedClaims(self._engine)
@@ -209,9 +214,33 @@ class Fence:
 
         return Run(self, run_id)
 
+    def lock(self, name: str, *, ttl_s: float = 30.0, wait_s: float = 0.0, timeout_s: float | None = None) -> Lock:
+        """A lock, for a `with` or `async with` block, which gets its lease; see `Lock`.
+
+        The heartbeat of this process renews it while the block runs. It expires `ttl_s` after the last renewal, so the
+        lock of a process that died is free again by then. Only a system that compares `lease.fence` is safe from a
+        holder that was frozen past that.
+
+        Args:
+            name: What is locked. Locks of different tenants have nothing to do with each other.
+            ttl_s: How long the lock outlives its last renewal, from 0.1 s to a day.
+            wait_s: How long to wait for another holder.
+            timeout_s: When the platform kills this function, counted from now. `ttl_s` must be below it by a tenth of
+                it, and nothing is renewed past that, so that the lock is free once the function was killed.
+
+        Raises:
+            InFlight: Another holder has it; `.holder`, `.retry_after_ms` and `.waited_ms` say more.
+            LeaseLost: It was lost meanwhile; raised by `lease.check()`, and at the end of the block.
+
+        >>> with fence.lock("reindex:docs", ttl_s=30, wait_s=5) as lease:  # doctest: +SKIP
+        ...     write(rows, fence=lease.fence)
+        """
+        return self._engine.lock(name, ttl_s=ttl_s, wait_s=wait_s, timeout_s=timeout_s)
+
     def release(self, operation: Operation | str) -> bool:
         """Allows new attempts for a key that is quarantined, stuck, or sealed as a failure.
 
+        A lock is taken from its holder, whose lease is lost at its next renewal.
         Returns False if there is nothing to release. Raises `ValidationError` if the effect was sealed.
         """
         if isinstance(operation, str):

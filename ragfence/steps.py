@@ -19,7 +19,7 @@ from ragfence.core.operations import Operation
 from ragfence.core.receipts import Receipt
 from ragfence.engine.aio import run_blocking
 from ragfence.engine.claim_block import ClaimBlock
-from ragfence.errors import ValidationError
+from ragfence.errors import FencedOut, ValidationError
 
 KIND: Final = "step"
 P = ParamSpec("P")
@@ -68,19 +68,33 @@ class Run:
             InFlight: the step is running elsewhere; schedule this run again later.
             EffectFailed: the step raised a `TerminalError` before.
         """
+        answer = self.receipt(name, function, *args, volatile=volatile, wait_s=wait_s, **kwargs)
+        if inspect.iscoroutine(answer):
+            return cast(R, _result_of(answer))
+        return cast(R, answer.result)
+
+    def receipt(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        *args: Any,
+        volatile: Sequence[str] = (),
+        wait_s: float | None = 0,
+        **kwargs: Any,
+    ) -> Any:
+        """As calling it, but returns the `Receipt`: `.decision` says whether the step was executed now.
+
+        Of an async function it returns the receipt when it is awaited.
+        """
         operation = self.operation(name, function, args, kwargs, volatile)
         if inspect.iscoroutinefunction(function):
-            return cast(R, self._call_async(operation, function, args, kwargs, wait_s))
-        with self._fence.claim(operation, wait_s=wait_s) as claim:
-            if claim.is_new:
-                claim.seal(result=function(*args, **kwargs))
-        return cast(R, claim.receipt.result)
-
-    def receipt(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Receipt[Any]:
-        """As calling it, but returns the receipt: `.decision` says whether the step was executed now."""
-        with self._fence.claim(self.operation(name, function, args, kwargs, ()), wait_s=0) as claim:
-            if claim.is_new:
-                claim.seal(result=function(*args, **kwargs))
+            return self._execute_async(operation, function, args, kwargs, wait_s)
+        try:
+            with self._fence.claim(operation, wait_s=wait_s) as claim:
+                if claim.is_new:
+                    claim.seal(result=function(*args, **kwargs))
+        except FencedOut as lost:
+            return _winner(lost)
         return claim.receipt
 
     def operation(
@@ -100,16 +114,31 @@ class Run:
         hashed = digest("ragfence/step/1", canonical_payload({"args": list(args), "kwargs": named})).hex()
         return Operation(kind=KIND, source_type=self.run_id, source_id=name, revision=hashed)
 
-    async def _call_async(
+    async def _execute_async(
         self,
         operation: Operation,
         function: Callable[..., Awaitable[Any]],
         args: Sequence[Any],
         kwargs: dict[str, Any],
         wait_s: float | None,
-    ) -> Any:
-        async with self._fence.claim(operation, wait_s=wait_s) as claim:
-            if claim.is_new:
-                result = await function(*args, **kwargs)
-                await run_blocking(claim.seal, result=result)
-        return claim.receipt.result
+    ) -> Receipt[Any]:
+        try:
+            async with self._fence.claim(operation, wait_s=wait_s) as claim:
+                if claim.is_new:
+                    result = await function(*args, **kwargs)
+                    await run_blocking(claim.seal, result=result)
+        except FencedOut as lost:
+            return _winner(lost)
+        return claim.receipt
+
+
+async def _result_of(answer: Awaitable[Receipt[Any]]) -> Any:
+    return (await answer).result
+
+
+def _winner(lost: FencedOut) -> Receipt[Any]:
+    """This process was frozen past its lease, and another one has finished the step: its result is the answer."""
+    winner: Receipt[Any] | None = lost.receipt
+    if winner is None or winner.failed:
+        raise lost
+    return winner

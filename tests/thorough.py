@@ -67,7 +67,7 @@ RULES = (
         "processes are killed, frozen or race; the machines and the crash points show the same in one process",
         r"""(?x)^tests/(
             crash/ | dagster/test_processes | drills/ | server/killed/ | engine/test_restore_drill
-            | \w+/(attack/)?test_many_processes | audit/test_drain_killed | indexes/test_alias_races
+            | \w+/(attack/)?test_many_processes | (audit|outbox|queues)/test_\w+_killed | indexes/test_alias_races
             | documents/attack/test_(versions_race|kill_points) | documents/test_sinks_killed
             | indexes/attack/test_kill_points | server/test_(refunds|serve)\.py
         )""",

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import pyarrow
 
     from ragfence.audit.anomalies import Anomaly
+    from ragfence.audit.deliveries import InboxEvent
     from ragfence.audit.drain import DrainReport
     from ragfence.audit.queries import ConflictCase, Contention, Occurrence
     from ragfence.audit.savings import Savings
@@ -228,6 +229,21 @@ class Audit:
         from ragfence.audit import queries
 
         return queries.conflicts(self._rows, self._query(since, until, kind=kind))
+
+    def inbox(self, since: Moment = None, until: Moment = None, *, source: str | None = None) -> list[InboxEvent]:
+        """Returns the events that webhooks and queues received, each once, with what became of it, oldest first.
+
+        Args:
+            since: As for `decisions`. An event is included if any of its deliveries was answered in this time.
+            until: As for `decisions`.
+            source: Only events of this provider or queue.
+
+        >>> fence.audit.inbox(since="24h")[0].result  # doctest: +SKIP
+        """
+        from ragfence.audit.deliveries import inbox
+
+        found = inbox(self._rows, self._query(since, until))
+        return [event for event in found if source in (None, event.source)]
 
     def timeline(self, source_id: str, since: Moment = None, *, every: bool = False) -> list[Occurrence]:
         """Returns what happened to all revisions of a source, in order. `every`: equal answers are not collapsed."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 _ENDED = frozenset(state.name.lower() for state in ENDED)
-_QUARANTINED = State.QUARANTINED.name.lower()
+_QUARANTINED, _LOCKED = State.QUARANTINED.name.lower(), State.LOCKED.name.lower()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class FenceStats:
     keys: int
     """stored keys, without documents: those without an outcome, and an estimate of the ended ones"""
     pending: int
-    """keys without an outcome, except quarantined ones"""
+    """keys without an outcome, except quarantined ones and locks"""
     quarantined: int
     average_ttl_s: float | None
     """how long ended keys are kept from now on, on average, by the estimate; None: none of them expires"""
@@ -85,6 +85,8 @@ class FenceStats:
     records: tuple[KeyCount, ...] = ()
     endpoints: tuple[EndpointCount, ...] = ()
     oldest_pending: Scanned | None = field(default=None, repr=False)
+    locks: int = 0
+    """locks that are held, or whose holder died"""
     counted_since_ms: int | None = None
     """None: all decisions are counted. Else, counted from this moment on: the store forgot earlier ones, and the ledger
     cannot be read"""
@@ -189,6 +191,7 @@ def collect_stats(fences: FenceStore, since: str = "24h", recount: Recount | Non
         for (kind, state), count in sorted(held.records.items())
     )
     quarantined = sum(each.count for each in records if each.state == _QUARANTINED)
+    locks = sum(each.count for each in records if each.state == _LOCKED)
     return FenceStats(
         tenant=fences.tenant,
         since=since,
@@ -197,7 +200,7 @@ def collect_stats(fences: FenceStore, since: str = "24h", recount: Recount | Non
         duplicates=decisions["duplicate"],
         decisions=dict(+decisions),
         keys=sum(each.count for each in records),
-        pending=held.pending.count - quarantined,
+        pending=held.pending.count - quarantined - locks,
         quarantined=quarantined,
         average_ttl_s=held.average_ttl_s,
         rows=held.rows,
@@ -206,6 +209,7 @@ def collect_stats(fences: FenceStore, since: str = "24h", recount: Recount | Non
         records=records,
         endpoints=tuple(EndpointCount(*where, dict(counted)) for where, counted in sorted(endpoints.items())),
         oldest_pending=held.pending.oldest,
+        locks=locks,
         counted_since_ms=counted_since_ms,
     )
 

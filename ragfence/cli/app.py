@@ -22,12 +22,16 @@ from ragfence.cli.indexes import build, builds, gc
 from ragfence.cli.ingest import ingest
 from ragfence.cli.keys import keys
 from ragfence.cli.maintenance import hydrate, journal, purge_expired
+from ragfence.cli.notify import notify
 from ragfence.cli.options import JSON_REQUESTED, StoreCommands
+from ragfence.cli.outbox import outbox
 from ragfence.cli.policy import policy
+from ragfence.cli.queues import consume, enqueue, queue
 from ragfence.cli.release import release
 from ragfence.cli.serve import serve
 from ragfence.cli.status import status
 from ragfence.cli.tenants import tenants
+from ragfence.cli.webhooks import inbox, webhooks
 from ragfence.core.urls import looks_like_url, show_url
 from ragfence.errors import RagfenceError
 
@@ -104,10 +108,11 @@ def root(
     pass
 
 
-DOCUMENTS, INDEXES, KEYS, STORES, SERVER = (
+DOCUMENTS, INDEXES, KEYS, EVENTS, STORES, SERVER = (
     "Documents",
     "Indexes and aliases",
     "Keys and decisions",
+    "Events",
     "Stores",
     "Server",
 )
@@ -134,11 +139,18 @@ app.command("release", rich_help_panel=KEYS)(release)
 app.command("decisions", rich_help_panel=KEYS)(decisions)
 app.add_typer(audit, name="audit", rich_help_panel=KEYS)
 app.command("drain", rich_help_panel=KEYS)(drain)
+app.command("consume", rich_help_panel=EVENTS)(consume)
+app.command("enqueue", rich_help_panel=EVENTS)(enqueue)
+app.add_typer(queue, name="queue", rich_help_panel=EVENTS)
+app.command("inbox", rich_help_panel=EVENTS)(inbox)
 app.command("doctor", rich_help_panel=STORES)(doctor)
 app.command("hydrate", rich_help_panel=STORES)(hydrate)
 app.command("purge-expired", rich_help_panel=STORES)(purge_expired)
 app.add_typer(journal, name="journal", rich_help_panel=STORES)
 app.add_typer(policy, name="policy", rich_help_panel=STORES)
+app.add_typer(outbox, name="outbox", rich_help_panel=EVENTS)
+app.command("notify", rich_help_panel=EVENTS)(notify)
 app.command("serve", rich_help_panel=SERVER)(serve)
+app.add_typer(webhooks, name="webhooks", rich_help_panel=EVENTS)
 app.add_typer(apikeys, name="apikeys", rich_help_panel=SERVER)
 app.add_typer(tenants, name="tenants", rich_help_panel=SERVER)

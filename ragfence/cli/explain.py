@@ -67,6 +67,14 @@ def describe_record(record: KeyRecord, expires_ms: int | None, now_ms: int) -> s
                 f"held by {owner}, attempt {record.attempt}, lease expired "
                 f"{output.ago(record.when_ms, now_ms)}: the next claim takes it over{error}{kept}"
             )
+        case "LOCKED" if record.when_ms > now_ms:
+            left = output.span(record.when_ms - now_ms)
+            return f"locked by {owner} with fence number {record.fence}, expires in {left} unless it is renewed"
+        case "LOCKED":
+            return (
+                f"was locked by {owner} with fence number {record.fence}, which expired "
+                f"{output.ago(record.when_ms, now_ms)}: the next caller gets the lock"
+            )
         case "RELEASED":
             since = output.ago(record.when_ms, now_ms)
             return f"released {since} after attempt {record.attempt}: can be claimed{error}{kept}"
@@ -86,19 +94,24 @@ def _print(console: Console, timeline: Timeline, now: CurrentState, now_ms: int)
         named = "".join(f", {name} {value}" for name, value in parts.items() if value)
         lines.append(("operation", f"{timeline.kind} {timeline.source_id!r}{named}"))
     _grid(console, lines)
+    is_lock = _is_lock(timeline)
     events = output.Listing(console, output.Column("when", whole=True), output.Column("what", whole=True), "")
     for event in timeline.events:
-        events.add(output.time_cell(event.ts_ms, console=console), event.what.replace("_", " "), _detail(event, now_ms))
+        events.add(
+            output.time_cell(event.ts_ms, console=console),
+            event.what.replace("_", " "),
+            _detail(event, now_ms, is_lock),
+        )
     if timeline.events:
         console.print()
         events.print()
         console.print()
     else:
         console.print("no decision rows (they may have expired)")
-    _grid(console, _now_lines(timeline.key, now, now_ms))
+    _grid(console, _now_lines(timeline, now, now_ms))
 
 
-def _now_lines(key: str, now: CurrentState, now_ms: int) -> list[tuple[str, str]]:
+def _now_lines(timeline: Timeline, now: CurrentState, now_ms: int) -> list[tuple[str, str]]:
     from ragfence.core.receipts import default_effect_id
 
     lines = []
@@ -109,9 +122,14 @@ def _now_lines(key: str, now: CurrentState, now_ms: int) -> list[tuple[str, str]
             ("now", "unknown: the fence store must be hydrated first, by the next claim or by `ragfence hydrate`")
         )
     else:
-        lines.append(("now", "no record: it expired, was deleted, or was never claimed"))
+        what = (
+            "free: nobody holds this lock"
+            if _is_lock(timeline)
+            else "no record: it expired, was deleted, or was never claimed"
+        )
+        lines.append(("now", what))
     if now.record is not None and now.record.ended:
-        lines.append(("effect_id", now.record.effect_id or default_effect_id(bytes.fromhex(key))))
+        lines.append(("effect_id", now.record.effect_id or default_effect_id(bytes.fromhex(timeline.key))))
     if (now.record is not None and now.record.ended) or now.commit is not None:
         lines.append(("result", "missing" if now.result_bytes is None else output.size(now.result_bytes)))
     if now.commit is not None:
@@ -121,7 +139,13 @@ def _now_lines(key: str, now: CurrentState, now_ms: int) -> list[tuple[str, str]
     return lines
 
 
-def _detail(event: TimelineEvent, now_ms: int) -> str:
+def _is_lock(timeline: Timeline) -> bool:
+    from ragfence.engine.requests import LOCK_ACTION, LOCK_KIND
+
+    return timeline.kind == LOCK_KIND and timeline.action == LOCK_ACTION
+
+
+def _detail(event: TimelineEvent, now_ms: int, is_lock: bool) -> str:
     """What is particular about an event: who, which attempt, and with what result."""
     who = f"by {event.owner}" if event.owner else ""
     run = f"(run {event.run_id})" if event.run_id else ""
@@ -130,6 +154,8 @@ def _detail(event: TimelineEvent, now_ms: int) -> str:
         last = f"{event.count} times, last {output.when(event.last_ms, now_ms)}"
         return " ".join(part for part in (last, who, run) if part)
     attempt = f"attempt {event.attempt}, fence {event.fence}" if event.fence else ""
+    if is_lock:
+        attempt = f"fence {event.fence}"
     match event.what:
         case "claimed" | "taken_over":
             return " ".join(part for part in (f"{who}, {attempt}".lstrip(", "), run, waited) if part)
@@ -182,7 +208,7 @@ def _now_document(key: str, now: CurrentState, now_ms: int) -> dict[str, Any] | 
     record = now.record
     if record is None:
         return None if now.ready else {"state": "not_ready"}
-    held = record.state.name == "HELD"
+    held = record.state.name in ("HELD", "LOCKED")
     return {
         "state": record.state.name.lower(),
         "attempt": record.attempt,

@@ -61,6 +61,11 @@ class StoredKey:
         )
 
     @property
+    def holds(self) -> bool:
+        """It has a lease, which may have expired."""
+        return self.state in (State.HELD, State.LOCKED)
+
+    @property
     def pending(self) -> bool:
         return self.state in (State.HELD, State.RELEASED)
 

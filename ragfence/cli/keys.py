@@ -34,6 +34,7 @@ class StateName(StrEnum):
     QUARANTINED = "quarantined"
     SEALED = "sealed"
     FAILED = "failed"
+    LOCKED = "locked"
 
 
 def _hex(text: str | None) -> str | None:
@@ -162,7 +163,7 @@ def _columns(stored: StoredKey, now_ms: int) -> dict[str, Any]:
         "fence": stored.fence,
         "first_seen": output.iso(stored.first_seen_ms),
         "age_ms": now_ms - stored.first_seen_ms,
-        "lease_left_ms": max(stored.when_ms - now_ms, 0) if stored.state.name == "HELD" else None,
+        "lease_left_ms": max(stored.when_ms - now_ms, 0) if stored.holds else None,
         "ttl_left_ms": None if stored.expires_ms is None else max(stored.expires_ms - now_ms, 0),
     }
 
@@ -204,7 +205,7 @@ def _print(found: KeyPage, now_ms: int) -> None:
 
 
 def state_text(stored: StoredKey, now_ms: int) -> str:
-    """An expired lease is still `held` in the store, until the next claim takes it over."""
-    if stored.state.name == "HELD" and stored.when_ms <= now_ms:
+    """An expired lease is still `held` or `locked` in the store, until the next claim takes it over."""
+    if stored.holds and stored.when_ms <= now_ms:
         return "lapsed"
     return stored.state.name.lower()

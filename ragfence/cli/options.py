@@ -227,24 +227,40 @@ def choose_store(store: str | None, variable: str | None, file: str | None) -> s
     if sum(given is not None for given in (store, variable, file)) > 1:
         raise typer.BadParameter("give only one of --store, --store-env and --store-file")
     if variable is not None:
-        return _read_variable(variable)
+        return read_variable(variable, "--store-env")
     if file is not None:
         return _read_url_file(file)
-    if store is not None and holds_password(store):
-        output.err().print(
-            "WARNING: the password in --store can be read by every user of this machine (ps); "
-            "use --store-env NAME, --store-file FILE, or RAGFENCE_STORE instead."
-        )
+    if store is not None:
+        _warn_of_password(store, "--store", "--store-env NAME, --store-file FILE, or RAGFENCE_STORE")
     return store
 
 
-def _read_variable(name: str) -> str:
-    if looks_like_url(name):
-        raise typer.BadParameter("it takes the name of a variable, not a URL", param_hint="--store-env")
-    url = os.environ.get(name, "").strip()
-    if not url:
-        raise typer.BadParameter(f"the environment variable {name} is not set, or empty", param_hint="--store-env")
+def choose_url(url: str | None, variable: str | None, option: str, variable_option: str) -> str:
+    """The URL that was given, or that of the environment variable that was named instead."""
+    if (url is None) == (variable is None):
+        raise typer.BadParameter(f"give either {option} or {variable_option}", param_hint=option)
+    if variable is not None:
+        return read_variable(variable, variable_option)
+    assert url is not None
+    _warn_of_password(url, option, f"{variable_option} NAME")
     return url
+
+
+def read_variable(name: str, option: str) -> str:
+    """The value of the environment variable that an option names."""
+    if looks_like_url(name) or name.startswith("whsec_"):
+        raise typer.BadParameter("it takes the name of a variable, not its value", param_hint=option)
+    value = os.environ.get(name, "").strip()
+    if not value:
+        raise typer.BadParameter(f"the environment variable {name} is not set, or empty", param_hint=option)
+    return value
+
+
+def _warn_of_password(url: str, option: str, instead: str) -> None:
+    if holds_password(url):
+        output.err().print(
+            f"WARNING: the password in {option} can be read by every user of this machine (ps); use {instead} instead."
+        )
 
 
 def _read_url_file(path: str) -> str:

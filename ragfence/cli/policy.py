@@ -50,9 +50,10 @@ def check(
     settings = dict(_flat(rules.model_dump(mode="json", by_alias=True)))
     over_http = _over_http(rules, settings)
     kinds = {kind: _kind(rules, kind) for kind in sorted(rules.kinds)}
-    secret = _secret(rules)
+    secret, hooks = _secret(rules), _webhooks(rules)
     if as_json:
         found: dict[str, Any] = {"content_secret": secret} if secret else {}
+        found |= {"webhooks": hooks} if hooks else {}
         found |= {"over_http": over_http} if over_http else {}
         settings_of = rules.model_dump(mode="json", by_alias=True)
         output.print_json({"file": used, "settings": settings_of, "kinds": kinds, **found})
@@ -71,6 +72,8 @@ def check(
         effective.print()
     if secret:
         output.echo(secret)
+    for line in hooks:
+        output.echo(line)
 
 
 def policy_file() -> str | None:
@@ -93,6 +96,21 @@ def _secret(rules: Policy) -> str:
     except PolicyError as refused:
         return f"{refused.message}: writes of this tenant would be refused here"
     return f"The secret of tenant {tenant!r} is found, and long enough."
+
+
+def _webhooks(rules: Policy) -> list[str]:
+    """Whether the secrets of each webhook exist here. In CI they need not exist."""
+    from ragfence.core.settings import load_webhook_secrets
+
+    lines = []
+    for name, webhook in rules.webhooks.items():
+        try:
+            count = len(load_webhook_secrets(name, webhook).secrets)
+        except PolicyError as refused:
+            lines.append(f"{refused.message}: `ragfence serve` would not start here")
+        else:
+            lines.append(f"The webhook {name!r}: {output.pluralize(count, 'secret')} found.")
+    return lines
 
 
 def _over_http(rules: Policy, settings: Mapping[str, str]) -> dict[str, str]:

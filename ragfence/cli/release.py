@@ -43,7 +43,10 @@ def release(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the keys; release nothing.")] = False,
     yes: Yes = False,
 ) -> None:
-    """Give new attempts to a key that is quarantined, stuck or sealed as a failure, or to all keys that match."""
+    """Give new attempts to a key that is quarantined, stuck or sealed as a failure, or to all keys that match.
+
+    The key of a lock takes the lock from its holder.
+    """
     from ragfence.errors import ValidationError
 
     queried = state is not None or error is not None or kind is not None
@@ -82,14 +85,14 @@ def _release_one(fence: Fence, key: str, *, as_json: bool, yes: bool, dry_run: b
     now_ms = fence.inspector.now_ms()
     record = now.record or (now.commit.record() if now.commit else None)
     before = describe_record(record, now.expires_ms, now_ms) if record else "not in the fence store"
-    live = record is not None and record.state is State.HELD and record.when_ms > now_ms
+    is_lock = record is not None and record.state is State.LOCKED
+    live = record is not None and (record.state is State.HELD or is_lock) and record.when_ms > now_ms
     if not yes and not as_json and not dry_run and output.is_interactive():
         named = f"{timeline.kind} {timeline.source_id!r} " if timeline.source_id else ""
         output.err().print(output.plain(f"{named}{found}\n  {before}"))
         if live:
-            output.err().print(
-                "  its owner seems to be alive: another process may then run the effect at the same time"
-            )
+            then = "hold the lock" if is_lock else "run the effect"
+            output.err().print(f"  its owner seems to be alive: another process may then {then} at the same time")
         if not typer.confirm("Release it?", err=True):
             output.err().print("nothing was released")
             raise typer.Exit(1)

@@ -40,6 +40,7 @@ def status(
             ],
             "pending": {"count": counted.pending, "oldest": _oldest(counted.oldest_pending, now_ms)},
             "quarantined": counted.quarantined,
+            "locks": counted.locks,
             "expired": counted.expired,
             "average_ttl_s": counted.average_ttl_s,
             "decisions": {
@@ -102,6 +103,7 @@ def _print(document: dict[str, Any], counted: FenceStats, now_ms: int) -> None:
         "duplicates": rate,
         "pending": f"{counted.pending:,}",
         "quarantined": f"{counted.quarantined:,}",
+        "locks": f"{counted.locks:,} held",
         "expired": _expired(counted.expired),
         "decision rows": f"{counted.rows:,} not drained yet",
         "fence store": output.size(counted.bytes),

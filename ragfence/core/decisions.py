@@ -9,8 +9,9 @@
 Each takes what the store holds and returns the answer with the `Change` to write, or None when nothing changes.
 `SqliteFences` calls them inside a transaction; `lua/*.lua` is the same in Lua, held to it by a property test.
 
-Three modes share them. KEYED: one record per key. SEQUENCED: a record per key, and one per source with the top
-sequence and one lease. DOCUMENT: one record per source with head and lease; superseded receipts are parked.
+Three modes of operations share them. KEYED: one record per key. SEQUENCED: a record per key, and one per source with
+the top sequence and one lease. DOCUMENT: one record per source with head and lease; superseded receipts are parked.
+The fourth is no operation. LOCK: a record for as long as somebody holds it; nothing is sealed, no attempts are counted.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import NamedTuple
 
-from ragfence.core.layout import NO_METADATA, NO_TOKEN, State
+from ragfence.core.layout import LOCKED, NO_METADATA, NO_TOKEN, State
 from ragfence.core.operations import FenceNumber
 from ragfence.core.records import Head, KeyRecord, SourceLease, SourceRecord
 
@@ -31,9 +32,10 @@ class Mode(IntEnum):
     KEYED = 0
     SEQUENCED = 1
     DOCUMENT = 2
+    LOCK = 3
 
 
-KEYED, SEQUENCED, DOCUMENT = Mode
+KEYED, SEQUENCED, DOCUMENT, LOCK = Mode
 """As plain names: in Python 3.11, reading a member of an enum costs a function call for every record of a batch."""
 
 
@@ -159,6 +161,8 @@ class _Quarantine:
 
 def decide(held: HeldRecords, claim: Claim, now_ms: int) -> Verdict | _Grant | _Quarantine:
     """What a claim gets, given what the store holds."""
+    if claim.mode is LOCK:
+        return _decide_lock(held.record, claim, now_ms)
     head = held.source.head if held.source else None
     lease = held.source.lease if held.source else None
     if _older(claim.sequence, head):
@@ -171,6 +175,8 @@ def decide(held: HeldRecords, claim: Claim, now_ms: int) -> Verdict | _Grant | _
         known = lease.record
     else:
         known = held.record
+    if known and known.state is LOCKED:
+        return ConflictVerdict(known)
     mine = lease.record if lease and lease.digest == claim.digest else None
     if (known and known.fingerprint != claim.fingerprint) or (mine and mine.fingerprint != claim.fingerprint):
         return ConflictVerdict(known if known and known.fingerprint != claim.fingerprint else mine)
@@ -183,6 +189,20 @@ def decide(held: HeldRecords, claim: Claim, now_ms: int) -> Verdict | _Grant | _
             return _decide_sequenced(head, lease, known, claim, now_ms)
         case Mode.DOCUMENT:
             return _decide_document(head, lease, held.record, claim, now_ms)
+    raise ValueError(f"{claim.mode!r} is not a mode that this ragfence knows")
+
+
+def _decide_lock(known: KeyRecord | None, claim: Claim, now_ms: int) -> Verdict | _Grant:
+    """Nobody holds it, or its lease has expired: the next one gets it, however often that happened before."""
+    if known is None:
+        return _Grant(1, now_ms, False, None, "")
+    if known.state is not LOCKED:
+        return ConflictVerdict(known)
+    if known.token == claim.token:  # our own claim; its reply was lost
+        return Granted(known)
+    if known.held_at(now_ms):
+        return InFlightVerdict(known.when_ms, known)
+    return _Grant(1, now_ms, True, None, "")
 
 
 def _decide_keyed(known: KeyRecord | None, claim: Claim, now_ms: int) -> Verdict | _Grant | _Quarantine:
@@ -272,7 +292,7 @@ def apply_claim(
     if not isinstance(answer, _Grant):
         return answer, None
     record = KeyRecord(
-        state=State.HELD,
+        state=State.LOCKED if claim.mode is LOCK else State.HELD,
         fingerprint=claim.fingerprint,
         token=claim.token,
         fence=next_fence(),
@@ -293,7 +313,7 @@ def apply_claim(
 
 def _place(held: HeldRecords, claim: Claim, record: KeyRecord, stamp: int, *, unsettled: bool = False) -> Change:
     """Where a pending record belongs: under its key, or in the one lease of its source."""
-    if claim.mode is Mode.KEYED:
+    if claim.mode is KEYED or claim.mode is LOCK:
         return Change(record=record)
     head = held.source.head if held.source else None
     before = held.source.lease if held.source else None
@@ -351,6 +371,8 @@ SealOutcome = Sealed | Fenced | NotReadyVerdict
 
 
 def apply_seal(held: HeldRecords, seal: Seal, now_ms: int, *, epoch: int) -> tuple[SealOutcome, Change | None]:
+    if seal.mode is LOCK:
+        return Fenced(held.record), None
     if seal.fence.epoch != epoch:
         return Fenced(_standing(held, seal)), None
     if seal.mode is Mode.KEYED:
@@ -454,6 +476,7 @@ def apply_release(
 ) -> tuple[KeyRecord | None, Change | None]:
     """The record as the attempt held it, for its row; None when the token no longer holds it.
 
+    Of a lock nothing stays but the counter of its shard, from which the next holder gets a higher fence number.
     `expire`: a commit was sent, so the source stays unsettled and the next owner looks for it.
     `refund`: the attempt does not count, because its effect was not entered or can be repeated without harm.
     `withdraw`: as `refund`, and of a first attempt for a document that has a head nothing stays, unless the source is
@@ -463,6 +486,8 @@ def apply_release(
     record = _held_by(held, lease)
     if record is None:
         return None, None
+    if lease.mode is LOCK:
+        return record, Change(drop_record=True)
     refund = refund or withdraw
     if withdraw and lease.mode is Mode.DOCUMENT and record.attempt == 1:
         source = held.source
@@ -480,10 +505,13 @@ def apply_release(
 def apply_attempt_reset(held: HeldRecords, lease: LeaseRef, now_ms: int) -> tuple[KeyRecord | None, Change | None]:
     """New attempts for a pending key, whoever holds it: its token is gone, so that nobody renews it by that.
 
-    What may hide a commit stays unsettled.
+    What may hide a commit stays unsettled. A lock is taken from its holder: the next claim gets it.
     """
+    if lease.mode is LOCK:
+        taken = held.record if held.record and held.record.state is LOCKED else None
+        return taken, Change(drop_record=True) if taken else None
     place = held.source.lease if held.source else None
-    if lease.mode is not Mode.KEYED and place and place.digest == lease.digest:
+    if lease.mode is not KEYED and place and place.digest == lease.digest:
         after = place.record._replace(
             state=State.HELD if place.may_hide_a_commit else State.RELEASED,
             token=NO_TOKEN,
@@ -491,14 +519,17 @@ def apply_attempt_reset(held: HeldRecords, lease: LeaseRef, now_ms: int) -> tupl
             attempt=0,
         )
         return after, _replaced(held, lease, after)
-    if held.record is None or held.record.ended:
+    if held.record is None or held.record.ended or held.record.state is LOCKED:
         return None, None
     after = held.record._replace(state=State.RELEASED, token=NO_TOKEN, when_ms=now_ms, attempt=0)
     return after, Change(record=after)
 
 
 def _held_by(held: HeldRecords, lease: LeaseRef) -> KeyRecord | None:
-    if lease.mode is Mode.KEYED:
+    if lease.mode is LOCK:
+        record = held.record
+        return record if record and record.state is LOCKED and record.token == lease.token else None
+    if lease.mode is KEYED:
         record = held.record
     else:
         place = held.source.lease if held.source else None
@@ -507,7 +538,7 @@ def _held_by(held: HeldRecords, lease: LeaseRef) -> KeyRecord | None:
 
 
 def _replaced(held: HeldRecords, lease: LeaseRef, record: KeyRecord) -> Change:
-    if lease.mode is Mode.KEYED:
+    if lease.mode is KEYED or lease.mode is LOCK:
         return Change(record=record)
     assert held.source is not None
     assert held.source.lease is not None

@@ -140,7 +140,6 @@ def checked(
         sequence = _checked_sequence(doc_id, sequence)
     if content_type != PLAIN:
         content_type = _checked_name(doc_id, "content_type", content_type, MAX_CONTENT_TYPE_BYTES)
-    # As a tuple, past the constructor: this runs for every document of every batch.
     return CheckedDocument(doc_id, text, text_bytes, stored, source_url, sequence, content_type)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time
 from enum import Enum
@@ -49,10 +49,10 @@ class KeyStrategy:
         fields = self._digest(payload) if self.fields else ""
         if self.id is None:
             return fields, ""
-        return _id_text(self.id, _found(payload, self.id)), fields
+        return field_id(self.id, find_field(payload, self.id)), fields
 
     def _digest(self, payload: object) -> str:
-        values = [_found(payload, field) for field in self.fields]
+        values = [find_field(payload, field) for field in self.fields]
         if all(value is None for value in values):
             raise ValidationError(
                 f"all key fields are null: {', '.join(self.fields)}",
@@ -71,7 +71,7 @@ def by_fields(*fields: str, name: str = "") -> KeyStrategy:
     >>> by_fields("order_id", "amount")({"order_id": "o1", "amount": 5, "sent_at": "now"})[0][:10]
     'f:71e54c39'
     """
-    return KeyStrategy(fields=_usable(fields), name=name)
+    return KeyStrategy(fields=check_fields(fields), name=name)
 
 
 def by_id(field: str) -> KeyStrategy:
@@ -80,85 +80,16 @@ def by_id(field: str) -> KeyStrategy:
     >>> by_id("event.id")({"event": {"id": "evt_1"}})
     ('evt_1', '')
     """
-    return KeyStrategy(id=_usable((field,))[0])
+    return KeyStrategy(id=check_fields((field,))[0])
 
 
 def by_id_and_fields(*, id: str, fields: Sequence[str], name: str = "") -> KeyStrategy:
     """The id names the source, the fields its revision: other fields are another operation on the same source."""
-    return KeyStrategy(id=_usable((id,))[0], fields=_usable(fields), name=name)
+    return KeyStrategy(id=check_fields((id,))[0], fields=check_fields(fields), name=name)
 
 
-@dataclass(frozen=True, slots=True)
-class KeyComparison:
-    """How two ways to make keys treat the same payloads. The examples are the positions of payloads, at most ten."""
-
-    payloads: int
-    operations: tuple[int, int]
-    """how many operations they are by the first and by the second strategy"""
-    conflicts: tuple[int, int]
-    """payloads that differ from the first one of their operation, and so would be refused"""
-    only_first: tuple[tuple[int, int], ...]
-    """pairs that only the first strategy takes for the same operation"""
-    only_second: tuple[tuple[int, int], ...]
-    """pairs that only the second strategy takes for the same operation"""
-    unusable: tuple[int, ...]
-    """payloads from which one of the strategies can make no key"""
-
-    @property
-    def equal(self) -> bool:
-        """Whether both strategies recognise the same duplicates."""
-        return not (self.only_first or self.only_second or self.unusable)
-
-
-_EXAMPLES = 10
-
-
-def compare_keys(
-    payloads: Iterable[object], first: Callable[[Any], object], second: Callable[[Any], object]
-) -> KeyComparison:
-    """Compares two ways to make keys on payloads that were seen, before one replaces the other. Nothing is stored.
-
-    Args:
-        payloads: For example those of a day. Memory grows with their number, not with their size.
-        first: A key strategy, or a function from a payload to its key.
-        second: As `first`.
-
-    >>> orders = [{"id": "e1", "order": 7}, {"id": "e2", "order": 7}, {"id": "e2", "order": 7}]
-    >>> compare_keys(orders, by_id("id"), by_fields("order")).only_second
-    ((0, 1),)
-    """
-    positions: tuple[dict[bytes, int], dict[bytes, int]] = ({}, {})
-    firsts: dict[int, tuple[bytes, bytes, bytes]] = {}
-    """of the first payload of each operation: both keys, and the digest of the payload"""
-    conflicts, unusable = [0, 0], []
-    pairs: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
-    count = 0
-    for at, payload in enumerate(payloads):
-        count += 1
-        try:
-            parts = (first(payload), second(payload), payload)
-            one, other, content = (digest("ragfence/compared/1", canonical_json(to_jsonable(part))) for part in parts)
-        except (ValidationError, LookupError, TypeError):
-            unusable.append(at)
-            continue
-        found = (one, other, content)
-        for which in (0, 1):
-            start = positions[which].setdefault(found[which], at)
-            before = firsts.setdefault(start, found)
-            conflicts[which] += before[2] != content
-            if before[1 - which] != found[1 - which] and len(pairs[which]) < _EXAMPLES:
-                pairs[which].append((start, at))
-    return KeyComparison(
-        count,
-        (len(positions[0]), len(positions[1])),
-        (conflicts[0], conflicts[1]),
-        tuple(pairs[0]),
-        tuple(pairs[1]),
-        tuple(unusable[:_EXAMPLES]),
-    )
-
-
-def _usable(fields: Sequence[str]) -> tuple[str, ...]:
+def check_fields(fields: Sequence[str]) -> tuple[str, ...]:
+    """Returns the names in an order of their own. Raises `ValidationError` for what cannot name a field."""
     if isinstance(fields, str):
         raise ValidationError(f"fields must be a list of names, got the text {fields!r}", hint=f"[{fields!r}]")
     for field in fields:
@@ -170,7 +101,8 @@ def _usable(fields: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted(fields))
 
 
-def _found(payload: object, field: str) -> Any:
+def find_field(payload: object, field: str) -> Any:
+    """Returns the value of a name, or of a path with dots. Raises `ValidationError` if it is missing."""
     value: Any = payload
     walked: list[str] = []
     for part in field.split("."):
@@ -205,7 +137,8 @@ def _members(value: Any) -> Mapping[str, Any]:
     return {}
 
 
-def _id_text(field: str, value: Any) -> str:
+def field_id(field: str, value: Any) -> str:
+    """Returns an id as text. Raises `ValidationError` if the value cannot be one."""
     # Senders use uuid4 for ids: made once, sent again with every retry.
     _warn_if_volatile(field, value, random_is_volatile=False)
     if isinstance(value, Enum):

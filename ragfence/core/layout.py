@@ -186,6 +186,8 @@ class State(IntEnum):
     SEALED = 4
     FAILED = 5
     """sealed as a failure, which is replayed"""
+    LOCKED = 6
+    """a lock, which is all that its record can be: it seals nothing, and a released lock has no record"""
 
 
 class RowKind(IntEnum):
@@ -223,7 +225,7 @@ _JUST_SEALED = bytes((RECORD_VERSION, State.SEALED))
 _STATES = {int(state): state for state in State}
 _ENDED = frozenset((int(State.SEALED), int(State.FAILED)))
 
-HELD, FAILED = State.HELD, State.FAILED
+HELD, FAILED, LOCKED = State.HELD, State.FAILED, State.LOCKED
 """as plain names, like those of `decisions.Mode`"""
 
 source_header = SOURCE.struct()
@@ -420,12 +422,20 @@ def record_decoder(record: type[_R]) -> Callable[[bytes], _R]:
                     data[at:],
                 ),
             )
-        except (struct.error, IndexError, KeyError, ValueError) as broken:
+        except KeyError as unknown:
+            raise _unknown_state(data[_STATE] & STATE_MASK) from unknown
+        except (struct.error, IndexError, ValueError) as broken:
             raise FormatCorrupt(
                 f"{len(data)} bytes in the fence store are not a valid key record: {broken}", hint=REHYDRATE
             ) from broken
 
     return decode_record
+
+
+def _unknown_state(state: int) -> FormatTooNew | FormatCorrupt:
+    if state:
+        return FormatTooNew(f"a record in the fence store is in state {state}, which this ragfence does not know")
+    return FormatCorrupt("a record in the fence store is in state 0", hint=REHYDRATE)
 
 
 @lru_cache(maxsize=4096)
@@ -454,11 +464,6 @@ def short_effect_id(data: bytes) -> bytes:
     if state & HAS_ERROR:
         at += 1 + data[at]
     return data[at : at + 1 + data[at]]
-
-
-def result_in(record: bytes) -> bytes:
-    """The result in the record of a document, which has no texts but its kind."""
-    return record[KIND + record[KIND_SIZE] :]
 
 
 def ending_in(record: bytes) -> tuple[int, int, int, int]:
@@ -620,6 +625,15 @@ def ids_in(result: bytes) -> bytes:
     if at is None:
         raise FormatCorrupt(f"the record of a document starts with {result[:1]!r}")
     return result[at:]
+
+
+def ids_in_record(record: bytes) -> bytes:
+    """The ids of the snippets in the record of a document, which has no texts but its kind."""
+    start = KIND + record[KIND_SIZE]
+    at = _IDS_AT.get(record[start : start + 1])
+    if at is None:
+        raise FormatCorrupt(f"the record of a document starts with {record[start : start + 1]!r}")
+    return record[start + at :]
 
 
 def owner_and_addresses(result: bytes) -> tuple[bytes, list[tuple[int, bytes]]]:

@@ -7,17 +7,18 @@ way in: it answers all problems of a file at once, one line each, as one `Policy
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic import ValidationError as PydanticValidationError
 
+from ragfence.core.policy_section import HEADER_NAME, Names, PolicySection
 from ragfence.core.redaction import DEFAULT_PATTERNS, METADATA_PATTERNS, Redaction
 from ragfence.core.retention import WEBHOOK_HORIZONS_HOURS, RetentionClass, shortest_ttl, usual_class
+from ragfence.core.webhook_policy import WEBHOOK_NAME, WebhookPolicy
 from ragfence.errors import PolicyError
 
 ROW_FIELDS: Final = frozenset(
@@ -28,29 +29,10 @@ ROW_FIELDS: Final = frozenset(
     """.split()  # noqa: SIM905  # thirty lines of quotes say no more
 )
 
-_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-
 Seconds: TypeAlias = Annotated[float, Field(gt=0, le=365 * 24 * 3600)]
 
 
-class _Section(BaseModel):
-    # Strict: `max_attempts: true` and `include_diff: "no"` are mistakes, not numbers and switches.
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, populate_by_name=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _nothing_is_the_default(cls, given: Any) -> Any:
-        # `lease:` with all its lines commented out is a null in YAML.
-        if isinstance(given, Mapping):
-            return {name: value for name, value in given.items() if value is not None}
-        return given
-
-
-# YAML has lists, the models have tuples.
-Names: TypeAlias = Annotated[tuple[str, ...], Field(strict=False)]
-
-
-class TtlRules(_Section):
+class TtlRules(PolicySection):
     """How long a sealed record answers, counted from its seal. `pending_days` is counted from the last attempt."""
 
     webhook_days: float = Field(default=14, gt=0, le=3650)
@@ -75,7 +57,7 @@ class TtlRules(_Section):
         return 24 * days
 
 
-class StoreRules(_Section):
+class StoreRules(PolicySection):
     """Which fence store is required, and how long it answers."""
 
     fence: Literal["sqlite", "redis"] | None = None
@@ -84,7 +66,7 @@ class StoreRules(_Section):
     """lifetimes of records"""
 
 
-class LoggingRules(_Section):
+class LoggingRules(PolicySection):
     """What a log line of a decision contains."""
 
     include_fields: Names = (
@@ -112,7 +94,7 @@ class LoggingRules(_Section):
         return names
 
 
-class OnConflict(_Section):
+class OnConflict(PolicySection):
     """The answer to a known key with another payload."""
 
     status: Literal[409, 422] = 409
@@ -123,7 +105,7 @@ class OnConflict(_Section):
     """limit for the stored payload"""
 
 
-class LeaseRules(_Section):
+class LeaseRules(PolicySection):
     """How long an owner keeps a key, and how often a key may be tried."""
 
     ttl_s: float = Field(default=30, ge=0.05, le=24 * 3600)
@@ -136,7 +118,7 @@ class LeaseRules(_Section):
     """how long a seal that could not be written is tried again"""
 
 
-class WaitRules(_Section):
+class WaitRules(PolicySection):
     """What a caller does while another owner holds the lease."""
 
     mode: Literal["wait", "raise"] = "wait"
@@ -145,7 +127,7 @@ class WaitRules(_Section):
     """how long a caller waits before `InFlight` is raised"""
 
 
-class DurabilityRules(_Section):
+class DurabilityRules(PolicySection):
     """What a seal on Redis waits for, in addition to the primary's memory. Without it, the seal is tried again."""
 
     wait_replicas: int = Field(default=0, ge=0, le=64)
@@ -160,7 +142,7 @@ class DurabilityRules(_Section):
         return self.wait_replicas > 0 or self.wait_aof
 
 
-class ResultRules(_Section):
+class ResultRules(PolicySection):
     """How large the result of an operation may be, and where it is stored."""
 
     inline_max_bytes: int = Field(default=1 << 18, ge=0, le=1 << 20)
@@ -169,7 +151,7 @@ class ResultRules(_Section):
     """a larger result is refused with `ResultTooBig`"""
 
 
-class DocumentRules(_Section):
+class DocumentRules(PolicySection):
     """Limits of documents, how they are chunked, and how long earlier revisions are kept."""
 
     max_text_bytes: int = Field(default=1 << 24, ge=1, le=1 << 30)
@@ -196,7 +178,7 @@ class DocumentRules(_Section):
         return self
 
 
-class IndexRules(_Section):
+class IndexRules(PolicySection):
     """How indexes are built and verified, which builds an alias accepts, and which builds are kept."""
 
     keep_targets: int = Field(default=3, ge=1, le=100)
@@ -227,7 +209,7 @@ class IndexRules(_Section):
     """gate: the share of an exact search's results that an approximate index must find; 0 turns the gate off"""
 
 
-class Http(_Section):
+class Http(PolicySection):
     """Limits of the HTTP API, and its answers while another request with the same `Idempotency-Key` runs."""
 
     in_progress: Literal[202, 409] = 202
@@ -244,7 +226,7 @@ class Http(_Section):
     """limit for the number of documents in a batch"""
     quotas: Names = ()
     """limits of every tenant, such as `600/minute`; without any, no tenant is limited"""
-    tenant_quotas: Annotated[dict[str, Names], Field(strict=False)] = {}
+    tenant_quotas: Annotated[dict[str, Names], Field(strict=False)] = Field(default={})
     """limits of single tenants, which replace `quotas`"""
     backends: Names = ("lance",)
     """backends that a build over HTTP may name; a URL chosen by a client would make the server write there"""
@@ -273,7 +255,7 @@ class Http(_Section):
     """threads of one process for the builds of all tenants"""
 
 
-class AuditRules(_Section):
+class AuditRules(PolicySection):
     """The ledger: decision rows that were drained into Parquet objects, and how long they are kept."""
 
     keep_days: float = Field(default=400, gt=0, le=36500)
@@ -288,7 +270,18 @@ class AuditRules(_Section):
     """an object below this size is small"""
 
 
-class RedactionRules(_Section):
+class OutboxRules(PolicySection):
+    """The outbox: events in a table of the user's database, and the relay that sends them."""
+
+    keep_days: float = Field(default=30, gt=0, le=3650)
+    """how long an event is kept after it was sent"""
+    max_attempts: int = Field(default=20, ge=1, le=10_000)
+    """after this many failures an event is dead, and blocks its key until somebody decides"""
+    lag_alert_s: Seconds = 300
+    """`ragfence outbox status` fails, and a relay warns, if the oldest unsent event is older than this"""
+
+
+class RedactionRules(PolicySection):
     """What is removed from payloads, metadata, messages and log lines before they are stored."""
 
     fields: Names = ()
@@ -307,7 +300,7 @@ class RedactionRules(_Section):
         return Redaction(patterns=patterns).patterns
 
 
-class ContentSecret(_Section):
+class ContentSecret(PolicySection):
     """Where the secret of `content_hash: hmac` is found; never the secret itself."""
 
     env: str = ""
@@ -322,7 +315,7 @@ class ContentSecret(_Section):
         return self
 
 
-class KindPolicy(_Section):
+class KindPolicy(PolicySection):
     """Settings that differ for one kind of operation."""
 
     retention: RetentionClass | None = Field(default=None, alias="class")
@@ -339,7 +332,7 @@ class KindPolicy(_Section):
     """lifetime of a sealed key, instead of the lifetime of its class"""
 
 
-class ProviderPolicy(_Section):
+class ProviderPolicy(PolicySection):
     """A sender that repeats messages until they are acknowledged."""
 
     retention: RetentionClass = Field(default="webhook", alias="class")
@@ -369,7 +362,7 @@ class KindRules:
         object.__setattr__(self, "source_ttl_ms", 0 if forever else max(self.ttl_ms, self.pending_ttl_ms))
 
 
-class Policy(_Section):
+class Policy(PolicySection):
     """Frozen; build it with `Policy()`, `Policy.from_mapping(...)` or `load_policy("ragfence.yml")`."""
 
     require_headers: Names = ("Idempotency-Key",)
@@ -400,6 +393,8 @@ class Policy(_Section):
     """HTTP API"""
     audit: AuditRules = AuditRules()
     """ledger of decisions"""
+    outbox: OutboxRules = OutboxRules()
+    """outbox and relay"""
     redaction: RedactionRules = RedactionRules()
     """removal of secrets"""
     content_hash: Literal["xxh3", "sha256", "hmac"] = "xxh3"
@@ -408,10 +403,12 @@ class Policy(_Section):
     """second digest that documents are recognised by, while a tenant changes from one to the other"""
     content_secret: ContentSecret = ContentSecret()
     """the secret of `content_hash: hmac`"""
-    kinds: dict[str, KindPolicy] = {}
+    kinds: dict[str, KindPolicy] = Field(default={})
     """settings of single kinds of operations, by kind"""
-    providers: dict[str, ProviderPolicy] = {}
+    providers: dict[str, ProviderPolicy] = Field(default={})
     """senders whose retries the lifetimes must outlive, by name"""
+    webhooks: dict[str, WebhookPolicy] = Field(default={})
+    """webhooks that `ragfence serve` receives, by name"""
 
     def __init__(self, **sections: Any) -> None:
         try:
@@ -432,9 +429,20 @@ class Policy(_Section):
     @classmethod
     def _header_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         for name in names:
-            if not _HEADER.fullmatch(name):
+            if not HEADER_NAME.fullmatch(name):
                 raise PolicyError(f"{name!r} is not the name of an HTTP header")
         return names
+
+    @field_validator("webhooks")
+    @classmethod
+    def _webhook_names(cls, webhooks: dict[str, WebhookPolicy]) -> dict[str, WebhookPolicy]:
+        for name in webhooks:
+            if not WEBHOOK_NAME.fullmatch(name):
+                raise PolicyError(
+                    f"{name!r} is not a valid name of a webhook",
+                    hint="lower-case letters, digits, - and _: it is a path",
+                )
+        return webhooks
 
     @field_validator("reject_on_body_mismatch")
     @classmethod
@@ -536,6 +544,10 @@ def _broken_promises(policy: Policy) -> Iterator[str]:
             yield f"content_hash_also: a tenant cannot change between hmac and {also}; use another tenant"
         elif policy.content_hash == also:
             yield f"content_hash_also: must be another algorithm than content_hash, which is {also} already"
+    for name, webhook in policy.webhooks.items():
+        if webhook.max_body_bytes > policy.http.max_body_bytes:
+            most = policy.http.max_body_bytes
+            yield f"webhooks.{name}.max_body_bytes: must not be above http.max_body_bytes ({most})"
     if policy.results.inline_max_bytes > policy.results.max_bytes:
         yield f"results.inline_max_bytes: must not be above max_bytes ({policy.results.max_bytes})"
 
@@ -563,6 +575,11 @@ def _explained(error: Any) -> str:
         return f"{place}: no such setting" + (f"; did you mean {near[0]!r}?" if near else "")
     if place.startswith("content_secret"):  # the secret itself may be there by mistake
         return f"{place}: must name where the secret is: content_secret: {{env: NAME}} or {{file: PATH}}"
+    if (
+        error["loc"][-1] in ("secret_env", "secret_file", "verify_token_env", "inbox_env")
+        or "secret_env" in error["loc"]
+    ):
+        return f"{place}: must name where the secret is, never the secret itself"
     if error["type"] == "missing":
         return f"{place}: is missing"
     if error["type"] in ("model_type", "dict_type"):
@@ -576,7 +593,7 @@ def _refusal(problems: list[str]) -> PolicyError:
     return PolicyError(f"the policy is refused:{lines}", problems=tuple(problems))
 
 
-_SECTIONS: Final[tuple[type[_Section], ...]] = (Policy, *_Section.__subclasses__())
+_SECTIONS: Final[tuple[type[PolicySection], ...]] = (Policy, *PolicySection.__subclasses__())
 _SETTINGS: Final = frozenset(
     field.alias or name for section in _SECTIONS for name, field in section.model_fields.items()
 )

@@ -112,6 +112,11 @@ def default_effect_id(key: bytes) -> str:
     return f"ef_{key[1:17].hex()}"
 
 
+def default_effect_id_of(hex_key: str) -> str:
+    """The same, of a key as people see it, for a caller that has it."""
+    return "ef_" + hex_key[2:34]
+
+
 def refused_receipt(error: Exception, key: str = "", decision: Decision = Decision.REFUSED) -> Receipt:
     """What stands in the place of a receipt for a document that was not ingested. One that is invalid has no key."""
     if isinstance(error, RagfenceError):

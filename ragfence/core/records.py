@@ -20,7 +20,9 @@ from ragfence.core.layout import (
     HAS_OWNER,
     HAS_PAYLOAD,
     HEADED_SOURCE,
+    HELD,
     LEASE,
+    LOCKED,
     NO_METADATA,
     RECORD_VERSION,
     SOURCE,
@@ -68,7 +70,7 @@ class KeyRecord(NamedTuple):
         return self.state in ENDED
 
     def held_at(self, now_ms: int) -> bool:
-        return self.state is State.HELD and now_ms < self.when_ms
+        return (self.state is HELD or self.state is LOCKED) and now_ms < self.when_ms
 
     def encode(self) -> bytes:
         flags: int = self.state

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ragfence.core.text_files import UnreadableFile, read_regular_file, read_text_file
 from ragfence.core.urls import show_url
@@ -17,6 +17,7 @@ from ragfence.errors import ContentSecretError, PolicyError
 
 if TYPE_CHECKING:
     from ragfence.core.policy import ContentSecret, Policy
+    from ragfence.core.webhook_policy import WebhookPolicy
 
 POLICY_FILE = "ragfence.yml"
 MAX_POLICY_BYTES = 256 * 1024
@@ -100,6 +101,55 @@ def load_secret(given: ContentSecret, tenant: str) -> bytes:
             hint=advice,
         )
     return secret
+
+
+class WebhookSecrets(NamedTuple):
+    """What a webhook needs from outside the policy."""
+
+    secrets: tuple[str, ...]
+    verify_token: str = ""
+    inbox_url: str = ""
+
+    def __repr__(self) -> str:
+        return f"WebhookSecrets({len(self.secrets)} secrets)"
+
+
+def load_webhook_secrets(name: str, webhook: WebhookPolicy) -> WebhookSecrets:
+    """The secrets of a webhook, and the URL of its inbox, from the environment and from files.
+
+    Raises:
+        PolicyError: One of them is missing or empty. A webhook without a secret would accept what anybody sends.
+    """
+    secrets = [_read_variable(name, variable) for variable in webhook.secret_env]
+    for path in webhook.secret_file:
+        file = Path(path).expanduser()
+        try:
+            secret = read_regular_file(file, MAX_SECRET_BYTES).decode().strip()
+        except (OSError, ValueError, UnreadableFile) as broken:
+            reason = getattr(broken, "strerror", None) or type(broken).__name__
+            raise _webhook_refusal(name, f"its secret cannot be read from the file {file}: {reason}") from None
+        if not secret:
+            raise _webhook_refusal(name, f"the file {file} with its secret is empty")
+        secrets.append(secret)
+    return WebhookSecrets(
+        tuple(secrets),
+        _read_variable(name, webhook.verify_token_env) if webhook.verify_token_env else "",
+        _read_variable(name, webhook.inbox_env) if webhook.mode == "inbox" else "",
+    )
+
+
+def _read_variable(webhook: str, variable: str) -> str:
+    value = os.environ.get(variable, "").strip()
+    if not value:
+        raise _webhook_refusal(webhook, f"the environment variable {variable} is not set, or empty")
+    return value
+
+
+def _webhook_refusal(name: str, problem: str) -> PolicyError:
+    return PolicyError(
+        f"the webhook {name!r} cannot be served: {problem}",
+        hint=f"set it, or correct webhooks.{name} in the policy; nothing is served without its secrets",
+    )
 
 
 def _read_yaml(file: Path) -> Mapping[str, Any]:

@@ -22,6 +22,7 @@ from ragfence.dagster.maintenance import (
     purge_expired_job,
     verify_job,
 )
+from ragfence.dagster.queues import build_queue_asset, build_queue_sensor
 from ragfence.dagster.resource import CORRELATION_TAG, FenceResource
 from ragfence.dagster.sensors import build_source_sensor
 from ragfence.dagster.table_io import TableIOManager, table_io_manager
@@ -40,6 +41,8 @@ __all__ = [
     "build_index_asset",
     "build_ingest_asset",
     "build_jobs",
+    "build_queue_asset",
+    "build_queue_sensor",
     "build_schedules",
     "build_source_sensor",
     "corpus_matches_index",

@@ -1,4 +1,4 @@
-"""Makes assets from functions, and the loggers of their progress."""
+"""Makes assets and sensors from functions, and the loggers of their progress."""
 
 import time
 import warnings
@@ -24,6 +24,26 @@ def make_asset(
         made = dg.asset(**{**named, **given, **own, "required_resource_keys": required})(compute)
     assert isinstance(made, dg.AssetsDefinition)
     return made
+
+
+def make_sensor(
+    evaluate: Callable[[dg.SensorEvaluationContext], Any], target: Any, *, running: bool, **own: Any
+) -> dg.SensorDefinition:
+    """Returns a sensor that requests runs of a job, or of a selection of assets."""
+    decide: Callable[..., Any] = dg.sensor(
+        default_status=dg.DefaultSensorStatus.RUNNING if running else dg.DefaultSensorStatus.STOPPED,
+        **{"job" if isinstance(target, dg.JobDefinition) else "target": target},
+        **own,
+    )
+    made = decide(evaluate)
+    assert isinstance(made, dg.SensorDefinition)
+    return made
+
+
+def asset_key(name: str, asset: Mapping[str, Any]) -> dg.AssetKey:
+    """The key of an asset that is given no key of its own."""
+    prefix = asset.get("key_prefix") or []
+    return dg.AssetKey([*([prefix] if isinstance(prefix, str) else prefix), name])
 
 
 def progress_logger(context: dg.AssetExecutionContext, what: str) -> Callable[[int], None]:

@@ -1,7 +1,7 @@
 """The asset that ingests what changed in a source. Its DataVersion is the corpus digest."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -11,7 +11,7 @@ import dagster as dg
 
 from ragfence.core.hashing import SHARDS, digest, shard_of
 from ragfence.dagster import _metadata
-from ragfence.dagster._factory import SHOWN, make_asset, progress_logger
+from ragfence.dagster._factory import SHOWN, asset_key, make_asset, progress_logger
 from ragfence.dagster.resource import FENCE, open_fence
 from ragfence.dagster.table_io import REFERENCE, table_io_manager
 from ragfence.documents.sources import Item, PrefixedSource, Source, source_of
@@ -151,7 +151,7 @@ def build_ingest_asset(
 
     # Dagster would use the annotation for all outputs, and the check is one of them. The type is given below.
     del documents.__annotations__["return"]
-    key = dg.AssetKey.from_coercible(asset["key"]) if "key" in asset else _key(name, asset)
+    key = dg.AssetKey.from_coercible(asset["key"]) if "key" in asset else asset_key(name, asset)
     return make_asset(
         documents,
         name,
@@ -233,11 +233,6 @@ def _digest(fence: Fence, chosen: Sequence[int]) -> str:
     return str(
         digests[0] if len(digests) == 1 else digest("ragfence/shards/1", *(each.encode() for each in digests)).hex()
     )
-
-
-def _key(name: str, asset: Mapping[str, Any]) -> dg.AssetKey:
-    prefix = asset.get("key_prefix") or []
-    return dg.AssetKey([*([prefix] if isinstance(prefix, str) else prefix), name])
 
 
 def _report_metadata(report: SyncReport) -> dict[str, Any]:

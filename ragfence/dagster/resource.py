@@ -11,6 +11,7 @@ import ragfence
 from ragfence.core.urls import show_url
 from ragfence.errors import ValidationError
 from ragfence.fence import Fence
+from ragfence.steps import Run
 
 FENCE = "fence"
 """The default `resource_key` of assets, checks and jobs."""
@@ -50,6 +51,21 @@ class FenceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         ) as fence:
             yield fence
 
+    @contextmanager
+    def run(self, context: Any, *, fresh: bool = False) -> Iterator[Run]:
+        """Opens the fence for the steps of this run; see `Fence.run`.
+
+        The steps belong to the *root* run: a re-execution, from failure or of everything, returns the results that its
+        parents stored, and executes only what is missing. `fresh=True` starts anew: then the steps belong to this very
+        run, and only its own retries find them.
+
+        >>> with fence.run(context) as step:  # doctest: +SKIP
+        ...     rows = step("extract", extract, source="s3://bucket/day")
+        """
+        run_id = _step_run_id(context, fresh)
+        with self.open(context) as fence:
+            yield fence.run(run_id)
+
 
 def without_passwords(shown: Iterable[tuple[str | None, Any]]) -> Iterator[tuple[str | None, Any]]:
     """The fields of a repr, with URLs that can be logged."""
@@ -68,11 +84,25 @@ def open_fence(context: Any, resource_key: str) -> AbstractContextManager[Fence]
     return resource.open(context)
 
 
-def _run_fields(context: Any) -> dict[str, str]:
+def _run_of(context: Any) -> Any:
     try:
-        run = getattr(context, "run", None)
+        return getattr(context, "run", None)
     except dg.DagsterError:  # a function that a test calls directly has no run
-        run = None
+        return None
+
+
+def _step_run_id(context: Any, fresh: bool) -> str:
+    run = _run_of(context)
+    if run is None:
+        raise ValidationError(
+            "there is no Dagster run whose steps these could be",
+            hint='execute the job, or use open(context) and fence.run("an id") in a direct call',
+        )
+    return f"dagster:{run.run_id if fresh else run.root_run_id or run.run_id}"
+
+
+def _run_fields(context: Any) -> dict[str, str]:
+    run = _run_of(context)
     if run is None:
         return {}
     tags = run.tags

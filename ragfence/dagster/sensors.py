@@ -8,12 +8,12 @@ cost documents.
 If a requested run fails, the listing has not changed, so the run is requested again, a few times.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import dagster as dg
 
 from ragfence.core.hashing import digest
+from ragfence.dagster._factory import make_sensor
 from ragfence.dagster.ingest_asset import resolve_source
 from ragfence.documents.sources import Item, source_of
 from ragfence.errors import DocumentInvalid
@@ -45,7 +45,6 @@ def build_source_sensor(
         tries: How often a failing run is requested for the same listing.
         sensor: Any other argument of `@dg.sensor`.
     """
-    target_of: dict[str, Any] = {"job": target} if isinstance(target, dg.JobDefinition) else {"target": target}
 
     def evaluate(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         seen = listing_digest(source)
@@ -61,16 +60,9 @@ def build_source_sensor(
                 return dg.SensorResult(run_requests=[again], cursor=seen)
         return dg.SkipReason("the listing has not changed since the last tick")
 
-    decide: Callable[..., Any] = dg.sensor(
-        name=name,
-        minimum_interval_seconds=minimum_interval_seconds,
-        default_status=dg.DefaultSensorStatus.RUNNING if running else dg.DefaultSensorStatus.STOPPED,
-        **target_of,
-        **sensor,
+    return make_sensor(
+        evaluate, target, running=running, name=name, minimum_interval_seconds=minimum_interval_seconds, **sensor
     )
-    made = decide(evaluate)
-    assert isinstance(made, dg.SensorDefinition)
-    return made
 
 
 def listing_digest(source: Any) -> str:

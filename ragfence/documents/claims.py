@@ -64,16 +64,25 @@ class ChunkerRecipe(NamedTuple):
         return cls(chunker, recipe, name, key_tail(name), key)
 
 
-class GivenDocument(NamedTuple):
-    """One of several documents that are ingested together for different callers."""
+class Retraction(NamedTuple):
+    """A document that is to be retracted, among others that are ingested."""
 
-    document: Document | CheckedDocument
+    doc_id: str
+    sequence: int | None = None
+
+
+class GivenDocument(NamedTuple):
+    """One of several documents that are ingested, or retracted, together for different callers."""
+
+    document: Document | CheckedDocument | Retraction
     waited_s: float = 0.0
     """how long it has waited already; reported in its error"""
     event_id: str = ""
     """stored in its decision rows"""
     api_key: str = ""
     """the id of the API key it was sent with; stored there as well"""
+    correlation_id: str = ""
+    """stored there, instead of that of the fence"""
 
 
 DocumentQuery = tuple[HeadQuery, CheckedDocument, Content, ChunkerRecipe]
@@ -148,16 +157,29 @@ class ClaimBuilder:
         position: int | None = None,
         event_id: str = "",
         api_key: str = "",
+        correlation_id: str = "",
     ) -> DocumentQuery:
         """Builds the query whether it is ingested already. Raises `DocumentInvalid`, which names the document."""
-        doc = document if isinstance(document, CheckedDocument) else self.check(document, position)
+        if isinstance(document, CheckedDocument):
+            doc = document
+        else:
+            doc = checked(document, self._limits, position=position, clean=self._clean)
         doc_id, text, text_bytes, metadata, url, sequence, content_type = doc
         cut = self.recipes.of(content_type)
         hashed, size = content = self.identity.content(self._counted(doc) if self._content_fields else text_bytes)
         key, source, fingerprint, metadata_hash = self.identity.digests(
             doc_id.encode(), hashed, size, cut.key_tail, metadata, url, content_type
         )
-        context = caller.context(doc_id, hashed, cut.name, sequence, len(text), event_id=event_id, api_key=api_key)
+        context = caller.context(
+            doc_id,
+            hashed,
+            cut.name,
+            sequence,
+            len(text),
+            event_id=event_id,
+            api_key=api_key,
+            correlation_id=correlation_id,
+        )
         return HeadQuery(key, source, fingerprint, metadata_hash, sequence, token, context), doc, content, cut
 
     def ingest(
@@ -252,7 +274,13 @@ class ClaimBuilder:
         return content, digests
 
     def retract(
-        self, doc_id: str, sequence: int | None, token: bytes, caller: Caller, event_id: str = ""
+        self,
+        doc_id: str,
+        sequence: int | None,
+        token: bytes,
+        caller: Caller,
+        event_id: str = "",
+        correlation_id: str = "",
     ) -> PreparedDocument:
         doc = checked(Document(doc_id, "", sequence=sequence), replace(self._limits, allow_empty_text=True))
         cut, identity = self.recipes.of(doc.content_type), self.identity
@@ -272,7 +300,16 @@ class ClaimBuilder:
             max_attempts=self.kind_rules.max_attempts,
             kind=KIND,
             owner=caller.owner,
-            context=caller.context(doc.doc_id, "", "", doc.sequence, 0, action=RETRACT, event_id=event_id),
+            context=caller.context(
+                doc.doc_id,
+                "",
+                "",
+                doc.sequence,
+                0,
+                action=RETRACT,
+                event_id=event_id,
+                correlation_id=correlation_id,
+            ),
         )
         return PreparedDocument(doc, content, cut, claim)
 
@@ -296,8 +333,9 @@ class Caller:
         self.owner = owner
         self._api_key = acting_key.get()
         self.route = route
-        known = {"correlation_id": correlation_id, "owner": owner, "run_id": run_id, "route": route, "origin": origin}
-        self._tail = "".join(f',"{field}":{_quoted(value)}' for field, value in known.items() if value)
+        known = {"owner": owner, "run_id": run_id, "route": route, "origin": origin}
+        self._rest = "".join(f',"{field}":{_quoted(value)}' for field, value in known.items() if value)
+        self._tail = f',"correlation_id":{_quoted(correlation_id)}{self._rest}' if correlation_id else self._rest
 
     def context(
         self,
@@ -310,12 +348,17 @@ class Caller:
         action: str = INGEST,
         event_id: str = "",
         api_key: str = "",
+        correlation_id: str = "",
     ) -> bytes:
         ordered = "" if sequence is None else f',"sequence":"{sequence}"'
         if event_id:
             ordered += f',"event_id":{_quoted(checked_text("event_id", event_id))}'
         api_key = api_key or self._api_key
-        tail = f'{self._tail},"api_key":{_quoted(api_key)}' if api_key else self._tail
+        tail = self._tail
+        if correlation_id:
+            tail = f',"correlation_id":{_quoted(checked_text("correlation_id", correlation_id))}{self._rest}'
+        if api_key:
+            tail = f'{tail},"api_key":{_quoted(api_key)}'
         return (
             f'{{"kind":"{KIND}","source_id":{_quoted(doc_id)},"revision":"{content_hash}","index_hash":"{recipe}",'
             f'"action":"{action}"{ordered},"characters":{characters}{tail}}}'

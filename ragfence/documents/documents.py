@@ -268,13 +268,16 @@ class Documents:
         receipts = self._stream(documents, batch, dry_run, on_error, lambda: meter(progress, total, "ingesting"))
         return receipts if stream else collect(receipts)
 
-    def ingest_each(self, given: Sequence[GivenDocument], *, wait_s: float | None = None) -> list[Receipt | Exception]:
+    def ingest_each(
+        self, given: Sequence[GivenDocument], *, wait_s: float | None = None, route: str = ""
+    ) -> list[Receipt | Exception]:
         """Ingests documents of several callers in one segment: returns the receipt of each, or its error.
 
-        The same document twice is ingested twice, in the order given. `wait_s` bounds the wait for documents that
-        another process is ingesting.
+        A `Retraction` among them is retracted. The same document twice is moved twice, in the order given. `wait_s`
+        bounds the wait for documents that another process is ingesting. `route` is stored in the decision rows,
+        instead of that of the fence.
         """
-        return self._batches.each(given, wait_s=wait_s)
+        return self._batches.each(given, wait_s=wait_s, route=route)
 
     def sync(
         self,
@@ -492,11 +495,11 @@ class Documents:
             return receipt_of(moved, answer)
         raise error_of(moved, answer, self._rules.wait_ms / 1000)
 
-    def _caller(self) -> Caller:
+    def _caller(self, route: str = "") -> Caller:
         # A partitioned Redis must not answer forever. A forked child starts a watch of its own.
         self._watch.start()
         engine = self._engine
-        return Caller(engine.owner, engine.run_id, engine.correlation_id, engine.route)
+        return Caller(engine.owner, engine.run_id, engine.correlation_id, route or engine.route)
 
     @cached_property
     def _identity(self) -> Identity:

@@ -10,8 +10,8 @@ from typing import Any
 
 from ragfence.core.decision_rows import row_for_answer
 from ragfence.core.decisions import Claim, ConflictVerdict, Granted, InFlightVerdict, Replay, StaleVerdict
-from ragfence.core.layout import METADATA_UPDATED, REVIVED, TOKEN_BYTES, RowKind, ending_in, ids_in, result_in
-from ragfence.core.receipts import Decision, Flags, Receipt, default_effect_id, refused_receipt
+from ragfence.core.layout import METADATA_UPDATED, REVIVED, TOKEN_BYTES, RowKind, ending_in, ids_in, ids_in_record
+from ragfence.core.receipts import Decision, Flags, Receipt, default_effect_id, default_effect_id_of, refused_receipt
 from ragfence.core.records import Head, KeyRecord
 from ragfence.documents.chunking.chunker import pieces_of
 from ragfence.documents.claims import OtherHash, PreparedDocument, require_version
@@ -367,10 +367,11 @@ _ANSWERED = Decision.DUPLICATE
 def replay_receipt(key: bytes, record: bytes) -> Receipt:
     """The receipt of a document that is live as it was sent, read from its record's bytes: the usual case."""
     epoch, counter, first_seen_ms, sealed_at_ms = ending_in(record)
+    hex_key = key.hex()
     return Receipt(
-        key.hex(),
-        default_effect_id(key),
-        snippet_texts(ids_in(result_in(record))),
+        hex_key,
+        default_effect_id_of(hex_key),
+        snippet_texts(ids_in_record(record)),
         None,
         None,
         _ANSWERED,

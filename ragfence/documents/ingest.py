@@ -10,7 +10,15 @@ from ragfence._progress import Meter
 from ragfence.core.decisions import Replay
 from ragfence.core.document import Document
 from ragfence.core.receipts import STALE, OnError, Receipt, refused_receipt
-from ragfence.documents.claims import Caller, ClaimBuilder, DocumentQuery, GivenDocument, PreparedDocument, split_waves
+from ragfence.documents.claims import (
+    Caller,
+    ClaimBuilder,
+    DocumentQuery,
+    GivenDocument,
+    PreparedDocument,
+    Retraction,
+    split_waves,
+)
 from ragfence.documents.dry_run import DryRun
 from ragfence.documents.head_moves import HeadMover, error_of, receipt_of, replay_receipt
 from ragfence.engine import gc_pause
@@ -28,7 +36,7 @@ class BatchIngest:
         fences: FenceStore,
         claim_builder: ClaimBuilder,
         mover: HeadMover,
-        caller: Callable[[], Caller],
+        caller: Callable[[str], Caller],
         ready: Callable[[], None],
         note_refusals: Callable[[Sequence[Refusal]], None],
     ) -> None:
@@ -57,23 +65,43 @@ class BatchIngest:
             update(done)
             yield from receipts
 
-    def each(self, given: Sequence[GivenDocument], *, wait_s: float | None = None) -> list[Receipt | Exception]:
+    def each(
+        self, given: Sequence[GivenDocument], *, wait_s: float | None = None, route: str = ""
+    ) -> list[Receipt | Exception]:
         """Returns the receipt of each document, or its error."""
-        caller, tokens = self._caller(), batch_tokens()
+        caller, tokens = self._caller(route), batch_tokens()
         outcomes: dict[int, Receipt | Exception] = {}
         queries: dict[int, DocumentQuery] = {}
-        for at, (document, _, event_id, api_key) in enumerate(given):
+        retractions: dict[int, PreparedDocument] = {}
+        retracted: set[bytes] = set()
+        behind: dict[int, DocumentQuery] = {}
+        """documents that follow a retraction of their own: they are not known any more when it is their turn"""
+        for at, (document, _, event_id, api_key, correlation_id) in enumerate(given):
             try:
-                queries[at] = self._claim_builder.query(
-                    document, next(tokens), caller, event_id=event_id, api_key=api_key
+                if isinstance(document, Retraction):
+                    retraction = self._claim_builder.retract(*document, next(tokens), caller, event_id, correlation_id)
+                    retractions[at] = retraction
+                    retracted.add(retraction.claim.source)
+                    continue
+                query = self._claim_builder.query(
+                    document,
+                    next(tokens),
+                    caller,
+                    event_id=event_id,
+                    api_key=api_key,
+                    correlation_id=correlation_id,
                 )
+                (behind if query[0].source in retracted else queries)[at] = query
             except ValidationError as invalid:  # of the document, or of its event_id
                 outcomes[at] = invalid
                 self._note_refusals([Refusal.of(invalid, caller.route)])
         known: dict[int, Receipt] = {}
-        prepared = self._claims(self._unanswered(self._suited(queries), known), caller)
+        prepared = (
+            self._claims(self._unanswered(self._suited(queries), known) | self._suited(behind), caller) | retractions
+        )
         outcomes |= known
-        for at, each, answer, waited_s in self._mover.answers(list(split_waves(prepared)), wait_s=wait_s):
+        waves = list(split_waves(dict(sorted(prepared.items()))))
+        for at, each, answer, waited_s in self._mover.answers(waves, wait_s=wait_s):
             if isinstance(answer, Replay | MovedHead):
                 outcomes[at] = receipt_of(each, answer)
             else:
@@ -93,7 +121,7 @@ class BatchIngest:
         errors: dict[int, Exception] | None,
     ) -> list[Receipt]:
         """Fills `errors`, if given, with failures by position, and then stops at the first invalid document."""
-        caller, tokens = self._caller(), batch_tokens()
+        caller, tokens = self._caller(""), batch_tokens()
         receipts: dict[int, Receipt] = {}
         queries: dict[int, DocumentQuery] = {}
         invalid_ones: list[DocumentInvalid] = []

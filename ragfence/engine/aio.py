@@ -64,7 +64,11 @@ async def acquire_async(
     runner: Runner, request: Request, wait_ms: int | None, first: PendingClaim | None = None
 ) -> WonClaim | Receipt:
     """Like `Runner.acquire`, but waiting takes no thread: the owner needs one to seal what others wait for."""
-    steps = runner.acquire_steps(request, wait_ms=wait_ms, first=first)
+    return await take_steps_async(runner, runner.acquire_steps(request, wait_ms=wait_ms, first=first))
+
+
+async def take_steps_async(runner: Runner, steps: Iterator[WonClaim | Receipt | float]) -> WonClaim | Receipt:
+    """Like `Runner.take_steps`. What is won for a caller that is cancelled is released."""
     while True:
         step = _Step(runner, steps)
         try:

@@ -300,6 +300,11 @@ def end_without_receipt(runner: Runner, won: WonClaim, error: BaseException | No
     return None
 
 
+def is_about(error: RagfenceError, claim: ClaimBlock) -> bool:
+    """Whether an error that ended a block is about its own claim, and not about one that was made inside."""
+    return error.details.get("key") == claim.key
+
+
 def is_final(error: BaseException | None) -> TypeGuard[TerminalError]:
     """Whether an error is a `TerminalError`, or a subclass that is not ragfence's.
 

@@ -28,6 +28,7 @@ from ragfence.engine.epochs import Epochs
 from ragfence.engine.expiry import Expiry, Purged, row_for_end
 from ragfence.engine.hydration import EpochWatch, Hydrator, Progress
 from ragfence.engine.journal import Journal, JournalEntry, JournalReconciled
+from ragfence.engine.lock import NO_PAYLOAD, Lock, lock_operation, lock_rules, wait_ms_of
 from ragfence.engine.notes import EffectNotes
 from ragfence.engine.once import MigratingOnce, Once, OnceDecorator, OnceOptions
 from ragfence.engine.refusals import Refusal, code_of
@@ -166,6 +167,11 @@ class Engine:
         wait_ms = None if wait_s is None else int(wait_s * 1000)
         return ClaimBlock(self.runner, request, wait_ms=wait_ms, verdict=verdict, repeatable=repeatable)
 
+    def lock(self, name: str, *, ttl_s: float, wait_s: float, timeout_s: float | None) -> Lock:
+        request = self.request(lock_operation(name), None)
+        rules = lock_rules(request.rules, ttl_s, timeout_s)
+        return Lock(self.runner, request._replace(fingerprint=NO_PAYLOAD, rules=rules), wait_ms=wait_ms_of(wait_s))
+
     def once(self, options: OnceOptions) -> OnceDecorator:
         def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
             made = Once if options.formerly is None else MigratingOnce
@@ -174,7 +180,10 @@ class Engine:
         return cast(OnceDecorator, decorate)
 
     def release(self, operation: Operation) -> bool:
-        """Allows new attempts for a key that is quarantined, stuck or failed. False: there is nothing to release."""
+        """Allows new attempts for a key that is quarantined, stuck or failed. False: there is nothing to release.
+
+        A lock is taken from its holder.
+        """
         request = self.request(operation, None)
         ended = self._ended_record(request)
         failed = ended is not None and ended.state is State.FAILED
@@ -214,6 +223,9 @@ class Engine:
 
     def note_refusals(self, refusals: Sequence[Refusal]) -> None:
         """Called by a guard with what it refused before any claim; `InstrumentedEngine` overrides it."""
+
+    def notify(self, event: object) -> None:
+        """Called by a guard with an event of its own; `InstrumentedEngine` passes it to the listeners."""
 
     def purge_expired_once(self, steps: int, limit: int) -> bool:
         """Runs up to `steps` steps under a lock. False: another process has it."""

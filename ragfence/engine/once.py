@@ -18,11 +18,22 @@ from ragfence.engine import crash_points
 from ragfence.engine.aio import acquire_async, run_blocking
 from ragfence.engine.claim_block import end_without_receipt, failed
 from ragfence.engine.leases import enter, leave
-from ragfence.engine.refusals import code_of
+from ragfence.engine.refusals import code_of, is_outage
 from ragfence.engine.requests import Request
 from ragfence.engine.results import Json, checked_effect_id
 from ragfence.engine.runner import EffectOutcome, WonClaim
-from ragfence.errors import FencedOut, SealUncertain, StoreClosed, StoreUnavailable, TerminalError, ValidationError
+from ragfence.errors import (
+    Conflict,
+    FencedOut,
+    NestedClaim,
+    Quarantined,
+    SealUncertain,
+    Stale,
+    StoreClosed,
+    StoreUnavailable,
+    TerminalError,
+    ValidationError,
+)
 
 if TYPE_CHECKING:
     from ragfence.engine.engine import Engine
@@ -336,9 +347,9 @@ class Once:
 class MigratingOnce(Once):
     """The fenced form of a function whose keys are being changed: an operation is new only if both of its keys say so.
 
-    The effect of the new key is a call under the former key. So whoever claims the former key alone excludes, and is
-    excluded by, whoever claims both; a caller that dies between the two seals leaves a new key whose next owner finds
-    the former one sealed. The new key is always claimed first, so two callers never wait for each other.
+    The effect of the new key is a call under the former key. So a caller that claims only the former key and a caller
+    that claims both exclude each other. A caller that dies between the two seals leaves a new key whose next owner
+    finds the former one sealed. The new key is always claimed first, so two callers never wait for each other.
     """
 
     # Attempts are those of the former key, under which the function runs.
@@ -368,6 +379,12 @@ class MigratingOnce(Once):
                 hint="let key= return another source_id, or a source_type= of its own",
             )
         return new.key == former.key
+
+    def _failed(self, won: WonClaim, error: BaseException) -> Receipt | None:
+        # `terminal=` is about the function. What the claim of the former key raises is not the effect's outcome.
+        if isinstance(error, Conflict | Stale | Quarantined | NestedClaim) or is_outage(error):
+            return end_without_receipt(self._runner, won, error)
+        return super()._failed(won, error)
 
     def _outcome(self, request: Request, done: Recovered) -> EffectOutcome:
         receipt = done.result

@@ -6,7 +6,7 @@ import json
 from typing import NamedTuple
 
 from ragfence.core.decision_rows import row_for_answer, with_context
-from ragfence.core.decisions import DOCUMENT, Claim, InFlightVerdict
+from ragfence.core.decisions import DOCUMENT, LOCK, Claim, InFlightVerdict
 from ragfence.core.diffs import payload_diff
 from ragfence.core.layout import CONFLICT_POSITION, RowKind
 from ragfence.core.policy import Policy
@@ -93,6 +93,17 @@ class Refusals:
 
     def in_flight(self, request: Request, verdict: InFlightVerdict, waited_ms: int) -> InFlightError:
         left_ms = max(verdict.until_ms - self._fences.now_ms(), 0)
+        if request.mode is LOCK:
+            holder = verdict.record.owner or "another caller"
+            return InFlightError(
+                f"the lock {request.operation.source_id!r} is held by {holder} for another {left_ms / 1000:.1f} s,"
+                " unless it renews it",
+                key=request.key_text,
+                retry_after_ms=left_ms,
+                waited_ms=waited_ms,
+                holder=holder,
+                hint="wait longer with wait_s, or try again later",
+            )
         return InFlightError(
             f"{request.operation.kind} {request.operation.source_id!r} is being executed by "
             f"{verdict.record.owner or 'another caller'} (attempt {verdict.record.attempt})",
@@ -115,7 +126,13 @@ def refuse_nested(request: Request) -> None:
             )
 
 
-def refuse_documents(request: Request) -> None:
+def refuse_reserved(request: Request) -> None:
+    """Refuses what only a guard or `fence.lock` may claim."""
+    if request.mode is LOCK:
+        raise ValidationError(
+            f"kind 'lock' with action {request.operation.action!r} belongs to fence.lock",
+            hint="use `with fence.lock(name):`, or another kind",
+        )
     if request.mode is DOCUMENT:
         raise ValidationError(
             f"kind 'document' with action {request.operation.action!r} belongs to fence.documents",

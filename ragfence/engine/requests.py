@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import NamedTuple
 
 from ragfence.core.canonical import canonical_payload
-from ragfence.core.decisions import DOCUMENT, KEYED, SEQUENCED, Claim, Granted, LeaseRef, Mode, Seal
+from ragfence.core.decisions import DOCUMENT, KEYED, LOCK, SEQUENCED, Claim, Granted, LeaseRef, Mode, Seal
 from ragfence.core.hashing import ContentKey, digest, digest_payload
 from ragfence.core.layout import FINGERPRINT_BYTES, NO_METADATA, NO_TOKEN
 from ragfence.core.operations import Operation, key_to_text
@@ -62,7 +62,9 @@ class Request(NamedTuple):
         store_tells_conflicts: bool = True,
     ) -> Request:
         slot, mode = b"", KEYED
-        if is_document(operation):
+        if is_lock(operation):
+            mode = LOCK
+        elif is_document(operation):
             slot, mode = document_slot(operation.tenant, operation.source_id), DOCUMENT
         elif operation.sequence is not None:
             slot, mode = slot_of(operation.kind, operation.source), SEQUENCED
@@ -160,6 +162,14 @@ DOCUMENT_ACTIONS = frozenset({"ingest", "retract", "purge"})
 def is_document(operation: Operation) -> bool:
     """Whether the operation belongs to `fence.documents`, whose records are those of their sources."""
     return operation.kind == "document" and operation.action in DOCUMENT_ACTIONS
+
+
+LOCK_KIND, LOCK_ACTION = "lock", "hold"
+
+
+def is_lock(operation: Operation) -> bool:
+    """Whether the operation stands for a lock of `fence.lock`, which is held and never sealed."""
+    return operation.action == LOCK_ACTION and operation.kind == LOCK_KIND
 
 
 def document_slot(tenant: str, doc_id: str) -> bytes:

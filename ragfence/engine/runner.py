@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from ragfence.core.decision_rows import NO_FENCE, row_for_answer
 from ragfence.core.decisions import (
+    LOCK,
     SEQUENCED,
     Claim,
     ConflictVerdict,
@@ -50,7 +51,7 @@ from ragfence.engine.epochs import Epochs
 from ragfence.engine.hydration import EpochWatch, Hydrator
 from ragfence.engine.leases import Lease, heartbeat
 from ragfence.engine.notes import EffectNote, EffectNotes
-from ragfence.engine.refusals import Refusals, code_of, refuse_documents, refuse_nested
+from ragfence.engine.refusals import Refusals, code_of, refuse_nested, refuse_reserved
 from ragfence.engine.requests import Request
 from ragfence.engine.results import Results
 from ragfence.errors import Conflict as ConflictError
@@ -148,7 +149,13 @@ class Runner:
         verdict = self._claim(claim)
         if isinstance(verdict, Replay) and verdict.record is not None:  # the most frequent answer takes no more steps
             return self.replay(request, claim, verdict.record)
-        for step in self.acquire_steps(request, wait_ms=wait_ms, first=PendingClaim(claim, verdict, asked_at)):
+        return self.take_steps(
+            self.acquire_steps(request, wait_ms=wait_ms, first=PendingClaim(claim, verdict, asked_at))
+        )
+
+    def take_steps(self, steps: Iterator[WonClaim | Receipt | float]) -> WonClaim | Receipt:
+        """Sleeps where a step says so, and returns the last one."""
+        for step in steps:
             if not isinstance(step, float):
                 return step
             self._sleep(step)
@@ -166,6 +173,15 @@ class Runner:
         `first` is a claim of this request that was sent already.
         """
         refuse(request)
+        return self._steps(request, wait_ms, first)
+
+    def lock_steps(self, request: Request, wait_ms: int) -> Iterator[WonClaim | Receipt | float]:
+        """The same for a lock: the last step is a `WonClaim`."""
+        return self._steps(request, wait_ms, None)
+
+    def _steps(
+        self, request: Request, wait_ms: int | None, first: PendingClaim | None
+    ) -> Iterator[WonClaim | Receipt | float]:
         started = first.asked_at if first else time.monotonic()
         give_up_at = started + (request.rules.wait_ms if wait_ms is None else wait_ms) / 1000
         token, position = first.claim.token if first else os.urandom(TOKEN_BYTES), 0
@@ -191,7 +207,8 @@ class Runner:
                         yield answer
                         return
                 case ConflictVerdict(record):
-                    if record is None or record.ended or (found := self._find_commit(request, claim)) is None:
+                    plain = record is None or record.ended or request.mode is LOCK
+                    if plain or (found := self._find_commit(request, claim)) is None:
                         raise self._refusals.conflict(request, claim, record)
                     yield self._answer_from(request, claim, found)
                     return
@@ -303,19 +320,23 @@ class Runner:
         flags = Flags(attempt=found.attempt, healed=True)
         return self.results.receipt(request.key, found.record(), DUPLICATE, flags)
 
-    def release(self, won: WonClaim, error: str, *, outage: bool = False) -> None:
+    def release(self, won: WonClaim, error: str, *, outage: bool = False) -> bool:
         """Ends the lease without an outcome. If the store cannot be reached, the lease expires.
 
+        Returns False if the lease was not held any more.
         The attempt does not count if the effect was not started, or if it is repeatable and failed in an `outage`.
         """
         heartbeat.remove(won.lease)
         if won.lease.inherited:
-            return
+            return False
         refund = not won.entered or (won.repeatable and outage)
         try:
-            self.fences.release([won.lease.ref], error, expire=won.commit_sent, refund=refund)
+            (held,) = self.fences.release([won.lease.ref], error, expire=won.commit_sent, refund=refund)
         except TransientError:
+            lost = won.lease.lost
             won.lease.discard()
+            return not lost
+        return held
 
     def replay(self, request: Request, claim: Claim, record: KeyRecord) -> Receipt:
         flags = flags_of(record.attempt, claim.waited_ms)
@@ -350,6 +371,7 @@ class Runner:
             crash_points.reach(crash_points.AFTER_CLAIM)
             if self.backing and self._earlier:
                 self.backing.watch.start()
+            if self.backing and self._earlier and request.mode is not LOCK:
                 found = self._earlier.find(request, granted.head, self._claim_for_rows(won, CONFLICT_POSITION))
                 if found is not None and granted.prior is None:
                     return self._heal(won, found)
@@ -508,7 +530,7 @@ class Runner:
             yield min(pause_s, max(give_up_at - now, 0.0))
             (held,) = self.fences.read([request.lookup])
             record = held.source.lease.record if held.source and held.source.lease else held.record
-            if record is None or record.token != token or record.state is not State.HELD:
+            if record is None or record.token != token or record.state not in (State.HELD, State.LOCKED):
                 return
             until_ms = record.when_ms
 
@@ -537,4 +559,4 @@ def _seal_of(won: WonClaim, outcome: EffectOutcome, *, flags: int = 0, winner: b
 def refuse(request: Request) -> None:
     """Refuses requests that must not be claimed at all."""
     refuse_nested(request)
-    refuse_documents(request)
+    refuse_reserved(request)

@@ -9,6 +9,7 @@ request and search the physical index it names, so no answer mixes two builds.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from ragfence.errors import (
     AliasMoved,
     AliasUnknown,
     BuildMissing,
+    FormatCorrupt,
     GateFailed,
     InFlight,
     NotSealed,
@@ -46,6 +48,7 @@ from ragfence.indexes.catalog import (
     sealed_build,
 )
 from ragfence.indexes.embedders.embedder import Embedder
+from ragfence.indexes.gate_log import GateLog
 from ragfence.indexes.gates import ESSENTIAL, Candidate, GateResult, Gates, judge
 from ragfence.stores.objects import is_name
 
@@ -117,6 +120,7 @@ class Aliases:
         if engine.objects is None:
             raise ObjectsRequired("aliases need an object store, and this fence was opened without one")
         self.catalog = Catalog(engine.tenant, engine.objects)
+        self._refusals = GateLog(engine.tenant, engine.objects)
         self._engine = engine
         self._builds = builds
         self._backend_of = backend_of
@@ -297,6 +301,7 @@ class Aliases:
             if current is not None and current.target.same_build(target):
                 return self._confirm(alias, current.target)
             if judged_for != (target, live):  # gates are expensive: once for this build, compared with that one
+                failed: list[GateResult] = []
                 try:
                     report = self._run_gates(entry, live, gates, tolerant=forced or change.kind == "rollback")
                     failed = [each for each in report if not each.ok and (enforced is None or each.gate in enforced)]
@@ -305,6 +310,8 @@ class Aliases:
                 except (BuildMissing, GateFailed):
                     if self._builds.newest(target.index_hash) != entry:
                         continue  # retired or purged meanwhile: report that, or measure again
+                    if failed:
+                        self._record_refusal(alias, target, failed, actor, max(entry.at_ms, head.at_ms))
                     raise
                 judged_for = target, live
             appended = self._append(
@@ -327,6 +334,11 @@ class Aliases:
                 return self._after(appended, report)
             self._pause(attempt)
         raise _contention(alias)
+
+    def _record_refusal(self, alias: str, target: Target, failed: list[GateResult], actor: str, floor_ms: int) -> None:
+        """Leaves an entry for `ragfence notify`. Nothing was swapped, so an outage must not hide why."""
+        with contextlib.suppress(TransientError, FormatCorrupt):
+            self._refusals.add(alias, target.index_hash, self._now_ms(floor_ms), actor or self._engine.owner, failed)
 
     def _caused_by(self, alias: str, change: AliasMove, cause: str) -> CatalogEntry | None:
         """The move that an earlier, interrupted attempt of the operation made."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ragfence.core.policy import IndexRules
 from ragfence.documents.identity import SNIPPET_BYTES
 from ragfence.errors import BuildUnverified
-from ragfence.indexes.backends.backend import Backend, Shape
+from ragfence.indexes.backends.backend import Backend, BatchSearch, NearRow, Shape
 from ragfence.indexes.content_digest import ContentDigest, id_bytes, matrix
 from ragfence.indexes.prefetch import Prefetch
 from ragfence.indexes.snapshots import Snapshot
@@ -34,6 +34,8 @@ NEAR = 1e-4
 LEAST_SAMPLE = 4
 COMPARED_ROWS = 2_000_000
 """comparisons in all searches of the sample together, if each search compares with every row"""
+SEARCHES = 64
+"""in one call, if the backend can answer many at once"""
 
 
 def sample_size(rows: int, most: int, *, exact: bool) -> int:
@@ -228,7 +230,7 @@ class ExactNeighbours:
     def measure(self, backend: Backend, physical: str) -> dict[str, Any]:
         """The share of the exact results that the index finds, as stored in the checks of a seal."""
         found = wanted = 0
-        for at, (own, vector) in enumerate(self._vectors.items()):
+        for at, (own, nearest) in enumerate(_search_all(backend, physical, self._vectors, RECALL_K)):
             others = self._ids[:, at] != own.encode()
             scores, ids = self._scores[others, at], self._ids[others, at]
             count = min(RECALL_K - 1, len(scores))
@@ -237,7 +239,7 @@ class ExactNeighbours:
             least = float(-sorted(-scores)[count - 1])
             least -= 1e-5 * max(1.0, abs(least))
             near = {each.decode() for each in ids[scores >= least]}
-            seen = [each for each in backend.search(physical, vector, RECALL_K) if each.snippet_id != own]
+            seen = [each for each in nearest if each.snippet_id != own]
             # There may be more rows that are as near than are remembered here.
             found += sum(each.snippet_id in near or each.score >= least for each in seen[:count])
             wanted += count
@@ -270,13 +272,27 @@ def self_recall(backend: Backend, physical: str, metric: str, vectors: dict[str,
     if not vectors:
         return 1.0
     hits = 0
-    for snippet_id, vector in vectors.items():
-        found = backend.search(physical, vector, SELF_RECALL_K)
-        own = _own_score(metric, vector)
+    for snippet_id, found in _search_all(backend, physical, vectors, SELF_RECALL_K):
+        own = _own_score(metric, vectors[snippet_id])
         least = own - NEAR * max(1.0, abs(own))
         crowded = len(found) == SELF_RECALL_K and all(each.score >= least for each in found)
         hits += crowded or any(each.snippet_id == snippet_id for each in found)
     return hits / len(vectors)
+
+
+def _search_all(
+    backend: Backend, physical: str, vectors: dict[str, Vectors], k: int
+) -> Iterator[tuple[str, list[NearRow]]]:
+    """Yields the id of each vector, and what is found for it."""
+    if not isinstance(backend, BatchSearch):
+        for own, vector in vectors.items():
+            yield own, [NearRow(each.snippet_id, each.score) for each in backend.search(physical, vector, k)]
+        return
+    import numpy as np
+
+    listed = iter(vectors.items())
+    while some := dict(islice(listed, SEARCHES)):
+        yield from zip(some, backend.search_many(physical, np.stack(list(some.values())), k), strict=True)
 
 
 def _own_score(metric: str, vector: Vectors) -> float:

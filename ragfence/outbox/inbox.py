@@ -1,6 +1,6 @@
 """`Inbox`: which events were applied, in the same transaction as the rows that applying them wrote.
 
-A consumer that dies between its own commit and ragfence's seal is asked again; its inbox knows the event.
+A consumer that dies between its own commit and ragfence's seal gets the event again; its inbox knows it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Inbox:
             Conflict: the event is known with another payload; it must not be applied.
         """
         if not event_id or len(event_id) > 255 or len(source) > 255:
-            raise ValidationError("event_id has 1 to 255 characters, source at most 255")
+            raise ValidationError("event_id must have 1 to 255 characters, and source at most 255")
         table = self.table
         payload_hash = digest("ragfence/inbox/1", canonical_payload(payload)).hex()
         make = postgresql.insert if self.engine.dialect.name == "postgresql" else sqlite.insert

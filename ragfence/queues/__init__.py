@@ -1,6 +1,7 @@
 """Queues that deliver at least once, and consumers whose effects happen once.
 
 Consumer            handles the messages of a queue, each key once
+DocumentConsumer    ingests the documents of a queue, in batches
 open_transport      opens the queue that a URL names
 s3_consumer         ingests the objects that S3 notifications name
 Envelope, Message   what is sent, and what is received
@@ -15,6 +16,7 @@ from urllib.parse import parse_qsl, urlencode
 
 if TYPE_CHECKING:
     from ragfence.queues.consumer import Consumer as Consumer
+    from ragfence.queues.document_consumer import DocumentConsumer as DocumentConsumer
     from ragfence.queues.s3_events import s3_consumer as s3_consumer
     from ragfence.queues.transport import Envelope as Envelope
     from ragfence.queues.transport import Message as Message
@@ -22,13 +24,14 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "Consumer": "ragfence.queues.consumer",
+    "DocumentConsumer": "ragfence.queues.document_consumer",
     "Envelope": "ragfence.queues.transport",
     "Message": "ragfence.queues.transport",
     "Transport": "ragfence.queues.transport",
     "s3_consumer": "ragfence.queues.s3_events",
 }
 
-__all__ = ["Consumer", "Envelope", "Message", "Transport", "open_transport", "s3_consumer"]
+__all__ = ["Consumer", "DocumentConsumer", "Envelope", "Message", "Transport", "open_transport", "s3_consumer"]
 
 
 def open_transport(url: str, **options: Any) -> Transport:

@@ -6,7 +6,7 @@
     ingest    the document, with the record's sequence, so that an older change never replaces a newer one
 
 S3 delivers notifications at least once and in any order. The order of the changes of one object is in `sequencer`,
-and only there. A record without one (some servers send none) is not ordered, so the bucket is asked what it holds.
+and only there. A record without one (some servers send none) is not ordered: what the bucket holds now decides.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _HEX = re.compile(r"[0-9A-Fa-f]+")
 _DETAIL_TYPES = {"Object Created": "ObjectCreated", "Object Deleted": "ObjectRemoved"}
 
 
-class DocumentFence(Claims, Protocol):
+class ObjectFence(Claims, Protocol):
     """A fence with documents."""
 
     @property
@@ -93,7 +93,7 @@ class S3Change:
 
 
 def s3_consumer(
-    fence: DocumentFence,
+    fence: ObjectFence,
     transport: Transport,
     *,
     client: Any = None,
@@ -192,7 +192,7 @@ def changes_of(body: Any) -> list[S3Change]:
 class _Objects:
     """Applies changes of objects to documents."""
 
-    def __init__(self, fence: DocumentFence, client: Any, prefix: str, source: str, reading: tuple[Any, ...]) -> None:
+    def __init__(self, fence: ObjectFence, client: Any, prefix: str, source: str, reading: tuple[Any, ...]) -> None:
         from ragfence.documents.sources.s3 import parse_url
 
         self._fence, self._client, self._prefix, self._reading = fence, client, prefix, reading

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 from ragfence._extras import needs_extra
 from ragfence.core.urls import show_url
 from ragfence.errors import QueueFull, TransportUnavailable, ValidationError
-from ragfence.queues.transport import DeadLetter, Depth, Envelope, Message, decode_body, encode_body
+from ragfence.queues.transport import DeadLetter, Depth, Envelope, Message, check_texts, decode_body, encode_body
 
 with needs_extra("sql", "A queue in a SQL database"):
     import sqlalchemy as sa
@@ -33,7 +33,11 @@ DEPTH_SECONDS: Final = 1.0
 """How long a count is believed when a message is sent."""
 MAX_LANES: Final = 64
 """How many tenants one call of `receive` serves at most. The next call begins with the next tenant."""
+LONGEST: Final = {"tenant": 256, "group": 256}
+"""The columns of these fields are in indexes, and bounded."""
 RETRY_AFTER_MS: Final = 5_000
+READ_ONLY: Final = "ragfence_read_only"
+"""The execution option of a connection that takes no write lock of SQLite."""
 _CHANNEL: Final = "ragfence_queue"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 
@@ -225,6 +229,7 @@ class SqlTransport:
 
     def _row(self, envelope: Envelope) -> dict[str, Any]:
         body = encode_body(envelope.body)
+        check_texts(envelope, longest=LONGEST)
         return {
             "queue": self._queue,
             "lane": envelope.tenant,
@@ -387,7 +392,8 @@ def open_engine(url: str) -> Engine:
 
     @sa.event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        reads = connection.get_execution_options().get(READ_ONLY, False)
+        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
 
     return engine
 
@@ -395,9 +401,14 @@ def open_engine(url: str) -> Engine:
 def now_ms(tx: Any) -> int:
     """The time by the database's clock: those of its clients may differ. `tx` is a connection or a session."""
     dialect = tx.get_bind().dialect if hasattr(tx, "get_bind") else tx.dialect
-    if dialect.name == "postgresql":
-        return int(tx.scalar(sa.text("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint")) or 0)
-    return int(tx.scalar(sa.text("SELECT CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)")) or 0)
+    return int(tx.scalar(sa.select(clock(dialect.name))) or 0)
+
+
+def clock(dialect: str) -> sa.ColumnElement[int]:
+    """An expression that is the time by the database's clock, in milliseconds, for a statement that needs it."""
+    if dialect == "postgresql":
+        return sa.literal_column("(extract(epoch FROM clock_timestamp()) * 1000)::bigint", sa.BigInteger)
+    return sa.literal_column("CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)", sa.BigInteger)
 
 
 def create_tables(engine: Engine, metadata: sa.MetaData, tables: Sequence[sa.Table] | None = None) -> None:

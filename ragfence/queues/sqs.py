@@ -31,7 +31,16 @@ from cachetools import LRUCache
 from ragfence._extras import needs_extra
 from ragfence.core.urls import show_url
 from ragfence.errors import QueueFull, RagfenceError, StoreAuth, TransportUnavailable, ValidationError
-from ragfence.queues.transport import DeadLetter, Depth, Envelope, Message, decode_body, encode_body
+from ragfence.queues.transport import (
+    TEXT_FIELDS,
+    DeadLetter,
+    Depth,
+    Envelope,
+    Message,
+    check_texts,
+    decode_body,
+    encode_body,
+)
 from ragfence.stores.object_address import check_endpoint
 
 with needs_extra("sqs", "A queue on SQS"):
@@ -57,7 +66,6 @@ RETRY_AFTER_MS: Final = 5_000
 DEPTH_SECONDS: Final = 1.0
 """How long a count is believed when a message is sent."""
 ATTRIBUTE: Final = "ragfence"
-_TEXTS = ("event_id", "source_id", "revision", "index_hash", "dedupe_key", "tenant", "route", "group")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,75}(\.fifo)?|[A-Za-z0-9_-]{1,80}")
 _DEDUPLICATION_ID = re.compile(r"[!-~]{1,128}")
 _NOT_IN_SQS = re.compile("[\ufffe\uffff]")
@@ -254,7 +262,7 @@ class SqsTransport:
         with self._lock:
             delivery = self._deliveries.get(message.handle)
         raw = delivery.raw if delivery else {}
-        fields = {name: value for name in _TEXTS if (value := getattr(message, name))}
+        fields = {name: value for name in TEXT_FIELDS if (value := getattr(message, name))}
         fields |= {"reason": reason[:2000], "died_ms": _now_ms(), "from": message.message_id}
         body = raw.get("Body") or _body_text(message.body)
         entry = _with_attributes({"Id": "0", "MessageBody": body}, fields, raw.get("MessageAttributes", {}))
@@ -284,7 +292,7 @@ class SqsTransport:
             chosen = [found[message_id] for message_id in dict.fromkeys(message_ids) if message_id in found]
             for raw in chosen:
                 fields = _fields(raw)
-                kept = {name: fields[name] for name in _TEXTS if fields.get(name)}
+                kept = {name: fields[name] for name in TEXT_FIELDS if fields.get(name)}
                 entry = _with_attributes(
                     {"Id": "0", "MessageBody": raw["Body"]}, kept, raw.get("MessageAttributes", {})
                 )
@@ -310,7 +318,8 @@ class SqsTransport:
             made[1].close()
 
     def _entry(self, entry_id: str, event_id: str, envelope: Envelope, delay_s: float) -> dict[str, Any]:
-        fields = {name: value for name in _TEXTS if (value := getattr(envelope, name))} | {"event_id": event_id}
+        check_texts(envelope)
+        fields = {name: value for name in TEXT_FIELDS if (value := getattr(envelope, name))} | {"event_id": event_id}
         entry = _with_attributes({"Id": entry_id, "MessageBody": _body_text(envelope.body)}, fields, {})
         limit = self._known.max_bytes if self._known else BATCH_BYTES
         if (size := _size(entry)) > limit:
@@ -662,7 +671,7 @@ def _fields(raw: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of our attribute; none in a message of another program."""
     try:
         fields = json.loads(raw.get("MessageAttributes", {}).get(ATTRIBUTE, {}).get("StringValue", "{}"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return fields if isinstance(fields, dict) else {}
 
@@ -670,7 +679,7 @@ def _fields(raw: Mapping[str, Any]) -> dict[str, Any]:
 def _message(raw: Mapping[str, Any], uncounted: int = 0) -> Message:
     system: Mapping[str, str] = raw.get("Attributes", {})
     fields = _fields(raw)
-    known: dict[str, Any] = {name: str(fields.get(name, "")) for name in _TEXTS}
+    known: dict[str, Any] = {name: str(fields.get(name, "")) for name in TEXT_FIELDS}
     known["event_id"] = known["event_id"] or system.get("MessageDeduplicationId", "") or raw["MessageId"]
     known["group"] = known["group"] or system.get("MessageGroupId", "")
     others = {

@@ -27,7 +27,16 @@ from typing import Any, Final
 from ragfence._extras import needs_extra
 from ragfence.core.urls import show_url
 from ragfence.errors import QueueFull, RagfenceError, TransportUnavailable, ValidationError
-from ragfence.queues.transport import DeadLetter, Depth, Envelope, Message, decode_body, encode_body
+from ragfence.queues.transport import (
+    TEXT_FIELDS,
+    DeadLetter,
+    Depth,
+    Envelope,
+    Message,
+    check_texts,
+    decode_body,
+    encode_body,
+)
 from ragfence.stores.checkups.check import Check, fail, ok, warn
 
 with needs_extra("redis", "A queue in Redis"):
@@ -49,7 +58,6 @@ _BLOCK_MS: Final = 250
 """How long a consumer waits for a new message before it looks for delayed and expired ones."""
 _TIMEOUT_S: Final = 5.0
 _SCRIPTS = ("send", "receive", "settle", "dead", "depth")
-_TEXTS = ("event_id", "source_id", "revision", "index_hash", "dedupe_key", "tenant", "route", "group")
 
 
 class RedisStreamTransport:
@@ -282,7 +290,8 @@ def _persistence(client: Any) -> tuple[str, str]:
 
 
 def _fields(message_id: str, envelope: Envelope) -> list[str]:
-    values = {name: getattr(envelope, name) for name in _TEXTS}
+    check_texts(envelope)
+    values = {name: getattr(envelope, name) for name in TEXT_FIELDS}
     values |= {"event_id": envelope.event_id or str(uuid.uuid4())}
     present = [part for name, value in values.items() if value for part in (name, value)]
     return ["id", message_id, *present, "body", encode_body(envelope.body)]
@@ -291,7 +300,7 @@ def _fields(message_id: str, envelope: Envelope) -> list[str]:
 def _message(flat: Sequence[Any], *, handle: str, count: int) -> Message:
     texts = [_text(part) for part in flat]
     fields = dict(zip(texts[::2], texts[1::2], strict=True))
-    known: dict[str, Any] = {name: fields.get(name, "") for name in _TEXTS}
+    known: dict[str, Any] = {name: fields.get(name, "") for name in TEXT_FIELDS}
     return Message(
         body=decode_body(fields.get("body", "")),
         message_id=fields.get("id", ""),

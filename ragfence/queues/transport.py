@@ -11,12 +11,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from ragfence.errors import ValidationError
 
 MAX_BODY_BYTES = 256 << 10
 """The largest body that every transport carries."""
+
+
+TEXT_FIELDS: Final = ("event_id", "source_id", "revision", "index_hash", "dedupe_key", "tenant", "route", "group")
+"""The fields of an envelope beside its body."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +157,20 @@ class Transport(Protocol):
     def close(self) -> None: ...
 
 
+def check_texts(envelope: Envelope, *, longest: Mapping[str, int] | None = None) -> None:
+    """Raises `ValidationError` for text that a queue cannot hold: sending it again would not help.
+
+    Args:
+        longest: How many characters of a field the queue holds, where that is bounded.
+    """
+    for name in TEXT_FIELDS:
+        text: str = getattr(envelope, name)
+        if "\0" in text or any("\ud800" <= each <= "\udfff" for each in text):
+            raise ValidationError(f"{name} of a message holds NUL or a lone surrogate")
+        if longest and len(text) > longest.get(name, len(text)):
+            raise ValidationError(f"{name} of a message has {len(text)} characters, more than {longest[name]}")
+
+
 def encode_body(body: object) -> str:
     """A body as JSON text, of bounded size."""
     try:
@@ -172,5 +190,5 @@ def decode_body(text: str) -> Any:
     """The JSON value of a body. Text that is not JSON is the body itself: other programs may have sent it."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # what is nested too deep must not keep the others from being received
         return text

@@ -2,6 +2,7 @@
 
 EdgeMiddleware     paths, HEAD, and the headers of every response        outermost
 LoadShedding       bounded work, bounded bodies, slow clients            before anything is read
+WebhookGate        deliveries to webhooks, which have no API key         before their body is read
 AuthMiddleware     the caller, its scopes and its quotas                 before any route is looked up
 TenantShares       how much of the server a tenant may use               before any body is read
 ReplayMiddleware   retries whose answer is stored                        before any route is looked up
@@ -42,7 +43,7 @@ from ragfence.core.policy import for_strangers
 from ragfence.server.apikeys import ApiCaller, ApiKeys, CachedKeys
 from ragfence.server.asgi import App, Receive, Scope, Send, path_in
 from ragfence.server.auth import OPEN, AuthMiddleware
-from ragfence.server.dependencies import invalid, response_of
+from ragfence.server.dependencies import response_of
 from ragfence.server.edge import EdgeMiddleware
 from ragfence.server.fair_shares import BuildPool, Shares, TenantShares
 from ragfence.server.key_log import LastUse
@@ -50,14 +51,17 @@ from ragfence.server.load_shedding import LoadShedding
 from ragfence.server.quotas import Quotas
 from ragfence.server.replay import ReplayMiddleware
 from ragfence.server.responses import unexpected as unexpected_answer
-from ragfence.server.routes import documents, health, indexes, inspect
+from ragfence.server.routes import documents, health, indexes, inspect, webhooks
 from ragfence.server.scopes import MEANINGS, ROUTES, KeyScope, allowed_methods, check_listed
 from ragfence.server.tenant_pool import TenantPool
+from ragfence.server.webhooks import WebhookGate
 from ragfence.telemetry.config import OBSERVE
 from ragfence.telemetry.metrics import Metrics
+from ragfence.webhooks.policy_hooks import load_hooks
 from ragfence.wire import schemas
 from ragfence.wire.messages import Answer, headers_from
 from ragfence.wire.problems import RequestRefused, problem_of, refusal
+from ragfence.wire.validation import invalid
 
 PURGE_EVERY_S = 3600.0
 THREADS = 32
@@ -105,6 +109,7 @@ def create_app(
     """
     settings = Settings.from_env()
     rules = for_strangers(policy if isinstance(policy, Policy) else load_policy(policy or settings.policy))
+    hooks = load_hooks(rules, settings.tenant)
     where = store if store is not None else settings.store or EMBEDDED
     wanted = objects if objects is not None else settings.objects
     shared = open_objects_of(where, wanted)
@@ -159,6 +164,7 @@ def create_app(
             readiness.close()
             await sessions.close()
             await quotas.close()
+            await run_blocking(gate.inboxes.close)
             if writing:
                 await asyncio.wait(set(writing))
             shared.close()
@@ -185,6 +191,8 @@ def create_app(
                 if (path := getattr(route, "path", "")) not in OPEN:
                     check_listed(method, path)
         app.include_router(router)
+    if hooks:
+        app.include_router(webhooks.router)
     http = rules.http
     fair = TenantShares(
         ReplayMiddleware(app.routed),
@@ -194,16 +202,19 @@ def create_app(
         share=http.tenant_share,
         threads=http.tenant_threads,
     )
+    authenticated = AuthMiddleware(
+        fair,
+        keys=keys,
+        sessions=sessions,
+        quotas=quotas,
+        everybody=everybody,
+        on_refused=metrics.count_refusal,
+        on_served=count_caller,
+    )
+    gate = WebhookGate(authenticated, fair, hooks=hooks, sessions=sessions, on_refused=metrics.count_refusal)
+    app.state.webhooks, app.state.count_webhook = gate, metrics.count_webhook
     shedding = LoadShedding(
-        AuthMiddleware(
-            fair,
-            keys=keys,
-            sessions=sessions,
-            quotas=quotas,
-            everybody=everybody,
-            on_refused=metrics.count_refusal,
-            on_served=count_caller,
-        ),
+        gate,
         max_concurrent=max_concurrent,
         max_body_bytes=http.max_body_bytes,
         max_batch_bytes=http.max_batch_bytes,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pydantic import BaseModel
-from pydantic import ValidationError as PydanticValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
@@ -19,24 +18,20 @@ from ragfence.server.apikeys import ApiCaller
 from ragfence.server.fair_shares import LARGE_BODY, run_in_turn, run_large
 from ragfence.server.scopes import KeyScope, missing_scope
 from ragfence.wire.messages import Answer, Call, headers_from
-from ragfence.wire.problems import MEDIA_TYPE, Problem, RequestRefused, problem_of, refusal
+from ragfence.wire.problems import MEDIA_TYPE, RequestRefused, problem_of, refusal
 from ragfence.wire.schemas import InProgress, ProblemOut
+from ragfence.wire.validation import Body, validated
 
 if TYPE_CHECKING:
     from ragfence.server.replay import Write
     from ragfence.server.tenant_pool import TenantSession
 
-Body = TypeVar("Body", bound=BaseModel)
 Found = TypeVar("Found")
 Work = Callable[[], Awaitable[Answer]]
 
 JSON: Final = "application/json"
 PIECE: Final = 32 << 10
 """Bytes of a body that are scanned at a time."""
-MAX_FIELDS: Final = 32
-"""More than any model has."""
-MAX_ERRORS: Final = 50
-MAX_PLACE_CHARACTERS: Final = 200
 
 
 def session_of(request: Request) -> TenantSession:
@@ -119,27 +114,6 @@ def _holds_more_values(body: bytes, most: int) -> bool:
             return True
         inside ^= len(parts) % 2 == 0
     return False
-
-
-def validated(given: Any, model: type[Body]) -> Body:
-    if isinstance(given, dict) and len(given) > MAX_FIELDS:
-        raise RequestRefused(invalid([{"loc": (), "msg": f"{len(given):,} fields, and {MAX_FIELDS} are accepted"}]))
-    try:
-        return model.model_validate(given)
-    except PydanticValidationError as wrong:
-        raise RequestRefused(invalid(wrong.errors(include_url=False, include_input=False))) from None
-
-
-def invalid(errors: Any, *, code: str = "VALIDATION.body") -> Problem:
-    """Returns the problem with all mistakes, but without the input: it may contain a secret in the wrong place."""
-    found = [{"at": _place(each["loc"]), "problem": str(each["msg"])[:500]} for each in errors[:MAX_ERRORS]]
-    detail = "; ".join(f"{each['at']}: {each['problem']}" for each in found[:5])
-    return refusal(code, detail, errors=found)
-
-
-def _place(parts: Sequence[Any]) -> str:
-    text = "/" + "/".join(str(part)[:MAX_PLACE_CHARACTERS] for part in parts[:MAX_FIELDS])
-    return text if len(text) <= MAX_PLACE_CHARACTERS else f"{text[:MAX_PLACE_CHARACTERS]}..."
 
 
 async def execute_write(

@@ -35,6 +35,8 @@ R = TypeVar("R")
 
 MAX_BUILDS: Final = 64
 """Builds of all tenants that run or wait for a thread."""
+SHARE: Final = "ragfence.share"
+"""In the state of a request: whose share it uses, if not that of its tenant."""
 LARGE_BODY: Final = 64 << 10
 """Bytes. A longer body is parsed in a thread; only documents may be longer."""
 PAUSE_S: Final = 0.1
@@ -130,7 +132,7 @@ class TenantShares:
         if caller is None:
             await self._app(scope, receive, send)
             return
-        tenant: str = caller.tenant
+        tenant: str = state.get(SHARE) or caller.tenant
         # Referenced by this request: the dictionary drops it after the last one.
         turns = self._turns.get(tenant)
         if turns is None:

@@ -30,12 +30,13 @@ from ragfence.documents.claims import GivenDocument
 from ragfence.engine.leases import innermost_lease
 from ragfence.errors import Conflict, InFlight, Quarantined, RagfenceError, Stale, TransientError
 from ragfence.server.contract import Contract
-from ragfence.server.dependencies import parse_bounded, validated
+from ragfence.server.dependencies import parse_bounded
 from ragfence.server.fair_shares import UnfinishedBatch, run_in_turn
 from ragfence.server.streams import Spool, Streamed, Write
 from ragfence.wire.messages import Answer, Call
 from ragfence.wire.problems import Problem, RequestRefused, problem_of, refusal
 from ragfence.wire.schemas import DocumentIn, receipt_out
+from ragfence.wire.validation import validated
 
 if TYPE_CHECKING:
     from ragfence.fence import Fence

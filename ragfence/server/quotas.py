@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
@@ -22,7 +22,7 @@ from ragfence._extras import needs_extra
 from ragfence.core.operations import encoded
 from ragfence.core.urls import show_url
 from ragfence.engine.aio import run_blocking
-from ragfence.errors import PolicyError, RagfenceError
+from ragfence.errors import PolicyError, RagfenceError, ValidationError
 from ragfence.wire.messages import Answer, Headers
 from ragfence.wire.problems import problem_of, refusal
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 NAMESPACE: Final = "ragfence"
 TIMEOUT_S: Final = 3.0
+QUOTA_HINT: Final = "a quota is a number and a time, such as 600/minute, 20000/day or 100 per 10 seconds"
 
 _log = logging.getLogger("ragfence.server")
 
@@ -91,14 +92,17 @@ def parsed_quotas(policy: Policy) -> Rules:
         lines = "".join(f"\n  {problem}" for problem in wrong)
         raise PolicyError(
             f"the policy is refused:{lines}",
-            hint="a quota is a number and a time, such as 600/minute, 20000/day or 100 per 10 seconds",
+            hint=QUOTA_HINT,
             problems=tuple(wrong),
         )
     return Rules(everybody, tenants)
 
 
 class Counters(Protocol):
-    async def take(self, quotas: tuple[Quota, ...], tenant: str, cost: int) -> Full | None:
+    is_local: bool
+    """In this process: `take` does not block."""
+
+    def take(self, quotas: tuple[Quota, ...], tenant: str, cost: int) -> Full | None:
         """Adds `cost` to each quota, or returns the first one that is full."""
         ...
 
@@ -131,7 +135,11 @@ class Quotas:
         if (small := next((quota for quota in quotas if whole > quota.amount), None)) is not None:
             return Spent(_never(small, whole).with_headers(dict(headers)), headers)
         try:
-            full = await self._counters.take(quotas, encoded(tenant), cost)
+            take = self._counters.take
+            if self._counters.is_local:
+                full = take(quotas, encoded(tenant), cost)
+            else:
+                full = await run_blocking(take, quotas, encoded(tenant), cost)
         except RagfenceError as unavailable:
             _log.warning("quotas could not be checked: %s", unavailable.message)
             return Spent(problem_of(unavailable).answer(), ())
@@ -140,6 +148,37 @@ class Quotas:
     async def close(self) -> None:
         if self._counters is not None:
             await run_blocking(self._counters.close)
+
+
+class TenantQuotas:
+    """The same quotas for every tenant of a queue; `admit` is what its consumers call.
+
+    Args:
+        quotas: Such as "600/minute".
+        store: The store of the fences: on Redis, all consumers share the counters.
+
+    >>> consumer = DocumentConsumer(fence, queue, admit=TenantQuotas(["600/minute"]).admit)  # doctest: +SKIP
+    """
+
+    def __init__(self, quotas: Sequence[str], store: object = None) -> None:
+        wrong: list[str] = []
+        self._quotas = _parsed("quota", tuple(quotas), wrong)
+        if wrong:
+            raise ValidationError("; ".join(wrong), hint=QUOTA_HINT)
+        self._counters = _counters(store)
+
+    def admit(self, tenant: str, count: int) -> float:
+        """Returns 0.0 if so many messages of a tenant may be handled now; otherwise the seconds to wait."""
+        if count > min((quota.amount for quota in self._quotas), default=count):
+            return 1.0  # the caller tries with fewer
+        full = self._counters.take(self._quotas, encoded(tenant), count)
+        if full is None:
+            return 0.0
+        quota, window = full
+        return max(0.05, wait_s(window, limit=quota.amount, cost=count, window_s=quota.window_s))
+
+    def close(self) -> None:
+        self._counters.close()
 
 
 def wait_s(window: Window, *, limit: int, cost: int, window_s: int) -> float:
@@ -207,18 +246,20 @@ def _counters(store: object) -> Counters:
 class _InMemory:
     """Counts in this process."""
 
+    is_local = True
+
     def __init__(self) -> None:
-        from limits.aio.storage import MemoryStorage
-        from limits.aio.strategies import SlidingWindowCounterRateLimiter
+        from limits.storage import MemoryStorage
+        from limits.strategies import SlidingWindowCounterRateLimiter
 
         self._storage = MemoryStorage()
         self._limiter = SlidingWindowCounterRateLimiter(self._storage)
 
-    async def take(self, quotas: tuple[Quota, ...], tenant: str, cost: int) -> Full | None:
+    def take(self, quotas: tuple[Quota, ...], tenant: str, cost: int) -> Full | None:
         for quota in quotas:
-            if not await self._limiter.hit(quota.item, tenant, cost=cost):
+            if not self._limiter.hit(quota.item, tenant, cost=cost):
                 key = quota.item.key_for(tenant)
-                return Full(quota, _window(quota, await self._storage.get_sliding_window(key, quota.window_s)))
+                return Full(quota, _window(quota, self._storage.get_sliding_window(key, quota.window_s)))
         return None
 
     def close(self) -> None:
@@ -231,6 +272,8 @@ class _OnRedis:
     In threads: redis-py for asyncio is the slower of the two. `limits` itself reads URLs in another way (it requires
     every port, and knows no TLS for clusters and Sentinels), so it gets connections, or the nodes of a cluster.
     """
+
+    is_local = False
 
     def __init__(self, url: str) -> None:
         from limits.storage import RedisClusterStorage, RedisStorage
@@ -255,13 +298,10 @@ class _OnRedis:
             self._close = link.close
         self._limiter = SlidingWindowCounterRateLimiter(self._storage)
 
-    async def take(self, quotas: tuple[Quota, ...], tenant: str, cost: int) -> Full | None:
-        return await run_blocking(self._take, quotas, tenant, cost)
-
     def close(self) -> None:
         self._close()
 
-    def _take(self, quotas: tuple[Quota, ...], tenant: str, cost: int) -> Full | None:
+    def take(self, quotas: tuple[Quota, ...], tenant: str, cost: int) -> Full | None:
         from ragfence.stores.redis.replies import understood
 
         with understood(self._shown):

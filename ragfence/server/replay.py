@@ -20,6 +20,7 @@ from ragfence.core.operations import Operation
 from ragfence.engine.requests import acting_key
 from ragfence.errors import RagfenceError
 from ragfence.server.asgi import App, ClientGone, Message, Receive, Scope, Send, read_body, send_answer
+from ragfence.server.fair_shares import SHARE
 from ragfence.server.load_shedding import READS
 from ragfence.server.responses import MAX_CACHED_BYTES, HttpClaim, ReplayedResponse, key_headers
 from ragfence.wire.headers import KEY_HEADER, budget_in, check_required, key_of, missing_key
@@ -227,7 +228,7 @@ class ReplayMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         session = scope.get("state", {}).get("session") if scope["type"] == "http" else None
-        if session is None or scope["method"] in READS:
+        if session is None or scope["method"] in READS or SHARE in scope["state"]:
             await self._app(scope, receive, send)
             return
         state = scope["state"]

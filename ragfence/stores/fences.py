@@ -107,8 +107,9 @@ class Pending:
 
     @property
     def oldest(self) -> Scanned | None:
-        """The oldest that waits for an outcome. Quarantined ones do not: they wait to be released by hand."""
-        waiting = (each for each in self.seen if each.record.state is not State.QUARANTINED)
+        """The oldest that waits for an outcome. Quarantined ones wait to be released by hand, and locks for nothing."""
+        others = (State.QUARANTINED, State.LOCKED)
+        waiting = (each for each in self.seen if each.record.state not in others)
         return min(waiting, key=lambda each: each.record.first_seen_ms, default=None)
 
 

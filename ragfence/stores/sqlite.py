@@ -23,7 +23,7 @@ from pathlib import Path
 
 from ragfence.core.decision_rows import Row, decode_rows
 from ragfence.core.hashing import SHARDS
-from ragfence.core.layout import SOURCE_STAMP, is_parked_below, mark_of_source, stamp_of
+from ragfence.core.layout import SOURCE_STAMP, State, is_parked_below, mark_of_source, stamp_of
 from ragfence.core.records import Head, KeyRecord, decode_record, head_of_source, lease_of_source, unpark
 from ragfence.core.tallies import HOUR_MS, KEPT_DAYS, Tallies, label_of_row
 from ragfence.errors import FormatCorrupt, FormatTooNew, StoreUnavailable
@@ -76,6 +76,11 @@ CREATE TABLE locks (
     tenant TEXT, name TEXT, token TEXT, until_ms INTEGER, PRIMARY KEY (tenant, name)
 ) WITHOUT ROWID;
 {_COUNTS}"""
+
+
+def _indexed_state(record: KeyRecord) -> int:
+    """For the index of pending records, which has the states up to 3: a lock that is held stands in it as held."""
+    return State.HELD if record.state is State.LOCKED else record.state
 
 
 def _machine_clock() -> int:
@@ -468,7 +473,7 @@ class _SqliteTransaction:
     def put_record(self, key: bytes, data: bytes, ttl_ms: int, record: KeyRecord, *, parked: bool) -> None:
         self.db.execute(
             "INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (self.tenant, key, self._expiry(ttl_ms), parked, record.kind, record.state, data),
+            (self.tenant, key, self._expiry(ttl_ms), parked, record.kind, _indexed_state(record), data),
         )
 
     def drop_record(self, key: bytes) -> None:

@@ -278,7 +278,7 @@ def read_one(tx: Transaction, what: Addressed, epoch: int) -> HeldRecords:
     if data is not None:
         record = unpark(data, stamp) if what.mode is Mode.DOCUMENT else decode_record(data)
     source = None
-    if what.mode is not Mode.KEYED:
+    if what.mode is Mode.SEQUENCED or what.mode is Mode.DOCUMENT:
         raw = tx.get_source(what.key[0], what.source)
         source = SourceRecord.decode(raw) if raw is not None else None
         if source and stamp is not None and source.stamp != stamp:

@@ -1,4 +1,4 @@
-"""The events that listeners receive: one for every call to a fence store, after it has returned.
+"""The events that listeners receive: one for every call to a fence store, after it has returned, and those of queues.
 
 An event holds the arguments of the call and its answer themselves, not copies: the claims and their verdicts, for
 example. So a batch of a thousand claims costs one event.
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 from ragfence.core.decision_rows import Row
 from ragfence.core.decisions import Claim, HeadQuery, LeaseRef, Seal, SealOutcome, Verdict
 from ragfence.engine.refusals import Refusal
+from ragfence.queues.loop import MessagesSettled, QueueStarted, QueueStopped
 
 if TYPE_CHECKING:
     from ragfence.telemetry.instrumented_store import InstrumentedStore
@@ -118,6 +119,9 @@ Event = (
     | DocumentsRefused
     | StoreOpened
     | StoreClosing
+    | QueueStarted
+    | QueueStopped
+    | MessagesSettled
 )
 
 

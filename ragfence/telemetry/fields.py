@@ -30,6 +30,7 @@ from ragfence.core.layout import NO_TOKEN, RELEASE_POSITION, RowKind
 from ragfence.core.policy import Policy
 from ragfence.core.receipts import default_effect_id
 from ragfence.core.records import KeyRecord, decode_record
+from ragfence.queues.loop import SettledMessage
 from ragfence.telemetry.events import (
     ClaimsAnswered,
     Event,
@@ -104,6 +105,20 @@ class DecisionFields:
         if facts.holds_ms is not None:
             chosen["ttl_remaining"] = round(max(facts.holds_ms, 0) / 1000, 3)
         return chosen
+
+    def message_fields(self, settled: SettledMessage) -> dict[str, Any]:
+        """Returns what a message says of itself, and what became of it. Empty values are left out."""
+        message, result, receipt, reason = settled
+        texts = ("event_id", "source_id", "revision", "dedupe_key", "route", "message_id")
+        fields = {name: self.clean(value) for name in texts if (value := getattr(message, name))}
+        if message.index_hash:
+            fields["index_hash"] = message.index_hash
+        fields |= {"attempt": message.attempt, "result": result}
+        if receipt is not None:
+            fields["idempotency_key"] = receipt.key
+        if reason:
+            fields["reason"] = self.clean(reason)
+        return fields
 
     def clean(self, value: Any) -> Any:
         """Returns the value with secrets redacted."""

@@ -1,9 +1,7 @@
 """Gauges: what the fence stores hold, read when Prometheus scrapes, but only as often as a store can bear.
 
-The stores keep counts, so reading them is cheap; but a store may be slow or unreachable. So a scrape is answered with
-the last known numbers, and a background thread reads them again once they are older than 15 s and than twenty times the
-duration of the last read: at most a twentieth of the time is spent reading. `ragfence_stats_age_seconds` is the age of
-the numbers. Only scrapes before the first read wait for it, briefly.
+The stores keep counts, so reading them is cheap; but a store may be slow or unreachable, so it is read in the
+background. `ragfence_stats_age_seconds` is the age of the numbers.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ from ragfence.audit.statistics import count_expired
 from ragfence.core.decision_rows import decode_rows
 from ragfence.core.layout import State
 from ragfence.stores.fences import FenceStore
+from ragfence.telemetry.background_reader import INTERVAL_S, BackgroundReader
 from ragfence.telemetry.instrumented_store import InstrumentedStore
 
 with needs_extra("audit", "Observing with metrics"):
@@ -86,10 +85,6 @@ def _memory_ratio(info: Mapping[str, Any]) -> float:
     return int(info.get("used_memory", 0)) / most if most else 0.0
 
 
-INTERVAL_S = 15.0
-MAX_SHARE = 20
-FIRST_WAIT_S = 2.0
-"""how long a scrape waits if no numbers were read yet"""
 CLOSING_S = 5.0
 
 
@@ -105,6 +100,10 @@ class _GaugeSource:
     due_at: float = 0.0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
+    @property
+    def is_known(self) -> bool:
+        return self.figures is not None
+
 
 class Gauges(Collector):
     def __init__(
@@ -119,11 +118,11 @@ class Gauges(Collector):
     ) -> None:
         """`tenant`, `kind` and `store` bound the values of labels; `on_failure` is called if a store cannot be read."""
         self._labels, self._on_failure = (tenant, kind, store), on_failure
-        self._clock, self._interval_s = clock, interval_s
+        self._clock = clock
         self._sources: dict[tuple[str, str], _GaugeSource] = {}
         self._answers: dict[str, list[int]] = {}
         self._lock = threading.Lock()
-        self._reader: threading.Thread | None = None
+        self._reader = BackgroundReader("ragfence-gauges", self._read_store, clock, interval_s)
 
     def add_store(self, fences: InstrumentedStore) -> None:
         where = (fences.url, fences.tenant)
@@ -173,33 +172,22 @@ class Gauges(Collector):
         return iter(families.build())
 
     def _refresh(self) -> None:
-        now = self._clock()
         with self._lock:
             # Fences that were garbage-collected without being closed.
             self._sources = {where: one for where, one in self._sources.items() if one.fences}
-            due = [one for one in self._sources.values() if one.due_at <= now]
-            # After a fork, the thread of the parent process is not alive in the child.
-            if due and (self._reader is None or not self._reader.is_alive()):
-                self._reader = threading.Thread(
-                    target=self._read_stores, args=(due,), name="ragfence-gauges", daemon=True
-                )
-                self._reader.start()
-            reader, unknown = self._reader, any(one.figures is None for one in due)
-        if reader is not None and unknown:
-            reader.join(FIRST_WAIT_S)
+            sources = list(self._sources.values())
+        self._reader.refresh(sources)
 
-    def _read_stores(self, due: list[_GaugeSource]) -> None:
-        for one in due:
-            with one.lock:
-                fences = next(iter(one.fences), None)
-                if fences is None:  # closed meanwhile
-                    continue
-                started = self._clock()
-                try:
-                    one.figures, one.read_at = read_figures(fences.inner), started
-                except Exception as error:  # noqa: BLE001  # the next store may be readable
-                    self._on_failure(one.url, error)
-                one.due_at = started + max(self._interval_s, MAX_SHARE * (self._clock() - started))
+    def _read_store(self, source: _GaugeSource) -> None:
+        with source.lock:
+            fences = next(iter(source.fences), None)
+            if fences is None:  # closed meanwhile
+                return
+            started = self._clock()
+            try:
+                source.figures, source.read_at = read_figures(fences.inner), started
+            except Exception as error:  # noqa: BLE001  # the next store may be readable
+                self._on_failure(source.url, error)
 
 
 class _Family:

@@ -20,6 +20,7 @@ from ragfence.core.tallies import Tallies
 from ragfence.engine.engine import Engine
 from ragfence.engine.refusals import Refusal
 from ragfence.engine.requests import Request
+from ragfence.queues.loop import MessagesSettled, QueueStarted, QueueStopped
 from ragfence.stores.fences import FenceStore, Loaded, Lookup, Marker, Replays, RowEntry, Scanned, Stats
 from ragfence.telemetry.events import (
     CallFailed,
@@ -288,9 +289,16 @@ class InstrumentedEngine(Engine):
             self.fences.notify(KeyGenerated(operation.kind, time.perf_counter() - started))
         return made
 
+    def notify(self, event: object) -> None:
+        if isinstance(self.fences, InstrumentedStore) and isinstance(event, _OF_QUEUES):
+            self.fences.notify(event)
+
     def note_refusals(self, refusals: Sequence[Refusal]) -> None:
         if isinstance(self.fences, InstrumentedStore) and refusals:
             self.fences.notify(DocumentsRefused(self.fences.url, self.tenant, refusals))
+
+
+_OF_QUEUES = (MessagesSettled, QueueStarted, QueueStopped)
 
 
 def _call_finished(call: StoreCall, _: object) -> Event:

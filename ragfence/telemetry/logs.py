@@ -22,6 +22,7 @@ import statistics
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple, TextIO
 
@@ -32,6 +33,7 @@ from ragfence.core.policy import Policy
 from ragfence.core.receipts import Decision
 from ragfence.engine.refusals import Refusal
 from ragfence.errors import RagfenceError
+from ragfence.queues.loop import MessagesSettled
 from ragfence.telemetry.events import (
     CallFailed,
     ClaimsAnswered,
@@ -156,6 +158,9 @@ def json_lines(file: TextIO | None = None) -> Any:
     )
 
 
+_LOUD_RESULTS: Final = frozenset(("dead", "retried", "postponed"))
+
+
 class Logs:
     def __init__(
         self,
@@ -212,6 +217,23 @@ class Logs:
                 self._check_rates(call, [claim for claim, verdict in pairs if isinstance(verdict, Replay)])
             case SealsAnswered(call=call) | LeasesReleased(call=call) | RowsRecorded(call=call):
                 self._log_decisions(call, event)
+            case MessagesSettled():
+                self._log_messages(event)
+
+    def _log_messages(self, event: MessagesSettled) -> None:
+        """One line for each message that was not simply done; those that were done together are one line."""
+        clean = self._fields.clean
+        named = {"tenant": clean(event.tenant), "queue": clean(event.queue)}
+        loud = [each for each in event.settled if each.result in _LOUD_RESULTS]
+        for each in loud:
+            self._logger.warning("message_settled", **named, **self._fields.message_fields(each))
+        quiet = [each for each in event.settled if each.result not in _LOUD_RESULTS]
+        if len(quiet) <= self._each_up_to:
+            for each in quiet:
+                self._logger.info("message_settled", **named, **self._fields.message_fields(each))
+        else:
+            for result, count in Counter(each.result for each in quiet).items():
+                self._logger.info("messages_settled", **named, result=result, count=count)
 
     def _log_refusals(self, tenant: str, refusals: Sequence[Refusal]) -> None:
         """Many documents that are refused together are one line with a count, as many replays are."""

@@ -17,11 +17,12 @@ import time
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ragfence._extras import needs_extra
 from ragfence.core.decision_rows import DECISION_TEXT, Row, performed_twice
 from ragfence.core.decisions import (
+    LOCK,
     Claim,
     ConflictVerdict,
     Fenced,
@@ -38,6 +39,7 @@ from ragfence.core.layout import FENCED_OUT, HEALED, RELEASE_POSITION, RowKind
 from ragfence.core.receipts import Decision
 from ragfence.core.records import decode_record
 from ragfence.errors import RagfenceError
+from ragfence.queues.loop import MessagesSettled, QueueStarted, QueueStopped
 from ragfence.telemetry.events import (
     CallFailed,
     CallFinished,
@@ -55,6 +57,11 @@ from ragfence.telemetry.events import (
     StoreOpened,
 )
 from ragfence.telemetry.gauges import Gauges
+from ragfence.telemetry.outbox_gauges import OutboxGauges, WatchedOutbox
+
+if TYPE_CHECKING:
+    from ragfence.outbox.relay import RelayReport
+from ragfence.telemetry.queue_metrics import QueueMetrics
 
 with needs_extra("audit", "Observing with metrics"):
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
@@ -165,6 +172,7 @@ M = TypeVar("M", Counter, Histogram)
 MAX_TENANTS = 100
 MAX_API_KEYS = 500
 """of all tenants together; every further key is `other`"""
+MAX_WEBHOOKS = 200
 DOCUMENT = "document"
 
 _CALL_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -221,6 +229,10 @@ class Instruments:
         self.refused_credentials = counter(
             "auth_failures", "Requests refused for their credentials or a missing scope", "reason"
         )
+        self.webhook = BoundedLabels(MAX_WEBHOOKS)
+        self.webhook_events = counter(
+            "webhook_events", "Events of verified deliveries, by what became of them", "tenant", "webhook", "result"
+        )
         self.api_key = BoundedLabels(MAX_API_KEYS)
         self.api_requests = counter("api_key_requests", "Requests served, by API key", "tenant", "api_key")
         self.lock_wait = histogram(
@@ -233,8 +245,12 @@ class Instruments:
             "retry_delay", "Time from the first call with a key to a repeated one", _LONG_S, "kind", "decision"
         )
         self.ttl = histogram("ttl", "Time for which sealed keys are kept", _LONG_S, "kind")
+        self.relayed = counter("outbox_relayed", "Outcomes of attempts to relay an event", "outbox", "outcome")
+        self.outboxes = OutboxGauges()
+        registry.register(self.outboxes)
         self.gauges = Gauges(self.tenant, self.kind, self.store, self._count_failure)
         registry.register(self.gauges)
+        self.queues = QueueMetrics(registry, BoundedLabels(100))
 
     def _count_failure(self, store: str, error: Exception) -> None:
         """Counts a scrape that could not read the store."""
@@ -284,6 +300,33 @@ class Metrics:
         instruments = self._instruments
         instruments.api_requests(instruments.tenant(tenant), instruments.api_key(api_key)).inc()
 
+    def watch_outbox(self, outbox: WatchedOutbox, name: str = "default") -> Callable[[RelayReport], None]:
+        """Exposes how many events of an outbox wait, and counts what a relay does.
+
+        Args:
+            outbox: Its status is read in the background.
+            name: The label. Up to 100 outboxes are told apart.
+
+        Returns:
+            What to pass to the relay as `on_round`.
+
+        >>> Relay(outbox, to=queue, on_round=Metrics().watch_outbox(outbox)).run()  # doctest: +SKIP
+        """
+        instruments = self._instruments
+        label = instruments.outboxes.watch(name, outbox)
+
+        def count(report: RelayReport) -> None:
+            for outcome, number in report._asdict().items():
+                if number:
+                    instruments.relayed(label, outcome).inc(number)
+
+        return count
+
+    def count_webhook(self, tenant: str, webhook: str, result: str) -> None:
+        """Counts an event of a webhook that was received over HTTP: new, duplicate, stale, accepted (inbox), ..."""
+        instruments = self._instruments
+        instruments.webhook_events(instruments.tenant(tenant), instruments.webhook(webhook), result).inc()
+
     def handle(self, event: Event) -> None:
         match event:
             case ReplaysAnswered():
@@ -323,6 +366,12 @@ class Metrics:
                 self._instruments.gauges.add_store(store)
             case StoreClosing(store):
                 self._instruments.gauges.remove_store(store)
+            case MessagesSettled():
+                self._instruments.queues.count(event)
+            case QueueStarted(transport):
+                self._instruments.queues.add(transport)
+            case QueueStopped(transport):
+                self._instruments.queues.remove(transport)
 
     def _count_call(self, call: StoreCall) -> None:
         self._instruments.calls(self._instruments.store(call.store), call.method).inc()
@@ -344,7 +393,9 @@ class Metrics:
                 case Granted(record, takeover):
                     won[kind] += 1
                     taken[kind] += takeover
-                    if takeover or record.attempt > 1:
+                    if claim.mode is LOCK:
+                        instruments.lock_wait(instruments.kind(kind)).observe(claim.waited_ms / 1000)
+                    elif takeover or record.attempt > 1:
                         self._observe_retry(kind, NEW, known_for_ms(verdict, claim))
                 case InFlightVerdict(quarantined=True):
                     stuck[kind] += 1
@@ -352,7 +403,7 @@ class Metrics:
                     refused[kind] += 1
                 case Replay(record) if record is not None:
                     self._observe_retry(kind, DUPLICATE, now_ms - record.first_seen_ms)
-            if claim.waited_ms and not isinstance(verdict, InFlightVerdict):
+            if claim.waited_ms and claim.mode is not LOCK and not isinstance(verdict, InFlightVerdict):
                 instruments.lock_wait(instruments.kind(kind)).observe(claim.waited_ms / 1000)
         self._count_decisions(event.call.tenant, decided)
         for counter, tally in (

@@ -1,6 +1,6 @@
 """`Traces`: OpenTelemetry spans around the calls that decide, with the fields of the log lines as attributes.
 
-    ragfence.claim, ragfence.replays, ragfence.seal, ragfence.release
+    ragfence.claim, ragfence.replays, ragfence.seal, ragfence.release, ragfence.message
 
 Spans are made by the tracer provider that the process has set up; without one, there are none. A span is open during
 the call to the store, so the spans of redis-py or botocore instrumentation are its children. A call with one operation
@@ -20,6 +20,7 @@ from ragfence._version import __version__
 from ragfence.audit.timeline import event_type
 from ragfence.core.policy import Policy
 from ragfence.errors import RagfenceError
+from ragfence.queues.loop import MessagesSettled, SettledMessage
 from ragfence.telemetry.events import (
     CallFailed,
     ClaimsAnswered,
@@ -64,12 +65,24 @@ class Traces:
                 span = trace.get_current_span()
                 if span.is_recording():
                     self._describe(span, call, event, len(items))
+            case MessagesSettled(queue, _, tenant, settled):
+                for each in settled:
+                    self._message_span(queue, tenant, each)
             case CallFailed(call, error) if call.method in SPANS:
                 span = trace.get_current_span()
                 code = error.code if isinstance(error, RagfenceError) else type(error).__name__
                 # The message may hold text from callers; the code never does.
                 span.set_status(trace.StatusCode.ERROR, code)
                 span.set_attribute("error.type", code)
+
+    def _message_span(self, queue: str, tenant: str, settled: SettledMessage) -> None:
+        """A span for the settling of a message: it says what the message says of itself, and what became of it."""
+        attributes = {f"ragfence.{name}": value for name, value in self._fields.message_fields(settled).items()}
+        attributes |= {"ragfence.tenant": self._fields.clean(tenant), "messaging.destination.name": queue}
+        span = self._tracer.start_span("ragfence.message", kind=trace.SpanKind.CONSUMER, attributes=attributes)
+        if settled.result == "dead":
+            span.set_status(trace.StatusCode.ERROR, "dead")
+        span.end()
 
     @contextmanager
     def _span(self, method: str) -> Iterator[None]:

@@ -25,10 +25,11 @@ def every_point() -> tuple[str, ...]:
     from ragfence.indexes.build import BUILD_POINTS
     from ragfence.indexes.gc import GC_POINTS
     from ragfence.indexes.row_purge import ROW_PURGE_POINTS
+    from ragfence.notify.notifier import NOTIFY_POINTS
 
     documents = (*DOCUMENT_POINTS, *SINK_POINTS, *REWRITING_POINTS)
     indexes = (*BUILD_POINTS, *ALIAS_POINTS, *GC_POINTS, *ROW_PURGE_POINTS)
-    audit = (*DRAIN_POINTS, *TOMBSTONE_POINTS)
+    audit = (*DRAIN_POINTS, *TOMBSTONE_POINTS, *NOTIFY_POINTS)
     return tuple(dict.fromkeys((*OPERATION_POINTS, *HYDRATION_POINTS, *documents, *indexes, *audit)))
 
 

@@ -14,17 +14,19 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from ragfence._extras import needs_extra
 from ragfence.core.operations import Operation
 from ragfence.core.receipts import Decision, Receipt
+from ragfence.core.webhook_format import MISSING, PayloadPath
 from ragfence.engine.aio import run_blocking
-from ragfence.engine.claim_block import ClaimBlock, is_final
+from ragfence.engine.claim_block import ClaimBlock, is_about, is_final
 from ragfence.errors import (
     Conflict,
     FencedOut,
@@ -49,9 +51,16 @@ MAX_BODY_BYTES: Final = 1 << 20
 RETRY_AFTER_S: Final = 5
 ORDER_KIND: Final = "webhook.order"
 
+_INTEGER = re.compile(r"-?[0-9]{1,19}")
 _log = logging.getLogger("ragfence.webhooks")
 
 Handle = TypeVar("Handle", bound=Callable[..., Any])
+
+
+class RunInThread(Protocol):
+    """Calls a blocking function in a thread. A server passes one that bounds the threads of each tenant."""
+
+    def __call__(self, call: Callable[..., Any], /, *args: Any) -> Awaitable[Any]: ...
 
 
 class WebhookReply(NamedTuple):
@@ -71,6 +80,11 @@ class EventHandler:
     type: str
     object_id: Callable[[WebhookEvent], Any] | None
     sequence: Callable[[WebhookEvent], Any] | None
+    payload: Callable[[WebhookEvent], Any] | None = None
+
+    def compared(self, event: WebhookEvent) -> Any:
+        """What deliveries of one event must share, and what of them may be stored."""
+        return event.payload if self.payload is None else self.payload(event)
 
     @property
     def is_async(self) -> bool:
@@ -84,7 +98,9 @@ class EventHandler:
             object_id, sequence = self.object_id(event), self.sequence(event)
         except (LookupError, TypeError, AttributeError) as error:
             raise ValidationError(f"event {event.event_id} ({event.type}) has no object id or sequence") from error
-        if isinstance(sequence, str) and sequence.lstrip("-").isdigit() and len(sequence) < 20:
+        if object_id is None or sequence is None:  # without a sequence, it would be applied after newer events
+            raise ValidationError(f"event {event.event_id} ({event.type}) has no object id or sequence")
+        if isinstance(sequence, str) and _INTEGER.fullmatch(sequence):
             sequence = int(sequence)
         return Operation(
             kind=ORDER_KIND,
@@ -118,6 +134,14 @@ class EventResult:
         return said
 
 
+class Dispatch(NamedTuple):
+    """The reply to a verified delivery, and what came of each of its events."""
+
+    reply: WebhookReply
+    results: tuple[EventResult, ...]
+    """empty with an inbox, whose consumer handles the events"""
+
+
 class Webhooks:
     """Receives the webhooks of several providers.
 
@@ -126,6 +150,7 @@ class Webhooks:
         providers: By the name that stands in the address: `/webhooks/<name>`.
         inbox: A queue that takes the events; a consumer handles them. Without one they are handled in the request.
         max_body_bytes: A longer body is refused before it is verified.
+        run: Calls blocking functions in a thread.
 
     >>> hooks = Webhooks(fence, {"cms": StandardWebhooks("whsec_...")})  # doctest: +SKIP
     >>> @hooks.on("cms", "page.updated", object_id="page.id", sequence="page.version")  # doctest: +SKIP
@@ -141,12 +166,14 @@ class Webhooks:
         inbox: Transport | None = None,
         max_body_bytes: int = MAX_BODY_BYTES,
         clock: Callable[[], float] = time.time,
+        run: RunInThread = run_blocking,
     ) -> None:
         self._fence = fence
         self._providers = dict(providers)
         self._inbox = inbox
         self.max_body_bytes = max_body_bytes
         self._clock = clock
+        self._run = run
         self._handlers: list[EventHandler] = []
 
     def on(
@@ -156,6 +183,7 @@ class Webhooks:
         *,
         object_id: str | Callable[[WebhookEvent], Any] | None = None,
         sequence: str | Callable[[WebhookEvent], Any] | None = None,
+        payload: Callable[[WebhookEvent], Any] | None = None,
     ) -> Callable[[Handle], Handle]:
         """Registers a handler, sync or async, for the events of a provider. The first that matches is called.
 
@@ -163,6 +191,8 @@ class Webhooks:
             type: The type of event; `*` and `?` match as in the shell.
             object_id: The object that the event is about: a path in the payload, or a function of the event.
             sequence: An integer that orders the events of an object. An older event is `stale`, and not handled.
+            payload: What of an event is compared with its other deliveries, and may be stored for the diff of a
+                conflict, if not all of it. A `ValidationError` of it refuses the event (422) before it is claimed.
         """
         if provider not in self._providers:
             known = ", ".join(sorted(self._providers)) or "none"
@@ -171,7 +201,7 @@ class Webhooks:
             raise PolicyError("object_id= and sequence= go together: a sequence orders the events of one object")
 
         def register(function: Handle) -> Handle:
-            handler = EventHandler(function, provider, type, _reader(object_id), _reader(sequence))
+            handler = EventHandler(function, provider, type, _reader(object_id), _reader(sequence), payload)
             self._handlers.append(handler)
             return function
 
@@ -238,7 +268,7 @@ class Webhooks:
             queue,
             lambda message: self.apply(event_of(message)),
             key=lambda message: event_of(message).operation,
-            payload=lambda message: event_of(message).payload,
+            payload=lambda message: self.compared(event_of(message)),
             kind=KIND,
             **options,
         )
@@ -257,9 +287,15 @@ class Webhooks:
             return WebhookReply(400, _problem(error))
         if events is None:
             return _unknown_provider(name)
+        return (await self.dispatch(name, events, correlation_id=correlation_id)).reply
+
+    async def dispatch(self, name: str, events: list[WebhookEvent], *, correlation_id: str = "") -> Dispatch:
+        """Handles the events of a verified delivery, or puts them into the inbox."""
         if self._inbox is not None:
-            return await run_blocking(self._enqueue, self._inbox, name, events)
-        return _reply([await self._handle(event, correlation_id) for event in events])
+            reply: WebhookReply = await self._run(self._enqueue, self._inbox, name, events)
+            return Dispatch(reply, ())
+        results = [await self._handle(event, correlation_id) for event in events]
+        return Dispatch(_reply(results), tuple(results))
 
     def read(self, name: str, headers: Iterable[tuple[str, str]], body: bytes) -> list[WebhookEvent] | None:
         """The events of a delivery. None: no provider has this name.
@@ -281,13 +317,14 @@ class Webhooks:
         """Calls the handler of an event, in the order of its object. For consumers; the event itself is fenced by them.
 
         Returns:
-            What the handler returned, as far as a receipt can hold it; `{"decision": "stale"}` for an older event.
+            What the handler returned, as far as a receipt can hold it; `{"decision": "stale"}` for an older event. If
+            the handler is async, an awaitable of that.
         """
         handler = self.handler_of(event)
         if handler is None:
             return {"decision": "ignored"}
         if handler.is_async:
-            raise PolicyError("an async handler needs an async consumer")
+            return self._apply_async(handler, event)
         order = handler.order(event)
         if order is None:
             return storable(handler.function(event))
@@ -297,6 +334,11 @@ class Webhooks:
                 claim.seal(result=result)
                 return result
         return _ordered(claim)
+
+    def compared(self, event: WebhookEvent) -> Any:
+        """What the deliveries of an event must share."""
+        handler = self.handler_of(event)
+        return event.payload if handler is None else handler.compared(event)
 
     def handler_of(self, event: WebhookEvent) -> EventHandler | None:
         for handler in self._handlers:
@@ -308,7 +350,7 @@ class Webhooks:
         """The claim of an event, by its id."""
         return self._fence.claim(
             event.operation,
-            payload=event.payload,
+            payload=self.compared(event),
             wait_s=0,
             verdict=True,
             event_id=event.event_id,
@@ -320,16 +362,19 @@ class Webhooks:
         handler = self.handler_of(event)
         if handler is None:
             return EventResult(event, 200, "ignored")
+        claim: ClaimBlock | None = None
         try:
-            async with self.claim(event, correlation_id) as claim:
+            claim = await self._run(self.claim, event, correlation_id)
+            async with claim:
                 if claim.is_new:
                     if handler.is_async:
                         result = await self._apply_async(handler, event)
                     else:
-                        result = await run_blocking(self.apply, event)
-                    await run_blocking(seal, claim, result)
+                        result = await self._run(self.apply, event)
+                    await self._run(seal, claim, result)
         except FencedOut as lost:
-            if lost.receipt is None:
+            # Of another key, it says nothing about this event.
+            if lost.receipt is None or claim is None or not is_about(lost, claim):
                 return EventResult(event, 503, "in_flight", error=lost)
             return EventResult(event, 200, "duplicate", receipt=lost.receipt)
         except RagfenceError as error:
@@ -348,7 +393,7 @@ class Webhooks:
         async with self._order(order, event) as claim:
             if claim.is_new:
                 result = storable(await handler.function(event))
-                await run_blocking(seal, claim, result)
+                await self._run(seal, claim, result)
                 return result
         return _ordered(claim)
 
@@ -359,6 +404,12 @@ class Webhooks:
         return self._fence.claim(order, payload=event.payload, wait_s=0, verdict=True, event_id=event.event_id)
 
     def _enqueue(self, inbox: Transport, name: str, events: list[WebhookEvent]) -> WebhookReply:
+        handled = [event for event in events if self.handler_of(event) is not None]
+        try:
+            for event in handled:
+                self.compared(event)  # what can never be handled is refused now, and not accepted and then given up
+        except ValidationError as error:
+            return WebhookReply(422, _problem(error))
         envelopes = [
             Envelope(
                 body={"provider": event.provider, "id": event.event_id, "type": event.type, "payload": event.payload},
@@ -367,11 +418,12 @@ class Webhooks:
                 tenant=self._fence.tenant,
                 route=f"webhooks/{name}",
             )
-            for event in events
-            if self.handler_of(event) is not None
+            for event in handled
         ]
         try:
             inbox.send(envelopes)
+        except ValidationError as error:  # longer than a message may be: sending it again would not help
+            return WebhookReply(413, _problem(error))
         except RagfenceError as error:
             return WebhookReply(503, _problem(error), {"retry-after": str(RETRY_AFTER_S)})
         return WebhookReply(202, {"accepted": len(envelopes)})
@@ -445,7 +497,17 @@ def _unknown_provider(name: str) -> WebhookReply:
 def _reader(path: str | Callable[[WebhookEvent], Any] | None) -> Callable[[WebhookEvent], Any] | None:
     if not isinstance(path, str):
         return path
-    names = path.removeprefix("$.").split(".")
+    if path.startswith("$"):
+        place = PayloadPath.parse(path)
+
+        def find(event: WebhookEvent) -> Any:
+            value = place.find(event.payload)
+            if value is MISSING:
+                raise LookupError(place.text)
+            return value
+
+        return find
+    names = path.split(".")
 
     def read(event: WebhookEvent) -> Any:
         value = event.payload

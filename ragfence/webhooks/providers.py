@@ -9,12 +9,15 @@ from __future__ import annotations
 import hmac
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Final
 from urllib.parse import parse_qs
 
 from ragfence.core.canonical import canonical_payload, parse_json
 from ragfence.core.hashing import digest
 from ragfence.core.operations import Operation
+from ragfence.core.payments import amount_text, phone_digest
+from ragfence.core.webhook_format import PayloadPath
 from ragfence.errors import RagfenceError, ValidationError, WebhookUnverified
 from ragfence.webhooks.signatures import (
     Delivery,
@@ -41,6 +44,10 @@ class WebhookEvent:
     """What happened, as handlers name it: `page.updated`."""
     payload: Any
     """The JSON value of this event."""
+
+    def __getitem__(self, name: str) -> Any:
+        """A field of the payload: `event["page"]["id"]`."""
+        return self.payload[name]
 
     @property
     def operation(self) -> Operation:
@@ -203,16 +210,17 @@ def payment_confirmation(provider: str, transaction_id: str) -> Operation:
     )
 
 
-def payment_request(provider: str, *, order_id: str, amount: str, phone: str) -> Operation:
+def payment_request(provider: str, *, order_id: str, amount: str | int | Decimal, phone: str) -> Operation:
     """The operation of asking for a payment: once per order, amount and phone number.
 
-    The phone number is part of the key, and only its digest is stored.
+    The phone number is part of the key, and only its digest is stored. See also the key strategies
+    `by_payment_confirmation` and `by_payment_request`, for `fence.once`.
     """
     return Operation(
         kind="payment_request",
         source_type=provider,
-        source_id=f"provider:{provider}:order:{order_id}:amount:{amount}",
-        revision="phone:" + digest("ragfence/phone/1", phone.encode()).hex()[:32],
+        source_id=f"provider:{provider}:order:{order_id}:amount:{amount_text(amount)}",
+        revision=phone_digest(phone),
     )
 
 
@@ -222,6 +230,9 @@ def parse_body(delivery: Delivery) -> Any:
     data: bytes | str = delivery.body
     try:
         if kind == "application/x-www-form-urlencoded":
+            # Nobody signs the content type: JSON whose text contains "&payload=" must not be read as a form.
+            if not delivery.body.startswith(b"payload="):
+                raise ValueError("the form does not begin with its payload")
             form = parse_qs(delivery.body.decode(), max_num_fields=64)
             data = form.get("payload", [""])[0]
         return parse_json(data)
@@ -238,9 +249,12 @@ def fallback_id(verified: SignedDelivery, payload: Any) -> str:
 
 
 def text_at(value: Any, path: str) -> str:
-    """The text or integer at a path of names, such as `page.id`; empty if there is none."""
-    for name in path.split("."):
-        value = value.get(name) if isinstance(value, Mapping) else None
+    """The text or integer at a path, such as `page.id` or `$.items[0].id`; empty if there is none."""
+    if path.startswith("$"):
+        value = PayloadPath.parse(path).find(value)
+    else:
+        for name in path.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
     if isinstance(value, bool) or not isinstance(value, str | int):
         return ""
     return str(value)

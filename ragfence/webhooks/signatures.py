@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, Protocol
 
+from ragfence.core.webhook_format import check_signed_format
 from ragfence.errors import PolicyError, WebhookUnverified
 
 TOLERANCE_S: Final = 300.0
@@ -137,6 +138,16 @@ class StandardSignature:
         self._secrets = secret_bytes(decoded)
         self._tolerance_s = tolerance_s
 
+    def sign(self, event_id: str, timestamp_s: int, body: bytes) -> dict[str, str]:
+        """The headers of a delivery of one's own, signed with each secret, so that the receiver can rotate as well."""
+        signed = b"%b.%d.%b" % (event_id.encode(), timestamp_s, body)
+        made = (base64.b64encode(hmac.digest(secret, signed, "sha256")).decode() for secret in self._secrets)
+        return {
+            "webhook-id": event_id,
+            "webhook-timestamp": str(timestamp_s),
+            "webhook-signature": " ".join(f"v1,{signature}" for signature in made),
+        }
+
     def verify(self, delivery: Delivery, now_s: float) -> SignedDelivery:
         event_id = delivery.header("webhook-id")
         timestamp = delivery.header("webhook-timestamp")
@@ -203,14 +214,8 @@ class HmacSignature:
     ) -> None:
         if algorithm not in hashlib.algorithms_guaranteed:
             raise PolicyError(f"unknown algorithm {algorithm!r}", hint="use sha256")
-        before, found, after = signed.partition("{body}")
-        if not found or ("{timestamp}" in signed) != bool(timestamp_header):
-            raise PolicyError(
-                "signed= must contain {body}, and {timestamp} if and only if there is a timestamp_header",
-                hint='for example signed="{timestamp}.{body}"',
-            )
-        if "{id}" in signed and not id_header:
-            raise PolicyError("signed= contains {id}, and there is no id_header")
+        check_signed_format(signed, id_header=id_header, timestamp_header=timestamp_header)
+        before, _, after = signed.partition("{body}")
         self._secrets = secret_bytes(secrets)
         self._header, self._prefix, self._algorithm = header.lower(), prefix, algorithm
         self._decode: Callable[[str], bytes] = _hex if encoding == "hex" else _base64

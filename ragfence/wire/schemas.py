@@ -53,6 +53,16 @@ class DocumentIn(DocumentBody):
     )
 
 
+class RetractIn(_Taken):
+    """A document that is to be retracted: a message of a queue. In the API, it is a DELETE."""
+
+    action: Literal["retract"]
+    doc_id: DocId
+    sequence: Sequence | None = None
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"action": "retract", "doc_id": "handbook/leave"}]})
+
+
 class BuildIn(_Taken):
     """Which index of all live documents; everything has a default."""
 
@@ -241,6 +251,18 @@ class InProgress(BaseModel):
     state: str
     retry_after: int
     status_url: str | None = None
+
+
+class WebhookOut(BaseModel):
+    """What came of each event of a delivery: new, duplicate, stale, ignored, or failed for good."""
+
+    events: list[dict[str, Any]]
+
+
+class WebhookAccepted(BaseModel):
+    """How many events of a delivery are in the inbox."""
+
+    accepted: int
 
 
 class ProblemOut(BaseModel):

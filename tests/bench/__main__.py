@@ -8,6 +8,7 @@
     part 6   the audit: questions to a large ledger, and what the rows cost
     part 7   one tenant while another attacks the server, beside an unrelated process of the same load
     part 8   what grows with the store: status, statistics and metrics; and searches in a large index
+    part 9   events: consumers beside a bare loop, webhooks beside a route that only verifies
 
 python -m tests.bench                 all; writes out/bench.json, and out/bench-*.json for the other parts
 python -m tests.bench --part 2        one of them
@@ -60,6 +61,7 @@ def main() -> int:
         6: _audit,
         7: _tenants,
         8: _size,
+        9: _events,
     }
     for part in [options.part] if options.part else parts:
         parts[part](options, console)
@@ -178,6 +180,20 @@ def _size(options: argparse.Namespace, console: Console) -> None:
     console.print(f"written to {_beside(options.json, 'size')}")
 
 
+def _events(options: argparse.Namespace, console: Console) -> None:
+    from tests.bench import events_report, events_run, events_scale
+
+    scale = events_scale.QUICK if options.quick else events_scale.FULL
+    if options.rounds is not None:
+        scale = replace(scale, rounds=options.rounds)
+    if options.quick:
+        console.print(f"quick: {scale.rounds} rounds, {scale.messages:,} messages, {scale.documents:,} documents")
+    measured = events_run.measure(scale, _dim(console))
+    run.write(_beside(options.json, "events"), measured)
+    events_report.show(console, measured)
+    console.print(f"written to {_beside(options.json, 'events')}")
+
+
 def _peer(options: argparse.Namespace, name: str, console: Console) -> Path | None:
     python = python_of(options.peers / name)
     if python is None:
@@ -197,7 +213,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tests.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--part", type=int, choices=range(1, 9), help="all, unless given")
+    parser.add_argument("--part", type=int, choices=range(1, 10), help="all, unless given")
     parser.add_argument("--rounds", type=int, help="another number of rounds than the scale says")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", type=Path, default=Path("out/bench.json"), help="of part 1; the others lie beside it")
@@ -210,7 +226,7 @@ def _options() -> argparse.Namespace:
 
 def _write_docs(operations: Path, console: Console) -> int:
     """The other parts may be missing, part 1 may not: the page is made around it."""
-    from tests.bench import api_report, dagster_overhead, size_report, tenants_report
+    from tests.bench import api_report, dagster_overhead, events_report, size_report, tenants_report, trees_report
 
     if not operations.exists():
         console.print(f"{operations} is not there: run `make bench` first")
@@ -224,8 +240,14 @@ def _write_docs(operations: Path, console: Console) -> int:
         ("audit", audit_report.section),
         ("tenants", tenants_report.section),
         ("size", size_report.section),
+        ("trees", trees_report.section),
+        ("events", events_report.section),
     )
-    unmeasured = {"tenants": tenants_report.UNMEASURED, "size": size_report.UNMEASURED}
+    unmeasured = {
+        "tenants": tenants_report.UNMEASURED,
+        "size": size_report.UNMEASURED,
+        "events": events_report.UNMEASURED,
+    }
     for part, section in found:
         path = _beside(operations, part)
         if path.exists():

@@ -52,7 +52,7 @@ def ragfence_serve(store: str, objects: Path, *, tenants: Sequence[str] = ("benc
 
 @contextlib.contextmanager
 def bare(folder: Path) -> Iterator[Running]:
-    with _listening([sys.executable, "-m", "tests.bench.api_route", str(folder), BARE, "0"]) as running:
+    with listening([sys.executable, "-m", "tests.bench.api_route", str(folder), BARE, "0"]) as running:
         yield running
 
 
@@ -61,20 +61,20 @@ def fenced(
     folder: Path, store: str, *, port: int = 0, kept_s: float = KEPT_S, lease_s: float = LEASE_S
 ) -> Iterator[Running]:
     argv = ["-m", "tests.bench.api_route", str(folder), store, str(port), str(kept_s), str(lease_s)]
-    with _listening([sys.executable, *argv]) as running:
+    with listening([sys.executable, *argv]) as running:
         yield running
 
 
 @contextlib.contextmanager
 def peer(python: Path, folder: Path, where: str, *, port: int = 0, kept_s: int = KEPT_S) -> Iterator[Running]:
     argv = ["-m", "tests.bench.peers.asgi_header", str(folder), where, str(port), str(kept_s)]
-    with _listening([str(python), *argv]) as running:
+    with listening([str(python), *argv]) as running:
         yield running
 
 
 @contextlib.contextmanager
 def ceiling() -> Iterator[Running]:
-    with _listening([sys.executable, "-m", "tests.bench.api_ceiling"]) as running:
+    with listening([sys.executable, "-m", "tests.bench.api_ceiling"]) as running:
         yield running
 
 
@@ -103,7 +103,7 @@ def generator(module: str = "tests.bench.api_load") -> Iterator[Generator]:
 
 
 @contextlib.contextmanager
-def _listening(argv: Sequence[str]) -> Iterator[Running]:
+def listening(argv: Sequence[str]) -> Iterator[Running]:
     with _started(argv) as (process, told):
         yield Running(process, told["port"], told["versions"])
 

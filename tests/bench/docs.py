@@ -32,7 +32,7 @@ rates and the machine's load; the second writes this page. `python -m tests.benc
 rounds and smaller stores; `--part 1` measures operations alone, `--part 2` [documents](#documents), `--part 3`
 [indexes](#indexes), `--part 4` Dagster, `--part 5` the HTTP API, `--part 6` the audit, `--part 7`
 [one tenant next to a hostile one](#one-tenant-next-to-a-hostile-one), `--part 8`
-[what grows with the store](#what-grows-with-the-store).
+[what grows with the store](#what-grows-with-the-store), `--part 9` [events](#events).
 
 ## Goals: {summary}
 

@@ -8,7 +8,8 @@ Both trees run in the same environment (the packages of .venv), in processes tha
 batch of a workload in one tree, then in the other, whose order alternates, so what else the machine does touches both
 alike. A ratio belongs to the two batches of one turn; printed are the median and the middle half of all turns. CPU time
 is `getrusage` of the process, not the time on a clock, and with the server: that plus what Valkey used.
-Writes out/bench-trees.json.
+Writes out/bench-trees.json, of which a run with --only replaces its own workloads, so that several short runs make one
+table; `python -m tests.bench --write-docs` puts it into docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -165,6 +166,18 @@ def show(console: Console, figures: dict[str, dict[str, float]], failed: dict[st
         console.print(f"not measured: {name}: {error}", highlight=False, markup=False)
 
 
+def merged(
+    known: dict[str, Any] | None, old: str, new: str, turns: dict[str, list[Turn]], failed: dict[str, str]
+) -> dict[str, Any]:
+    """What is written: these turns, and those of other workloads from an earlier run of the same trees."""
+    if known is not None and (known["old"], known["new"]) == (old, new):
+        measured = turns.keys() | failed.keys()
+        turns = {name: of for name, of in known["turns"].items() if name not in measured} | turns
+        failed = {name: error for name, error in known["failed"].items() if name not in measured} | failed
+    figures = {name: summary(of) for name, of in turns.items()}
+    return {"old": old, "new": new, "figures": figures, "failed": failed, "turns": turns}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.trees", description=__doc__.partition("\n")[0])
     parser.add_argument("--old", required=True, help="the commit to compare with")
@@ -181,16 +194,10 @@ def main() -> int:
         if options.new is not None:
             trees["new"] = stack.enter_context(checkout(options.new, temporary / "new"))
         turns, failed = measure(trees, pairs=options.pairs, rounds=options.rounds, words=options.only, console=console)
-    figures = {name: summary(of) for name, of in turns.items()}
-    show(console, figures, failed)
+    show(console, {name: summary(of) for name, of in turns.items()}, failed)
     options.json.parent.mkdir(parents=True, exist_ok=True)
-    written = {
-        "old": options.old,
-        "new": options.new or "working tree",
-        "figures": figures,
-        "failed": failed,
-        "turns": turns,
-    }
+    known = json.loads(options.json.read_text()) if options.only and options.json.exists() else None
+    written = merged(known, options.old, options.new or "working tree", turns, failed)
     options.json.write_text(json.dumps(written, indent=1) + "\n")
     console.print(f"written to {options.json}")
     return 1 if failed else 0

@@ -38,6 +38,7 @@ ONLY_PYTHON = {
     "server/scopes.py": "a route without a scope is a mistake of ours",
     "core/json_values.py": "payloads and results; what JSON or the terminal gives is JSON already",
     "core/key_strategies.py": "functions that make keys",
+    "core/payments.py": "functions that make keys",
     "documents/chunking/chunker.py": "chunkers",
     "documents/sinks/delivery.py": "sinks",
     "documents/sinks/sink.py": "sinks",
@@ -52,6 +53,7 @@ ONLY_PYTHON = {
     "webhooks/": "endpoints that an application declares",
 }
 OF_ARGUMENTS = {
+    "pass session.connection(bind_arguments={'mapper': Model}), with a model of the outbox's database",
     "use ingest(document), or pass [document]",
     "use fence.documents.ingest(document), or pass [document]",
     "accept_loss needs repair=True",

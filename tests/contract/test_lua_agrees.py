@@ -78,8 +78,13 @@ steps = st.one_of(
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
-@given(mode=modes, solo=st.booleans(), script=st.lists(steps, max_size=25))
-def test_lua_decides_as_python_does(any_redis, mode, solo, script):
+@given(
+    mode=modes,
+    solo=st.booleans(),
+    script=st.lists(steps, max_size=25),
+    locks=st.lists(st.booleans(), min_size=1, max_size=5),
+)
+def test_lua_decides_as_python_does(any_redis, mode, solo, script, locks):
     """Equal answers, equal bytes under every key, equal rows, whatever the sequence of calls."""
     with redis.Redis.from_url(any_redis.url) as server:
         server.flushall()
@@ -103,7 +108,9 @@ def test_lua_decides_as_python_does(any_redis, mode, solo, script):
         if not solo:
             new_epoch()
         for position, step in enumerate(script, start=1):
-            where = {"mode": mode, "source": b"" if mode is Mode.KEYED else source}
+            # Locks and plain operations have keys of their own, but must not harm each other on a shared one.
+            own = Mode.LOCK if mode is Mode.KEYED and locks[position % len(locks)] else mode
+            where = {"mode": own, "source": source if own in (Mode.SEQUENCED, Mode.DOCUMENT) else b""}
             ttls = {"pending_ttl_ms": 9_000_000, "source_ttl_ms": 9_000_000}
             match step:
                 case ("claim", fields):

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from ragfence.errors import ValidationError
 from ragfence.queues.sql import SqlTransport
 from ragfence.queues.sqs import SqsTransport
 from ragfence.queues.streams import RedisStreamTransport
+from ragfence.queues.transport import Envelope
 from ragfence.testing.contracts.transports import TransportContract
 from tests.servers import RedisCluster, RedisServer, S3Server
 from tests.servers.postgres import postgres
@@ -23,6 +25,12 @@ class TestSqlite(TransportContract):
     @pytest.fixture
     def transport(self, tmp_path: Path) -> Iterator[SqlTransport]:
         queue = SqlTransport(f"sqlite:///{tmp_path / 'queue.db'}", visibility_s=self.VISIBILITY_S)
+        yield queue
+        queue.close()
+
+    @pytest.fixture
+    def small_transport(self, tmp_path: Path) -> Iterator[SqlTransport]:
+        queue = SqlTransport(f"sqlite:///{tmp_path / 'small.db'}", high_water=3)
         yield queue
         queue.close()
 
@@ -43,6 +51,20 @@ class TestPostgres(TransportContract):
             tx.execute(sa.text("DELETE FROM ragfence_messages"))
         queue.close()
 
+    @pytest.fixture
+    def small_transport(self, database: str, request: pytest.FixtureRequest) -> Iterator[SqlTransport]:
+        queue = SqlTransport(database, request.node.name[:120], high_water=3)
+        yield queue
+        queue.close()
+
+
+def test_text_that_is_longer_than_its_column_is_refused_as_a_mistake_of_the_sender(tmp_path: Path) -> None:
+    queue = SqlTransport(f"sqlite:///{tmp_path / 'queue.db'}")
+    for envelope in (Envelope(body=1, tenant="t" * 257), Envelope(body=1, group="g" * 257)):
+        with pytest.raises(ValidationError):
+            queue.send([envelope])
+    queue.close()
+
 
 class OnRedis(TransportContract):
     @pytest.fixture
@@ -52,6 +74,12 @@ class OnRedis(TransportContract):
     @pytest.fixture
     def transport(self, url: str) -> Iterator[RedisStreamTransport]:
         queue = RedisStreamTransport(url, uuid.uuid4().hex, visibility_s=self.VISIBILITY_S)
+        yield queue
+        queue.close()
+
+    @pytest.fixture
+    def small_transport(self, url: str) -> Iterator[RedisStreamTransport]:
+        queue = RedisStreamTransport(url, uuid.uuid4().hex, high_water=3)
         yield queue
         queue.close()
 

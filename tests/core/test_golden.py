@@ -82,6 +82,17 @@ RECORDS = {
     "failed": FAILED,
     "released": KeyRecord(State.RELEASED, b"f" * 16, b"t" * TOKEN_BYTES, FenceNumber(1, 3), 3, 1, 2, error="TIMEOUT"),
     "quarantined": KeyRecord(State.QUARANTINED, b"f" * 16, b"t" * TOKEN_BYTES, FenceNumber(1, 4), 5, 1, 2),
+    "locked": KeyRecord(
+        State.LOCKED,
+        bytes(16),
+        b"t" * TOKEN_BYTES,
+        FenceNumber(3, 7),
+        1,
+        1_700_000_000_000,
+        1_700_000_030_000,
+        "lock",
+        "é:1",
+    ),
 }
 SOURCES = {
     "empty": SourceRecord(1),

@@ -10,7 +10,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import yaml
 
+from ragfence.core.policy import Policy
 from tests import servers
 from tests.servers.s3 import sqs_client
 
@@ -40,7 +42,7 @@ def aws(moto_server: servers.S3Server, s3_env: None, monkeypatch: pytest.MonkeyP
         s3.delete_object(Bucket="handbook", Key="docs/old.md")
 
 
-@pytest.mark.parametrize("page", ["webhooks", "queues", "outbox"])
+@pytest.mark.parametrize("page", ["webhooks", "queues", "outbox", "notify"])
 def test_the_examples_of_a_page_run_in_their_order(page: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     if page == "queues":
         request.getfixturevalue("aws")
@@ -56,11 +58,26 @@ def test_the_examples_of_a_page_run_in_their_order(page: str, tmp_path: Path, re
     expected = {
         "webhooks": "1 200 new\n1 200 duplicate\n3 200 new\n2 200 stale\n",
         "queues": "charging order 7\n{'new': 1, 'duplicate': 2}\n",
+        "notify": "document.ingested a\n1\ndocument.retracted a\n1\n",
         "outbox": "orders {'id': 1}\nRelayReport(sent=1, failed=0, dead=0)\n",
     }
     assert said[0] == expected[page]
     if page == "queues":
         assert "charging order 8 from SQS\n" in said
         assert "leave.md s3://handbook/docs/leave.md\n" in said
+        assert said[1] == "{'dead': 1, 'new': 3, 'stale': 1}\n['VALIDATION.body: /text: Field required']\n"
+        assert said[2:4] == ["{'throttled': 2, 'new': 3}\n", "1\n"]
+    if page == "webhooks":
+        assert said[2:] == [
+            "cms event-1 ok 1 1\ncms event-3 ok 1 0\ncms event-2 stale 1 0\n",
+            "booked 9.90\nnew duplicate\nnew duplicate\n",
+        ]
     if page == "outbox":
         assert said[1] == "applied once\n"
+
+
+def test_the_policies_of_the_page_about_webhooks_are_accepted() -> None:
+    examples = re.findall(r"^```yaml\n(.*?)^```", (DOCS / "webhooks.md").read_text(), re.S | re.M)
+    assert len(examples) == 2
+    for example in examples:
+        assert Policy.from_mapping(yaml.safe_load(example)).webhooks["cms"].document.doc_id == "$.page.id"

@@ -185,8 +185,8 @@ def test_old_and_updated_processes_exclude_each_other(memory: World, tickets: Ti
         return way(Tickets(), memory.open(wait={"mode": "raise"}))
 
     fence = memory.open()
-    for at, options in enumerate(({"key": OLD}, {"key": NEW, "formerly": OLD})):
-        fence.once(kind="ticket", **options)(create)({**ORDER, "id": f"e-{at}", "order": f"o-{at}"})
+    fence.once(kind="ticket", key=OLD)(create)(ORDER)
+    fence.once(kind="ticket", key=NEW, formerly=OLD)(create)({**ORDER, "id": "e-2", "order": "o-2"})
     assert len(others) == 4
 
 
@@ -216,3 +216,24 @@ def test_strategies_are_equal_if_and_only_if_they_group_alike(pairs: list[tuple[
     alike = all((p["a"] == q["a"]) == (p["b"] == q["b"]) for p in payloads for q in payloads)
     assert found.equal == alike
     assert found.operations == (len({p["a"] for p in payloads}), len({p["b"] for p in payloads}))
+
+
+def test_a_former_key_that_is_in_use_is_no_failure_of_the_effect(world: World, tickets: Tickets) -> None:
+    """Also if every error of the function is its last word."""
+    fence = world.open()
+    calls = updated(tickets, fence, terminal=(Exception,), wait_s=0)
+    refused: list[bool] = []
+
+    def call() -> None:
+        with pytest.raises(InFlight):
+            calls(ORDER)
+        refused.append(True)
+
+    def meanwhile(req: Request) -> object:
+        elsewhere(call)
+        return {"number": 1}
+
+    fence.once(kind="ticket", key=OLD)(meanwhile)(ORDER)
+    assert refused == [True]
+    assert calls(ORDER).result == {"number": 1}
+    assert tickets.made == []

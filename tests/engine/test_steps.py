@@ -129,6 +129,49 @@ def test_an_async_step_is_awaited(fence: ragfence.Fence) -> None:
     assert calls == [1]
 
 
+def test_receipts_of_steps_say_whether_they_were_executed_now(fence: ragfence.Fence) -> None:
+    def extract(source: str, requested_at: str) -> str:
+        return source
+
+    async def load(number: int) -> int:
+        return number
+
+    step = fence.run("r")
+    receipts = [
+        step.receipt("extract", extract, source="a", requested_at=at, volatile=["requested_at"]) for at in ("1", "2")
+    ]
+    assert [(receipt.decision, receipt.result) for receipt in receipts] == [("new", "a"), ("duplicate", "a")]
+    awaited = asyncio.run(step.receipt("load", load, 7))
+    assert (awaited.decision, awaited.result) == ("new", 7)
+    assert asyncio.run(step.receipt("load", load, 7)) == awaited
+
+
+def test_a_step_that_was_finished_elsewhere_meanwhile_returns_that_result(fence: ragfence.Fence) -> None:
+    results: list[str] = []
+
+    def frozen() -> str:
+        if not results:
+            results.append("frozen")
+            operation = fence.run("r").operation("slow", frozen, (), {}, ())
+            fence.release(operation)  # as if its lease had expired
+            other = threading.Thread(target=lambda: results.append(fence.run("r")("slow", frozen)))
+            other.start()
+            other.join()
+            return "too late"
+        return "by another process"
+
+    assert fence.run("r")("slow", frozen) == "by another process"
+    assert results == ["frozen", "by another process"]
+
+
+@pytest.mark.parametrize("result", [b"bytes", {1: "a key that is not text"}, float("nan"), object()])
+def test_a_result_that_is_not_json_is_refused_and_the_step_stays_free(fence: ragfence.Fence, result: Any) -> None:
+    step = fence.run("r")
+    with pytest.raises(ValidationError):
+        step("extract", lambda: result)
+    assert step("extract", lambda: "json") == "json"
+
+
 def test_a_run_and_a_step_need_names(fence: ragfence.Fence) -> None:
     with pytest.raises(ValidationError):
         fence.run("")

@@ -13,7 +13,7 @@ import pytest
 
 from ragfence import Document, Fence
 from ragfence.errors import GateFailed, ValidationError
-from ragfence.indexes.backends.backend import Backend, FoundRow, Shape, row_schema
+from ragfence.indexes.backends.backend import Backend, FoundRow, NearRow, Shape, row_schema
 from ragfence.indexes.backends.lance import LanceBackend
 from ragfence.indexes.backends.lance_indexes import approximate
 from ragfence.indexes.build_log import BuildEntry
@@ -189,6 +189,11 @@ class _Half(LanceBackend):
     def search(self, physical: str, vector: Any, k: int) -> list[FoundRow]:
         own, *others = super().search(physical, vector, 2 * k)
         return [own, *others[: k - 1 : 2]]
+
+    def search_many(self, physical: str, vectors: Any, k: int) -> list[list[NearRow]]:
+        return [
+            [NearRow(each.snippet_id, each.score) for each in self.search(physical, vector, k)] for vector in vectors
+        ]
 
 
 def _rows(vectors: Any) -> Any:

@@ -54,6 +54,28 @@ def test_an_approximate_index_finds_nearly_what_an_exact_one_does(
     assert hits >= 80
 
 
+@pytest.mark.parametrize(
+    ("index", "parameters"),
+    [
+        ("ivf_pq", {"num_partitions": 40, "nprobes": 1, "num_sub_vectors": 2, "refine_factor": 1}),
+        ("ivf_hnsw_sq", {"num_partitions": 40, "nprobes": 1, "m": 4, "ef_construction": 10, "ef": 10}),
+    ],
+)
+@pytest.mark.parametrize("metric", ["cosine", "dot", "l2"])
+def test_many_searches_of_an_approximate_index_miss_what_each_misses_alone(
+    backend: LanceBackend, index: str, parameters: Any, metric: Any
+) -> None:
+    """Recall is measured by many at once, and readers search for one: the figure must be theirs."""
+    table, shape = rows(1_500, dimension=16), Shape(16, metric, index, parameters)
+    backend.write("rf-a", shape, [table])
+    backend.finish("rf-a", shape)
+    queries = vectors_of(rows(40, dimension=16, seed=4), 16)
+    alone = [[each.snippet_id for each in backend.search("rf-a", query, 10)] for query in queries]
+    exact = [np.argsort(-nearness(metric, vectors_of(table, 16), query))[:10] for query in queries]
+    assert alone != [[f"{at:032x}" for at in nearest] for nearest in exact]
+    assert [[each.snippet_id for each in found] for found in backend.search_many("rf-a", queries, 10)] == alone
+
+
 @pytest.mark.parametrize("index", PARAMETERS)
 @pytest.mark.parametrize("count", [0, 1, 100])
 def test_too_few_rows_to_train_are_compared_one_by_one(backend: LanceBackend, index: str, count: int) -> None:

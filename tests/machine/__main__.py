@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 from collections import Counter
 
-from tests.machine.drive import drive_documents, drive_guard, drive_operations
+from tests.machine.drive import drive_documents, drive_guard, drive_locks, drive_operations
 from tests.machine.lineages import MemoryLineages
 
-drive = {"documents": drive_documents, "operations": drive_operations, "guard": drive_guard}[sys.argv[1]]
+drives = {"documents": drive_documents, "operations": drive_operations, "guard": drive_guard, "locks": drive_locks}
+drive = drives[sys.argv[1]]
 first = int(sys.argv[2])
 seeds = range(first, int(sys.argv[3])) if len(sys.argv) > 3 else [first]
 found: Counter[str] = Counter()

@@ -9,6 +9,7 @@ from typing import Any
 from tests.machine.documents import DocumentWorld
 from tests.machine.guarded import GuardWorld
 from tests.machine.lineages import Factory
+from tests.machine.locks import LockWorld
 from tests.machine.operations import OperationWorld
 from tests.machine.world import LEASE_MS, World
 
@@ -84,6 +85,28 @@ def drive_operations(make_lineages: Factory, seed: int) -> None:
             lineages.flush()
     except AssertionError as broken:
         raise AssertionError(f"operations, seed {seed}: {broken}") from broken
+    finally:
+        lineages.close()
+
+
+def drive_locks(make_lineages: Factory, seed: int) -> None:
+    dice = random.Random(seed)
+    lineages = make_lineages()
+    try:
+        world = LockWorld(lineages)
+        wanted: list[Callable[[], Any]] = []
+        for _ in range(dice.randint(3, 7)):
+            name = dice.choice(["a", "a", "b"])
+            wanted.append(lambda name=name: world.hold(name))
+        _drive(world, dice, wanted)
+        world.check()
+        for name in "ab":  # whatever was left behind, the next one gets in after a ttl
+            lineages.clock.advance(LEASE_MS + 1)
+            worker = world.hold(name)
+            assert world.settle(), "a fresh worker is stuck"
+            assert worker.done
+    except AssertionError as broken:
+        raise AssertionError(f"locks, seed {seed}: {broken}") from broken
     finally:
         lineages.close()
 

@@ -41,7 +41,7 @@ class Observed:
         verdicts = self._store.claim(claims)
         for claim, verdict in zip(claims, verdicts, strict=True):
             if isinstance(verdict, Granted):
-                place = claim.key if claim.mode is Mode.KEYED else claim.source
+                place = claim.source or claim.key
                 self._watcher.granted(self, place, verdict.record, claim.key[0])
         return verdicts
 

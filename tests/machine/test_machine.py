@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.machine.drive import drive_documents, drive_guard, drive_operations
+from tests.machine.drive import drive_documents, drive_guard, drive_locks, drive_operations
 from tests.machine.lineages import Factory, MemoryLineages, RedisLineages, SqliteLineages
 
 IN_MEMORY = int(os.environ.get("RAGFENCE_EXAMPLES", "600"))
@@ -41,7 +41,7 @@ def _explore(drive: Drive, examples: int, make_lineages: Factory) -> None:
     explore()
 
 
-MACHINES = pytest.mark.parametrize("drive", [drive_documents, drive_operations])
+MACHINES = pytest.mark.parametrize("drive", [drive_documents, drive_operations, drive_locks])
 
 
 @MACHINES

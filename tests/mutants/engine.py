@@ -5,6 +5,13 @@ from tests.mutants.selections import CONTENT_SECRET, EXPIRY, FAILURES, HEADS, LE
 
 MUTANTS = [
     Mutant(
+        "once: a former key that is in use is sealed as a failure of the effect",
+        "ragfence/engine/once.py",
+        "if isinstance(error, Conflict | Stale | Quarantined | NestedClaim) or is_outage(error):",
+        "if False:",
+        ("tests/engine/test_key_migration.py", "-k", "former_key_that_is_in_use"),
+    ),
+    Mutant(
         "a closed fence performs effects without a fence",
         "ragfence/engine/once.py",
         "isinstance(away, StoreClosed):\n                    raise\n                if committed := self",

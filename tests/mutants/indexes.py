@@ -54,6 +54,13 @@ MUTANTS = [
         ("tests/indexes/test_approximate.py", "-k", "share_of_what"),
     ),
     Mutant(
+        "recall is measured with other parameters than readers search with",
+        "ragfence/indexes/backends/lance.py",
+        "query = lance_indexes.tune(query, shape).select(",
+        "query = query.distance_type(shape.metric).select(",
+        ("tests/indexes/test_backend_lance.py", "-k", "many_searches"),
+    ),
+    Mutant(
         "an index at the limit is approximate",
         "ragfence/indexes/spec.py",
         "if rows > ann_above and suits",

@@ -1,9 +1,51 @@
 """Mutants of queues/."""
 
 from tests.mutants.mutant import Mutant
-from tests.mutants.selections import S3_EVENTS, SQS, STREAMS
+from tests.mutants.selections import CONSUMER, DOCUMENT_CONSUMER, S3_EVENTS, SQS, STREAMS
 
 MUTANTS = [
+    Mutant(
+        "queues: text that a queue cannot hold is sent again forever",
+        "ragfence/queues/transport.py",
+        'if "\\0" in text or any',
+        "if any",
+        ("tests/contract/test_transports.py", "-k", "text_that_no_queue"),
+    ),
+    Mutant(
+        "sql: a tenant that is too long for its column is sent again forever",
+        "ragfence/queues/sql.py",
+        "check_texts(envelope, longest=LONGEST)",
+        "check_texts(envelope)",
+        ("tests/contract/test_transports.py", "-k", "longer_than_its_column"),
+    ),
+    Mutant(
+        "consumer: a claim inside the handler that lost its race acknowledges the message",
+        "ragfence/queues/consumer.py",
+        "isinstance(error, FencedOut) and is_about(error, claim)",
+        "isinstance(error, FencedOut)",
+        (*CONSUMER, "-k", "inside_the_handler"),
+    ),
+    Mutant(
+        "consumer: only a ValidationError makes a message unusable",
+        "ragfence/queues/loop.py",
+        "UNUSABLE: Final = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)",
+        "UNUSABLE: Final = (ValidationError,)",
+        (*CONSUMER, "-k", "hostile"),
+    ),
+    Mutant(
+        "queues: a body that is nested too deep keeps the others from being received",
+        "ragfence/queues/transport.py",
+        "except (ValueError, RecursionError):  # what is nested",
+        "except ValueError:  # what is nested",
+        (*CONSUMER, "-k", "hostile"),
+    ),
+    Mutant(
+        "consumer: a reason that no queue can hold is passed on",
+        "ragfence/queues/loop.py",
+        'reason.encode(errors="backslashreplace").decode()',
+        "reason",
+        (*CONSUMER, "-k", "hostile"),
+    ),
     Mutant(
         "lua: any consumer may settle a delivery",
         "ragfence/queues/lua/settle.lua",
@@ -142,5 +184,141 @@ MUTANTS = [
         'bool(self.sequencer) and (not self.version_id or self.event.endswith("DeleteMarkerCreated"))',
         "True",
         S3_EVENTS,
+    ),
+    Mutant(
+        "consumer: a message is acknowledged before its seal",
+        "ragfence/queues/consumer.py",
+        "                    seal(claim, self._call(message))\n",
+        "                    result = self._call(message)\n"
+        "                    self._transport.ack([message])\n"
+        "                    seal(claim, result)\n",
+        (*CONSUMER, "-k", "acknowledged_before_it_is_sealed"),
+    ),
+    Mutant(
+        "consumer: a message that is in flight elsewhere is counted",
+        "ragfence/queues/loop.py",
+        "lambda: self._transport.retry(message, delay_s, counted=False)",
+        "lambda: self._transport.retry(message, delay_s)",
+        (*CONSUMER, "-k", "in_flight_elsewhere"),
+    ),
+    Mutant(
+        "consumer: a dead letter without its reason",
+        "ragfence/queues/loop.py",
+        "self._settle(settled, lambda: self._transport.dead(message, reason))",
+        'self._settle(settled, lambda: self._transport.dead(message, ""))',
+        (*CONSUMER, "-k", "attempts_are_used_up"),
+    ),
+    Mutant(
+        "consumer: an outage of the fence store counts as an attempt",
+        "ragfence/queues/consumer.py",
+        "if not entered and is_outage(error):",
+        "if False:",
+        (*CONSUMER, "-k", "does_not_answer"),
+    ),
+    Mutant(
+        "consumer: what is done waits for the slowest of its batch",
+        "ragfence/queues/consumer.py",
+        "wait(left, timeout=ACK_DELAY_S)",
+        "wait(left)",
+        (*CONSUMER, "-k", "while_another_is_still_handled"),
+    ),
+    Mutant(
+        "consumer: every message is acknowledged in a call of its own",
+        "ragfence/queues/loop.py",
+        "            kept = self._transport.ack([each.message for each in done])\n",
+        "            kept = [self._transport.ack([each.message])[0] for each in done]\n",
+        (*CONSUMER, "-k", "in_one_call"),
+    ),
+    Mutant(
+        "consumer: a failing callback ends the batch",
+        "ragfence/queues/loop.py",
+        "                except Exception:  # noqa: BLE001  # the others are settled, too",
+        "                except KeyError:",
+        (*CONSUMER, "-k", "callback"),
+    ),
+    Mutant(
+        "consumer: a cancelled task leaves its messages",
+        "ragfence/queues/loop.py",
+        "            self.stop()\n            await shield_until_done(work)\n",
+        "            self.stop()\n",
+        (*CONSUMER, "-k", "cancelled"),
+    ),
+    Mutant(
+        "consumer: quotas are ignored",
+        "ragfence/queues/loop.py",
+        "if refused_s <= 0:",
+        "if True:",
+        (*DOCUMENT_CONSUMER, "-k", "quota"),
+    ),
+    Mutant(
+        "document consumer: documents are acknowledged before they are ingested",
+        "ragfence/queues/document_consumer.py",
+        "        given = [document for _, document in entries]\n",
+        "        given = [document for _, document in entries]\n"
+        "        self._transport.ack([message for message, _ in entries])\n",
+        (*DOCUMENT_CONSUMER, "-k", "before_it_is_sealed"),
+    ),
+    Mutant(
+        "document consumer: a document of another tenant is ingested",
+        "ragfence/queues/document_consumer.py",
+        'if self._one_fence is None or message.tenant in ("", self._one_fence.tenant):',
+        "if True:",
+        (*DOCUMENT_CONSUMER, "-k", "another_tenant"),
+    ),
+    Mutant(
+        "document consumer: an outage counts as an attempt",
+        "ragfence/queues/document_consumer.py",
+        "            if is_outage(error):\n",
+        "            if False:\n",
+        (*DOCUMENT_CONSUMER, "-k", "outage"),
+    ),
+    Mutant(
+        "document consumer: one document that fails takes its batch along",
+        "ragfence/queues/document_consumer.py",
+        "            if len(entries) > 1:",
+        "            if False:",
+        (*DOCUMENT_CONSUMER, "-k", "does_not_fail_the_others"),
+    ),
+    Mutant(
+        "document consumer: the rows of a document do not name its event",
+        "ragfence/queues/document_consumer.py",
+        "event_id=message.event_id, ",
+        "",
+        (*DOCUMENT_CONSUMER, "-k", "rows"),
+    ),
+    Mutant(
+        "documents: what follows its own retraction in a batch is answered from before it",
+        "ragfence/documents/ingest.py",
+        "(behind if query[0].source in retracted else queries)[at] = query",
+        "queries[at] = query",
+        (*DOCUMENT_CONSUMER, "-k", "retracted"),
+    ),
+    Mutant(
+        "dagster: the sensor of a queue requests a run beside another",
+        "ragfence/dagster/queues.py",
+        "statuses=list(_ACTIVE)",
+        "statuses=[dg.DagsterRunStatus.MANAGED]",
+        ("tests/dagster/test_queues.py", "-k", "one_run_at_a_time"),
+    ),
+    Mutant(
+        "dagster: the sensor of a queue does not wait after failed runs",
+        "ragfence/dagster/queues.py",
+        "        failures += 1\n",
+        "        break\n",
+        ("tests/dagster/test_queues.py", "-k", "after_a_failed_run"),
+    ),
+    Mutant(
+        "enqueue: lines are sent before the file was checked",
+        "ragfence/cli/queues.py",
+        "        for _ in _envelopes(file, from_line, tenant, route, check_documents=documents):\n            pass\n",
+        "        pass\n",
+        ("tests/cli/test_queues.py", "-k", "nothing_is_sent"),
+    ),
+    Mutant(
+        "queue dead drop: nobody is asked",
+        "ragfence/cli/queues.py",
+        "        if not yes and count:\n",
+        "        if False:\n",
+        ("tests/cli/test_queues.py", "-k", "at_once"),
     ),
 ]

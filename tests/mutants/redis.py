@@ -84,8 +84,8 @@ MUTANTS = [
     Mutant(
         "no epoch check at the seal, in Lua's short path",
         "ragfence/stores/redis/lua/seal.lua",
-        "elseif mode ~= SEQUENCED and sub(seal, $seal.epoch) == epoch_bytes then",
-        "elseif mode ~= SEQUENCED then",
+        "elseif mode ~= SEQUENCED and mode ~= LOCK and sub(seal, $seal.epoch) == epoch_bytes then",
+        "elseif mode ~= SEQUENCED and mode ~= LOCK then",
         REDIS_CONTRACT,
     ),
     Mutant(
@@ -220,7 +220,7 @@ MUTANTS = [
     Mutant(
         "a record whose lease is live is forgotten",
         "ragfence/stores/redis/lua/epoch.lua",
-        "and ($state(state) ~= HELD or now() >= $unpack(record.when, data)) then",
+        "and (($state(state) ~= HELD and $state(state) ~= LOCKED) or now() >= $unpack(record.when, data)) then",
         "then",
         ("tests/contract/test_fences.py", "-k", "TestRedis and valkey and nobody_holds"),
     ),

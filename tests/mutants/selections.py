@@ -35,3 +35,5 @@ REDIS_COUNTS = ("tests/contract/test_fences.py", "-k", "TestRedis and valkey and
 STREAMS = ("tests/queues/test_streams.py",)
 SQS = ("tests/queues/test_sqs.py",)
 S3_EVENTS = ("tests/queues/test_s3_events.py",)
+CONSUMER = ("tests/queues/test_consumer.py",)
+DOCUMENT_CONSUMER = ("tests/queues/test_document_consumer.py",)

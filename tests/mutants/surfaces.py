@@ -105,8 +105,8 @@ MUTANTS = [
     Mutant(
         "a password in --store is not warned of",
         "ragfence/cli/options.py",
-        "if store is not None and holds_password(store):",
-        "if store is None and holds_password(store or ''):",
+        "    if holds_password(url):\n",
+        "    if not url:\n",
         ("tests/privacy/test_store_urls.py", "-k", "warned_of"),
     ),
 ]

@@ -34,6 +34,8 @@ NAMES = [
     "by_fields",
     "by_id",
     "by_id_and_fields",
+    "by_payment_confirmation",
+    "by_payment_request",
     "compare_keys",
     "current_lease",
     "errors",

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 import ragfence
 from ragfence.core.backoff import Backoff
 from ragfence.core.policy import Policy
-from ragfence.errors import StoreUnavailable, TerminalError, TransportUnavailable, ValidationError
+from ragfence.errors import FencedOut, StoreUnavailable, TerminalError, TransportUnavailable, ValidationError
 from ragfence.queues.consumer import Consumer
-from ragfence.queues.sql import SqlTransport
+from ragfence.queues.sql import SqlTransport, messages
 from ragfence.queues.transport import Envelope, Message
 
 AT_ONCE = Backoff(attempts=100, first_s=0.0, longest_s=0.0)
@@ -266,3 +268,254 @@ def test_a_result_that_no_receipt_can_hold_does_not_repeat_the_effect(
     queue.send([Envelope(body={"id": "a"})] * 2)
     drain(consumer(fence, queue, handle))
     assert calls == ["a"]
+
+
+def test_messages_that_are_done_are_acknowledged_in_one_call(
+    fence: ragfence.Fence, queue: SqlTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    ack = queue.ack
+
+    def counted(messages: Sequence[Message]) -> list[bool]:
+        calls.append(len(messages))
+        return ack(messages)
+
+    monkeypatch.setattr(queue, "ack", counted)
+    queue.send([Envelope(body={"id": str(number)}) for number in range(20)])
+    consumer(fence, queue, lambda message: None, workers=4, batch=20).run_once(1.0)
+    assert sum(calls) == 20
+    assert len(calls) < 20
+    assert queue.depth().visible == queue.depth().in_flight == 0
+
+
+def test_a_message_that_is_done_is_acknowledged_while_another_is_still_handled(
+    fence: ragfence.Fence, queue: SqlTransport
+) -> None:
+    finish = threading.Event()
+
+    def handle(message: Message) -> None:
+        if key(message) == "slow":
+            assert finish.wait(20)
+
+    queue.send([Envelope(body={"id": name}) for name in ("slow", "a", "b")])
+    worker = consumer(fence, queue, handle, workers=3)
+    thread = threading.Thread(target=worker.run_once, args=(1.0,))
+    thread.start()
+    give_up_at = time.monotonic() + 10
+    while worker.counts["new"] < 2 and time.monotonic() < give_up_at:
+        time.sleep(0.05)
+    depth = queue.depth()
+    finish.set()
+    thread.join()
+    assert depth.visible + depth.in_flight == 1
+    assert worker.counts == {"new": 3}
+
+
+def test_nothing_is_acknowledged_before_it_is_sealed(
+    fence: ragfence.Fence, queue: SqlTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states: list[str] = []
+    ack = queue.ack
+
+    def watched(messages: list[Message]) -> list[bool]:
+        for message in messages:
+            with fence.claim(operation(message), payload=message.body, wait_s=0, verdict=True) as claim:
+                states.append(str(claim.decision))
+        return ack(messages)
+
+    def operation(message: Message) -> ragfence.Operation:
+        return ragfence.Operation(kind="queue", source_type="orders", source_id=key(message))
+
+    monkeypatch.setattr(queue, "ack", watched)
+    queue.send([Envelope(body={"id": str(number)}) for number in range(5)])
+    drain(consumer(fence, queue, lambda message: None))
+    assert states == ["duplicate"] * 5
+
+
+def test_an_async_handler_runs_in_the_event_loop_of_its_caller(fence: ragfence.Fence, queue: SqlTransport) -> None:
+    loops: list[asyncio.AbstractEventLoop] = []
+    keys: list[str] = []
+
+    async def handle(message: Message) -> str:
+        await asyncio.sleep(0.01)
+        loops.append(asyncio.get_running_loop())
+        keys.append(ragfence.current_lease().key)
+        if len(loops) == 10:
+            worker.stop()
+        return "done"
+
+    queue.send([Envelope(body={"id": str(number)}) for number in range(10)])
+    worker = consumer(fence, queue, handle, workers=5, wait_s=0.1)
+
+    async def main() -> asyncio.AbstractEventLoop:
+        await asyncio.wait_for(worker.arun(), 30)
+        return asyncio.get_running_loop()
+
+    loop = asyncio.run(main())
+    assert set(loops) == {loop}
+    assert len(set(keys)) == 10, "the handler has the lease of its message"
+    assert worker.counts == {"new": 10}
+
+
+def test_an_async_handler_needs_no_event_loop_of_the_caller(fence: ragfence.Fence, queue: SqlTransport) -> None:
+    results: list[Any] = []
+
+    async def handle(message: Message) -> str:
+        await asyncio.sleep(0.01)
+        if key(message) == "bad":
+            raise TerminalError("no such order")
+        return "done"
+
+    queue.send([Envelope(body={"id": "a"}), Envelope(body={"id": "bad"})])
+    drain(consumer(fence, queue, handle, on_result=lambda m, result, receipt: results.append((key(m), result))))
+    assert sorted(results) == [("a", "new"), ("bad", "dead")]
+
+
+def test_a_cancelled_async_consumer_finishes_what_it_handles(fence: ragfence.Fence, queue: SqlTransport) -> None:
+    finished: list[str] = []
+
+    async def main() -> None:
+        entered = asyncio.Event()
+
+        async def handle(message: Message) -> None:
+            entered.set()
+            await asyncio.sleep(0.3)
+            finished.append(key(message))
+
+        worker = consumer(fence, queue, handle, wait_s=0.1)
+        task = asyncio.create_task(worker.arun())
+        await asyncio.wait_for(entered.wait(), 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert worker.counts == {"new": 1, "returned": 2}
+
+    queue.send([Envelope(body={"id": str(number)}) for number in range(3)])
+    asyncio.run(main())
+    assert len(finished) == 1
+    assert queue.depth().visible == 2
+
+
+def test_a_fence_store_that_does_not_answer_is_not_the_fault_of_the_message(
+    fence: ragfence.Fence, queue: SqlTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: Any, **__: Any) -> Any:
+        raise StoreUnavailable("away")
+
+    queue.send([Envelope(body={"id": "a"})])
+    worker = consumer(fence, queue, lambda message: None, max_attempts=2)
+    monkeypatch.setattr("ragfence.engine.runner.Runner.acquire", away)
+    for _ in range(4):
+        worker.run_once(1.0)
+    assert worker.counts == {"postponed": 4}
+    monkeypatch.undo()
+    drain(worker)
+    assert worker.counts == {"postponed": 4, "new": 1}
+    assert queue.dead_letters() == []
+
+
+def test_a_callback_that_fails_does_not_stop_the_others(fence: ragfence.Fence, queue: SqlTransport) -> None:
+    seen: list[str] = []
+
+    def on_result(message: Message, result: str, receipt: object) -> None:
+        seen.append(result)
+        raise ZeroDivisionError
+
+    queue.send([Envelope(body={"id": str(number)}) for number in range(5)])
+    drain(consumer(fence, queue, lambda message: None, on_result=on_result))
+    assert seen == ["new"] * 5
+    assert queue.depth().in_flight == 0
+
+
+def test_rows_have_what_the_message_says_of_itself(fence: ragfence.Fence, queue: SqlTransport) -> None:
+    queue.send(
+        [
+            Envelope(
+                body={"id": "a"},
+                event_id="e-1",
+                source_id="a",
+                revision="r-1",
+                index_hash="ab" * 32,
+                dedupe_key="k-1",
+                route="webhooks/cms",
+            )
+        ]
+    )
+    worker = consumer(fence, queue, lambda message: None, key=lambda message: (message.source_id, message.revision))
+    drain(worker)
+    (row,) = [row for row in fence.audit.decisions(since="1h").to_pylist() if row["phase"] == "seal"]
+    names = ("event_id", "source_id", "revision", "index_hash", "correlation_id", "attempt", "tenant", "route")
+    assert [row[name] for name in names] == ["e-1", "a", "r-1", "ab" * 32, "k-1", 1, "default", "webhooks/cms"]
+
+
+def test_what_a_claim_inside_the_handler_raises_is_a_failure_of_the_handler(
+    fence: ragfence.Fence, queue: SqlTransport
+) -> None:
+    other = fence.once(kind="payment", key=lambda order: order)(lambda order: {"paid": order})("o-1")
+    errors = iter([FencedOut("taken over", key=other.key, receipt=other), SystemExit(3), asyncio.CancelledError()])
+    calls: list[int] = []
+
+    def handle(message: Message) -> str:
+        calls.append(message.attempt)
+        for error in errors:
+            raise error
+        return "done"
+
+    running = consumer(fence, queue, handle)
+    queue.send([Envelope(body={"id": "a"})])
+    drain(running)
+    assert calls == [1, 2, 3, 4]
+    assert running.counts == {"retried": 3, "new": 1}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"id": "a", "x": NaN}',
+        '{"id": "a", "x": "\\ud800"}',
+        '{"id": "a", "x": 1e999}',
+        f'{{"id": "a", "x": {"9" * 400}}}',
+        f'{{"id": "a", "x": {"[" * 900}{"]" * 900}}}',
+        "[" * 100_000 + "]" * 100_000,
+        '{"id": "a", "version": "second"}',
+        '{"id": "\\ud800", "refuse": true}',
+    ],
+)
+def test_a_hostile_message_becomes_a_dead_letter_and_holds_up_no_other(
+    fence: ragfence.Fence, queue: SqlTransport, body: str
+) -> None:
+    queue.send([Envelope(body={"id": "hostile"}, event_id="hostile"), Envelope(body={"id": "b"}, event_id="good")])
+    with queue._engine.begin() as tx:  # as another program may have written it
+        tx.execute(sa.update(messages).where(messages.c.event_id == "hostile").values(body=body))
+    handled: list[str] = []
+
+    def handle(message: Message) -> None:
+        if message.body.get("refuse"):
+            raise TerminalError(f"refused: {message.body['id']}\0")
+        handled.append(message.event_id)
+
+    def name(message: Message) -> str:
+        return "refused" if message.body.get("refuse") else key(message)
+
+    drain(consumer(fence, queue, handle, key=name, sequence=lambda message: int(message.body.get("version", 1))))
+    assert handled == ["good"]
+    (letter,) = queue.dead_letters()
+    assert letter.message.event_id == "hostile"
+    assert letter.reason
+    assert queue.depth().in_flight == 0
+
+
+def test_a_store_that_cannot_be_opened_for_a_tenant_is_not_the_fault_of_its_messages(
+    fence: ragfence.Fence, queue: SqlTransport
+) -> None:
+    outages = iter(range(7))
+
+    def opened(tenant: str) -> ragfence.Fence:
+        if next(outages, None) is not None:
+            raise StoreUnavailable("away")
+        return fence
+
+    running = Consumer(opened, queue, lambda message: None, key=key, retry=AT_ONCE)
+    queue.send([Envelope(body={"id": "a"})])
+    drain(running)
+    assert running.counts == {"postponed": 7, "new": 1}

@@ -20,9 +20,10 @@ from typing import Any
 import pytest
 
 from ragfence.server import dependencies, fair_shares
-from ragfence.server.dependencies import MAX_ERRORS, MAX_FIELDS, PIECE, parse_bounded
+from ragfence.server.dependencies import PIECE, parse_bounded
 from ragfence.server.fair_shares import Shares
 from ragfence.wire.problems import RequestRefused
+from ragfence.wire.validation import MAX_ERRORS, MAX_FIELDS
 from tests.indexes.stub_endpoint import Reply as Vectors
 from tests.indexes.stub_endpoint import StubEndpoint
 from tests.server.hostile import Reply, ServerProcess, head, huge_refused_body, read_reply, server_process, slow_bodies

@@ -18,6 +18,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from tests.server.processes import Served, served
+from tests.server.webhook_calls import SECRET, policy_of, signed
 
 _numbers = itertools.count()
 CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance)
@@ -26,8 +27,11 @@ CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance,
 @pytest.fixture(scope="module")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     # Without the drain in the background: it draws from `random` while Hypothesis makes an example, which it notices.
-    with served(tmp_path_factory.mktemp("schema"), audit={"drain_every_s": 0}) as made:
-        yield made
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("SECRET_GITHUB", SECRET)
+        policy: dict[str, Any] = {"audit": {"drain_every_s": 0}, "webhooks": {"github": policy_of("github")}}
+        with served(tmp_path_factory.mktemp("schema"), **policy) as made:
+            yield made
 
 
 @schemathesis.serializer("application/x-ndjson")
@@ -44,6 +48,19 @@ def test_what_is_asked_as_described_is_answered_as_described(api: Served, token:
     assert len(operations) >= 20
     for operation in operations:
         _ask(operation, token, SHORT_EXAMPLES)
+
+
+@pytest.mark.parametrize(
+    "value", [{}, [], 1, {"page": {}}, {"page": {"id": 1, "version": 1, "body": "Hello."}}, b"{", b""]
+)
+def test_whatever_a_webhook_is_sent_its_answer_is_described(api: Served, value: Any) -> None:
+    described = api.client.get("/openapi.json").json()["paths"]["/webhooks/{name}"]["post"]["responses"]
+    good, body = signed("github", value, event_id=f"schema-{next(_numbers)}")
+    for headers in (good, {}):
+        answer = api.client.post("/webhooks/github", content=body, headers=headers)
+        assert answer.status_code < 500
+        content = described[str(answer.status_code)]["content"]
+        assert answer.headers["content-type"] in content
 
 
 @pytest.mark.slow

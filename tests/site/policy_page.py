@@ -11,8 +11,9 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from ragfence.core import policy
 from ragfence.core.policy import KindPolicy, Policy, ProviderPolicy
+from ragfence.core.policy_section import PolicySection
+from ragfence.core.webhook_policy import WebhookPolicy
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "policy.md"
 
@@ -48,6 +49,10 @@ all others are of class `api`. Some kinds have other defaults: a build (`index`)
 up to an hour, embedding (`vectors`) may run for 6 hours, and a request (`http`) may be tried 1000 times."""
 
 
+WEBHOOKS = """\
+Each entry is named after its address. [Webhooks](webhooks.md) has a whole example."""
+
+
 def page() -> str:
     sections = [HEAD, "\n## General\n", _table(Policy, "", lambda field: not _model(field) and not _is_mapping(field))]
     for name, field in Policy.model_fields.items():
@@ -55,6 +60,7 @@ def page() -> str:
             sections.append(_section(name, model))
     sections.append(_section("kinds", KindPolicy, KINDS))
     sections.append(_section("providers", ProviderPolicy, "Each entry is named after a sender."))
+    sections.append(_section("webhooks", WebhookPolicy, WEBHOOKS))
     return "".join(sections)
 
 
@@ -64,7 +70,7 @@ def settings() -> dict[str, str]:
 
 
 def _models() -> list[type[BaseModel]]:
-    return [policy.Policy, *(each for each in policy._Section.__subclasses__() if each is not policy.Policy)]
+    return [Policy, *(each for each in PolicySection.__subclasses__() if each is not Policy)]
 
 
 def _section(place: str, model: type[BaseModel], more: str = "") -> str:
@@ -140,7 +146,7 @@ def _allowed(name: str, field: FieldInfo) -> str:
     if low or high:
         return f"{low} to {high}"
     if get_origin(field.annotation) is dict:
-        return "a mapping of lists"
+        return "a mapping of lists" if "tuple" in str(field.annotation) else "a mapping"
     return "a list" if "tuple" in str(field.annotation) else "text"
 
 

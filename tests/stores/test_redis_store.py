@@ -23,6 +23,7 @@ from ragfence.stores.redis.requirements import refuse_unsafe
 from ragfence.stores.redis.store import RedisFences
 from ragfence.testing.contracts.fence_calls import (
     ALL_MODES,
+    OPERATIONS,
     SHARD,
     ask,
     claim,
@@ -407,7 +408,8 @@ def test_everything_of_a_shard_lives_in_one_slot(store: RedisFences, client: Any
     client.flushall()
     start_epoch(store, 1)
     markers = set(client.keys("*"))
-    for mode in Mode:
+    granted(store, claim(Mode.LOCK, "lock"))
+    for mode in OPERATIONS:
         sealed(store, claim(mode, "A", source=f"{mode}"))
         if mode is not Mode.KEYED:
             sealed(store, claim(mode, "B", by="two", source=f"{mode}", sequence=2))

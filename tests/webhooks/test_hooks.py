@@ -6,15 +6,24 @@ import asyncio
 import hmac
 import json
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import ragfence
-from ragfence.errors import PolicyError, StoreUnavailable, TerminalError
+from ragfence.errors import FencedOut, PolicyError, StoreUnavailable, TerminalError, ValidationError
 from ragfence.webhooks.hooks import WebhookReply, Webhooks
-from ragfence.webhooks.providers import GitHub, Meta, Provider, WebhookEvent, payment_confirmation, payment_request
+from ragfence.webhooks.providers import (
+    GitHub,
+    Meta,
+    MoMo,
+    Provider,
+    WebhookEvent,
+    payment_confirmation,
+    payment_request,
+)
 from ragfence.webhooks.signatures import HmacSignature
 
 
@@ -243,9 +252,127 @@ def test_an_event_without_its_sequence_is_refused_and_not_handled(hooks: Webhook
     assert not calls
 
 
+def test_momo_is_fenced_by_the_transaction_or_else_by_the_reference(fence: ragfence.Fence) -> None:
+    hooks = Webhooks(fence, {"momo": MoMo(HmacSignature("s", header="X-Signature"))})
+    seen = []
+    hooks.on("momo", "payment.*")(lambda event: seen.append(event.event_id))
+    for value in (
+        {"financialTransactionId": "4711", "externalId": "o1", "status": "PENDING"},
+        {"financialTransactionId": "4711", "externalId": "o1", "status": "SUCCESSFUL", "sentAt": 1},
+        {"referenceId": "r1", "status": "FAILED"},
+        {"referenceId": "r1", "status": "FAILED"},
+    ):
+        assert post(hooks, "momo", value).status == 200
+    assert seen == ["tx:4711:pending", "tx:4711:successful", "ref:r1:failed"]
+
+
+def test_a_refund_has_one_effect_however_many_events_report_it(fence: ragfence.Fence) -> None:
+    """The same event sent twice, and another event about the same refund."""
+    hooks = Webhooks(fence, {"cms": Provider(HmacSignature("s", header="X-Signature"), event_id="id")})
+    ledger = []
+
+    @fence.once(kind="payment_confirmation", key=ragfence.by_payment_confirmation("pay", transaction="refund.id"))
+    def book(payload: dict[str, Any]) -> str:
+        ledger.append(payload["refund"]["id"])
+        return f"entry-{len(ledger)}"
+
+    @hooks.on("cms", "*refund*")
+    def refunded(event: WebhookEvent) -> Any:
+        return book({"refund": event.payload["refund"]}).result
+
+    refund = {"id": "re_1", "amount": 1000, "phone": "+256700000001"}
+    events = [
+        {"id": f"evt_{n}", "type": kind, "refund": refund}
+        for n, kind in ((1, "refund.created"), (2, "charge.refunded"))
+    ]
+    replies = [post(hooks, "cms", event) for event in (*events, *events, events[0])]
+    assert ledger == ["re_1"]
+    assert {reply.body["events"][0]["result"] for reply in replies} == {"entry-1"}  # type: ignore[index, call-overload]
+    counted = fence.audit.counts(by=("kind", "decision")).to_pylist()
+    counts = {(row["kind"], row["decision"]): row["count"] for row in counted}
+    assert counts["payment_confirmation", "new"] == counts["payment_confirmation", "duplicate"] == 1
+    assert counts["webhook", "duplicate"] == 3
+
+
+def test_a_phone_number_is_nowhere_in_the_stores(tmp_path: Path) -> None:
+    phone = "256700000001"
+    policy = ragfence.Policy.from_mapping({"on_conflict": {"include_diff": True}})
+    key = ragfence.by_payment_request("momo", order="order", amount="amount", phone="phone")
+    with ragfence.open(tmp_path / "store", policy=policy) as fence:
+        asked = fence.once(kind="payment_request", key=key)(lambda payload: "asked")
+        payload = {"order": "o1", "amount": "1000.00", "phone": f"+{phone}"}
+        assert key(payload) == key(payload | {"phone": "+256 700 000-001"})
+        for _ in range(2):
+            assert asked(payload).result == "asked"
+        hooks = Webhooks(fence, {"momo": MoMo(HmacSignature("s", header="X-Signature"))})
+        hooks.on("momo")(lambda event: None)
+        post(hooks, "momo", {"transactionId": "1", "status": "ok", "payer": {"partyId": f"+{phone}"}})
+        decided = fence.audit.decisions(kind="payment_request").to_pylist()
+        assert [row["decision"] for row in decided] == ["new", "new", "duplicate"]
+        fence.audit.drain()
+    stored = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
+    assert stored
+    assert phone.encode() not in stored
+
+
+@pytest.mark.parametrize("amount", ["", "x", "-1", "NaN", "1e99", 1.5, None, True])
+def test_what_is_not_an_amount_is_refused(amount: Any) -> None:
+    key = ragfence.by_payment_request("momo", order="o", amount="a", phone="p")
+    with pytest.raises(ValidationError):
+        key({"o": "1", "a": amount, "p": "+256"})
+
+
+def test_equal_amounts_are_one_payment() -> None:
+    key = ragfence.by_payment_request("momo", order="o", amount="a", phone="p")
+    amounts = (1000, "1000", "1000.0", Decimal("1000.00"), "1E3")
+    assert {key({"o": "1", "a": amount, "p": "+256"})[0] for amount in amounts} == {"provider:momo:order:1:amount:1000"}
+    assert key({"o": "1", "a": "9.90", "p": "+256"})[0].endswith(":amount:9.9")
+
+
 def test_payments_have_keys_of_their_own(fence: ragfence.Fence) -> None:
     assert payment_confirmation("momo", "4711").source_id == "provider:momo:tx:4711"
     asked = payment_request("momo", order_id="o1", amount="1000", phone="+256700000001")
     assert asked.source_id == "provider:momo:order:o1:amount:1000"
     assert "256700000001" not in asked.revision
     assert asked.key != payment_request("momo", order_id="o1", amount="1000", phone="+256700000002").key
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_what_a_claim_inside_the_handler_raises_is_not_answered_as_a_duplicate(
+    fence: ragfence.Fence, hooks: Webhooks, is_async: bool
+) -> None:
+    other = fence.once(kind="payment", key=lambda order: order)(lambda order: {"paid": order})("o-1")
+    errors = iter([FencedOut("taken over", key=other.key, receipt=other)])
+    handled: list[str] = []
+
+    def handle(event: WebhookEvent) -> None:
+        for error in errors:
+            raise error
+        handled.append(event.event_id)
+
+    async def handle_async(event: WebhookEvent) -> None:
+        handle(event)
+
+    hooks.on("cms", "*")(handle_async if is_async else handle)
+    assert post(hooks, "cms", page(1)).status == 503
+    assert decisions(post(hooks, "cms", page(1))) == ["new"]
+    assert decisions(post(hooks, "cms", page(1))) == ["duplicate"]
+    assert handled == ["e1"]
+
+
+def test_signed_json_is_not_read_as_a_form_by_a_forged_content_type(hooks: Webhooks) -> None:
+    seen: list[Any] = []
+    hooks.on("cms", "*")(lambda event: seen.append(event.payload))
+    body = json.dumps({"id": "e1", "type": "comment", "text": "&payload=%7B%22id%22%3A%22forged%22%7D&"}).encode()
+    reply = post(hooks, "cms", body, **{"Content-Type": "application/x-www-form-urlencoded"})
+    assert (reply.status, seen) == (400, [])
+
+
+@pytest.mark.parametrize("change", [{"version": None}, {"version": "²"}, {"version": "--5"}, {"id": None}])
+def test_an_event_that_cannot_be_ordered_is_refused_and_not_applied(hooks: Webhooks, change: dict[str, Any]) -> None:
+    applied: list[str] = []
+    hooks.on("cms", "*", object_id="page.id", sequence="page.version")(lambda event: applied.append(event.event_id))
+    event = page(1)
+    event["page"] |= change
+    assert post(hooks, "cms", event).status == 422
+    assert applied == []

@@ -139,6 +139,29 @@ def test_the_library_of_standard_webhooks_accepts_and_makes_the_same_signatures(
     assert StandardSignature(STANDARD_SECRET).verify(delivery, at).event_id == "msg_1"
 
 
+def test_the_vector_of_standard_webhooks_is_accepted() -> None:
+    headers = {
+        "webhook-id": "msg_p5jXN8AQM9LWM0D4loKWxJek",
+        "webhook-timestamp": "1614265330",
+        "webhook-signature": "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=",
+    }
+    scheme = StandardSignature("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
+    body = b'{"test": 2432232314}'
+    assert scheme.verify(Delivery(headers, body), 1614265330).event_id == "msg_p5jXN8AQM9LWM0D4loKWxJek"
+    with pytest.raises(WebhookUnverified):
+        scheme.verify(Delivery(headers, body.replace(b"2", b"3", 1)), 1614265330)
+
+
+@pytest.mark.parametrize(("scheme", "delivery"), CASES)
+def test_signatures_are_compared_in_constant_time(
+    scheme: Scheme, delivery: Delivery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What decides is `hmac.compare_digest`: with one that says no, a right signature is refused."""
+    monkeypatch.setattr(hmac, "compare_digest", lambda one, other: False)
+    with pytest.raises(WebhookUnverified):
+        scheme.verify(delivery, NOW)
+
+
 def test_the_vector_of_githubs_documentation_is_accepted() -> None:
     signature = "sha256=757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17"
     delivery = Delivery({"x-hub-signature-256": signature}, b"Hello, World!")

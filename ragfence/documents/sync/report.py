@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ragfence import errors
-from ragfence.core.layout import METADATA_UPDATED, REVIVED, ids_in, result_in
+from ragfence.core.layout import METADATA_UPDATED, REVIVED, ids_in, ids_in_record
 from ragfence.core.receipts import DUPLICATE, Decision, Receipt
 from ragfence.core.records import Head
 from ragfence.documents.identity import SNIPPET_BYTES, snippet_texts
@@ -272,4 +272,4 @@ def failure_of(doc_id: str, receipt: Receipt) -> SyncFailure:
 
 def ids_of_record(record: bytes) -> bytes:
     """The concatenated snippet_ids in the encoded record of a live document."""
-    return ids_in(result_in(record))
+    return ids_in_record(record)

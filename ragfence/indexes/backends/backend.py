@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from ragfence.indexes.embedders.embedder import Vectors
@@ -45,6 +45,13 @@ class FoundRow(NamedTuple):
     """as JSON"""
     score: float
     """higher is nearer: cosine similarity, dot product, or the negative squared distance"""
+
+
+class NearRow(NamedTuple):
+    """A row found by one of several searches."""
+
+    snippet_id: str
+    score: float
 
 
 class Pointer(NamedTuple):
@@ -130,6 +137,15 @@ class Backend(Protocol):
     def unpoint(self, alias: str) -> None: ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class BatchSearch(Protocol):
+    """What a backend may have besides: many searches in one call, which need not cost as much as many calls."""
+
+    def search_many(self, physical: str, vectors: Vectors, k: int) -> list[list[NearRow]]:
+        """Returns what `search` finds for each vector, nearest first."""
+        ...
 
 
 PREFIX = "rf-"

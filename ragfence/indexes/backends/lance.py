@@ -25,7 +25,7 @@ from cachetools import LRUCache
 from ragfence._extras import needs_extra
 from ragfence.errors import BuildMissing, FormatCorrupt, StoreUnavailable, ValidationError
 from ragfence.indexes.backends import lance_aliases, lance_indexes
-from ragfence.indexes.backends.backend import PAYLOAD, PREFIX, FoundRow, Pointer, Shape, row_schema
+from ragfence.indexes.backends.backend import PAYLOAD, PREFIX, FoundRow, NearRow, Pointer, Shape, row_schema
 from ragfence.indexes.backends.lance_errors import LanceError, file_gone, lost_race, no_table, translate
 from ragfence.indexes.backends.shapes import check_search, select_schema
 from ragfence.stores.file_modes import make_folders
@@ -174,6 +174,28 @@ class LanceBackend:
             scores = (lance_indexes.score(metric, distance) for distance in columns["_distance"])
             return [FoundRow(*row) for row in zip(*(columns[name] for name in PAYLOAD), scores, strict=True)]
 
+        return self._act_on(physical, f"search {physical}", find)
+
+    def search_many(self, physical: str, vectors: Vectors, k: int) -> list[list[NearRow]]:
+        def find(opened: _Open) -> list[list[NearRow]]:
+            shape = opened.shape
+            for vector in vectors:
+                check_search(shape.dimension, shape.metric, vector, k)
+            query = opened.table.search(vectors, vector_column_name="vector")
+            query = lance_indexes.tune(query, shape).select(["snippet_id", "_distance"]).limit(k)
+            table = query.to_arrow()
+            ids, distances = table.column("snippet_id").to_pylist(), table.column("_distance").to_pylist()
+            # LanceDB numbers the queries only if there are several.
+            numbers = table.column("query_index").to_pylist() if len(vectors) > 1 else [0] * len(ids)
+            found: list[list[NearRow]] = [[] for _ in vectors]
+            for number, snippet_id, distance in zip(numbers, ids, distances, strict=True):
+                found[number].append(NearRow(snippet_id, lance_indexes.score(shape.metric, distance)))
+            for rows in found:
+                rows.sort(key=lambda row: -row.score)
+            return found
+
+        if not len(vectors):
+            return []
         return self._act_on(physical, f"search {physical}", find)
 
     def drop(self, physical: str) -> None:

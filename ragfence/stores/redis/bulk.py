@@ -155,7 +155,7 @@ class ScriptBatches:
             for at in members:
                 item = items[at]
                 keys.append(record + item.key[1:])
-                if item.mode is not KEYED:
+                if item.mode is SEQUENCED or item.mode is DOCUMENT:
                     keys.append(prefix + item.source)
                 args.append(pack(item))
         kinds = (bytes, int) if script == "lease" else (bytes,)
@@ -226,7 +226,7 @@ class BulkReplays:
                     row = row_of_replay(claim, data, ts)
             elif mode is SEQUENCED:
                 answer, row = self._of_source(claim, data, next(sources), epochs[shard], found.now_ms)
-            elif data is not None:
+            elif mode is DOCUMENT and data is not None:
                 refuse_newer_source(data)
             if row is None:
                 answers.append(None)

@@ -9,6 +9,7 @@ from typing import Any
 
 from ragfence.core.decisions import (
     KEYED,
+    LOCK,
     Claim,
     ConflictVerdict,
     Fenced,
@@ -146,7 +147,7 @@ class Names:
         return int(name[at - 2 : at], 16)
 
     def keys_of(self, what: Claim | Seal | LeaseRef) -> list[bytes]:
-        if what.mode is KEYED:
+        if what.mode is KEYED or what.mode is LOCK:
             return [self.record(what.key)]
         return [self.record(what.key), self.source(what.key[0], what.source)]
 
@@ -334,6 +335,8 @@ def lease_done(reply: Any) -> bool:
 def _refused(code: bytes, data: bytes) -> FormatTooNew | FormatCorrupt:
     if data and data[0] > RECORD_VERSION:
         return FormatTooNew(f"a record in the fence store has format {data[0]}; this ragfence knows {RECORD_VERSION}")
+    if data:
+        decode_record(data)  # it says more about what is wrong, unless a script was wrong to refuse it
     return FormatCorrupt(f"the fence store answered {code!r}", hint=REHYDRATE)
 
 

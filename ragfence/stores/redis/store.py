@@ -18,6 +18,8 @@ from ragfence.core.decision_rows import Row
 from ragfence.core.decisions import (
     DOCUMENT,
     KEYED,
+    LOCK,
+    SEQUENCED,
     Claim,
     HeadQuery,
     HeldRecords,
@@ -325,7 +327,9 @@ class RedisFences:
             found = unpark(record, stamp) if record else None
         else:
             found = decode_record(record) if record else None
-        there = SourceRecord.decode(source) if source and lookup.mode is not KEYED else None
+        there = (
+            SourceRecord.decode(source) if source and (lookup.mode is SEQUENCED or lookup.mode is DOCUMENT) else None
+        )
         if there and stamp is not None and there.stamp != stamp:
             there = None
         return HeldRecords(found, there)
@@ -337,7 +341,7 @@ class RedisFences:
 
     def _alone(self, script: str, item: Claim | Seal, packed: bytes, confirm: Needed) -> Any:
         """The reply to a batch of one, which most are: nothing to group, nothing to put in order."""
-        if self._server is not None and item.mode is KEYED:
+        if self._server is not None and (item.mode is KEYED or item.mode is LOCK):
             try:
                 answered = self._server.ask(*self._around_run_id(script, item, packed))
             except REDIS_ERRORS as error:

@@ -19,7 +19,16 @@ from typing import Any, ClassVar, get_args
 import pytest
 
 from ragfence.errors import BuildMissing, ValidationError
-from ragfence.indexes.backends.backend import PAYLOAD, PREFIX, Backend, Metric, Pointer, Shape, row_schema
+from ragfence.indexes.backends.backend import (
+    PAYLOAD,
+    PREFIX,
+    Backend,
+    BatchSearch,
+    Metric,
+    Pointer,
+    Shape,
+    row_schema,
+)
 
 DIMENSION = 8
 METRICS: tuple[Metric, ...] = get_args(Metric)
@@ -218,6 +227,29 @@ class BackendContract:
             assert np.abs(np.array([each.score for each in found]) - scores[nearest]).max() < 1e-4
             first = table.slice(int(nearest[0]), 1).to_pylist()[0]
             assert found[0][:-1] == tuple(first[name] for name in PAYLOAD)
+
+    @pytest.mark.parametrize("metric", METRICS)
+    def test_many_searches_in_one_call_find_what_each_finds_alone(self, backend: Backend, metric: Metric) -> None:
+        """Optional: a backend without `search_many` is searched once for each vector."""
+        import numpy as np
+
+        if not isinstance(backend, BatchSearch):
+            pytest.skip("has no search_many")
+        backend.write("rf-a", Shape(DIMENSION, metric), _pieces(rows(400), 150))
+        backend.finish("rf-a", Shape(DIMENSION, metric))
+        for count in (0, 1, 7):
+            vectors = vectors_of(rows(count, seed=9))
+            found = backend.search_many("rf-a", vectors, 12)
+            alone = [backend.search("rf-a", vector, 12) for vector in vectors]
+            assert [[each.snippet_id for each in nearest] for nearest in found] == [
+                [each.snippet_id for each in nearest] for nearest in alone
+            ]
+            for nearest, same in zip(found, alone, strict=True):
+                assert [each.score for each in nearest] == pytest.approx([each.score for each in same], abs=1e-4)
+        with pytest.raises(ValidationError):
+            backend.search_many("rf-a", np.ones((2, DIMENSION + 1), np.float32), 3)
+        with pytest.raises(BuildMissing):
+            backend.search_many("rf-b", np.ones((2, DIMENSION), np.float32), 3)
 
     def test_more_may_be_asked_for_than_there_are(self, backend: Backend) -> None:
         backend.write("rf-a", Shape(DIMENSION), [rows(30)])

@@ -52,6 +52,7 @@ from ragfence.testing.contracts.fence_calls import (
 )
 from ragfence.testing.contracts.handles import ClosingContract, FormatContract, HandleContract
 from ragfence.testing.contracts.lifetimes import DeletionContract, ExpiryContract
+from ragfence.testing.contracts.locks import HeldLockContract
 from ragfence.testing.contracts.replays import ReplayContract
 from ragfence.testing.contracts.row_drain import DrainContract
 from ragfence.testing.contracts.rows import RowContract
@@ -772,6 +773,7 @@ class FenceStoreContract(
     EpochContract,
     SoloContract,
     LockContract,
+    HeldLockContract,
     BatchContract,
     ReplayContract,
     RowContract,

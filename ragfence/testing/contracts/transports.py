@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from ragfence.errors import ValidationError
+from ragfence.errors import QueueFull, ValidationError
 from ragfence.queues.transport import MAX_BODY_BYTES, Envelope, Message, Transport
 
 
@@ -45,6 +45,11 @@ class TransportContract:
     @pytest.fixture
     def transport(self) -> Any:
         raise NotImplementedError("override the fixture `transport` in the subclass")
+
+    @pytest.fixture
+    def small_transport(self) -> Any:
+        """The same transport, empty, with a high-water mark of 3 messages."""
+        pytest.skip("this transport has no high-water mark")
 
     @staticmethod
     def all_of(transport: Transport, count: int, within_s: float = 20.0) -> list[Message]:
@@ -96,6 +101,17 @@ class TransportContract:
         with pytest.raises(ValidationError):
             transport.send([note(1), Envelope(body=body)])
         assert transport.receive(10, 0.3) == []
+
+    @pytest.mark.parametrize("text", ["a\0", "\ud800"])
+    @pytest.mark.parametrize("name", ["event_id", "source_id", "tenant", "group"])
+    def test_text_that_no_queue_carries_is_refused_and_nothing_is_sent(
+        self, transport: Transport, name: str, text: str
+    ) -> None:
+        """As a mistake of the sender: `TransportUnavailable` would have it sent again forever."""
+        wrong: dict[str, str] = {name: text}
+        with pytest.raises(ValidationError):
+            transport.send([Envelope(body=1), Envelope(body=2, **wrong)])  # type: ignore[arg-type]
+        assert transport.receive(10, 0) == []
 
     def test_nothing_is_nothing(self, transport: Transport) -> None:
         assert transport.send([]) == []
@@ -250,6 +266,35 @@ class TransportContract:
             transport.ack(found)
         assert 1000 in seen
         assert len(seen) == 30
+
+    def test_a_flood_of_one_tenant_leaves_every_round_room_for_the_others(self, transport: Transport) -> None:
+        if not self.SERVES_TENANTS_IN_TURN:
+            pytest.skip("this transport has one lane")
+        for at in range(0, 200, 50):
+            transport.send([note(number, tenant="many") for number in range(at, at + 50)])
+        others = [f"few-{number}" for number in range(4)]
+        for tenant in others:
+            transport.send([note(1000 + number, tenant=tenant) for number in range(3)])
+        seen: list[str] = []
+        for _ in range(4):
+            found = transport.receive(10, 1)
+            transport.ack(found)
+            seen += [message.tenant for message in found]
+        assert all(seen.count(tenant) == 3 for tenant in others)
+        assert len(seen) == 40, "what one tenant does not use is left to the others"
+
+    def test_above_its_high_water_mark_a_queue_takes_nothing_and_says_when_to_try_again(
+        self, small_transport: Transport
+    ) -> None:
+        small_transport.send([note(1), note(2)])
+        with pytest.raises(QueueFull) as full:
+            small_transport.send([note(3), note(4)])
+        assert full.value.retry_after_ms
+        assert small_transport.depth().visible == 2
+        found = self.all_of(small_transport, 2)
+        small_transport.ack(found)
+        small_transport.send([note(3), note(4)])
+        assert sorted(numbers(self.all_of(small_transport, 2))) == [3, 4]
 
     def test_two_consumers_never_hold_the_same_message(self, transport: Transport) -> None:
         if not self.PROVES_RACES:

@@ -1,7 +1,7 @@
 -- For every script that reads more than one record: constants and markers.
 
-local HELD, RELEASED, QUARANTINED, SEALED, FAILED = $HELD, $RELEASED, $QUARANTINED, $SEALED, $FAILED
-local KEYED, SEQUENCED, DOCUMENT = $KEYED, $SEQUENCED, $DOCUMENT
+local HELD, RELEASED, QUARANTINED, SEALED, FAILED, LOCKED = $HELD, $RELEASED, $QUARANTINED, $SEALED, $FAILED, $LOCKED
+local KEYED, SEQUENCED, DOCUMENT, LOCK = $KEYED, $SEQUENCED, $DOCUMENT, $LOCK
 
 -- `R:<epoch>:<run_id>` or `H:<epoch>:<run_id>`; the run_id is that of INFO.
 local function read_marker(marker_key)
@@ -35,7 +35,7 @@ end
 -- document has two values, its record and its source.
 local function read_ahead(packed_from, k, count)
   local mode = byte(ARGV[packed_from])
-  if mode == SEQUENCED or (mode == KEYED and count < 2) or count > 500 then return nil end -- unpack() is limited by Lua's stack
+  if mode == SEQUENCED or mode == LOCK or (mode == KEYED and count < 2) or count > 500 then return nil end -- unpack() is limited by Lua's stack
   local stride, names, seen = mode == KEYED and 1 or 2, {}, {}
   for i = 1, count do
     k = k + stride

@@ -3,7 +3,7 @@
 -- is answered in claim_alone.lua and does not get here. Everything else goes through rules(), which is claim_rules.lua
 -- and whose functions are created only when they are needed.
 --
--- KEYS   per group: marker, counter, rows; then per claim: record, and source unless the mode is KEYED
+-- KEYS   per group: marker, counter, rows; then per claim: record, and source unless the mode is KEYED or LOCK
 -- ARGV   [1] '1' if there is no object store, [2] number of groups, [3] most rows to keep, or '0',
 --        [4] '', or, for a single claim without a sequence, the run_id that was read when the connection was opened
 --        per group: the shard as one byte, the common prefix of its keys, rows that are encoded already, their counts
@@ -51,14 +51,14 @@ for _ = 1, groups do
     local claim, record_key, source_key = ARGV[a], KEYS[k], nil
     local mode = byte(claim)
     a, k = a + 1, k + 1
-    if mode ~= KEYED then
+    if mode == SEQUENCED or mode == DOCUMENT then
       source_key = KEYS[k]
       k = k + 1
     end
     local reply, row, answer
     if not epoch then
       reply = 'N'
-    elseif mode == KEYED or (mode == DOCUMENT and ahead) then
+    elseif mode == KEYED or mode == LOCK or (mode == DOCUMENT and ahead) then
       local data
       if mode == DOCUMENT then
         data = nil

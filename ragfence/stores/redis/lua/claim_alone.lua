@@ -1,5 +1,6 @@
 -- The most frequent calls, answered before anything else is set up: a single claim without a sequence, from a connection
--- that knows the run_id of its server (ARGV[4]), of a key that is sealed with the same payload or was never claimed.
+-- that knows the run_id of its server (ARGV[4]), of a key that is sealed with the same payload or was never claimed, or
+-- of a lock that nobody holds.
 -- Like the MGET of a batch, a replay trusts that run_id: no connection survives a restart of the server. A call that
 -- writes a record reads the run_id from the server.
 if ARGV[4] ~= '' then

@@ -8,11 +8,11 @@ end
 
 local function kind_of_claim(claim) return $short(claim, $claim.rest) end
 
--- Whether this record answers the claim: it ended, and has the claim's payload.
+-- Whether this record answers the claim: it ended, and has the claim's payload. Nothing answers the claim of a lock.
 local function replays(data, claim)
   local version, flags = byte(data, $record.version:state)
   local state = $state(flags)
-  return version == $RECORD_VERSION and (state == $SEALED or state == $FAILED) and
+  return byte(claim) ~= $LOCK and version == $RECORD_VERSION and (state == $SEALED or state == $FAILED) and
     sub(data, $record.fingerprint) == sub(claim, $claim.fingerprint)
 end
 
@@ -32,12 +32,12 @@ local function replay_row(data, claim, ts, shard)
     '\0' .. sub(claim, at)
 end
 
--- The record and the row of the first claim of a key.
+-- The record and the row of the first claim of a key, or of a lock that nobody holds.
 local function first_grant(claim, epoch, number, now_ms, ts, shard)
   local owner = $skip_short(claim, $claim.rest)
   local payload = $skip_short(claim, owner)
   local context = $skip_long(claim, payload)
-  local state, from, to = $HELD, owner, context - 1
+  local state, from, to = byte(claim) == $LOCK and $LOCKED or $HELD, owner, context - 1
   if payload > owner + 1 then state = state + $HAS_OWNER else from = payload end
   if context > payload + $LONG then state = state + $HAS_PAYLOAD else to = payload - 1 end
   local fence = $pack(record.epoch:attempt, epoch, number, 1) .. ts

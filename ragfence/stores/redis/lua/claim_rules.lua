@@ -20,7 +20,7 @@ local function raises(sequence, head)
   return not head or not head.sequence or compare_sequences(sequence, head.sequence) > 0
 end
 
-local function held_at(r, now_ms) return r.state == HELD and now_ms < r.when end
+local function held_at(r, now_ms) return (r.state == HELD or r.state == LOCKED) and now_ms < r.when end
 
 local function next_attempt(before, claim, takeover, prior)
   if before.state == QUARANTINED then return { code = 'I', record = before, quarantined = true } end
@@ -29,6 +29,14 @@ local function next_attempt(before, claim, takeover, prior)
   end
   return { code = 'G', attempt = before.attempt + 1, first_seen = before.first_seen, takeover = takeover,
     prior = prior, error = before.error }
+end
+
+local function decide_lock(known, claim, now_ms)
+  if not known then return { code = 'G', attempt = 1, first_seen = now_ms, error = '' } end
+  if known.state ~= LOCKED then return { code = 'C', record = known } end
+  if known.token == claim.token then return { code = 'G', again = known } end
+  if held_at(known, now_ms) then return { code = 'I', record = known } end
+  return { code = 'G', attempt = 1, first_seen = now_ms, takeover = true, error = '' }
 end
 
 local function decide_keyed(known, claim, now_ms)
@@ -74,6 +82,7 @@ local function decide_document(head, lease, parked, claim, now_ms)
 end
 
 local function decide(held, claim, now_ms)
+  if claim.mode == LOCK then return decide_lock(held.record, claim, now_ms) end
   local head = held.source and held.source.head
   local lease = held.source and held.source.lease
   if claim.sequence and head and head.sequence and compare_sequences(claim.sequence, head.sequence) < 0 then
@@ -85,7 +94,9 @@ local function decide(held, claim, now_ms)
   elseif lease and lease.digest == claim.digest and not ended(held.record) then
     known = lease.record
   end
-  if known and known.fingerprint ~= claim.fingerprint then return { code = 'C', record = known } end
+  if known and (known.state == LOCKED or known.fingerprint ~= claim.fingerprint) then
+    return { code = 'C', record = known }
+  end
   if lease and lease.digest == claim.digest and lease.record.fingerprint ~= claim.fingerprint then
     return { code = 'C', record = lease.record }
   end
@@ -100,7 +111,7 @@ end
 
 -- Stores a pending record where it belongs: under its key, or as the one lease of its source.
 local function place(claim, held, record, unsettled, epoch, prefix, now_ms)
-  if claim.mode == KEYED then
+  if claim.mode == KEYED or claim.mode == LOCK then
     put(claim.record_key, record.raw, claim.pending_ttl)
     redis.call('ZADD', prefix .. 'p', score(now_ms, claim.pending_ttl), claim.digest)
     return ''
@@ -169,7 +180,7 @@ local function settle(packed, record_key, source_key, epoch, solo, now_ms, count
     if answer.again then
       answer.record, answer.source = answer.again, held.source and held.source.raw or ''
     else
-      answer.record = { state = HELD, fingerprint = claim.fingerprint, token = claim.token, epoch = epoch,
+      answer.record = { state = claim.mode == LOCK and LOCKED or HELD, fingerprint = claim.fingerprint, token = claim.token, epoch = epoch,
         counter = checked_number(redis.call('INCR', counter_key)), attempt = answer.attempt,
         first_seen = answer.first_seen, when = now_ms + claim.lease_ms, kind = claim.kind, owner = claim.owner, error = answer.error,
         effect_id = '', payload = claim.payload, result = '' }

@@ -75,7 +75,7 @@ elseif action == 'forget_ended' or action == 'forget_pending' then
       redis.call('DEL', KEYS[i])
       tally(sub(KEYS[1], 1, -2), sealed_ms, label('x', lifetime, $short(data, $record.rest), '', 1), 1)
     elseif version == $RECORD_VERSION and action == 'forget_pending'
-        and ($state(state) ~= HELD or now() >= $unpack(record.when, data)) then
+        and (($state(state) ~= HELD and $state(state) ~= LOCKED) or now() >= $unpack(record.when, data)) then
       local prefix = sub(KEYS[1], 1, -2)
       redis.call('DEL', KEYS[i])
       redis.call('ZREM', prefix .. 'p', sub(KEYS[i], #prefix + 2))
@@ -88,7 +88,8 @@ elseif action == 'recount' then
   for i = 3, #KEYS do
     local data, left_ms = redis.call('GET', KEYS[i]), redis.call('PTTL', KEYS[i])
     local of_source = byte(KEYS[i], #prefix + 1) == $code(s)
-    local is_pending = data and byte(data) == $RECORD_VERSION and $state(byte(data, $record.state.at)) <= QUARANTINED
+    local state = data and byte(data) == $RECORD_VERSION and $state(byte(data, $record.state.at))
+    local is_pending = state and (state <= QUARANTINED or state == LOCKED)
     if of_source then
       is_pending = data and byte(data) == $RECORD_VERSION and $has(byte(data, $source.flags.at), SOURCE_LEASE)
     end

@@ -1,7 +1,7 @@
 -- Renewals, releases and resets of attempts: compares the token, then acts, as apply_renewal, apply_release and
 -- apply_attempt_reset of core/decisions.py do.
 --
--- KEYS   per group: marker, rows; then per lease: record, and source unless the mode is KEYED
+-- KEYS   per group: marker, rows; then per lease: record, and source unless the mode is KEYED or LOCK
 -- ARGV   [1] '1' if there is no object store, [2] number of groups, [3] most rows to keep, or '0'
 --        [4] 'renew', 'release', 'expire' or 'reset_attempts', [5] the error code of a release,
 --        [6] '1' if a release refunds the attempt, '2' if it also keeps nothing of a first attempt
@@ -19,6 +19,9 @@ end
 
 -- The pending record of the lease, and where it is stored: {record, lease of its source or nil}.
 local function find(lease, held)
+  if lease.mode == LOCK then
+    return held.record and held.record.state == LOCKED and held.record or nil, nil
+  end
   if lease.mode == KEYED then return held.record, nil end
   local spot = held.source and held.source.lease
   if spot and spot.digest == lease.digest then return spot.record, spot end
@@ -36,15 +39,23 @@ local function put_back(lease, held, record, spot)
   redis.call('ZADD', lease.prefix .. 'q', score(lease.now_ms, lease.source_ttl), sub(lease.source_key, #lease.prefix + 2))
 end
 
+-- Of a lock nothing stays but the counter of its shard.
+local function drop_lock(lease)
+  redis.call('DEL', lease.record_key)
+  redis.call('ZREM', lease.prefix .. 'p', lease.digest)
+  return 1
+end
+
 local function reset_attempts(lease, held, now_ms)
   local record, spot = find(lease, held)
+  if lease.mode == LOCK then return record and drop_lock(lease) or 0 end
   if spot then
     local hides = record.state == HELD or spot.unsettled
     put_back(lease, held,
       copy_record(record, { state = hides and HELD or RELEASED, token = NOBODY, when = now_ms, attempt = 0 }), spot)
     return 1
   end
-  if not held.record or ended(held.record) then return 0 end
+  if not held.record or ended(held.record) or held.record.state == LOCKED then return 0 end
   local after = copy_record(held.record, { state = RELEASED, token = NOBODY, when = now_ms, attempt = 0 })
   put_back(lease, held, after, nil)
   return 1
@@ -62,12 +73,15 @@ end
 local function settle(action, lease, held, epoch, now_ms, err, refund, withdraw)
   if action == 'reset_attempts' then return reset_attempts(lease, held, now_ms), nil end
   local record, spot = find(lease, held)
-  if not record or record.state ~= HELD or record.token ~= lease.token then return 0, nil end
+  if not record or record.state ~= (lease.mode == LOCK and LOCKED or HELD) or record.token ~= lease.token then
+    return 0, nil
+  end
   if action == 'renew' then
     if lease.epoch ~= epoch then return 0, nil end
     put_back(lease, held, copy_record(record, { when = now_ms + lease.lease_ms }), spot)
     return 1, nil
   end
+  if lease.mode == LOCK then return drop_lock(lease), record end
   if withdraw and withdrawn(lease, held, record, spot) then return 1, record end
   local state = action == 'expire' and HELD or RELEASED
   local attempt = refund and math.max(record.attempt - 1, 0) or record.attempt
@@ -90,7 +104,7 @@ for _ = 1, groups do
     a = a + 1
     lease.record_key, lease.prefix, lease.now_ms = KEYS[k], sub(marker_key, 1, -2), now_ms
     k = k + 1
-    if lease.mode ~= KEYED then
+    if lease.mode == SEQUENCED or lease.mode == DOCUMENT then
       lease.source_key = KEYS[k]
       k = k + 1
     end

@@ -17,10 +17,12 @@ local function read_long(data, at)
   return sub(data, start, start + size - 1), start + size
 end
 
--- A record of a newer format decodes to {newer = true}, and the client refuses it.
+-- A record of a newer format, or in a state of a newer one, decodes to {newer = true}, and the client refuses it.
 local function decode_record(data)
   if not data or data == '' then return nil end
-  if byte(data) ~= $RECORD_VERSION then return { newer = true, raw = data } end
+  if byte(data) ~= $RECORD_VERSION or $state(byte(data, $record.state.at)) > LOCKED then
+    return { newer = true, raw = data }
+  end
   local r = { raw = data }
   local at, _
   _, r.state, r.fingerprint, r.token, r.epoch, r.counter, r.attempt, r.first_seen, r.when, at =
@@ -113,7 +115,7 @@ local function compare_sequences(a, b)
   return 0
 end
 
--- What is stored for one item: its record and, unless it is KEYED, its source. Void records are left out.
+-- What is stored for one item: its record and, unless it is KEYED or a LOCK, its source. Void records are left out.
 local function read_held(item, epoch, solo)
   local held = {}
   local data = redis.call('GET', item.record_key)
@@ -126,7 +128,7 @@ local function read_held(item, epoch, solo)
       held.record = decode_record(data)
     end
   end
-  if item.mode ~= KEYED then
+  if item.mode == SEQUENCED or item.mode == DOCUMENT then
     held.source = decode_source(redis.call('GET', item.source_key))
     if held.source and not held.source.newer and not solo and held.source.stamp ~= epoch then held.source = nil end
   end

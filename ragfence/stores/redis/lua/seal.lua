@@ -2,7 +2,7 @@
 -- seal_cut.lua handles the owner's seal of an operation without a sequence, or of a document without a head. A single one
 -- of an operation is answered in seal_alone.lua. Everything else goes through rules(), which is seal_rules.lua.
 --
--- KEYS   per group: marker, rows, count of head moves; then per seal: record, and source unless the mode is KEYED
+-- KEYS   per group: marker, rows, count of head moves; then per seal: record, and source unless the mode is KEYED or LOCK
 -- ARGV   [1] '1' if there is no object store, [2] number of groups, [3] most rows to keep, or '0',
 --        [4] '', or, for a single seal without a sequence, the run_id that was read when the connection was opened
 --        per group: the shard as one byte, the common prefix of its keys, the number of seals; then per seal one packed
@@ -29,14 +29,14 @@ for _ = 1, groups do
     local seal, record_key, source_key = ARGV[a], KEYS[k], nil
     local mode, flags = byte(seal, $seal.mode:flags)
     a, k = a + 1, k + 1
-    if mode ~= KEYED then
+    if mode == SEQUENCED or mode == DOCUMENT then
       source_key = KEYS[k]
       k = k + 1
     end
     local reply, row, what, change
     if not epoch then
       reply = 'N'
-    elseif mode ~= SEQUENCED and sub(seal, $seal.epoch) == epoch_bytes then
+    elseif mode ~= SEQUENCED and mode ~= LOCK and sub(seal, $seal.epoch) == epoch_bytes then
       local data
       if mode == DOCUMENT then
         local source = ahead and ahead[2 * i]

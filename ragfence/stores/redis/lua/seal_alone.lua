@@ -3,7 +3,7 @@
 -- run_id is trusted.
 if ARGV[4] ~= '' then
   local seal, marker, data = ARGV[8], redis.call('GET', KEYS[1]), redis.call('GET', KEYS[4])
-  if marker and data and byte(marker) == $code(R) and sub(marker, $MARKER_RUN) == ARGV[4] and owned(data, seal) and
+  if marker and data and byte(seal) == $KEYED and byte(marker) == $code(R) and sub(marker, $MARKER_RUN) == ARGV[4] and owned(data, seal) and
     $pack(seal.epoch, tonumber(sub(marker, $MARKER_EPOCH))) == sub(seal, $seal.epoch) then
     local now_ms, row = now(), nil
     data, row = own_seal(data, seal, now_ms, $pack(record.when, now_ms), ARGV[5])

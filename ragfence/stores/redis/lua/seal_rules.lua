@@ -43,7 +43,7 @@ end
 -- Returns the code, the record, the lifetime to count if anything changed ('-': it leaves no key of its own), and the
 -- change of the number of live documents.
 local function settle(seal, held, epoch, now_ms, prefix)
-  if seal.epoch ~= epoch then return 'F', standing(held, seal) end
+  if seal.epoch ~= epoch or seal.mode == LOCK then return 'F', standing(held, seal) end
   if seal.mode == KEYED then return settle_keyed(held.record, seal, now_ms, prefix) end
   local lease = held.source and held.source.lease
   if not (lease and lease.digest == seal.digest and holds(lease.record, seal.token)) then
