@@ -16,7 +16,7 @@ from ragfence.cli.apikeys import apikeys
 from ragfence.cli.audit import audit
 from ragfence.cli.decisions import decisions, drain
 from ragfence.cli.doctor import doctor
-from ragfence.cli.documents import compact, purge, retract, snippets, verify
+from ragfence.cli.documents import compact, content_hash, purge, retract, snippets, verify
 from ragfence.cli.explain import explain
 from ragfence.cli.indexes import build, builds, gc
 from ragfence.cli.ingest import ingest
@@ -123,6 +123,7 @@ app.command("retract", rich_help_panel=DOCUMENTS)(retract)
 app.command("purge", rich_help_panel=DOCUMENTS)(purge)
 app.command("verify", rich_help_panel=DOCUMENTS)(verify)
 app.command("compact", rich_help_panel=DOCUMENTS)(compact)
+app.command("content-hash", rich_help_panel=DOCUMENTS)(content_hash)
 app.command("build", rich_help_panel=INDEXES)(build)
 app.command("builds", rich_help_panel=INDEXES)(builds)
 app.command("swap", rich_help_panel=INDEXES)(swap)

@@ -1,4 +1,4 @@
-"""`ragfence snippets`, `retract`, `purge`, `verify` and `compact`: documents shown, removed and maintained."""
+"""`ragfence snippets`, `retract`, `purge`, `verify`, `compact` and `content-hash`: documents shown and maintained."""
 
 from __future__ import annotations
 
@@ -130,6 +130,36 @@ def purge(
     else:
         output.echo(f"{report.doc_id}: no such document, live or retracted")
     if not report.known:
+        raise typer.Exit(1)
+
+
+def content_hash(
+    *,
+    stores: Stores,
+    as_json: Json = False,
+    finish: Annotated[
+        bool, typer.Option("--finish", help="End the change to the content hash of the policy, if no document is left.")
+    ] = False,
+) -> None:
+    """Count the live documents by content hash. Reads the whole log."""
+    with open_fence(stores) as fence:
+        documents = fence.documents
+        counted = documents.finish_content_hash() if finish else documents.content_hashes()
+        wanted = fence.policy.content_hash
+    others = {name: count for name, count in counted.items() if name != wanted}
+    if as_json:
+        output.print_json({"content_hash": wanted, "documents": counted, "finished": finish and not others})
+    else:
+        for name, count in counted.items():
+            output.echo(f"{name}: {output.pluralize(count, 'live document')}")
+        if not counted:
+            output.echo("no live documents")
+        if finish and not others:
+            output.echo("finished: content_hash_also may be removed from the policy")
+    if finish and others:
+        names = " and ".join(others)
+        if not as_json:
+            output.echo(f"not finished: keep content_hash_also: {names} until no document is known by it")
         raise typer.Exit(1)
 
 

@@ -399,6 +399,8 @@ class Policy(PolicySection):
     """removal of secrets"""
     content_hash: Literal["xxh3", "sha256", "hmac"] = "xxh3"
     """digest of document contents, fixed with the first document of a tenant (a server uses `sha256` by default)"""
+    content_hash_also: Literal["xxh3", "sha256"] | None = None
+    """second digest that documents are recognised by, while a tenant changes from one to the other"""
     content_secret: ContentSecret = ContentSecret()
     """the secret of `content_hash: hmac`"""
     kinds: dict[str, KindPolicy] = Field(default={})
@@ -535,6 +537,13 @@ def _broken_promises(policy: Policy) -> Iterator[str]:
             )
     if policy.content_hash != "hmac" and policy.content_secret != ContentSecret():
         yield f"content_secret: is for content_hash: hmac, and this policy has {policy.content_hash}"
+    if (also := policy.content_hash_also) is not None:
+        if "content_hash" not in policy.model_fields_set:
+            yield "content_hash_also: needs content_hash, which says what new documents are hashed with"
+        elif policy.content_hash == "hmac":
+            yield f"content_hash_also: a tenant cannot change between hmac and {also}; use another tenant"
+        elif policy.content_hash == also:
+            yield f"content_hash_also: must be another algorithm than content_hash, which is {also} already"
     for name, webhook in policy.webhooks.items():
         if webhook.max_body_bytes > policy.http.max_body_bytes:
             most = policy.http.max_body_bytes

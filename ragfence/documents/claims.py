@@ -24,9 +24,10 @@ from ragfence.core.redaction import CleanJson, Redaction
 from ragfence.documents.chunking.chunker import Chunker, MarkdownChunker, Recipe, TextChunker
 from ragfence.documents.identity import INGEST, KIND, RETRACT, Content, Identity, key_tail
 from ragfence.documents.origins import Origin
-from ragfence.engine.batch_commit import FinishedEffect
+from ragfence.engine.batch_commit import Declined, FinishedEffect
 from ragfence.engine.requests import acting_key
 from ragfence.errors import DocumentMoved, ValidationError
+from ragfence.stores.fences import FenceStore, Lookup
 
 _quoted: Callable[[str], str] = json.encoder.encode_basestring
 MARKDOWN_TYPES = frozenset({"text/markdown", "text/html"})
@@ -99,6 +100,30 @@ class PreparedDocument(NamedTuple):
     """the source of a `sync` that brings it"""
     expected: Expected | None = None
     """the version it must be at, see `require_version`"""
+    under_other_hash: Callable[[PreparedDocument], PreparedDocument] | None = None
+    """the same document by the other content hash, while a tenant has two"""
+    is_second: bool = False
+    """by the content hash that documents are only recognised by, not written with"""
+
+    def suited_to(self, head: Head | None) -> PreparedDocument:
+        """Returns the document by the content hash that its head is known by, if it is live with this content.
+
+        Without such a head: by the one that documents are written with.
+        """
+        if self.under_other_hash is None or (head is not None and head.live and head.digest == self.claim.digest):
+            return self
+        other = self.under_other_hash(self)
+        if head is not None and head.live and head.digest == other.claim.digest:
+            return other
+        return other if self.is_second else self
+
+
+class OtherHash(Declined):
+    """The head of the document calls for the other content hash: the move has to be claimed by that."""
+
+    def __init__(self, subject: PreparedDocument) -> None:
+        super().__init__("the document is known by another content hash")
+        self.subject = subject
 
 
 class ClaimBuilder:
@@ -109,9 +134,12 @@ class ClaimBuilder:
         kind_rules: KindRules,
         recipes: Recipes,
         redaction: Redaction,
+        also: Identity | None = None,
     ) -> None:
+        """`also`: by which documents are recognised as well, while a tenant has two content hashes."""
         self._clean = CleanJson(redaction)
         self.identity = identity
+        self.also = also
         self._limits = DocumentLimits.of(rules)
         self._content_fields = rules.content_fields
         self.kind_rules = kind_rules
@@ -186,7 +214,64 @@ class ClaimBuilder:
             0,
             context,
         )
-        return PreparedDocument(doc, content, cut, claim, origin)
+        other = None if self.also is None else self._under_other_hash
+        second = self.also is not None and self.identity_of(content.hash) is self.also
+        return PreparedDocument(doc, content, cut, claim, origin, None, other, second)
+
+    def suited_to(self, queries: Mapping[int, DocumentQuery], heads: FenceStore) -> dict[int, DocumentQuery]:
+        """Returns each query by the content hash that its document is known by; reads the heads if there are two."""
+        if self.also is None or not queries:
+            return dict(queries)
+        held = heads.read([Lookup(query[0].key, Mode.DOCUMENT, query[0].source) for query in queries.values()])
+        return {
+            at: self.query_suited_to(query, found.source.head if found.source else None)
+            for (at, query), found in zip(queries.items(), held, strict=True)
+        }
+
+    def query_suited_to(self, query: DocumentQuery, head: Head | None) -> DocumentQuery:
+        ask, doc, content, cut = query
+        if self.also is None or head is None or not head.live or head.digest == ask.key[1:]:
+            return query
+        other, (key, _, fingerprint, metadata_hash) = self._digests_under(self.also, doc, cut)
+        if head.digest != key[1:]:
+            return query
+        context = _with_revision(ask.context, content, other)
+        return (
+            ask._replace(key=key, fingerprint=fingerprint, metadata_hash=metadata_hash, context=context),
+            doc,
+            other,
+            cut,
+        )
+
+    def identity_of(self, content_hash: str) -> Identity:
+        """The identity that made a content hash, if it is one of the tenant's."""
+        if self.also is not None and content_hash.startswith(f"{self.also.algorithm}:"):
+            return self.also
+        return self.identity
+
+    def _under_other_hash(self, prepared: PreparedDocument) -> PreparedDocument:
+        assert self.also is not None
+        content, claim = prepared.content, prepared.claim
+        identity = self.also if self.identity_of(content.hash) is self.identity else self.identity
+        other, (key, _, fingerprint, metadata_hash) = self._digests_under(identity, prepared.doc, prepared.cut)
+        context = _with_revision(claim.context, content, other)
+        changed = claim._replace(key=key, fingerprint=fingerprint, metadata_hash=metadata_hash, context=context)
+        return prepared._replace(content=other, claim=changed, is_second=identity is self.also)
+
+    def _digests_under(
+        self, identity: Identity, doc: CheckedDocument, cut: ChunkerRecipe
+    ) -> tuple[Content, tuple[bytes, bytes, bytes, bytes]]:
+        content = identity.content(self._counted(doc) if self._content_fields else doc.text_bytes)
+        digests = identity.digests(
+            doc.doc_id.encode(),
+            content.hash,
+            content.size,
+            cut.key_tail,
+            doc.metadata,
+            doc.source_url,
+            doc.content_type,
+        )
+        return content, digests
 
     def retract(
         self,
@@ -204,7 +289,7 @@ class ClaimBuilder:
         content = Content("", 0)
         claim = Claim(
             key=identity.key(shard, name, "", key_tail("", RETRACT)),
-            fingerprint=identity.fingerprint(content),
+            fingerprint=identity.no_content(),
             token=token,
             mode=Mode.DOCUMENT,
             source=source,
@@ -234,6 +319,11 @@ class ClaimBuilder:
         assert isinstance(metadata, Mapping)
         counted = {name: metadata[name] for name in self._content_fields if name in metadata}
         return framed("ragfence/content/1", (doc.text_bytes, canonical_json(counted)))
+
+
+def _with_revision(context: bytes, before: Content, after: Content) -> bytes:
+    # Quotes inside of values are escaped, so no doc_id contains this.
+    return context.replace(f'"revision":"{before.hash}"'.encode(), f'"revision":"{after.hash}"'.encode(), 1)
 
 
 class Caller:

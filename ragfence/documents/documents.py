@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -21,12 +22,11 @@ from ragfence.documents.claims import (
     PreparedDocument,
     Recipes,
     check_version,
-    require_version,
 )
 from ragfence.documents.compact import Compaction, CompactReport
 from ragfence.documents.corpus_digest import Corpus
 from ragfence.documents.findings import Finding, Verification
-from ragfence.documents.head_moves import HeadMover, SnippetHook, effect_of, error_of, receipt_of
+from ragfence.documents.head_moves import HeadMover, SnippetHook, error_of, receipt_of
 from ragfence.documents.identity import Identity
 from ragfence.documents.ingest import BatchIngest
 from ragfence.documents.log import Layout
@@ -48,7 +48,7 @@ from ragfence.documents.sync.report import SyncReport
 from ragfence.documents.sync.state import SyncStates, forget
 from ragfence.documents.sync.sync import Sync, SyncParts
 from ragfence.documents.verify import DocumentVerifier
-from ragfence.engine.batch_commit import BatchCommitter, Move, MovedHead, batch_tokens
+from ragfence.engine.batch_commit import BatchCommitter, MovedHead, batch_tokens
 from ragfence.engine.engine import Engine
 from ragfence.engine.hydration import TenantStores
 from ragfence.engine.refusals import Refusal
@@ -364,6 +364,29 @@ class Documents:
         self._watch.start()
         return self._corpus.digest() if shard is None else self._corpus.digest_of(shard)
 
+    def content_hashes(self) -> dict[str, int]:
+        """Returns how many live documents are known by each content hash. Reads the whole log.
+
+        >>> fence.documents.content_hashes()  # doctest: +SKIP
+        {'xxh3': 17, 'sha256': 1203}
+        """
+        counted = Counter(row.detail.content_hash.partition(":")[0] for row in self._reads.live())
+        return dict(sorted(counted.items()))
+
+    def finish_content_hash(self) -> dict[str, int]:
+        """Ends the change to the `content_hash` of the policy, if every live document is known by it.
+
+        From now on no process writes documents with the other one. Returns what `content_hashes` does: as long as it
+        names the other one, every process still needs it as `content_hash_also`, and the change is not ended.
+        """
+        fixed, stores = self._engine.content_hash, self._stores
+        fixed.check()
+        closed = fixed.close(stores.epochs, stores.hydrator)
+        counted = self.content_hashes()
+        if counted.keys() <= {fixed.algorithm}:
+            fixed.finish(closed)
+        return counted
+
     def compact(self, *, progress: bool | Callable[[int], None] = False) -> CompactReport:
         """Rewrites the log into a few large segments, without revisions superseded `keep_superseded_days` ago.
 
@@ -461,15 +484,16 @@ class Documents:
             yield from self._batches.stream(documents, batch, update, dry_run=dry_run, on_error=on_error)
 
     def _one(self, prepared: PreparedDocument, expected: Expected | None, dry_run: bool) -> Receipt:
-        if expected is not None:
-            check_version(prepared.doc.doc_id, self._reads.head(prepared.doc.doc_id), expected, prepared.claim)
+        if expected is not None or prepared.under_other_hash is not None:
+            head = self._reads.head(prepared.doc.doc_id)
+            prepared = prepared.suited_to(head)
+            check_version(prepared.doc.doc_id, head, expected, prepared.claim)
         if dry_run:
             return self._batches.preview(prepared)
-        move = Move(prepared.claim, require_version(effect_of(prepared), expected), prepared)
-        (answer,) = self._writer.move([move], wait_s=self._rules.wait_ms / 1000)
+        ((_, moved, answer, _),) = self._mover.answers([{0: prepared._replace(expected=expected)}])
         if isinstance(answer, Replay | MovedHead):
-            return receipt_of(prepared, answer)
-        raise error_of(prepared, answer, self._rules.wait_ms / 1000)
+            return receipt_of(moved, answer)
+        raise error_of(moved, answer, self._rules.wait_ms / 1000)
 
     def _caller(self, route: str = "") -> Caller:
         # A partitioned Redis must not answer forever. A forked child starts a watch of its own.
@@ -481,7 +505,12 @@ class Documents:
     def _identity(self) -> Identity:
         fixed = self._engine.content_hash
         fixed.check()
-        return Identity(self._engine.tenant, fixed.algorithm, fixed.key())
+        return Identity(self._engine.tenant, fixed.algorithm, fixed.key(), first=fixed.first)
+
+    @cached_property
+    def _second_identity(self) -> Identity | None:
+        fixed = self._engine.content_hash
+        return None if fixed.also is None else Identity(self._engine.tenant, fixed.also)
 
     @cached_property
     def _recipes(self) -> Recipes:
@@ -492,7 +521,7 @@ class Documents:
         rules, redactor = self._engine.policy.documents, self._engine.policy.metadata_redactor
         if self._allow_empty_text is not None:
             rules = rules.model_copy(update={"allow_empty_text": self._allow_empty_text})
-        return ClaimBuilder(self._identity, rules, self._rules, self._recipes, redactor)
+        return ClaimBuilder(self._identity, rules, self._rules, self._recipes, redactor, self._second_identity)
 
     @cached_property
     def _reads(self) -> DocumentReads:
@@ -512,7 +541,9 @@ class Documents:
     @cached_property
     def _writer(self) -> BatchCommitter:
         delivery = self._delivery
-        hooks = SnippetHook(self._layout, self._objects, self._engine.content_hash.settle, delivery)
+        stores, fixed = self._stores, self._engine.content_hash
+        settle = partial(fixed.settle_in, epochs=stores.epochs, hydrator=stores.hydrator)
+        hooks = SnippetHook(self._layout, self._objects, settle, delivery)
         runtime_ms = self._rules.max_runtime_ms
         if delivery is None:
             return BatchCommitter(self._stores, ParquetCodec(), hooks=hooks, max_runtime_ms=runtime_ms)
@@ -544,7 +575,9 @@ class Documents:
 
     @cached_property
     def _mover(self) -> HeadMover:
-        return HeadMover(self._writer, self._stores.fences, wait_ms=self._rules.wait_ms)
+        stores, fixed = self._stores, self._engine.content_hash
+        begin = partial(fixed.begin, stores.epochs, stores.hydrator)
+        return HeadMover(self._writer, stores.fences, wait_ms=self._rules.wait_ms, begin_hash=begin)
 
     @cached_property
     def _origins(self) -> Origins:

@@ -41,13 +41,21 @@ class DryRun:
 
     def receipts(self, documents: Sequence[PreparedDocument]) -> list[Receipt]:
         """Returns the receipts the documents would get now. New ones are chunked to get their snippet_ids."""
-        return list(map(receipt_of, documents, self.answers(documents)))
+        return [receipt_of(document, answer) for document, answer in self.answers(documents)]
 
-    def answers(self, documents: Sequence[PreparedDocument]) -> list[Answer]:
+    def answers(self, documents: Sequence[PreparedDocument]) -> list[tuple[PreparedDocument, Answer]]:
+        """Returns the answers, each with its document by the content hash that it is known by."""
         claims = [each.claim for each in documents]
         held = self._fences.read([Lookup(claim.key, claim.mode, claim.source) for claim in claims])
         now_ms = self._fences.now_ms()
-        return [self._answer(document, found, now_ms) for document, found in zip(documents, held, strict=True)]
+        answers = []
+        for document, found in zip(documents, held, strict=True):
+            source = self._by_now(document.claim, found).source
+            suited = document.suited_to(source.head if source else None)
+            if suited.claim.key != document.claim.key:
+                (found,) = self._fences.read([Lookup(suited.claim.key, suited.claim.mode, suited.claim.source)])
+            answers.append((suited, self._answer(suited, found, now_ms)))
+        return answers
 
     def head(self, place: SourcePlace, stored: Head | None) -> Head | None:
         """Returns the head of a source as it would be by now, given the stored one."""

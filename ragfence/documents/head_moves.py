@@ -9,12 +9,12 @@ from functools import lru_cache
 from typing import Any
 
 from ragfence.core.decision_rows import row_for_answer
-from ragfence.core.decisions import ConflictVerdict, Granted, InFlightVerdict, Replay, StaleVerdict
+from ragfence.core.decisions import Claim, ConflictVerdict, Granted, InFlightVerdict, Replay, StaleVerdict
 from ragfence.core.layout import METADATA_UPDATED, REVIVED, TOKEN_BYTES, RowKind, ending_in, ids_in, ids_in_record
 from ragfence.core.receipts import Decision, Flags, Receipt, default_effect_id, default_effect_id_of, refused_receipt
-from ragfence.core.records import KeyRecord
+from ragfence.core.records import Head, KeyRecord
 from ragfence.documents.chunking.chunker import pieces_of
-from ragfence.documents.claims import PreparedDocument, require_version
+from ragfence.documents.claims import OtherHash, PreparedDocument, require_version
 from ragfence.documents.identity import SNIPPET_BYTES, snippet_ids, snippet_texts
 from ragfence.documents.log import (
     INGEST,
@@ -49,7 +49,7 @@ from ragfence.errors import CommitUncertain, EffectFailed, OriginConflict, Quara
 from ragfence.errors import Conflict as ConflictError
 from ragfence.errors import InFlight as InFlightError
 from ragfence.errors import Stale as StaleError
-from ragfence.stores.fences import FenceStore
+from ragfence.stores.fences import FenceStore, Lookup
 from ragfence.stores.objects import ObjectStore
 
 AFTER_SNIPPETS = "after_snippets"
@@ -66,10 +66,10 @@ _DUPLICATE = Flags()
 
 def ingest_effect(subject: PreparedDocument, grant: Granted) -> FinishedEffect:
     """Chunks the document, unless its key was sealed before: then only its head moves."""
-    doc, _, cut, claim, source, _ = subject
+    doc, _, cut, claim, source, *_ = subject
     head, prior = grant.head, grant.prior
     replaced = stored_in(head.record) if head and head.live and head.record else None
-    owner = next_owner(doc.doc_id, claim, source, grant, replaced)
+    owner = next_owner(doc.doc_id, _as_compared(subject, head), source, grant, replaced)
     if prior is not None:
         _, origin, ids, _ = stored_in(prior)
         stands = head is not None and head.live and head.digest == claim.digest
@@ -89,6 +89,15 @@ def ingest_effect(subject: PreparedDocument, grant: Granted) -> FinishedEffect:
     return FinishedEffect(result_of(ids, owner=owner), detail)
 
 
+def _as_compared(subject: PreparedDocument, head: Head | None) -> Claim:
+    """The claim by the content hash of the live head, if their contents are equal: then only the chunker changed."""
+    claim = subject.claim
+    if subject.under_other_hash is None or head is None or head.record is None:
+        return claim
+    other = subject.under_other_hash(subject).claim
+    return claim._replace(fingerprint=other.fingerprint) if head.record.fingerprint == other.fingerprint else claim
+
+
 def _detail(
     subject: PreparedDocument,
     grant: Granted,
@@ -101,7 +110,7 @@ def _detail(
     origin: str = "",
     fresh: Sequence[tuple[bytes, str]] = (),
 ) -> Detail:
-    (doc_id, _, text, metadata, source_url, _, content_type), content, cut, claim, _, _ = subject
+    (doc_id, _, text, metadata, source_url, _, content_type), content, cut, claim, *_ = subject
     return Detail(
         doc_id,
         action,
@@ -151,17 +160,33 @@ def retract_effect(subject: PreparedDocument, grant: Granted) -> FinishedEffect:
 
 
 def effect_of(subject: PreparedDocument) -> Callable[[PreparedDocument, Granted], FinishedEffect]:
-    return require_version(retract_effect if subject.claim.retract else ingest_effect, subject.expected)
+    effect = require_version(retract_effect if subject.claim.retract else ingest_effect, subject.expected)
+    return effect if subject.under_other_hash is None else _suited(effect)
+
+
+def _suited(effect: Callable[[PreparedDocument, Granted], FinishedEffect]) -> Callable[..., FinishedEffect]:
+    """Returns the effect with a check that it is claimed by the content hash that the document is known by.
+
+    Another process may have ingested the document since that was looked up, or while this one waited for it.
+    """
+
+    def checked_first(subject: PreparedDocument, grant: Granted) -> FinishedEffect:
+        suited = subject.suited_to(grant.head)
+        if suited.claim.digest != subject.claim.digest:
+            raise OtherHash(suited)
+        return effect(subject, grant)
+
+    return checked_first
 
 
 class SnippetHook:
     """Makes the snippets of a batch durable before its rows name them, then calls the sink, if there is one.
 
-    `settle` runs before both: it makes the settings durable that the first document of a tenant fixes for all.
+    `settle` runs before both, with the epoch: it makes the settings durable that a tenant's documents fix for all.
     """
 
     def __init__(
-        self, layout: Layout, objects: ObjectStore, settle: Callable[[], None], then: CommitHooks | None = None
+        self, layout: Layout, objects: ObjectStore, settle: Callable[[int], None], then: CommitHooks | None = None
     ) -> None:
         self._layout = layout
         self._objects = objects
@@ -169,7 +194,7 @@ class SnippetHook:
         self._then = then or NoCommitHooks()
 
     def before_commit(self, name: str, rows: Sequence[LogRow]) -> None:
-        self._settle()
+        self._settle(address_in(name).epoch)
         data = encode_snippets(rows)
         if data is not None:
             place = self._layout.snippets_at(address_in(name))
@@ -185,8 +210,17 @@ class SnippetHook:
 class HeadMover:
     """Moves batches of prepared documents."""
 
-    def __init__(self, writer: BatchCommitter, fences: FenceStore, *, wait_ms: int) -> None:
+    def __init__(
+        self,
+        writer: BatchCommitter,
+        fences: FenceStore,
+        *,
+        wait_ms: int,
+        begin_hash: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`begin_hash` is called before the first document by a content hash that is new to the tenant."""
         self._writer = writer
+        self._begin_hash = begin_hash
         self._fences = fences
         self._wait_s = wait_ms / 1000
 
@@ -196,6 +230,8 @@ class HeadMover:
         """Yields position, document, answer, and the seconds waited."""
         wait_s = self._wait_s if wait_s is None else wait_s
         for number, wave in enumerate(waves):
+            if any(each.under_other_hash is not None and not each.is_second for each in wave.values()):
+                self._begin_hash()
             moves = [Move(each.claim, effect_of(each), each) for each in wave.values()]
             if number:  # another batch needs another name for its segment
                 tokens = batch_tokens()
@@ -203,6 +239,7 @@ class HeadMover:
             started = time.monotonic()
             try:
                 answers = self._writer.move(moves, wait_s=wait_s)
+                wave, answers = self._move_suited(dict(wave), answers, wait_s)
             except StopIteration as stopped:  # in a generator it would look like its own end
                 raise EffectFailed(
                     "a sink or an embedder raised StopIteration while documents were moved",
@@ -212,6 +249,39 @@ class HeadMover:
             self._settle_declined(moves, answers)
             for (at, each), answer in zip(wave.items(), answers, strict=True):
                 yield at, each, as_replay(answer), waited_s
+
+    def _move_suited(
+        self, wave: dict[int, PreparedDocument], answers: Sequence[Answer], wait_s: float
+    ) -> tuple[dict[int, PreparedDocument], list[Answer]]:
+        """Moves those again that turned out to be known by the other content hash, until none is left.
+
+        A document is moved again only if another process has moved it in between.
+        """
+        answered = dict(zip(wave, answers, strict=True))
+        while again := self._under_other_hash(wave, answered):
+            tokens = batch_tokens()
+            wave |= again
+            moves = [Move(each.claim._replace(token=next(tokens)), effect_of(each), each) for each in again.values()]
+            answered |= zip(again, self._writer.move(moves, wait_s=wait_s), strict=True)
+        return wave, list(answered.values())
+
+    def _under_other_hash(
+        self, wave: Mapping[int, PreparedDocument], answered: Mapping[int, Answer]
+    ) -> dict[int, PreparedDocument]:
+        again, conflicts = {}, {}
+        for at, answer in answered.items():
+            if isinstance(answer, Failed) and isinstance(answer.error, OtherHash):
+                again[at] = answer.error.subject
+            elif isinstance(answer, ConflictVerdict) and wave[at].under_other_hash is not None:
+                conflicts[at] = wave[at]
+        if conflicts:  # with a head at this sequence: it may have the same content by the other hash
+            claims = [each.claim for each in conflicts.values()]
+            held = self._fences.read([Lookup(claim.key, claim.mode, claim.source) for claim in claims])
+            for (at, each), found in zip(conflicts.items(), held, strict=True):
+                suited = each.suited_to(found.source.head if found.source else None)
+                if suited.claim.digest != each.claim.digest:
+                    again[at] = suited
+        return again
 
     def _settle_declined(self, moves: Sequence[Move], answers: Sequence[Answer]) -> None:
         """Writes the rows of moves that were granted and then declined, because another origin owns the document."""

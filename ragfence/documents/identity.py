@@ -54,7 +54,15 @@ class Identity:
     digest of text or metadata is keyed; a key is the sha256 of such a content hash.
     """
 
-    def __init__(self, tenant: str, algorithm: Algorithm, key: ContentKey | None = None) -> None:
+    def __init__(
+        self,
+        tenant: str,
+        algorithm: Algorithm,
+        key: ContentKey | None = None,
+        *,
+        first: Callable[[], Algorithm] | None = None,
+    ) -> None:
+        """`first` returns the algorithm of the tenant's first document, which may have changed since."""
         self.tenant = tenant
         self.algorithm = algorithm
         self._compared, self._hash = _functions_of(algorithm, key)
@@ -66,6 +74,7 @@ class Identity:
         self._key = framed("ragfence/operation/1", (tenant_bytes, KIND.encode(), b""))
         self._fingerprint = framed("ragfence/document/1", ())
         self._metadata = framed("ragfence/metadata/1", ())
+        self._first = first or (lambda: algorithm)
         self._described: dict[str, bytes] = {}
         """by content type: the last part of what the metadata hash of a document without a URL covers"""
 
@@ -116,6 +125,11 @@ class Identity:
             b"%b%b%b%b"
             % (self._fingerprint, len(revision).to_bytes(8, "big"), revision, content.size.to_bytes(8, "big"))
         )
+
+    def no_content(self) -> bytes:
+        """The fingerprint of what has no content, such as a retraction: it stays if the algorithm changes."""
+        compared, _ = _functions_of(self._first(), self._content_key)
+        return compared(self._fingerprint + sized(b"") + _size(0))
 
     def metadata_hash(self, metadata: bytes, source_url: str, content_type: str) -> bytes:
         """Of all that describes a document and is no content: a change of it moves the head and chunks nothing."""

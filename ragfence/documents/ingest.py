@@ -96,7 +96,9 @@ class BatchIngest:
                 outcomes[at] = invalid
                 self._note_refusals([Refusal.of(invalid, caller.route)])
         known: dict[int, Receipt] = {}
-        prepared = self._claims(self._unanswered(queries, known) | behind, caller) | retractions
+        prepared = (
+            self._claims(self._unanswered(self._suited(queries), known) | self._suited(behind), caller) | retractions
+        )
         outcomes |= known
         waves = list(split_waves(dict(sorted(prepared.items()))))
         for at, each, answer, waited_s in self._mover.answers(waves, wait_s=wait_s):
@@ -138,11 +140,11 @@ class BatchIngest:
         if preview is not None:
             self._ready()
             prepared = self._claims(queries, caller)
-            for (at, each), answer in zip(prepared.items(), preview.answers(list(prepared.values())), strict=True):
+            for at, (each, answer) in zip(prepared, preview.answers(list(prepared.values())), strict=True):
                 receipts[at] = receipt_of(each, answer)
                 if errors is not None and receipts[at].failed:
                     errors[at] = error_of(each, answer)
-        elif left := self._unanswered(queries, receipts):
+        elif left := self._unanswered(self._suited(queries), receipts):
             waves = list(split_waves(self._claims(left, caller)))
             for at, each, answer, waited_s in self._mover.answers(waves):
                 receipts[at] = receipt_of(each, answer, waited_s)
@@ -157,6 +159,9 @@ class BatchIngest:
         """Claims with tokens of their own: those of the queries name rows that may already be written."""
         tokens, claim = batch_tokens(), self._claim_builder.claim
         return {at: claim(query, next(tokens), caller) for at, query in queries.items()}
+
+    def _suited(self, queries: dict[int, DocumentQuery]) -> dict[int, DocumentQuery]:
+        return self._claim_builder.suited_to(queries, self._fences)
 
     def _unanswered(self, queries: dict[int, DocumentQuery], receipts: dict[int, Receipt]) -> dict[int, DocumentQuery]:
         """Adds the receipts of documents that are live just as they were sent, usually most; returns the others."""

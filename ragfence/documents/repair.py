@@ -32,7 +32,7 @@ from ragfence.documents.findings import (
     Trouble,
     Verification,
 )
-from ragfence.documents.identity import Content, Identity, key_tail
+from ragfence.documents.identity import Identity, key_tail
 from ragfence.documents.log import NO_POSITIONS, Address, Layout, address_in
 from ragfence.documents.rewrite import (
     ATTEMPTS,
@@ -230,7 +230,7 @@ class RevisionRelease:
             sequence = sequence - 1 if sequence > SEQUENCE_MIN else None
         return head._replace(
             key=self._identity.key(head.key[0], detail.doc_id.encode(), "", key_tail("", RELEASE)),
-            fingerprint=self._identity.fingerprint(Content("", 0)),
+            fingerprint=self._identity.no_content(),
             live=False,
             sequence=sequence,
             metadata_hash=NO_METADATA,

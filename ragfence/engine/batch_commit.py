@@ -40,7 +40,7 @@ from ragfence.engine.hydration import TenantStores
 from ragfence.engine.leases import BatchLease, heartbeat
 from ragfence.engine.refusals import code_of, is_outage
 from ragfence.engine.segment_log import Codec, LogRow
-from ragfence.errors import CommitUncertain, DocumentMoved, OriginConflict, TransientError
+from ragfence.errors import CommitUncertain, DocumentMoved, OriginConflict, PolicyError, TransientError
 
 
 class FinishedEffect(NamedTuple):
@@ -335,11 +335,13 @@ class BatchCommitter:
     ) -> None:
         """Releases what a batch had won. If the store cannot be reached, the leases expire.
 
-        After an outage or an interruption the attempts do not count: neither says anything about the documents, and
-        their effects are repeatable.
+        After an outage, an interruption or a refused policy the attempts do not count: none says anything about the
+        documents, and their effects are repeatable.
         """
         refs = [self._ref(wanted[at].move, grant) for at, grant in granted.items() if at in wanted]
-        refund = not entered or is_outage(failure) or not isinstance(failure, Exception)
+        refund = (
+            not entered or is_outage(failure) or isinstance(failure, PolicyError) or not isinstance(failure, Exception)
+        )
         with contextlib.suppress(TransientError):
             self._fences.release(refs, code_of(failure), expire=sent, refund=refund)
 

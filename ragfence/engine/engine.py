@@ -85,7 +85,9 @@ class Engine:
         self.fences = fences
         self.objects = objects
         self.policy = policy
-        self.content_hash = ContentHash(self.tenant, objects, policy.content_hash, secret)
+        self.content_hash = ContentHash(
+            self.tenant, objects, policy.content_hash, secret, also=policy.content_hash_also
+        )
         self.redaction = policy.redactor
         self._owner = owner
         self.run_id = run_id

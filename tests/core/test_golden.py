@@ -17,6 +17,7 @@ from typing import Any, cast
 import pytest
 
 import ragfence
+from ragfence import Document
 from ragfence.core.decision_rows import Row, context_of, decode_rows
 from ragfence.core.hashing import ContentKey, content_hash, digest, digest_part, shard_of
 from ragfence.core.key_strategies import KeyStrategy
@@ -48,7 +49,7 @@ from ragfence.indexes.spec import compute_index_hash
 from ragfence.server.replay import stored_key
 from ragfence.stores.object_log import Numbered
 from ragfence.stores.redis.codec import Names
-from ragfence.testing.memory import MemoryObjects
+from ragfence.testing.memory import MemoryFences, MemoryObjects
 
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parents[1] / "golden" / "keys.json").read_text(encoding="utf-8"))
 DOMAIN = re.compile(r"ragfence/[a-z/-]+/[0-9]+")
@@ -225,6 +226,23 @@ def test_settings_without_a_key_never_change() -> None:
     objects = MemoryObjects()
     ContentHash("acme", objects, "sha256").settle()
     assert objects.get("acme/documents/settings") == b'{"version": 1, "content_hash": "sha256"}'
+
+
+def test_entries_of_a_changed_content_hash_never_change() -> None:
+    objects = MemoryObjects()
+    with ragfence.open(
+        MemoryFences("acme"), objects=objects, tenant="acme", policy=Policy(content_hash="xxh3")
+    ) as fence:
+        fence.documents.ingest(Document("a", "red"))
+    policy = Policy(content_hash="sha256", content_hash_also="xxh3")
+    with ragfence.open(MemoryFences("acme"), objects=objects, tenant="acme", policy=policy) as fence:
+        fence.documents.ingest(Document("a", "green"))
+    both = '"known": ["xxh3", "sha256"], "written":'
+    assert [objects.get(f"acme/documents/hashes/{n:06d}") for n in (1, 2)] == [
+        b'{"version": 3, %b ["xxh3"], "after_epoch": 0}' % both.encode(),
+        b'{"version": 3, %b ["xxh3", "sha256"], "after_epoch": 2}' % both.encode(),
+    ]
+    assert objects.get("acme/documents/settings") == b'{"version": 1, "content_hash": "xxh3"}'
 
 
 @pytest.mark.parametrize("vector", GOLDEN["key_fields"], ids=lambda vector: str(vector["fields"]))

@@ -5,6 +5,41 @@ from tests.mutants.selections import HEADS, HTTP, KEYED_HASHES, KNOWN_DOCUMENTS_
 
 MUTANTS = [
     Mutant(
+        "content hash: a process with only the old algorithm writes after the switch",
+        "ragfence/engine/content_hash.py",
+        "        if all(each in mine for each in hashes.known):\n",
+        "        if self._is_fixed or all(each in mine for each in hashes.known):\n",
+        ("tests/documents/test_content_hash_change.py", "-k", "only_the_old_hash"),
+    ),
+    Mutant(
+        "content hash: no epoch begins with the change",
+        "ragfence/engine/content_hash.py",
+        "        while epoch and epochs.known().newest_complete <= epoch:\n",
+        "        while False:\n",
+        ("tests/documents/test_content_hash_change.py", "-k", "only_the_old_hash"),
+    ),
+    Mutant(
+        "content hash: a document known by the other hash is ingested again",
+        "ragfence/documents/claims.py",
+        "        if head is not None and head.live and head.digest == other.claim.digest:\n",
+        "        if head is other:\n",
+        ("tests/documents/test_content_hash_change.py", "-k", "first_receipt"),
+    ),
+    Mutant(
+        "content hash: another process's ingest is not noticed under the lease",
+        "ragfence/documents/head_moves.py",
+        "    return effect if subject.under_other_hash is None else _suited(effect)\n",
+        "    return effect\n",
+        ("tests/documents/test_content_hash_change.py", "-k", "under_the_lease"),
+    ),
+    Mutant(
+        "content hash: the length is not compared",
+        "ragfence/documents/identity.py",
+        '            self._compared(b"%b%b%b" % (self._fingerprint, rest, _size(size))),\n',
+        '            self._compared(b"%b%b%b" % (self._fingerprint, rest, _size(0))),\n',
+        ("tests/documents/test_content_hash_change.py", "-k", "another_length"),
+    ),
+    Mutant(
         "a list of ETags has to match as a whole",
         "ragfence/documents/claims.py",
         "current != NOTHING and current in expected",

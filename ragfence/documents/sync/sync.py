@@ -219,7 +219,9 @@ class Sync:
         for read, head in zip(repeats, heads, strict=True):
             self._tally.repeat(read.doc_id)
             try:
-                ask, doc, content, _ = self._parts.claim_builder.query(read.document, next(tokens), caller)
+                builder = self._parts.claim_builder
+                asked = builder.query(read.document, next(tokens), caller)
+                ask, doc, content, _ = builder.query_suited_to(asked, head)
                 refused = read.doc_id in self._refused_ids
                 if refused or not head or not head.live or head.record is None or head.digest != ask.key[1:]:
                     why = "and the first one was not ingested" if refused else "with different content"
@@ -275,7 +277,8 @@ class Sync:
         return answers
 
     def _ask_about(self, note: SyncNote, token: bytes, caller: Caller) -> HeadQuery:
-        identity, cut = self._parts.claim_builder.identity, self._parts.claim_builder.recipes.of(note.content_type)
+        builder = self._parts.claim_builder
+        identity, cut = builder.identity_of(note.content_hash), builder.recipes.of(note.content_type)
         doc_id = note.doc_id.encode()
         shard, source = identity.place(doc_id)
         return HeadQuery(
@@ -335,6 +338,7 @@ class Sync:
                 self._refused_ids.add(doc_id)
                 self._invalid(doc_id, invalid, place)
         # What this source brought before is most likely live; anything else can be claimed at once.
+        queries = self._parts.claim_builder.suited_to(queries, self._parts.fences)
         brought = [at for at in queries if self._notes.place(waiting[at].doc_id) is not None] if self._notes else []
         if not self._dry_run:
             for at, ids in zip(brought, self._live([queries[at][0] for at in brought]), strict=True):
