@@ -339,9 +339,8 @@ class BatchCommitter:
         documents, and their effects are repeatable.
         """
         refs = [self._ref(wanted[at].move, grant) for at, grant in granted.items() if at in wanted]
-        refund = (
-            not entered or is_outage(failure) or isinstance(failure, PolicyError) or not isinstance(failure, Exception)
-        )
+        blameless = is_outage(failure) or isinstance(failure, PolicyError) or not isinstance(failure, Exception)
+        refund = not entered or blameless
         with contextlib.suppress(TransientError):
             self._fences.release(refs, code_of(failure), expire=sent, refund=refund)
 
