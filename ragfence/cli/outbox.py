@@ -266,8 +266,8 @@ def dead_drop(
     """Delete dead events without sending them, so that the later events of their keys are sent."""
     with _opened(database, database_env, table) as events:
         ids = _chosen(events, event_ids, every, topic)
-        if not yes and output.is_interactive():
-            typer.confirm(f"delete {output.pluralize(len(ids), 'event')} for good?", abort=True)
+        if not yes and ids:
+            output.confirm_deletion(f"delete {output.pluralize(len(ids), 'dead event')}?", as_json=as_json)
         changed = events.drop(ids)
     _print_changed(changed, "dropped", as_json)
 

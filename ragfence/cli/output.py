@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ragfence.errors import RagfenceError, hint_on
+from ragfence.errors import RagfenceError, ValidationError, hint_on
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -236,3 +236,12 @@ def track(items: Iterable[Item], what: str) -> Iterator[Item]:
 
 def is_interactive() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def confirm_deletion(question: str, *, as_json: bool) -> None:
+    """Asks on the terminal before something is deleted. Raises `ValidationError` where nobody can be asked."""
+    import typer
+
+    if as_json or not is_interactive():
+        raise ValidationError(f"{question} Nothing was deleted", hint="--yes deletes without a question")
+    typer.confirm(question, abort=True, err=True)

@@ -270,9 +270,7 @@ def drop_dead(url: Url, ids: Ids = None, *, every: Every = False, as_json: Json 
         count = transport.depth().dead if every else len(ids or ())
         if not yes and count:
             question = f"delete {output.pluralize(count, 'dead letter')} of {output.plain(transport.name)}?"
-            if as_json or not sys.stdin.isatty():
-                raise ValidationError(f"{question} Nothing was deleted", hint="--yes deletes without a question")
-            typer.confirm(question, abort=True, err=True)
+            output.confirm_deletion(question, as_json=as_json)
         dropped = _decide(transport, ids, every, transport.drop_dead)
         _print_decided(transport, "dropped", dropped, ids, as_json=as_json)
 

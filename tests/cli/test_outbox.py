@@ -76,6 +76,9 @@ def test_dead_events_are_listed_revived_and_dropped(outbox: Outbox) -> None:
     assert first in run("outbox", "dead", "list", DATABASE).stdout
     assert [each["key"] for each in json.loads(run("outbox", "dead", "list", DATABASE, "--json").stdout)] == ["a", "b"]
     assert run("outbox", "dead", "revive", DATABASE, first).stdout == "1 event revived\n"
+    refused = run("outbox", "dead", "drop", DATABASE, "--all")
+    assert (refused.exit_code, outbox.status().dead) == (1, 1)
+    assert "Nothing was deleted" in refused.stderr
     assert run("outbox", "dead", "drop", DATABASE, "--all", "--yes").stdout == "1 event dropped\n"
     assert outbox.status()[:2] == (1, 0)
     assert run("outbox", "dead", "list", DATABASE).stdout == "no event is dead\n"
