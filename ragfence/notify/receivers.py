@@ -30,7 +30,7 @@ class WebhookReceiver:
     Args:
         url: Where to. Plain http is only for this machine, unless `allow_http`.
         secrets: `whsec_` and base64; each event is signed with every one of them, so that they can be rotated.
-        timeout_s: How long one attempt may take.
+        timeout_s: How long the receiver may stay silent before an attempt fails.
         allow_http: Also send over plain http to other machines, where everybody on the way can read it.
 
     >>> Notifier(fence, to=WebhookReceiver("https://example.com/hooks", "whsec_...")).run()  # doctest: +SKIP
