@@ -40,10 +40,6 @@ _DECISIONS: dict[type[RagfenceError], Decision] = {
 }
 
 
-class NotStarted(InFlight):
-    """Raised in a block before its effect: another key that it needs is in use. The attempt does not count."""
-
-
 class ReplayedClaim(NamedTuple):
     """A claim whose answer is a sealed record."""
 
@@ -300,10 +296,19 @@ def end_without_receipt(runner: Runner, won: WonClaim, error: BaseException | No
         except BaseException as broken:
             runner.release(won, code_of(broken))
             raise
-    if isinstance(error, NotStarted):
+    if is_not_started(error):
         won.entered = False
     runner.release(won, "RELEASED" if error is None else code_of(error), outage=is_outage(error))
     return None
+
+
+def not_started(busy: InFlight) -> InFlight:
+    """The error of a block whose effect cannot start, as another key is in use. The attempt does not count."""
+    return InFlight(busy.message, hint=busy.hint, **{**busy.details, "started": False})
+
+
+def is_not_started(error: BaseException | None) -> bool:
+    return isinstance(error, InFlight) and error.details.get("started") is False
 
 
 def is_about(error: RagfenceError, claim: ClaimBlock) -> bool:

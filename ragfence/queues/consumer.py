@@ -20,7 +20,7 @@ from ragfence.core.backoff import Backoff
 from ragfence.core.operations import Operation
 from ragfence.core.policy import Policy
 from ragfence.core.receipts import Receipt
-from ragfence.engine.claim_block import ClaimBlock, NotStarted, is_about, is_final
+from ragfence.engine.claim_block import ClaimBlock, is_about, is_final, is_not_started
 from ragfence.engine.refusals import is_outage
 from ragfence.errors import (
     Conflict,
@@ -182,7 +182,7 @@ class Consumer(MessageLoop):
             elif isinstance(error, SealUncertain) and is_about(error, claim):
                 # The effect happened. The next delivery finds its commit, or is told so.
                 self._again(message, "seal uncertain")
-            elif isinstance(error, NotStarted):
+            elif is_not_started(error):
                 self._put_back_in_flight(message)
             else:
                 self._after_a_failed_try(message, error, is_entered=is_entered)

@@ -26,7 +26,7 @@ from ragfence.core.operations import Operation
 from ragfence.core.receipts import Decision, Receipt
 from ragfence.core.webhook_format import MISSING, PayloadPath
 from ragfence.engine.aio import run_blocking
-from ragfence.engine.claim_block import ClaimBlock, NotStarted, is_about, is_final
+from ragfence.engine.claim_block import ClaimBlock, is_about, is_final, not_started
 from ragfence.errors import (
     Conflict,
     FencedOut,
@@ -449,7 +449,7 @@ def _ordered(claim: ClaimBlock) -> Any:
     if isinstance(claim.error, Stale | Conflict):  # an outcome, too: asking again would not change it
         return {"decision": str(claim.decision), "detail": claim.error.message}
     if isinstance(busy := claim.error, InFlight):  # another event of the object is being handled
-        raise NotStarted(busy.message, hint=busy.hint, **busy.details) from busy
+        raise not_started(busy) from busy
     if claim.error is not None:
         raise claim.error
     return claim.receipt.result

@@ -22,7 +22,7 @@ MUTANTS = [
     Mutant(
         "webhooks: an event in the inbox whose object is busy is given up",
         "ragfence/queues/consumer.py",
-        "elif isinstance(error, NotStarted):",
+        "elif is_not_started(error):",
         "elif False:",
         (*HOOKS, "-k", "object_is_busy"),
     ),

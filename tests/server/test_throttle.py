@@ -6,6 +6,7 @@ import logging
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
@@ -15,7 +16,9 @@ from ragfence import Policy
 from ragfence.server import app as app_module
 from ragfence.server.apikeys import ApiKeys, _packed, _token
 from ragfence.server.app import create_app
+from ragfence.server.auth import AuthMiddleware
 from ragfence.server.throttle import BURST, LOG_LINES, FailureThrottle, address_of
+from ragfence.server.webhooks import WebhookGate
 from ragfence.stores.local import LocalObjects
 from ragfence.testing.memory import FaultyObjects
 from tests.server.processes import Caller, served
@@ -82,7 +85,9 @@ def test_a_key_made_meanwhile_works_and_one_that_was_let_in_is_checked_again_und
 ) -> None:
     keys = ApiKeys(objects.inner)
     with served(tmp_path) as api:
-        gate = api.app.front._app._app  # type: ignore[attr-defined]
+        gate: Any = api.app.front  # type: ignore[attr-defined]
+        while not isinstance(gate, AuthMiddleware):
+            gate = gate._others if isinstance(gate, WebhookGate) else gate._app
         gate._throttle = FailureThrottle(burst=1, per_s=0.0001)
         gate._keys._fresh_s = 0.0  # everything known is too old at once
         old = Caller(api.client, keys.create("acme").token)
