@@ -22,6 +22,7 @@ import contextlib
 import logging
 import random
 import threading
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -91,7 +92,7 @@ class Listening(Protocol):
     def notify(self, event: object) -> None: ...
 
 
-class MessageLoop:
+class MessageLoop(ABC):
     """What the consumers of messages share; see `Consumer` and `DocumentConsumer`."""
 
     def __init__(
@@ -179,9 +180,9 @@ class MessageLoop:
         """Whether `stop` was called, or a signal ended the run."""
         return self._stopping.is_set()
 
+    @abstractmethod
     def _processing(self) -> contextlib.AbstractContextManager[Process]:
         """Yields what handles a batch of messages, and settles each of them."""
-        raise NotImplementedError
 
     def _run(self, until_empty: bool, limit: int | None) -> None:
         self._notify_all(QueueStarted(self._transport))
